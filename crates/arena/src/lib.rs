@@ -1,10 +1,9 @@
-//! Memory of a bounded size that is taken from the system once, where it lets in huge pages, and
-//! lent in pieces.
+//! A bounded amount of memory, mapped once, in huge pages if the system has them, and lent in
+//! pieces.
 //!
-//! A page that was never used costs its first user a fault and 4 KiB of zeros: 1.9 µs where it was
-//! measured, 1.1 if many are asked for at once, and 0.65 as a part of a huge page. A piece that was
-//! given back is lent again as it is.
-#![allow(unsafe_code)] // Parts of one mapping, lent to different owners; a hint to the caches.
+//! The first use of a page costs a fault and zeroing 4 KiB: 1.9 µs as measured, 1.1 µs if many are
+//! faulted in at once, and 0.65 µs as part of a huge page. A returned piece is lent again as it is.
+#![allow(unsafe_code)] // Parts of one mapping, lent to different owners; a prefetch hint.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
 
-/// Pieces begin and end at multiples of this, a line of the CPU's caches.
+/// Pieces begin and end at multiples of this: a cache line.
 const GRAIN: usize = 64;
-/// A huge page.
+/// The size of a huge page.
 const HUGE_BYTES: usize = 2 << 20;
-/// So much is used in small pages, so that an arena of which little is used stays small. A huge
-/// page begins behind it.
+/// The first bytes are in small pages, so that a little-used arena stays small. The huge pages
+/// follow.
 const SMALL_BYTES: usize = HUGE_BYTES / 4;
-/// Lanes that an arena has at most, and extents that each of them may get.
+/// The most lanes of an arena, and the extents per lane.
 const MAX_LANES: usize = 16;
 const EXTENTS: usize = 4;
 
@@ -34,84 +33,85 @@ thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Bytes of which pieces are lent. A clone lends of the same.
+/// Memory that is lent in pieces. Clones share it.
 #[derive(Clone)]
 pub struct Arena {
     shared: Arc<ArenaCore>,
 }
 
-/// A part of an [`Arena`], which goes back there when it is dropped.
+/// A part of an [`Arena`], which is returned when it is dropped.
 ///
-/// Invariant: nobody else has any of the `len` bytes at `start`, and they lie in the mapping.
+/// Invariant: the `len` bytes at `start` are in the mapping and in no other piece or free range.
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
     home: Arc<Lane>,
 }
 
-// SAFETY: a piece owns its bytes, as a box does.
+// SAFETY: a piece owns its bytes, like a box.
 unsafe impl Send for Piece {}
-// SAFETY: as above; through a shared piece they are only read.
+// SAFETY: as above; a shared piece only allows reads.
 unsafe impl Sync for Piece {}
 
-/// A thread takes from its lane, and a lane takes extents from the rest: two threads that came to a
-/// huge page together would each fill one with zeros, one of them in vain.
+/// A thread takes pieces from its lane, and a lane takes extents from the rest of the mapping: if
+/// two threads shared a huge page, both would zero one at the first fault, and one of these would
+/// be discarded.
 ///
-/// Invariant: the free ranges of all lanes, the pieces out there, and what lies behind `taken` are
-/// the mapping, without overlap.
+/// Invariant: the free ranges of all lanes, the pieces lent and the bytes after `taken` make up the
+/// mapping, without overlap.
 struct ArenaCore {
     len: usize,
-    /// `None` in it: the system refused.
+    /// Holds `None` if the system refused the mapping.
     memory: OnceLock<Option<Arc<Memory>>>,
-    /// Bytes at the front that lanes have.
+    /// Bytes at the front that have been given to lanes.
     taken: AtomicUsize,
-    /// What a lane takes at once.
+    /// Bytes that a lane takes at once.
     extent: usize,
     lanes: Box<[Arc<Lane>]>,
 }
 
-/// On lines of its own. A piece refers to its lane alone, so that threads count references apart
-/// too.
+/// On its own cache lines. A piece refers only to its lane, so that threads do not share reference
+/// counts either.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
     free: Mutex<Free>,
-    /// Set when the lane has its first extent.
+    /// Set when the lane gets its first extent.
     memory: OnceLock<Arc<Memory>>,
 }
 
-/// Free ranges. Invariants: no two touch; `by_len` has the same as `by_start`.
+/// Free ranges. Invariants: no two are adjacent; `by_len` has the same ranges as `by_start`.
 #[derive(Default)]
 struct Free {
-    /// The rest of the last extent, where it starts and its length, of which what fits nowhere else
-    /// is taken from the front.
+    /// The unused part of the last extent: start and length. A piece that fits in no other range is
+    /// taken from its front.
     rest: (usize, usize),
-    /// Lengths by where they start.
+    /// Lengths by start.
     by_start: BTreeMap<usize, usize>,
-    /// Lengths and where they start.
+    /// Lengths and starts.
     by_len: BTreeSet<(usize, usize)>,
 }
 
-/// The mapping. Nobody uses it but through pieces.
+/// The mapping. It is only accessed through pieces.
 struct Memory {
     start: NonNull<u8>,
     _mapping: MmapMut,
 }
 
-// SAFETY: the pointer is the mapping's, which may be owned by any thread.
+// SAFETY: the pointer belongs to the mapping, which any thread may own.
 unsafe impl Send for Memory {}
-// SAFETY: through a shared one the pointer is only copied.
+// SAFETY: a shared `Memory` only allows copying the pointer.
 unsafe impl Sync for Memory {}
 
 impl Arena {
-    /// An arena of `len_bytes`. Memory is taken as pieces are used, from the front.
+    /// Creates an arena of `len_bytes`. Memory is faulted in as pieces are used, from the front.
     pub fn new(len_bytes: usize) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self::with_lanes(len_bytes, threads.min(MAX_LANES))
     }
 
-    /// An arena of `len_bytes` whose pieces lie as close together as they can, whoever takes them:
-    /// for a few long ones.
+    /// Creates an arena of `len_bytes` whose pieces are packed as closely as possible, whichever
+    /// threads take them: for a few long pieces.
     pub fn packed(len_bytes: usize) -> Self {
         Self::with_lanes(len_bytes, 1)
     }
@@ -132,8 +132,8 @@ impl Arena {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A piece of `len` bytes, which are zeros or what an earlier user left. `None` if there is no
-    /// room for it in one piece.
+    /// Takes a piece of `len` bytes, which are zeros or what an earlier user left. Returns `None`
+    /// if there is no contiguous room for it.
     pub fn take(&self, len: usize) -> Option<Piece> {
         let shared = &self.shared;
         let grains = len.checked_next_multiple_of(GRAIN).filter(|_| len > 0)?;
@@ -151,19 +151,18 @@ impl Arena {
             })?;
             Some((lane, start))
         })?;
-        // SAFETY: `start` lies in the mapping.
+        // SAFETY: `start` is in the mapping.
         let start = unsafe { memory.start.add(start) };
         Some(Piece { start, len, home: Arc::clone(home) })
     }
 }
 
-/// Asks the processor for bytes that are not in its caches, all at once: a copy alone waits for
-/// line after line.
+/// Prefetches all lines of `bytes` at once: a plain copy waits for one line after the other.
 pub fn fetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for line in bytes.chunks(GRAIN) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, which touches nothing.
+        // SAFETY: a hint that accesses nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -178,10 +177,11 @@ impl Lane {
 }
 
 impl ArenaCore {
-    /// Takes an extent of at least `least` bytes, or all that is left, if anything is: its start
-    /// and its length.
+    /// Takes an extent of at least `least` bytes, or all that is left, if anything is. Returns
+    /// start and length.
     fn extend(&self, least: usize) -> Option<(usize, usize)> {
-        // The first has the small pages besides, so that all begin and end with huge ones.
+        // The first extent includes the small pages, so that the others begin and end at huge
+        // pages.
         let small = |taken| if taken == 0 { SMALL_BYTES } else { 0 };
         let end = |taken: usize| self.len.min(taken.saturating_add(least.max(self.extent + small(taken))));
         let more = |taken: usize| (taken < self.len).then(|| end(taken));
@@ -198,7 +198,7 @@ impl Memory {
         let before = if huge { (mapping.as_ptr().addr() + SMALL_BYTES).wrapping_neg() % HUGE_BYTES } else { 0 };
         #[cfg(target_os = "linux")]
         if huge {
-            // Where there are none it is without effect.
+            // It has no effect if the system has no huge pages.
             let _ = mapping.advise_range(memmap2::Advice::HugePage, before + SMALL_BYTES, len - SMALL_BYTES);
         }
         Some(Self { start: NonNull::from(&mut mapping[before..]).cast(), _mapping: mapping })
@@ -216,7 +216,7 @@ impl Free {
         self.by_len.remove(&(len, start));
     }
 
-    /// Takes `len` bytes from the shortest range that will do, and of these the first, so that
+    /// Takes `len` bytes from the shortest range that fits, and among these the first, so that
     /// memory is used from the front.
     fn take(&mut self, len: usize) -> Option<usize> {
         let Some((range, start)) = self.by_len.range((len, 0)..).next().copied() else {
@@ -231,7 +231,7 @@ impl Free {
         Some(start)
     }
 
-    /// Takes back `len` bytes at `start`, and joins them with what is free beside them.
+    /// Returns `len` bytes at `start`, and joins them with adjacent free ranges.
     fn give(&mut self, mut start: usize, mut len: usize) {
         if let Some((&after, &more)) = self.by_start.range(start..).next()
             && after == start + len
@@ -252,7 +252,7 @@ impl Free {
         }
     }
 
-    /// Gets an extent.
+    /// Adds an extent.
     fn extend(&mut self, start: usize, len: usize) {
         let (old_start, old_len) = std::mem::replace(&mut self.rest, (start, len));
         if old_len > 0 {
@@ -270,15 +270,15 @@ impl Deref for Piece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece's own bytes, by its invariant; the mapping is initialised (with zeros)
-        // and lives as long as `home`.
+        // SAFETY: the piece owns these bytes, by its invariant; the mapping is initialised (with
+        // zeros) and lives as long as `home`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Piece {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and who has the piece alone has its bytes alone.
+        // SAFETY: as above, and an exclusive reference to the piece is one to its bytes.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -297,7 +297,8 @@ mod tests {
 
     use super::*;
 
-    /// The invariants of [`ArenaCore`] and [`Free`], for an arena whose pieces are `out`.
+    /// Checks the invariants of [`ArenaCore`] and [`Free`] for an arena whose lent pieces are
+    /// `out`.
     fn check(arena: &Arena, out: &[Piece]) {
         let shared = &arena.shared;
         let Some(Some(memory)) = shared.memory.get() else { return assert!(out.is_empty()) };
@@ -337,11 +338,11 @@ mod tests {
         let extent = |(start, _): &(usize, Piece)| start.saturating_sub(SMALL_BYTES) / arena.shared.extent;
         assert!(here.iter().all(|piece| extent(piece) == 0));
         assert!(there.iter().any(|piece| extent(piece) == 1));
-        // What one lane lacks another has.
+        // A thread whose lane has no room takes from another lane.
         let all = arena.take(29 * HUGE_BYTES);
         assert!(all.is_none());
         drop((here, there));
-        // The small pages are of the first extent, so that the last is shorter.
+        // The small pages are part of the first extent, so the last one is shorter.
         let mut pieces: Vec<_> = (0..7).map(|_| arena.take(4 * HUGE_BYTES).expect("room")).collect();
         pieces.push(arena.take(4 * HUGE_BYTES - SMALL_BYTES).expect("room"));
         pieces.push(arena.take(SMALL_BYTES).expect("room"));

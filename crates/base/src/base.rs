@@ -1,4 +1,4 @@
-//! A base, whatever its file holds.
+//! A base of any format.
 
 use std::{
     fmt,
@@ -21,26 +21,26 @@ use crate::{
     watched::{Watched, identity},
 };
 
-/// A disk's size is a multiple of this.
+/// A base's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// The most bytes that a base can have: positions in files are signed.
+/// The most bytes of a base: positions in files are signed.
 const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 
-/// How a base is opened. A program changes fields of [`Options::default`].
+/// Options for opening a base. Change fields of [`Options::default`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// What the file holds. `None`: its content and its name tell, and must agree.
+    /// The format of the file. `None`: content and name determine it, and must agree.
     pub format: Option<Format>,
-    /// The path of a file in an EROFS image. `None`: the image holds a single file.
+    /// The path of a file in an EROFS image. `None`: the image's only file.
     pub inside: Option<Vec<u8>>,
 }
 
-/// A disk that is only read, by any number of threads.
+/// A read-only disk for any number of threads.
 ///
-/// Its size is that of the content, rounded up to a multiple of 512; what is behind the content
-/// reads as zeros.
+/// Its size is that of the content, rounded up to a multiple of 512; bytes after the content read
+/// as zeros.
 pub struct Base {
     path: PathBuf,
     format: Format,
@@ -48,16 +48,17 @@ pub struct Base {
     watched: Watched,
     inside: Option<Vec<u8>>,
     identity: String,
-    /// Whether a failed read was told.
+    /// Whether a failed read was reported.
     failed: AtomicBool,
     tell: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Base {
-    /// Opens the file at `path` and verifies what says where its content lies. Content is not read.
+    /// Opens the file at `path` and verifies the metadata that locates its content. The content
+    /// itself is not read.
     ///
-    /// `tell` gets a line when the first read fails, and one when the open file is found to be
-    /// changed by others.
+    /// `tell` gets a line when the first read fails, and one when the open file is found to have
+    /// been changed by others.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -69,7 +70,7 @@ impl Base {
     ) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Io { path: path.into(), source };
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
-        // A pipe would wait for its writer.
+        // Opening a pipe would wait for its writer.
         let flags = OFlags::NONBLOCK.bits() as i32;
         let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let kind = file.metadata().map_err(failed)?.file_type();
@@ -109,38 +110,38 @@ impl Base {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of the file in an EROFS image, if one was named.
+    /// Returns the path of the file in an EROFS image, if one was given.
     pub fn inside(&self) -> Option<&[u8]> {
         self.inside.as_deref()
     }
 
-    /// What [`identity_of`](crate::identity_of) told of the file when it was opened.
+    /// Returns the file's [`identity_of`](crate::identity_of) at the time when it was opened.
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// What the file holds.
+    /// Returns the format of the file.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// The most memory that it takes beside the cache: what says where content lies, once it was
-    /// read.
+    /// Returns the most memory that the base uses besides the cache: metadata that locates content,
+    /// once it has been read.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()
     }
 
-    /// Bytes that the disk has behind its content, less than 512.
+    /// Returns the number of bytes after the content, less than 512.
     pub fn padding_bytes(&self) -> u64 {
         self.size_bytes() - self.content.len_bytes()
     }
 
-    /// The part of a range that the content has, in bytes from its start.
+    /// Returns how many bytes of a range, from its start, are in the content.
     fn stored(&self, offset: u64, len_bytes: u64) -> u64 {
         self.content.len_bytes().saturating_sub(offset).min(len_bytes)
     }
@@ -149,7 +150,7 @@ impl Base {
         (self.tell)(&format!("{} was modified while in use: disks forked from it may be corrupt", self.path.display()));
     }
 
-    /// What a failed read looks like to a client, told once.
+    /// Returns the error of a failed read for a client, and reports the first one.
     fn failure(&self, offset: u64, error: Error) -> Error {
         if self.watched.look() {
             self.tell_changed();
@@ -216,8 +217,7 @@ impl BlockDevice for Base {
             each(Extent { len_bytes: padding_bytes, hole: false, zero: true });
             return Ok(());
         }
-        // The last sector has one status: what is behind the content has that of the content's last
-        // byte.
+        // The last sector has one status: the padding has that of the content's last byte.
         let mut left_bytes = stored_bytes;
         let with_padding = &mut |extent: Extent| {
             left_bytes -= extent.len_bytes;

@@ -7,16 +7,16 @@ use std::{
 
 use pagefold_erofs::ClusterCache;
 
-/// Memory for what bases decode, shared by all that are opened with it. It is there as long as
-/// there is a base that needs it.
+/// A cache of decoded content, shared by all bases that are opened with it. Its memory exists as
+/// long as a base needs it.
 pub struct Cache {
     lease: Box<dyn Fn() -> Option<Lease> + Send + Sync>,
     leased: Mutex<Weak<Leased>>,
 }
 
-/// Memory for a cache, lent by whoever counts it.
+/// Memory for a cache, lent by its owner.
 pub struct Lease {
-    /// The most that the cache takes, but for a single extent of up to 12 MiB.
+    /// The most that the cache uses, except for a single extent of up to 12 MiB.
     pub limit_bytes: usize,
     /// Dropped when the memory is free again.
     pub held: Box<dyn Any + Send + Sync>,
@@ -29,24 +29,24 @@ pub(crate) struct Leased {
 }
 
 impl Cache {
-    /// A cache that takes at most `limit_bytes`, but for a single extent of up to 12 MiB.
+    /// Creates a cache of at most `limit_bytes`, except for a single extent of up to 12 MiB.
     pub fn new(limit_bytes: usize) -> Self {
         Self::leased(move || Some(Lease { limit_bytes, held: Box::new(()) }))
     }
 
-    /// A cache in memory that `lease` lends when a base first needs it, and again when one does
-    /// after there was none. `None`: there is no memory for it, and no base that needs a cache can
-    /// be opened.
+    /// Creates a cache in memory that `lease` lends when a base first needs it, and again when a
+    /// base needs it after none did. If `lease` returns `None`, there is no memory, and no base
+    /// that needs a cache can be opened.
     pub fn leased(lease: impl Fn() -> Option<Lease> + Send + Sync + 'static) -> Self {
         Self { lease: Box::new(lease), leased: Mutex::default() }
     }
 
-    /// The most memory that it takes: nothing while no base needs it.
+    /// Returns the most memory that the cache uses: 0 while no base needs it.
     pub fn limit_bytes(&self) -> usize {
         self.current().map_or(0, |leased| leased.clusters.limit_bytes())
     }
 
-    /// Bytes of decoded content that it keeps now.
+    /// Returns the bytes of decoded content in the cache.
     pub fn kept_bytes(&self) -> usize {
         self.current().map_or(0, |leased| leased.clusters.kept_bytes())
     }
@@ -55,7 +55,7 @@ impl Cache {
         self.leased.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    /// What a base that needs the cache keeps as long as it lives.
+    /// Returns what a base that needs the cache holds as long as it lives.
     pub(crate) fn join(&self) -> Option<Arc<Leased>> {
         let mut current = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
         current.upgrade().or_else(|| {

@@ -1,12 +1,12 @@
-//! What the kinds of bases have in common.
+//! The interface common to all formats.
 
 use pagefold_disk::{Error, Extent};
 
-/// The content of a base: some bytes, read by any number of threads.
+/// The content of a base: bytes read by any number of threads.
 ///
-/// Callers ask for ranges that are not empty and lie within [`len_bytes`](Self::len_bytes).
+/// Callers request ranges that are not empty and are within [`len_bytes`](Self::len_bytes).
 pub(crate) trait Content: Send + Sync {
-    /// As it was when the base was opened.
+    /// Returns the length when the base was opened.
     fn len_bytes(&self) -> u64;
 
     /// As [`Base::table_bytes`](crate::Base::table_bytes).
@@ -19,12 +19,12 @@ pub(crate) trait Content: Send + Sync {
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 }
 
-/// Bytes that are stored.
+/// Returns an extent of stored bytes.
 pub(crate) fn data(len_bytes: u64) -> Extent {
     Extent { len_bytes, hole: false, zero: false }
 }
 
-/// Bytes that are not, and read as zeros.
+/// Returns an extent of bytes that are not stored and read as zeros.
 pub(crate) fn hole(len_bytes: u64) -> Extent {
     Extent { len_bytes, hole: true, zero: true }
 }

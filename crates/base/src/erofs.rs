@@ -7,13 +7,13 @@ use pagefold_erofs::{File, FileKind, Image, Inode};
 
 use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
 
-/// An image keeps decoded indexes of up to 4 MiB: 8 bytes for each 4 KiB of content. And blocks of
-/// the directories that lead to the file.
+/// An image keeps decoded indexes of up to 4 MiB, 8 bytes per 4 KiB of content, and blocks of the
+/// directories that lead to the file.
 const MOST_INDEX_BYTES: u64 = 4 << 20;
 const CONTENT_OF_AN_INDEX_BYTE: u64 = 512;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 
-/// A file in an EROFS image, read through a cache that others share.
+/// A file in an EROFS image, read through a shared cache.
 pub(crate) struct ErofsFile {
     file: File,
     holes: Holes,
@@ -21,8 +21,8 @@ pub(crate) struct ErofsFile {
 }
 
 impl ErofsFile {
-    /// Opens the file at `inside`, or the only one of the image. Where its content lies is
-    /// verified.
+    /// Opens the file at `inside`, or the image's only file. Verifies the metadata that locates its
+    /// content.
     pub(crate) fn open(
         path: &Path,
         file: OsFile,
@@ -47,14 +47,14 @@ impl ErofsFile {
     }
 }
 
-/// The file at `inside` of the image that lies at `path`, or the only file of that image.
+/// Returns the file at `inside` in the image at `path`, or the image's only file.
 ///
 /// # Errors
 /// [`OpenError::Erofs`], and [`OpenError::Unfit`] if it is not a regular file, or not the only one.
 pub fn image_file(path: &Path, image: &Image, inside: Option<&[u8]>) -> Result<File, OpenError> {
     let wrong = |source| OpenError::Erofs { path: path.into(), source };
     let inode = match inside {
-        // With a slash behind it a symbolic link is followed.
+        // With a trailing slash, a symbolic link is followed.
         Some(inside) => image.resolve(&[inside, b"/"].concat()).map_err(wrong)?,
         None => only_file(path, image)?,
     };
@@ -65,7 +65,7 @@ pub fn image_file(path: &Path, image: &Image, inside: Option<&[u8]>) -> Result<F
     image.file(&inode).map_err(wrong)
 }
 
-/// The regular file that is all that the root directory has.
+/// Returns the regular file that is the only entry of the root directory.
 fn only_file(path: &Path, image: &Image) -> Result<Inode, OpenError> {
     let wrong = |source| OpenError::Erofs { path: path.into(), source };
     let root = image.root().map_err(wrong)?;

@@ -8,7 +8,7 @@ use crate::Format;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The system does not open or read the file.
+    /// The system cannot open or read the file.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
@@ -21,11 +21,11 @@ pub enum OpenError {
     Unfit {
         /// The file.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// The reason, and what to do.
         what: String,
     },
-    /// The content says another format than the name, and a guest that writes a raw disk chooses
-    /// its content.
+    /// The content indicates another format than the name does. The content of a raw disk is chosen
+    /// by the guest that writes it, so it is not trusted.
     #[error(
         "{}: it has the contents of {}, but its name does not end in '.{}': give its format, {} or {}",
         path.display(), found.described(), found.name(), found.name(), Format::Raw.name()
@@ -33,21 +33,21 @@ pub enum OpenError {
     Doubtful {
         /// The file.
         path: PathBuf,
-        /// What the content says.
+        /// The format that the content indicates.
         found: Format,
     },
-    /// Nobody lends the memory of the [`Cache`](crate::Cache).
+    /// There is no memory for the [`Cache`](crate::Cache).
     #[error("{}: the memory limit leaves no room for its read cache", path.display())]
     NoMemory {
         /// The image.
         path: PathBuf,
     },
-    /// It is no such image, or one that is damaged or not supported.
+    /// The file is not an EROFS image, or it is damaged or not supported.
     #[error("{}: {source}", path.display())]
     Erofs {
         /// The image.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: pagefold_erofs::Error,
     },
 }

@@ -1,26 +1,26 @@
-//! What a base's file holds.
+//! The format of a base's file.
 
 use std::{fmt, fs::File, os::unix::fs::FileExt, path::Path, str::FromStr};
 
 use crate::OpenError;
 
-/// What a base's file holds.
+/// The format of a base's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// The bytes themselves: a file or a block device.
+    /// The plain bytes: a file or a block device.
     Raw,
-    /// An EROFS image in which a file is the base.
+    /// An EROFS image that contains the base as a file.
     Erofs,
     /// A qcow2 image.
     Qcow2,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Erofs, Self::Qcow2];
 
-    /// Its name, which is also how the names of such files end.
+    /// Returns the format's name, which is also the extension of such files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -37,7 +37,7 @@ impl Format {
         }
     }
 
-    /// Where the format has its magic number, and the number.
+    /// Returns the offset and value of the format's magic number.
     fn magic(self) -> Option<(u64, [u8; 4])> {
         match self {
             Self::Raw => None,
@@ -46,7 +46,8 @@ impl Format {
         }
     }
 
-    /// What the content of a file says. Whoever can write the disk can make it say anything.
+    /// Returns the format that a file's content indicates. Anyone who can write the disk can choose
+    /// it.
     fn of_content(file: &File) -> Self {
         let says = |format: &Self| {
             let Some((at, magic)) = format.magic() else { return false };
@@ -56,14 +57,14 @@ impl Format {
         Self::ALL.into_iter().find(says).unwrap_or(Self::Raw)
     }
 
-    /// What the end of a file's name says.
+    /// Returns the format that a file's extension indicates.
     fn of_name(path: &Path) -> Option<Self> {
         let extension = path.extension()?;
         Self::ALL.into_iter().find(|format| extension.eq_ignore_ascii_case(format.name()))
     }
 
-    /// The format of a file where nobody says it: its content and its name must agree. A raw disk
-    /// needs no such name.
+    /// Returns the format of a file for which none was specified: its content and its name must
+    /// agree. A raw disk needs no particular name.
     pub(crate) fn of(path: &Path, file: &File) -> Result<Self, OpenError> {
         let (content, name) = (Self::of_content(file), Self::of_name(path));
         match (content, name) {

@@ -1,4 +1,4 @@
-//! Where a file has holes.
+//! The holes of a file.
 
 use std::ops::Range;
 
@@ -6,17 +6,16 @@ use pagefold_disk::Extent;
 
 use crate::content::{data, hole};
 
-/// Holes that are remembered at most, 16 bytes each. Where there are more, the shortest are told as
-/// data.
+/// The most holes recorded, 16 bytes each. If there are more, the shortest are reported as data.
 const MOST: usize = 1 << 16;
 
 /// A file's holes.
 ///
-/// Invariants: in order, none is empty, no two touch; at most [`MOST`].
+/// Invariants: they are in order, none is empty, no two are adjacent; at most [`MOST`].
 #[derive(Debug)]
 pub(crate) struct Holes {
     holes: Vec<Range<u64>>,
-    /// Shorter ones are not kept.
+    /// Shorter holes are not recorded.
     least_bytes: u64,
 }
 
@@ -37,7 +36,7 @@ impl Holes {
     }
 
     fn make_room(&mut self) {
-        // The last one may still grow: what it has become is known now.
+        // The last hole could have grown until now, so its length is only checked here.
         let least_bytes = self.least_bytes;
         self.holes.pop_if(|last| last.end - last.start < least_bytes);
         while self.holes.len() >= MOST {
@@ -51,7 +50,7 @@ impl Holes {
         (self.holes.capacity() * size_of::<Range<u64>>()) as u64
     }
 
-    /// Tells `each` what lies in a range.
+    /// Reports the extents of a range to `each`.
     pub(crate) fn extents(&self, range: Range<u64>, each: &mut dyn FnMut(Extent) -> bool) {
         let first = self.holes.partition_point(|hole| hole.end <= range.start);
         let mut at = range.start;

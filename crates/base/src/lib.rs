@@ -1,5 +1,5 @@
-//! Bases: disks that are only read. A file in an EROFS image, a raw file, a block device or a qcow2
-//! image as a [`BlockDevice`](pagefold_disk::BlockDevice).
+//! Bases: read-only disks. A file in an EROFS image, a raw file, a block device or a qcow2 image as
+//! a [`BlockDevice`](pagefold_disk::BlockDevice).
 //!
 //! ```
 //! use pagefold_base::{Base, Cache, Options};
@@ -17,12 +17,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is trusted
+//! # Trust
 //!
-//! Nothing in the file. What says where content lies is verified when a base is opened; content is
-//! not read then. A read that fails is an error of that request, and the base can be used on. The
-//! file stays open, so that its path may get another file. If the open file itself is changed,
-//! reads give what it holds now, or an error, never bytes past its end.
+//! Nothing in the file is trusted. The metadata that locates content is verified when a base is
+//! opened; content is not read then. A failed read is an error of that request, and the base
+//! remains usable. The file stays open, so its path may be reused for another file. If the open
+//! file itself is changed, reads return its current content or an error, never bytes beyond its
+//! end.
 #![forbid(unsafe_code)]
 
 mod base;

@@ -1,5 +1,5 @@
-//! A qcow2 image, whose tables imago reads. Content that is not compressed is read here, so that
-//! what the file lacks is an error.
+//! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
+//! missing from the file is an error.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
@@ -11,38 +11,38 @@ use pagefold_disk::{Error, Extent};
 
 use crate::{OpenError, content::Content, holes::Holes};
 
-/// Second-level tables that imago keeps, of a cluster each.
+/// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
 
-/// Parts of an image that are looked at when it is opened: with clusters of 64 KiB and no two side
-/// by side, a terabyte has as many. A small file may claim any number, by naming a table many
-/// times.
+/// The most parts of an image checked when it is opened: the number for a terabyte in clusters of
+/// 64 KiB of which no two are contiguous. A small file may claim any number, by referring to one
+/// table many times.
 const MOST_PARTS: u64 = 1 << 24;
 
 /// A qcow2 image that needs no other file.
 pub(crate) struct Qcow2 {
     access: FormatAccess<ImagoFile>,
     file: File,
-    /// As it was when the image was opened.
+    /// The length of the file when the image was opened.
     file_bytes: u64,
     holes: Holes,
     tables_bytes: u64,
 }
 
-/// What the front of an image says that must be known before its tables are read.
+/// The header fields that must be checked before the tables are read.
 struct Header {
     backing_at: u64,
     cluster_bits: u32,
     entries: u32,
     entries_at: u64,
     encryption: u32,
-    /// Features that a program must know to read the image; from version 3 on.
+    /// Features required to read the image; from version 3 on.
     needed: u64,
 }
 
 impl Header {
     const BYTES: usize = 80;
-    /// The feature that content lies in another file.
+    /// The feature bit of an external data file.
     const DATA_FILE: u64 = 1 << 2;
 
     fn read(file: &File) -> io::Result<Self> {
@@ -61,14 +61,14 @@ impl Header {
         })
     }
 
-    /// What the tables take at most once they were read.
+    /// Returns the most memory that the tables use once they have been read.
     fn tables_bytes(&self) -> u64 {
         u64::from(self.entries) * 8 + (u64::from(self.entries).min(KEPT_TABLES) << self.cluster_bits)
     }
 }
 
 impl Qcow2 {
-    /// Opens an image and looks at where all of its content lies.
+    /// Opens an image and checks where all of its content is.
     pub(crate) fn open(path: &Path, file: File) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Io { path: path.into(), source };
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
@@ -84,7 +84,7 @@ impl Qcow2 {
             return Err(unfit("the image has a backing file: merge them with 'qemu-img convert'"));
         }
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
-        // imago takes memory for as many as the header claims, and says what else is wrong with it.
+        // imago allocates as many as the header claims, and reports all other errors in it.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
             return Err(unfit("the image is damaged: its L1 table lies outside the file"));
         }
@@ -96,7 +96,7 @@ impl Qcow2 {
         Ok(qcow2)
     }
 
-    /// Looks at where content lies, and returns the holes.
+    /// Checks where content is, and returns the holes.
     fn look(&self) -> io::Result<Holes> {
         let size = self.access.size();
         let mut holes = Holes::new();
@@ -119,7 +119,7 @@ impl Qcow2 {
         Err(io::Error::new(io::ErrorKind::InvalidData, "its data are too fragmented"))
     }
 
-    /// What lies at `at`, at least one byte of it and at most `most`.
+    /// Returns the mapping at `at`, and its length: at least 1 byte and at most `most`.
     fn mapping(&self, at: u64, most: u64) -> io::Result<(Mapping<'_, ImagoFile>, u64)> {
         let (mapping, len) = self.access.get_mapping(at, most)?;
         if len == 0 || mapping.is_eof() {
@@ -141,15 +141,15 @@ impl Qcow2 {
             }
             done += len as usize;
         }
-        // Tables and compressed clusters are read as zeros where the file has lost its end.
+        // imago reads tables and compressed clusters beyond the end of a truncated file as zeros.
         if self.file.metadata()?.len() < self.file_bytes {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated"));
         }
         Ok(())
     }
 
-    /// Reads from the file. A last cluster that the file did not wholly have when it was opened
-    /// ends with zeros.
+    /// Reads from the file. If the file did not contain a last cluster completely when it was
+    /// opened, the rest of that cluster reads as zeros.
     fn read_file(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let had = self.file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
         let (stored, rest) = buf.split_at_mut(had);

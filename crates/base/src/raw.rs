@@ -10,7 +10,7 @@ use rustix::{
 
 use crate::content::{Content, data, hole};
 
-/// Bytes as they are.
+/// The plain bytes of a file.
 pub(crate) struct Raw {
     file: File,
     len_bytes: u64,
@@ -21,21 +21,21 @@ impl Raw {
         Self { file, len_bytes }
     }
 
-    /// The next place at `from` or later that the file system says holds data, or none.
+    /// Seeks to data or a hole at or after `at`, and returns its position.
     fn seek(&self, to: SeekFrom, at: u64) -> Result<u64, Errno> {
-        // Nobody uses the position of the file, so that threads may set it at once.
+        // Nothing uses the file's position, so threads may set it concurrently.
         seek(&self.file, to).map(|found| found.max(at))
     }
 
-    /// Where the data or the hole at `at` ends, and which it is.
+    /// Returns where the data or hole at `at` ends, and whether it is a hole.
     fn run(&self, at: u64) -> (u64, bool) {
         let len_bytes = self.len_bytes;
         match self.seek(SeekFrom::Data(at), at) {
             Ok(start) if start > at => (start.min(len_bytes), true),
             Ok(_) => (self.seek(SeekFrom::Hole(at), at).map_or(len_bytes, |end| end.min(len_bytes)), false),
-            // No data from here on: a hole, unless the file has lost its end.
+            // No data from here on: a hole, unless the file was truncated.
             Err(Errno::NXIO) => (len_bytes, seek(&self.file, SeekFrom::End(0)).is_ok_and(|end| end >= len_bytes)),
-            // A device, or a file system that does not tell.
+            // A device, or a file system that does not report holes.
             Err(_) => (len_bytes, false),
         }
     }
@@ -66,7 +66,7 @@ impl Content for Raw {
         let mut at = offset;
         while at < end {
             let (stop, is_hole) = self.run(at);
-            // A file that changes while it is asked must not stop the walk.
+            // A file that changes during the query must not stall the loop.
             let stop = if stop > at { stop.min(end) } else { end };
             if !each(if is_hole { hole(stop - at) } else { data(stop - at) }) {
                 return Ok(());

@@ -1,4 +1,4 @@
-//! Whether an open file is changed by others.
+//! Detection of changes to an open file by others.
 
 use std::{
     fs::File,
@@ -9,16 +9,16 @@ use std::{
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A file that nobody should change while it is used.
+/// A file that nobody should change while it is in use.
 pub(crate) struct Watched {
     file: File,
     first: FileState,
-    /// The second of the last look.
+    /// The second of the last check.
     looked_s: AtomicI64,
     changed: AtomicBool,
 }
 
-/// What shows that a file was changed: its size and its modification time.
+/// The state that reveals a change: size and modification time.
 type FileState = (u64, (i64, i64));
 
 fn state(file: &File) -> io::Result<FileState> {
@@ -26,12 +26,12 @@ fn state(file: &File) -> io::Result<FileState> {
     Ok((metadata.size(), (metadata.mtime(), metadata.mtime_nsec())))
 }
 
-/// Seconds of a clock that costs less than a lookup in a cache.
+/// Returns seconds from a clock that is cheaper than a cache lookup.
 fn now_s() -> i64 {
     clock_gettime(ClockId::MonotonicCoarse).tv_sec
 }
 
-/// A text that tells a file from all others, and from what it is after a change.
+/// Returns a text that distinguishes a file from all others, and from its own state after a change.
 pub fn identity(file: &File) -> io::Result<String> {
     let metadata = file.metadata()?;
     let (size, (s, ns)) = state(file)?;
@@ -44,7 +44,7 @@ impl Watched {
         Ok(Self { file, first, looked_s: AtomicI64::new(now_s()), changed: AtomicBool::new(false) })
     }
 
-    /// Looks once a second. Returns whether the file was found changed, the first time that it was.
+    /// Checks once per second. Returns true the first time that the file is found changed.
     pub(crate) fn found_changed(&self) -> bool {
         let now_s = now_s();
         if self.looked_s.load(Relaxed) == now_s || self.looked_s.swap(now_s, Relaxed) == now_s {
@@ -53,7 +53,7 @@ impl Watched {
         self.look()
     }
 
-    /// Looks now.
+    /// Checks now. Returns true the first time that the file is found changed.
     pub(crate) fn look(&self) -> bool {
         let changed = !state(&self.file).is_ok_and(|state| state == self.first);
         changed && !self.changed.swap(true, Relaxed)

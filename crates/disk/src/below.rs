@@ -1,10 +1,10 @@
-//! What lies below disks: a base, and what is known of its pages.
+//! What is below disks: a base, and digests of its pages.
 //!
-//! A page that equals its base's needs no memory. To compare every page that is written would cost
-//! a read of the base each. So a digest of 15 bits is kept of each page of the base that was read
-//! whole through a disk, two bytes a page, and only where it agrees is the page compared. Where
-//! none is known, large requests alone are compared with the base, since one read of it serves many
-//! pages; and when that has found nothing equal a few times, only some of them.
+//! A page that equals the base's needs no memory. Comparing every written page would need a read of
+//! the base for each. So a 15-bit digest is kept of each page of the base that was read whole
+//! through a disk, two bytes per page, and a page is compared only if its digest matches. If no
+//! digest is known, only large requests are compared with the base, since one read of it serves
+//! many pages. If a few of these have found no equal page, only some are compared.
 
 use std::sync::{
     Arc, OnceLock,
@@ -20,34 +20,34 @@ use crate::{BlockDevice, Error};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// Pages whose digests are kept together, in a page.
+/// Pages whose digests share a chunk of one page.
 const CHUNK_PAGES: usize = PAGE_SIZE / size_of::<AtomicU16>();
 
-/// What is beyond 512 GiB has no digests.
+/// The most chunks: no digests are kept beyond 512 GiB.
 const CHUNKS_MAX: u64 = 1 << 16;
 
 type Chunk = Box<[AtomicU16; CHUNK_PAGES]>;
 
-/// Requests of fewer pages are not compared without digests.
+/// Requests of fewer pages are compared only by digests.
 const LARGE_PAGES: usize = 8;
 
-/// Large requests without an equal page until only one in [`SELDOM`] is compared.
+/// Large requests without an equal page after which only one in [`SELDOM`] is compared.
 const MISSES: u32 = 4;
 const SELDOM: u32 = 16;
 
-/// A base and the digests of its pages. All disks over the base share it.
+/// A base and the digests of its pages, shared by all disks over the base.
 pub(crate) struct Below {
     device: Arc<dyn BlockDevice>,
     pool: Pool,
     digests: Box<[OnceLock<Chunk>]>,
-    /// Bytes of digests that were counted against the pool's limit.
+    /// Bytes of digests counted against the pool's limit.
     counted_bytes: AtomicU64,
-    /// Large requests since one had an equal page.
+    /// Large requests since the last one with an equal page.
     misses: AtomicU32,
 }
 
-/// A digest of a page that is never 0: words far from each other, which is enough to tell most
-/// pages that differ.
+/// Computes a digest of a page, which is never 0, from widely spaced words: enough to distinguish
+/// most pages that differ.
 fn digest(page: &Page) -> u16 {
     let mut sum = 0u64;
     for words in page.chunks_exact(128) {
@@ -89,7 +89,7 @@ impl Below {
         Ok(())
     }
 
-    /// Keeps the digest of a page of the base, if there is room for it.
+    /// Records the digest of a page of the base, if there is memory for it.
     fn note(&self, number: u64, page: &Page) {
         let Some(place) = self.digests.get(number as usize / CHUNK_PAGES) else { return };
         let chunk = match place.get() {
@@ -112,12 +112,12 @@ impl Below {
         chunk[number as usize % CHUNK_PAGES].store(digest(page), Release);
     }
 
-    /// To compare the pages of a request that has so many.
+    /// Starts the comparison for a request of `pages` pages.
     pub(crate) fn compare(&self, pages: usize) -> Comparing<'_> {
         Comparing { below: self, all: pages >= LARGE_PAGES && self.is_worth_it(), found: false }
     }
 
-    /// Whether a page equals the base's. What cannot be read of the base equals nothing.
+    /// Returns whether a page equals the base's. An unreadable page of the base equals nothing.
     fn equals(&self, number: u64, page: &Page) -> bool {
         let mut below = [0; PAGE_SIZE];
         self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
@@ -128,7 +128,7 @@ impl Below {
         Some(chunk[number as usize % CHUNK_PAGES].load(Acquire)).filter(|&known| known != 0)
     }
 
-    /// Whether to compare a large request.
+    /// Returns whether to compare a large request.
     fn is_worth_it(&self) -> bool {
         let misses = self.misses.load(Relaxed);
         if misses >= MISSES && !misses.is_multiple_of(SELDOM) {
@@ -139,16 +139,16 @@ impl Below {
     }
 }
 
-/// Compares the pages of one request with the base's.
+/// The comparison of one request's pages with the base's.
 pub(crate) struct Comparing<'a> {
     below: &'a Below,
-    /// Whether to compare all, or those whose digests agree.
+    /// Whether to compare all pages, or only those with a matching digest.
     all: bool,
     found: bool,
 }
 
 impl Comparing<'_> {
-    /// Whether a page equals the base's.
+    /// Returns whether a page equals the base's.
     pub(crate) fn is_equal(&mut self, number: u64, page: &Page) -> bool {
         let may_be = self.all || self.below.digest_of(number).is_some_and(|known| known == digest(page));
         let is_equal = may_be && self.below.equals(number, page);

@@ -1,12 +1,12 @@
-//! The wrapper that checks every request once.
+//! A wrapper that validates every request.
 
 use std::sync::Arc;
 
 use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
-/// A device whose requests are checked: range, capability, emptiness.
+/// A device whose requests are validated: range, writability, emptiness.
 ///
-/// A request of no bytes succeeds and does nothing, wherever it lies within the device.
+/// A request of zero bytes within the device succeeds and does nothing.
 #[derive(Debug)]
 pub struct Checked<D> {
     device: D,
@@ -20,17 +20,17 @@ impl<D: BlockDevice> Checked<D> {
         Self { device, read_only }
     }
 
-    /// Wraps `device` so that it refuses changes even if it could take them.
+    /// Wraps `device` and rejects changes even if the device supports them.
     pub fn read_only(device: D) -> Self {
         Self { device, read_only: true }
     }
 
-    /// The device within.
+    /// Returns the wrapped device.
     pub fn get_ref(&self) -> &D {
         &self.device
     }
 
-    /// Whether there is anything to do for `len_bytes` at `offset`.
+    /// Checks the range, and returns whether it is not empty.
     fn check(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
         let size_bytes = self.device.size_bytes();
         match offset.checked_add(len_bytes) {

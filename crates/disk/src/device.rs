@@ -4,95 +4,95 @@ use std::{io, sync::Arc};
 
 use crate::Waits;
 
-/// Why a request failed. A failed write leaves each page of its range either as it was or as it was
-/// to be.
+/// Why a request failed. After a failed write, each page of its range has either its old or its new
+/// content.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No memory is left within the limit (ENOSPC).
+    /// The memory limit is reached (ENOSPC).
     #[error("no space left: the memory limit is reached")]
     NoSpace,
-    /// The device only reads (EPERM).
+    /// The device is read-only (EPERM).
     #[error("the device is read-only")]
     ReadOnly,
-    /// The request does not lie within the device (EINVAL; ENOSPC for a write, as NBD has it).
+    /// The range is not within the device (EINVAL; ENOSPC for a write, as NBD specifies).
     #[error("{len_bytes} bytes at offset {offset} lie outside a device of {size_bytes} bytes")]
     OutOfRange {
-        /// First byte asked for.
+        /// The first byte requested.
         offset: u64,
-        /// Bytes asked for.
+        /// The number of bytes requested.
         len_bytes: u64,
         /// The device's size.
         size_bytes: u64,
     },
-    /// What is stored cannot be decoded (EIO).
+    /// Stored data cannot be decoded (EIO).
     #[error("cannot read page {page}: {what}")]
     Corrupt {
         /// The page's number.
         page: u64,
-        /// What was found wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// The system could not do it (EIO).
+    /// A system error (EIO).
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// A stretch of a device whose bytes have the same status.
+/// A range of a device whose bytes have the same status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes, never 0.
+    /// Length in bytes, never 0.
     pub len_bytes: u64,
     /// Nothing is allocated here.
     pub hole: bool,
-    /// It reads as zeros.
+    /// Reads as zeros.
     pub zero: bool,
 }
 
-/// A stretch of a device that was changed or not.
+/// A range of a device of which all or nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Bytes, never 0.
+    /// Length in bytes, never 0.
     pub len_bytes: u64,
-    /// It was changed since the device was made.
+    /// Whether it was changed since the device was created.
     pub changed: bool,
 }
 
 /// What [`BlockDevice::write_zeroes`] may do with the range's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeroes {
-    /// It may become a hole.
+    /// The range may become a hole.
     MayUnmap,
-    /// It stays allocated.
+    /// The range stays allocated.
     Allocated,
 }
-/// A device of bytes that any number of threads use at once.
+/// A block device, addressed in bytes, that any number of threads use concurrently.
 ///
-/// What is below [`Checked`](crate::Checked) may assume that a range is not empty and lies within
-/// [`size_bytes`](Self::size_bytes), and that a device that says it is read-only is not asked to
-/// change. Offsets and lengths are in bytes and need no alignment. Of two requests that touch one
-/// page at the same time, each is applied whole to that page.
+/// Devices below [`Checked`](crate::Checked) may assume that a range is not empty and is within
+/// [`size_bytes`](Self::size_bytes), and that a read-only device gets no changes. Offsets and
+/// lengths are in bytes and need no alignment. If two concurrent requests access one page, each is
+/// applied to that page atomically.
 ///
-/// A request that fails says why by an [`Error`]. After a failed read `buf` holds unspecified
-/// bytes. A failed change leaves each page of its range either as it was or as it was to be, and
-/// the device can be used on.
+/// A failed request returns an [`Error`]. After a failed read the content of `buf` is unspecified.
+/// After a failed change, each page of its range has either its old or its new content, and the
+/// device remains usable.
 pub trait BlockDevice: Send + Sync {
-    /// The device's size. It may change while the device is used.
+    /// Returns the device's size. It may change while the device is in use.
     fn size_bytes(&self) -> u64;
 
-    /// Whether it refuses every change.
+    /// Returns whether the device rejects every change.
     fn read_only(&self) -> bool {
         false
     }
 
-    /// Whether a small request can take long (storage, network): a transport then keeps it off its
-    /// fast path.
+    /// Returns whether a small request can take long (storage, network): a transport then keeps it
+    /// off its fast path.
     fn may_block(&self) -> bool {
         false
     }
 
-    /// Where a change that fails with [`Error::NoSpace`] may wait for room, to be tried again;
-    /// `None`: it fails.
+    /// Returns where a change that fails with [`Error::NoSpace`] may wait for room and then be
+    /// retried, or `None` if it should fail.
     fn waits(&self) -> Option<&Arc<Waits>> {
         None
     }
@@ -100,33 +100,34 @@ pub trait BlockDevice: Send + Sync {
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
-    /// Stores `buf` at `offset`.
+    /// Writes `buf` at `offset`.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
 
-    /// Makes finished writes as lasting as the device can. One that keeps nothing beyond its
-    /// process does nothing.
+    /// Makes completed writes as durable as the device can. A device without persistent storage
+    /// does nothing.
     fn flush(&self) -> Result<(), Error>;
 
-    /// Gives the range's memory back, page by page; all of it reads as zeros afterwards, parts of
-    /// pages too.
+    /// Frees the range's memory, page by page; the whole range reads as zeros afterwards, including
+    /// partial pages.
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
 
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
 
-    /// Tells `each` the range's extents in order; they cover it exactly. Neighbours may have the
-    /// same status, so that little more is looked at than is told. `each` returns false to hear no
-    /// more.
+    /// Passes the range's extents to `each` in order; they cover the range exactly. Adjacent
+    /// extents may have the same status, so that the device looks at little more than it reports.
+    /// `each` returns false to stop.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 
-    /// Whether [`changes`](Self::changes) says more than that anything may have been changed.
+    /// Returns whether [`changes`](Self::changes) reports more than that everything may have
+    /// changed.
     fn knows_changes(&self) -> bool {
         false
     }
 
-    /// Tells `each` which stretches of the range were changed since the device was made, in order;
-    /// they cover it exactly. Neighbours may have the same status. `each` returns false to hear no
-    /// more.
+    /// Passes to `each`, in order, which parts of the range were changed since the device was
+    /// created; they cover the range exactly. Adjacent parts may have the same status. `each`
+    /// returns false to stop.
     fn changes(&self, _offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
         each(Change { len_bytes, changed: true });
         Ok(())

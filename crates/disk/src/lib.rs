@@ -1,4 +1,4 @@
-//! Block devices: what a transport serves and what it may ask of it.
+//! Block devices: the interface that transports serve, and compressed RAM disks.
 //!
 //! ```
 //! use pagefold_disk::{BlockDevice, Checked, PoolConfig, Pool, RamDisk};
@@ -13,9 +13,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`BlockDevice`] is the interface; [`Checked`] is the one place that validates range and capability, so that devices
-//! and transports stay short; [`RamDisk`] is a disk in a pool of compressed pages; [`Patient`] has
-//! changes that find no room wait for it.
+//! [`BlockDevice`] is the interface. [`Checked`] validates range and writability in one place, so
+//! that devices and transports stay short. [`RamDisk`] is a disk in a pool of compressed pages.
+//! [`Patient`] lets changes wait for room.
 #![forbid(unsafe_code)]
 
 mod below;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
 
-/// A device that tells transports where to wait for room. It wakes those that wait when a part of
-/// it is discarded, and when it is dropped. What else makes room has to call
+/// A device that tells transports where to wait for room. It wakes waiting requests when a part of
+/// it is discarded, and when it is dropped. Other code that makes room must call
 /// [`Room::signal`](crate::Room::signal).
 #[derive(Debug)]
 pub struct Patient<D> {
     device: D,
-    /// Dropped after the device, whose memory is free then.
+    /// Dropped after the device, whose memory is free by then.
     signal: SignalOnDrop,
 }
 
@@ -24,7 +24,7 @@ impl Drop for SignalOnDrop {
 }
 
 impl<D: BlockDevice> Patient<D> {
-    /// Has the changes of `device` wait with `waits`.
+    /// Makes the changes of `device` wait with `waits`.
     pub fn new(device: D, waits: Arc<Waits>) -> Self {
         Self { device, signal: SignalOnDrop(waits) }
     }

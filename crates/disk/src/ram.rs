@@ -1,4 +1,4 @@
-//! A disk whose contents live compressed in RAM.
+//! A disk whose content is compressed in RAM.
 
 use std::{
     fmt, io,
@@ -21,57 +21,57 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Changes are first told of so many slots, then of twice as many each time: no more is looked at
-/// than twice what is told.
+/// Slots in the first step of reporting changes; each further step has twice as many. So at most
+/// twice as much is looked at as is reported.
 const FIRST_CHANGE_SLOTS: u64 = 64;
 
-/// Why there is no disk, or none of that size.
+/// Why a disk cannot be created, or cannot have a size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewDiskError {
-    /// The size is 0 or no multiple of 512.
+    /// The size is 0 or not a multiple of 512.
     #[error("invalid disk size {0}: must be a non-zero multiple of 512")]
     Size(u64),
-    /// The pool cannot have it.
+    /// The pool cannot create or resize the disk.
     #[error(transparent)]
     Store(#[from] store::Error),
 }
 
 /// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may
-/// reach past the disk's end, and the rest of its page is zeros. A slot that holds nothing reads as
-/// the base does there, if there is one, and as zeros beyond the base's end.
+/// extend beyond the disk's end, and the rest of its page is zeros. A slot that holds nothing reads
+/// as the base does there, if there is one, and as zeros beyond the base's end.
 pub struct RamDisk {
     disk: Disk,
     below: Option<Arc<Below>>,
-    /// Whether a slot that holds nothing is as it was when the disk was made.
+    /// Whether a slot that holds nothing is as it was when the disk was created.
     began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
-    /// Who changes the size.
+    /// Held by the thread that changes the size.
     resizing: Mutex<()>,
-    /// The disk of which this is a snapshot.
+    /// The disk of which this one is a snapshot.
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// What a stretch of a disk is read from.
+/// Where a range of a disk is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// What was written to the disk, or to what it was forked from.
+    /// What was written to the disk, or to the disk that it was forked from.
     Own,
-    /// What lies below it: the base, or zeros.
+    /// What is below the disk: the base, or zeros.
     Below,
 }
 
-/// The part of a request that lies in one slot.
+/// The part of a request in one slot.
 struct SlotPart {
     slot: u64,
-    /// Where in the page.
+    /// Offset in the page.
     at: usize,
-    /// Which bytes of the request.
+    /// Range in the request.
     bytes: Range<usize>,
 }
 
-/// The slots of a disk of `size_bytes`.
+/// Returns the number of slots of a disk of `size_bytes`.
 fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
     if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(NewDiskError::Size(size_bytes));
@@ -104,7 +104,7 @@ impl fmt::Debug for RamDisk {
 }
 
 impl RamDisk {
-    /// An empty disk in `pool`.
+    /// Creates an empty disk in `pool`.
     ///
     /// # Errors
     /// See [`NewDiskError`].
@@ -113,10 +113,10 @@ impl RamDisk {
         Ok(Self::of(disk, None, true, pool.clone(), size_bytes))
     }
 
-    /// A disk in `pool` that holds what `base` does, which nobody may change while the disk or any
-    /// fork of it is there. It has the base's size. What is known of the base's pages, up to two
-    /// bytes each, is shared by this disk and its forks: so one disk that stays as it is, and forks
-    /// of it, serve a base better than several such disks.
+    /// Creates a disk in `pool` with the content and size of `base`, which nobody may change while
+    /// the disk or any fork of it exists. The digests of the base's pages, up to two bytes per
+    /// page, are shared by this disk and its forks: so one unmodified disk and forks of it serve a
+    /// base better than several such disks.
     ///
     /// # Errors
     /// See [`NewDiskError`].
@@ -132,7 +132,7 @@ impl RamDisk {
         Self { disk, below, began_empty, pool, size_bytes, resizing: Mutex::default(), snapshot_of: None }
     }
 
-    /// A disk that holds what this one does at one instant, see [`Disk::fork`].
+    /// Returns a disk with the content of this one at one instant, see [`Disk::fork`].
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -143,8 +143,8 @@ impl RamDisk {
         Ok(Self::of(disk, self.below.clone(), began_empty, self.pool.clone(), self.size_bytes()))
     }
 
-    /// A fork that nobody may write to. As long as the disk is there, the fork's
-    /// [changes](BlockDevice::changes) are those that the disk had at the instant.
+    /// Returns a fork that nobody may write to. As long as this disk exists, the fork's
+    /// [changes](BlockDevice::changes) are those that this disk had at the instant of the fork.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -152,11 +152,11 @@ impl RamDisk {
         Ok(Self { snapshot_of: Some(Arc::downgrade(self)), ..self.fork()? })
     }
 
-    /// Makes the disk hold what `other`, a disk of the same pool and over the same base, does at
-    /// one instant, and gives it that one's size. See [`Disk::become_as`].
+    /// Gives this disk the content that `other`, a disk of the same pool and over the same base,
+    /// has at one instant, and its size. See [`Disk::become_as`].
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; the disk is as it was.
+    /// [`Error::NoSpace`]; the disk is unchanged.
     pub fn become_as(&self, other: &Self) -> Result<(), Error> {
         let like = other.fork()?;
         let _resizing = self.resizing();
@@ -166,7 +166,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// What lies below the disk.
+    /// Returns what is below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.below.as_ref().map(|below| below.device())
     }
@@ -175,23 +175,23 @@ impl RamDisk {
         self.resizing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the disk holds and what that costs.
+    /// Returns what the disk holds and the memory that it uses.
     pub fn stats(&self) -> DiskStats {
         self.disk.stats()
     }
 
-    /// The most memory that the disk may take of its pool; `u64::MAX` for as much as there is. See
+    /// Sets the most memory that the disk may use of its pool; `u64::MAX` means no limit. See
     /// [`Disk::set_limit`].
     pub fn set_limit(&self, limit_bytes: u64) {
         self.disk.set_limit(limit_bytes);
     }
 
-    /// Gives the disk another size. What is beyond a smaller one is lost; what a larger one adds
+    /// Changes the disk's size. What is beyond a smaller size is lost; what a larger size adds
     /// reads as zeros.
     ///
     /// # Errors
-    /// The size cannot be, or there is no memory to cut the last page or to note what is gone: the
-    /// disk has the size that it had, and some of what was to be lost is.
+    /// The size is invalid, or there is no memory to cut the last page or to record what is
+    /// removed: the disk keeps its size, and some of the content that was to be removed is lost.
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let slots =
             slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
@@ -209,7 +209,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Makes what the last page of a disk of `size_bytes` has behind the disk's end zeros.
+    /// Zeroes the part of the last page that is beyond the end of a disk of `size_bytes`.
     fn clear_tail(&self, size_bytes: u64) -> Result<(), Error> {
         let (slot, end) = (size_bytes / PAGE_BYTES, (size_bytes % PAGE_BYTES) as usize);
         if end > 0 {
@@ -218,15 +218,15 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Empties the disk: it reads as its base, or all of it is a hole that reads as zeros.
+    /// Empties the disk: it reads as its base, or is one hole that reads as zeros.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; the disk is as it was.
+    /// [`Error::NoSpace`]; the disk is unchanged.
     pub fn reset(&self) -> Result<(), Error> {
         if let Some(base) = self.base() {
             let slots = self.disk.slots();
             let like = self.pool.disk_over(slots.max(base.size_bytes().div_ceil(PAGE_BYTES)))?;
-            // What the base has beyond the disk's end does not come back when the disk grows.
+            // Content of the base beyond the disk's end does not come back when the disk grows.
             like.resize(slots)?;
             return Ok(self.disk.become_as(like)?);
         }
@@ -253,8 +253,8 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Fills a part of a request from the disk's own page. False: the slot holds nothing, and the
-    /// part is unspecified.
+    /// Fills a part of a request from the disk's own page. Returns false if the slot holds nothing;
+    /// the content of the part is then unspecified.
     fn read_part(&self, part: &SlotPart, target: &mut [u8]) -> Result<bool, Error> {
         if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
             return Ok(self.disk.read(part.slot, page)?);
@@ -265,7 +265,7 @@ impl RamDisk {
         Ok(is_held)
     }
 
-    /// Tells extents of a stretch that holds nothing. Returns whether `each` wants more.
+    /// Reports the extents of a range that holds nothing. Returns whether `each` wants more.
     fn extents_below(&self, mut at: u64, end: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<bool, Error> {
         let mut more = true;
         if let Some(base) = self.base() {
@@ -284,8 +284,8 @@ impl RamDisk {
         Ok(more)
     }
 
-    /// As [`extents`](BlockDevice::extents), with which of them are the disk's own. Callers ask for
-    /// a range that is not empty and lies within the disk.
+    /// As [`extents`](BlockDevice::extents), and reports which extents are the disk's own. The
+    /// range must not be empty and must be within the disk.
     pub fn layered_extents(
         &self,
         offset: u64,
@@ -314,7 +314,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Makes a range read as zeros: `whole` does it to slots that lie wholly within.
+    /// Makes a range read as zeros; `whole` does that for slots that are wholly within it.
     fn clear(
         &self,
         offset: u64,
@@ -322,8 +322,8 @@ impl RamDisk {
         whole: impl Fn(Range<u64>) -> Result<(), store::Error>,
     ) -> Result<(), Error> {
         let end = offset + len_bytes;
-        // The bytes past the disk's end are zeros already, so clearing all that is the disk's
-        // clears the page.
+        // The bytes beyond the disk's end are zeros already, so a range that ends at the disk's end
+        // includes the whole last page.
         let last = if end == self.size_bytes() { end.div_ceil(PAGE_BYTES) } else { end / PAGE_BYTES };
         let first = offset.div_ceil(PAGE_BYTES);
         if first > last {
@@ -370,7 +370,7 @@ impl BlockDevice for RamDisk {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        // What of the request is the base's, as far as it is known and not read.
+        // The part of the request that is to be read from the base, as far as it is known.
         let mut rest = 0..0;
         for part in parts(offset, buf.len()) {
             let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;
@@ -406,7 +406,7 @@ impl BlockDevice for RamDisk {
     }
 
     fn flush(&self) -> Result<(), Error> {
-        Ok(()) // RAM is as lasting as this disk gets
+        Ok(()) // RAM is as durable as this disk gets
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! Waiting for room.
 //!
 //! ```text
-//! who waits                          who makes room
+//! waiter                             thread that makes room
 //!     begin: count += 1                  free it
 //!     loop                               fence
 //!         seen = generation              count > 0: generation += 1, wake all
@@ -9,7 +9,8 @@
 //!         sleep until generation ≠ seen
 //! ```
 //!
-//! Either the try sees what was freed, or who freed it sees the count and wakes the sleeper.
+//! Either the try sees the freed room, or the thread that freed it sees the count and wakes the
+//! waiter.
 
 use std::{
     sync::{
@@ -23,7 +24,8 @@ use std::{
     time::Duration,
 };
 
-/// The room that devices share: all that wait for it are woken when there may be more.
+/// The room that several devices share. All requests that wait for it are woken when there may be
+/// more.
 #[derive(Debug, Default)]
 pub struct Room {
     waiting: AtomicUsize,
@@ -32,7 +34,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Says that there may be room. Costs a fence if nobody waits.
+    /// Signals that there may be room. Costs a fence if nobody waits.
     pub fn signal(&self) {
         fence(SeqCst);
         if self.waiting.load(Relaxed) != 0 {
@@ -54,17 +56,17 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Nothing waits yet.
+    /// Creates a set without waiting requests.
     pub fn new(room: &Arc<Room>) -> Self {
         Self { room: Arc::clone(room), count: AtomicUsize::new(0) }
     }
 
-    /// How many requests wait at this moment.
+    /// Returns how many requests wait at this moment.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// One more waits, until the result is dropped.
+    /// Registers a waiting request, until the result is dropped.
     pub fn begin(self: &Arc<Self>) -> Waiting {
         self.count.fetch_add(1, Relaxed);
         self.room.waiting.fetch_add(1, Relaxed);
@@ -72,12 +74,13 @@ impl Waits {
         Waiting(Arc::clone(self))
     }
 
-    /// Changes whenever there may be more room, while a request waits. To be asked before a try.
+    /// Returns a number that changes whenever there may be more room while a request waits. To be
+    /// called before a try.
     pub fn seen(&self) -> u64 {
         *self.room.generation()
     }
 
-    /// Sleeps until there may be more room than at `seen`, and `most` at most. The caller has a
+    /// Sleeps until there may be more room than at `seen`, for at most `most`. The caller has a
     /// [`Waiting`].
     pub fn sleep(&self, seen: u64, most: Duration) {
         let same = |generation: &mut u64| *generation == seen;
@@ -85,7 +88,7 @@ impl Waits {
         drop(slept.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Says that there may be room, or that a request should wait no longer.
+    /// Signals that there may be room, or that a request should stop waiting.
     pub fn signal(&self) {
         self.room.signal();
     }

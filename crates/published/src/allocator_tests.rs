@@ -1,4 +1,4 @@
-//! Both allocators against a plain map of objects, and what each promises.
+//! Both allocators against a plain map of objects, and the properties that each promises.
 
 use std::{collections::BTreeMap, sync::Mutex, thread};
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::{AllocatorKind, Heap, Object};
 
-/// What the object of `owner` holds in its `version`.
+/// The content of `owner`'s object in its `version`.
 fn content(owner: u64, version: u64, len_bytes: usize) -> Vec<u8> {
     let mut state = owner * 0x9e37_79b9 + version * 31 + 1;
     (0..len_bytes)
@@ -36,7 +36,7 @@ fn verify(heap: &Heap, map: &Map) -> Result<(), TestCaseError> {
 enum Op {
     Put(u64, usize),
     Remove(u64),
-    /// Everything between two owners.
+    /// Removes the objects of all owners between these two.
     RemoveMany(u64, u64),
 }
 
@@ -111,7 +111,7 @@ fn objects_of_several_threads_stay_apart() {
                         let owner = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * thread) % OWNERS;
                         let len_bytes = 1 + (turn.wrapping_mul(0xd1b5_4a32_d192_ed03) >> 50) as usize % 3000;
                         let new = heap.put(&content(owner, turn, len_bytes)).expect("memory");
-                        // Another thread's, most often.
+                        // Mostly another thread's object.
                         let old =
                             objects[owner as usize].lock().expect("nobody panics").replace((new, turn, len_bytes));
                         if let Some((old, turn, len_bytes)) = old {
@@ -133,7 +133,7 @@ fn filled(kind: AllocatorKind, count: u64, len_bytes: usize) -> Heap {
     heap
 }
 
-/// What the announcement of xcfmalloc is about: objects longer than half a page.
+/// The subject of xcfmalloc's announcement: objects longer than half a page.
 #[test]
 fn two_pieces_fill_pages_where_one_leaves_a_quarter_free() {
     let percent = |kind| filled(kind, 4000, 3072).spent_bytes() * 100 / (4000 * PAGE_SIZE as u64);
@@ -141,7 +141,7 @@ fn two_pieces_fill_pages_where_one_leaves_a_quarter_free() {
     assert!((75..=78).contains(&percent(AllocatorKind::Xcfmalloc)));
 }
 
-/// Its table: 1.74 descriptors for each page of text, two for one that is cut.
+/// The announcement's table: 1.74 descriptors per page of text, two for one that is split.
 #[test]
 fn an_object_of_three_quarters_takes_about_as_many_descriptors_as_published() {
     let heap = filled(AllocatorKind::Xcfmalloc, 17_000, 3072);

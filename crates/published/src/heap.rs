@@ -1,4 +1,4 @@
-//! Compressed pages in memory: an allocator that says where they lie, and their bytes.
+//! Compressed pages in memory: their bytes, and an allocator that places them.
 #![allow(unsafe_code)] // an object's bytes belong to its owner
 
 use std::{
@@ -21,17 +21,17 @@ use crate::{
 /// Bits of an object's location.
 pub(crate) const LOCATION_BITS: u32 = 44;
 
-/// Which allocator a heap has.
+/// The allocator of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocatorKind {
-    /// The allocator that zram and zcache began with: objects within pages.
+    /// The first allocator of zram and zcache: objects within pages.
     Xvmalloc,
-    /// The one that was proposed for zcache in its place: objects in two pieces over pages.
+    /// Its proposed replacement in zcache: objects in two pieces across pages.
     Xcfmalloc,
 }
 
 impl AllocatorKind {
-    /// Both of them.
+    /// Both allocators.
     pub const ALL: [Self; 2] = [Self::Xvmalloc, Self::Xcfmalloc];
 
     /// The name in tables and benches.
@@ -43,26 +43,24 @@ impl AllocatorKind {
     }
 }
 
-/// Decides where objects of 1 to 4096 bytes lie. As in both sources, one spinlock guards all that
-/// an allocator knows.
+/// An allocator for objects of 1 to 4096 bytes. As in both originals, one spinlock guards an
+/// allocator's whole state.
 pub(crate) trait Allocator: Send + Sync {
-    /// Takes room for `len_bytes` and returns its location, below 2⁴⁴. `None`: there is no memory.
+    /// Allocates `len_bytes` and returns the location, below 2⁴⁴, or `None` if there is no memory.
     fn alloc(&self, len_bytes: usize) -> Option<u64>;
 
-    /// Gives back the room of `len_bytes` at `at`, which [`alloc`](Self::alloc) gave for that
-    /// length.
+    /// Frees `len_bytes` at `at`, which [`alloc`](Self::alloc) returned for that length.
     fn free(&self, at: u64, len_bytes: usize);
 
-    /// Where in the memory the room of `len_bytes` at `at` lies, in one piece or two. No other room
-    /// overlaps these, nor does the allocator use them for itself before they are given back.
+    /// Returns where in the memory the `len_bytes` at `at` are, in one piece or two. No other
+    /// allocation overlaps them, and the allocator does not use them until they are freed.
     fn pieces(&self, at: u64, len_bytes: usize) -> [Range<usize>; 2];
 
-    /// All memory that the allocator holds: the pages that objects lie in, and what it knows them
-    /// by.
+    /// Returns all memory that the allocator holds: the objects' pages and its metadata.
     fn spent_bytes(&self) -> u64;
 
-    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and
-    /// rounding, or what is inconsistent.
+    /// Checks the whole structure. Returns the bytes of all objects, with their headers and
+    /// rounding, or the inconsistency found.
     fn check(&self) -> Result<u64, String>;
 }
 
@@ -83,8 +81,7 @@ pub struct Heap {
     number: u64,
 }
 
-/// An object of a [`Heap`]: whoever has it owns the object's bytes. It is not given back when
-/// dropped.
+/// An object of a [`Heap`], which owns its bytes. Dropping it does not free it.
 #[derive(Debug)]
 pub struct Object {
     at: u64,
@@ -93,7 +90,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Location and length.
+    /// Returns location and length.
     pub(crate) fn parts(&self) -> (u64, usize) {
         (self.at, self.len_bytes)
     }
@@ -106,10 +103,10 @@ impl fmt::Debug for Heap {
 }
 
 impl Heap {
-    /// An empty heap for at most `objects` objects at a time, which fails with more than 4 Mi.
+    /// Creates an empty heap for at most `objects` objects at a time. Fails for more than 4 Mi.
     pub fn new(kind: AllocatorKind, objects: u64) -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        // An object takes a new page at most.
+        // An object takes at most one new page.
         let pages = Pages::reserve(objects)?;
         let memory = Arc::clone(pages.memory());
         let allocator: Box<dyn Allocator> = match kind {
@@ -119,19 +116,19 @@ impl Heap {
         Ok(Self { memory, allocator, number: MADE.fetch_add(1, Relaxed) })
     }
 
-    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or
-    /// no object has this length.
+    /// Allocates an object of `len_bytes` with unspecified content. Returns `None` if there is no
+    /// memory or the length is invalid.
     pub fn room(&self, len_bytes: usize) -> Option<Object> {
         let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.allocator.alloc(len_bytes))??;
         Some(Object { at, len_bytes, heap: self.number })
     }
 
-    /// Makes an object of `bytes`, as [`room`](Self::room) does.
+    /// Stores `bytes` as an object, allocated like [`room`](Self::room).
     pub fn put(&self, bytes: &[u8]) -> Option<Object> {
         let object = self.room(bytes.len())?;
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
         let (to_front, to_rest) = bytes.split_at(front.len());
-        // SAFETY: the object was just made, so nobody else knows of these pieces, and no other
+        // SAFETY: the object was just allocated, so nobody else knows of these pieces, and no other
         // object overlaps them.
         unsafe {
             self.memory.write(front.start, to_front);
@@ -140,15 +137,14 @@ impl Heap {
         Some(object)
     }
 
-    /// The object's bytes: where they lie, or brought together in `buffer` if that is in two
-    /// pieces.
+    /// Returns the object's bytes: in place, or assembled in `buffer` if they are in two pieces.
     ///
     /// # Panics
-    /// If the object is not one of this heap.
+    /// If the object belongs to another heap.
     pub fn bytes<'a>(&'a self, object: &'a Object, buffer: &'a mut Page) -> &'a [u8] {
         self.assert_own(object);
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
-        // SAFETY: the pieces are the object's, which stays live as long as it is borrowed, and
+        // SAFETY: the pieces belong to the object, which stays live as long as it is borrowed, and
         // nobody writes it after `put`.
         let (front, rest) =
             unsafe { (self.memory.bytes(front.start, front.len()), self.memory.bytes(rest.start, rest.len())) };
@@ -162,31 +158,31 @@ impl Heap {
         bytes
     }
 
-    /// Gives the object's memory back.
+    /// Frees the object.
     ///
     /// # Panics
-    /// If the object is not one of this heap.
+    /// If the object belongs to another heap.
     pub fn remove(&self, object: Object) {
         self.assert_own(&object);
         self.allocator.free(object.at, object.len_bytes);
     }
 
-    /// The object with these [parts](Object::parts).
+    /// Returns the object with these [parts](Object::parts).
     ///
     /// # Safety
-    /// An object of this heap had them, and was not removed. Only one made from them is ever
-    /// removed, once no other is used.
+    /// An object of this heap had these parts and was not removed. Of all the objects made from
+    /// them, only one is ever removed, once no other is used.
     pub(crate) unsafe fn object(&self, at: u64, len_bytes: usize) -> Object {
         Object { at, len_bytes, heap: self.number }
     }
 
-    /// All memory that the allocator holds.
+    /// Returns all memory that the allocator holds.
     pub fn spent_bytes(&self) -> u64 {
         self.allocator.spent_bytes()
     }
 
-    /// Looks the whole structure over. Returns the bytes of all objects, with their headers and
-    /// rounding, or what is inconsistent. For tests, with no other thread in the heap.
+    /// Checks the whole structure. Returns the bytes of all objects, with their headers and
+    /// rounding, or the inconsistency found. For tests, with no other thread in the heap.
     pub fn check(&self) -> Result<u64, String> {
         self.allocator.check()
     }

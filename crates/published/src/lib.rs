@@ -1,12 +1,12 @@
-//! The published systems that pagefold's store is measured beside, as small as they were published.
+//! The published systems that pagefold's store is compared with, reimplemented in minimal form.
 //!
 //! | published | here | what is compared |
 //! |---|---|---|
 //! | zram's lock for each entry (Linux lists, May 2014) | [`strategy`] | five ways to guard an entry |
-//! | zram's compression streams (Linux lists, 2014 and May 2016) | [`StreamPolicy`] | one, a list of some, one a CPU |
-//! | xvmalloc (2010) and xcfmalloc (September 2011) | [`AllocatorKind`], [`Heap`] | two ways to hold compressed pages |
+//! | zram's streams (Linux lists, 2014 and May 2016) | [`StreamPolicy`] | one, a list, one per CPU |
+//! | xvmalloc (2010), xcfmalloc (2011) | [`AllocatorKind`], [`Heap`] | two ways to store objects |
 //!
-//! [`Store`] joins them as zram did: a flat table of entries, a stream to compress with, an
+//! [`Store`] combines them as zram did: a flat table of entries, a stream for compression, and an
 //! allocator for the objects. It has no memory limit, moves no objects and trains no tables.
 //! `pagefold-bench locks`, `streams` and `pool` measure it; nothing else uses it.
 //!
@@ -26,9 +26,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In the order in which they are read best: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`,
-//! `heap.rs`, `xvmalloc.rs`, `xcfmalloc.rs`. Each file says what it differs in from what was
-//! published.
+//! Suggested reading order: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`, `heap.rs`,
+//! `xvmalloc.rs`, `xcfmalloc.rs`. Each file states how it differs from what was published.
 
 #[cfg(all(test, not(loom)))]
 mod allocator_tests;
@@ -48,7 +47,7 @@ pub use heap::{AllocatorKind, Heap, Object};
 pub use store::{Error, Stats, Store, StoreConfig};
 pub use streams::StreamPolicy;
 
-/// The ways to guard an entry, to be given to [`Store`] as its type.
+/// The ways to guard an entry: the type parameter of [`Store`].
 pub mod strategy {
     pub use crate::lock::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock};
 }

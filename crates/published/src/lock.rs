@@ -9,8 +9,8 @@
 //! | `RwLock`      | rwlock         | a reader-writer lock           | 4                     | share               |
 //! | `BitSpin`     | bit_spinlock   | a bit of the entry's word      | 0                     | take turns          |
 //!
-//! `BitSpin` won, for its memory. In the kernel the holder of a spinlock cannot be preempted. Here
-//! it can, so a waiter that has spun for a while gives its CPU away.
+//! `BitSpin` was chosen because it needs no memory. In the kernel the holder of a spinlock cannot
+//! be preempted. Here it can, so a waiter that has spun for a while yields the CPU.
 
 use std::{fmt::Debug, marker::PhantomData};
 
@@ -31,64 +31,64 @@ use loom::{
     thread::yield_now,
 };
 
-/// A way to guard the entries of a [`Store`](crate::Store): what its lock is, and where. The types
-/// in [`strategy`](crate::strategy) are all there are.
+/// A way to guard the entries of a [`Store`](crate::Store): the kind of lock, and where it is. The
+/// types in [`strategy`](crate::strategy) are the only ones.
 pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
     /// The name in tables and benches.
     const NAME: &'static str;
 
-    /// Bytes that an entry costs, lock included.
+    /// Bytes per entry, including the lock.
     const ENTRY_BYTES: usize = size_of::<AtomicU64>() + size_of::<Self::Beside>();
 
-    /// What a table has once.
+    /// Data that exists once per table.
     type Whole: Debug + Default + Send + Sync;
 
-    /// What each entry has beside its word.
+    /// Data beside each entry's word.
     type Beside: Debug + Default + Send + Sync;
 
     /// The lock.
     type Lock: Lock;
 
-    /// The lock that guards the entry with this word.
+    /// Returns the lock that guards the entry with this word.
     fn of<'a>(whole: &'a Self::Whole, beside: &'a Self::Beside, word: &'a BitLock) -> &'a Self::Lock;
 
-    /// Takes the lock of the entry with this word, and returns the word.
+    /// Locks the entry with this word, and returns the word.
     fn lock(lock: &Self::Lock, word: &BitLock) -> u64 {
         lock.lock();
         word.get()
     }
 
-    /// The same for reading.
+    /// Locks the entry with this word for reading, and returns the word.
     fn lock_shared(lock: &Self::Lock, word: &BitLock) -> u64 {
         lock.lock_shared();
         word.get()
     }
 }
 
-/// Keeps strategies to those of this file: the store's safety rests on them.
+/// Restricts strategies to those of this file: the store's safety depends on them.
 pub trait Sealed {}
 
-/// A lock that is taken alone or, where it can tell, shared with other readers.
+/// A lock that is exclusive or, if it supports that, shared with other readers.
 pub trait Lock {
-    /// Waits until nobody holds it and takes it.
+    /// Waits until nobody holds the lock and takes it.
     fn lock(&self);
 
-    /// Gives it back. What the holder has stored is seen by those who take it later.
+    /// Releases the lock. Later holders see what this holder has stored.
     fn unlock(&self);
 
-    /// Takes it for reading.
+    /// Takes the lock for reading.
     fn lock_shared(&self) {
         self.lock();
     }
 
-    /// Gives it back after reading.
+    /// Releases the lock after reading.
     fn unlock_shared(&self) {
         self.unlock();
     }
 }
 
-/// Waits until `attempt` succeeds, which takes another thread: looks less and less often, then
-/// gives the CPU away between two looks.
+/// Waits until `attempt` succeeds, which depends on another thread: tries less and less often, then
+/// yields the CPU between two tries.
 #[cfg(not(loom))]
 pub(crate) fn wait_until(mut attempt: impl FnMut() -> bool) {
     let backoff = Backoff::new();
@@ -137,8 +137,8 @@ impl Lock for Ticket {
     }
 }
 
-/// A reader-writer spinlock: the number of readers, or a writer. A writer that waits keeps new
-/// readers out, so that readers cannot starve it.
+/// A reader-writer spinlock: the number of readers, or a writer. A waiting writer keeps new readers
+/// out, so that readers cannot starve it.
 #[derive(Debug, Default)]
 pub struct RwSpin(AtomicU32);
 
@@ -150,7 +150,7 @@ impl Lock for RwSpin {
         wait_until(|| {
             let state = self.0.load(Relaxed);
             if state & !WRITER_WAITS == 0 {
-                // Clears the mark of other waiting writers too; they set it again.
+                // This also clears the mark of other waiting writers; they set it again.
                 return self.0.compare_exchange_weak(state, WRITER, Acquire, Relaxed).is_ok();
             }
             if state & WRITER_WAITS == 0 {
@@ -189,15 +189,15 @@ impl Lock for BitLock {
     }
 
     fn unlock(&self) {
-        // Only the holder changes a word that is locked; setting the bit once more does not.
+        // Only the holder changes a locked word; setting the bit again does not change it.
         self.0.store(self.get(), Release);
     }
 }
 
 impl BitLock {
-    /// Takes the lock and returns the word, as it was seen before the bit was set. The CPU goes on
-    /// with that while it sets the bit, as it does in zram, where the object's handle is another
-    /// word than the one with the bit.
+    /// Takes the lock and returns the word as it was before the bit was set. The CPU continues with
+    /// that value while it sets the bit, as in zram, where the object's handle and the bit are in
+    /// different words.
     fn lock_and_get(&self) -> u64 {
         let mut word = 0;
         wait_until(|| {
@@ -207,20 +207,20 @@ impl BitLock {
         word
     }
 
-    /// The word without the bit. Whoever holds the entry's lock calls it.
+    /// Returns the word without the bit. The caller holds the entry's lock.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed) & !LOCKED
     }
 
-    /// Stores `word`, whose highest bit is clear, and leaves the bit as it is. Whoever holds the
-    /// entry's lock alone calls it.
+    /// Stores `word`, whose highest bit is clear, and leaves the lock bit unchanged. The caller
+    /// holds the entry's lock exclusively.
     pub(crate) fn set(&self, word: u64) {
         debug_assert_eq!(word & LOCKED, 0);
         self.0.store(word | self.0.load(Relaxed) & LOCKED, Relaxed);
     }
 }
 
-/// One reader-writer lock for the whole table: what zram had before its entries had locks.
+/// One reader-writer lock for the whole table, as zram had before its entries had locks.
 #[derive(Debug)]
 pub enum TableRwLock {}
 
@@ -237,7 +237,7 @@ impl EntryLock for TableRwLock {
     }
 }
 
-/// A bit of the entry's word: what zram took in 2014.
+/// A bit of the entry's word, which zram adopted in 2014.
 #[derive(Debug)]
 pub enum BitSpin {}
 
@@ -273,7 +273,7 @@ pub type Spin = Beside<Ticket>;
 /// A reader-writer lock beside each entry.
 pub type RwLock = Beside<RwSpin>;
 
-/// A lock that can lie beside an entry.
+/// A lock small enough to store beside an entry.
 pub trait Small: Lock + Debug + Default + Send + Sync + 'static {
     /// The strategy's name.
     const NAME: &'static str;

@@ -1,4 +1,4 @@
-//! The memory that an allocator's objects lie in.
+//! The memory of an allocator's objects.
 #![allow(unsafe_code)] // raw access to a mapping
 
 use std::{
@@ -9,36 +9,35 @@ use std::{
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use pagefold_codec::PAGE_SIZE;
 
-/// Zero-filled memory of a fixed length, whose pages come with their first use.
+/// Zero-filled memory of a fixed length, whose pages are faulted in by their first use.
 #[derive(Debug)]
 pub(crate) struct Memory(MmapRaw);
 
 impl Memory {
     fn reserve(len_bytes: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(len_bytes).no_reserve_swap().map_anon()?;
-        // Memory in pages of 4 KiB, like that of the store that this is compared with. A kernel
-        // without huge pages refuses.
+        // Pages of 4 KiB, like those of the store that this is compared with. A kernel without huge
+        // pages rejects the advice.
         let _ = map.advise(Advice::NoHugePage);
         Ok(Self(map.into()))
     }
 
-    /// The four bytes at `offset`, a multiple of four, where an allocator keeps something of its
-    /// own.
+    /// Returns the four bytes at `offset`, a multiple of four, for an allocator's metadata.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "a word at {offset}");
         self.assert_within(offset, 4);
-        // SAFETY: the word lies in the mapping, which begins at a page, is initialised and lives as
-        // long as `self`. `bytes` and `write` keep plain accesses away.
+        // SAFETY: the word is in the mapping, which begins at a page, is initialised and lives as
+        // long as `self`. The contracts of `bytes` and `write` keep plain accesses away.
         unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().add(offset).cast()) }
     }
 
-    /// The bytes at `offset`.
+    /// Returns the bytes at `offset`.
     ///
     /// # Safety
-    /// Nothing writes them while the slice lives, nor uses a [`word`](Self::word) of them.
+    /// While the slice lives, nothing writes them or uses a [`word`](Self::word) of them.
     pub(crate) unsafe fn bytes(&self, offset: usize, len_bytes: usize) -> &[u8] {
         self.assert_within(offset, len_bytes);
-        // SAFETY: the range lies in the mapping, which is initialised and lives as long as `self`;
+        // SAFETY: the range is in the mapping, which is initialised and lives as long as `self`;
         // the caller keeps writers away.
         unsafe { slice::from_raw_parts(self.0.as_ptr().add(offset), len_bytes) }
     }
@@ -46,10 +45,11 @@ impl Memory {
     /// Stores `bytes` at `offset`.
     ///
     /// # Safety
-    /// Nothing else reads or writes the range meanwhile, nor uses a [`word`](Self::word) of it.
+    /// During the call, nothing else reads or writes the range or uses a [`word`](Self::word) of
+    /// it.
     pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         self.assert_within(offset, bytes.len());
-        // SAFETY: the range lies in the mapping and is the caller's alone, so `bytes` cannot
+        // SAFETY: the range is in the mapping and only the caller uses it, so `bytes` cannot
         // overlap it.
         unsafe { self.0.as_mut_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
@@ -59,17 +59,17 @@ impl Memory {
     }
 }
 
-/// Pages of a [`Memory`] that are taken and given one by one. They are named by the offset of their
-/// first byte.
+/// Pages of a [`Memory`] that are taken and given back one by one. They are named by the offset of
+/// their first byte.
 ///
-/// A page that was given stays with the process until it is taken again: to give it to the system
-/// would cost a call that allocators in the kernel do not pay. [`held_bytes`](Self::held_bytes)
-/// counts those that are taken.
+/// A page that was given back stays with the process until it is taken again: releasing it to the
+/// system would need a call that allocators in the kernel do not pay for.
+/// [`held_bytes`](Self::held_bytes) counts only the pages that are taken.
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: Arc<Memory>,
     given: Vec<u32>,
-    /// Pages from here on have never been taken.
+    /// Pages with this number or a higher one have never been taken.
     fresh: u32,
     most: u32,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Pages {
 const PAGES_MAX: u64 = 1 << 22;
 
 impl Pages {
-    /// `count` pages, none taken. With more than 4 Mi (16 GiB) it fails.
+    /// Reserves `count` pages, none of them taken. Fails for more than 4 Mi (16 GiB).
     pub(crate) fn reserve(count: u64) -> io::Result<Self> {
         if count > PAGES_MAX {
             let what = format!("{count} pages are more than the {PAGES_MAX} that an allocator can number");
@@ -92,7 +92,7 @@ impl Pages {
         &self.memory
     }
 
-    /// Takes a page, whose bytes are unspecified.
+    /// Takes a page with unspecified content.
     pub(crate) fn take(&mut self) -> Option<usize> {
         let page = match self.given.pop() {
             Some(page) => page,
@@ -105,7 +105,7 @@ impl Pages {
         Some(page as usize * PAGE_SIZE)
     }
 
-    /// Gives the page at `offset` back.
+    /// Gives back the page at `offset`.
     pub(crate) fn give(&mut self, offset: usize) {
         self.given.push((offset / PAGE_SIZE) as u32);
     }

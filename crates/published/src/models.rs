@@ -1,6 +1,6 @@
-//! Every lock in every order of events that the memory model allows.
+//! Checks every lock in every order of events that the memory model allows.
 //! `RUSTFLAGS="--cfg loom" cargo test -p pagefold-published --lib models`
-#![allow(unsafe_code)] // a cell that loom watches
+#![allow(unsafe_code)] // a cell that loom tracks
 
 use loom::{cell::Cell, model, sync::Arc, thread};
 

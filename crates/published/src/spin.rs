@@ -1,5 +1,5 @@
-//! A value behind a spinlock, as the sources' allocators and lists of streams have it.
-#![allow(unsafe_code)] // promises lock_api that the lock excludes
+//! A value behind a spinlock, as in the original allocators and stream lists.
+#![allow(unsafe_code)] // guarantees lock_api that the lock excludes
 
 use std::sync::atomic::{
     AtomicBool,
@@ -13,10 +13,11 @@ use crate::lock::wait_until;
 /// A value behind a flag.
 pub(crate) type SpinMutex<T> = Mutex<RawSpin, T>;
 
-/// A flag whose waiters wait as those of the entries' locks do.
+/// A flag whose waiters wait like those of the entries' locks.
 pub(crate) struct RawSpin(AtomicBool);
 
-// SAFETY: the exchange that finds the flag clear has the lock alone until it clears the flag.
+// SAFETY: the thread whose exchange found the flag clear holds the lock alone until it clears the
+// flag.
 unsafe impl RawMutex for RawSpin {
     type GuardMarker = GuardSend;
 

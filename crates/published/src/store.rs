@@ -1,17 +1,18 @@
-//! The store: what zram was between 2014 and 2016, as far as these comparisons need it.
+//! The store: zram as it was between 2014 and 2016, as far as these comparisons need it.
 //!
 //! ```text
 //! write:  take a stream; compress; put the object in the heap; give the stream back
 //!         lock the entry; swap; free the old object; unlock
-//! read:   lock the entry for reading; take a stream; decode the object where it lies; give it back; unlock
+//! read:   lock the entry for reading; take a stream; decode the object in place; give the stream
+//!         back; unlock
 //! ```
 //!
-//! As in zram, a read holds its entry while it decodes, and a write while the old object is freed.
-//! What differs: requests are whole pages in one process, not parts of block requests, and
-//! [`OBJECT_MAX`] is the product's.
+//! As in zram, a read holds its entry while it decodes, and a write while it frees the old object.
+//! Differences: requests are whole pages in one process, not parts of block requests, and
+//! [`OBJECT_MAX`] is pagefold's.
 //!
-//! Order of locks: entry, stream, allocator. A write holds no entry while it has a stream.
-#![allow(unsafe_code)] // an object belongs to the holder of the entry that names it
+//! Lock order: entry, stream, allocator. A write holds no entry while it has a stream.
+#![allow(unsafe_code)] // an object is owned by the holder of the entry that names it
 
 use std::{
     fmt, io,
@@ -30,35 +31,34 @@ use crate::{
     table::{EntryTable, PublishedEntry},
 };
 
-/// Longer objects are pages kept as they are. pagefold's own store has the same bound, so that both
-/// store the same objects; zram's was 3072 bytes, zcache's 3584.
+/// Longer objects are stored raw. pagefold's own store has the same limit, so that both store the
+/// same objects; zram's was 3072 bytes, zcache's 3584.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// Objects that there may be beside the slots': threads that write at once each have one that is in
-/// no slot yet.
+/// The most objects besides the slots': each concurrent writer has one that is not in a slot yet.
 const WRITERS_MAX: u64 = 1024;
 
-/// How a store is made.
+/// The configuration of a store.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// How many slots there are, at most 4 Mi less 1024.
+    /// Number of slots, at most 4 Mi less 1024.
     pub slots: u64,
-    /// What compresses the pages.
+    /// The codec that compresses the pages.
     pub codec: Arc<dyn Codec>,
-    /// How many streams there are and who gets which.
+    /// The number of streams and how they are shared.
     pub streams: StreamPolicy,
-    /// What holds the objects.
+    /// The allocator of the objects.
     pub allocator: AllocatorKind,
 }
 
 impl StoreConfig {
-    /// `slots` slots with LZ4, a stream a CPU and xvmalloc.
+    /// Returns a configuration of `slots` slots with LZ4, a stream per CPU and xvmalloc.
     pub fn new(slots: u64) -> Self {
         Self { slots, codec: Arc::new(Lz4), streams: StreamPolicy::PerCpu, allocator: AllocatorKind::Xvmalloc }
     }
 }
 
-/// Why an operation failed. The slot holds what it held before.
+/// Why an operation failed. The slot is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no memory for an object.
@@ -67,12 +67,12 @@ pub enum Error {
     /// There is no memory for a stream.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// There is no such slot.
+    /// The slot number is beyond the store's end.
     #[error("slot {slot} is beyond the store's {slots} slots")]
     NoSuchSlot {
         /// The slot asked for.
         slot: u64,
-        /// How many there are.
+        /// The number of slots that the store has.
         slots: u64,
     },
     /// The slot's object cannot be decoded.
@@ -80,18 +80,18 @@ pub enum Error {
     Corrupt(#[from] Corrupt),
 }
 
-/// What a store holds and spends, as zram's `mm_stat` has it.
+/// What a store holds and the memory that it uses, as in zram's `mm_stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of the objects.
     pub compr_data_size: u64,
     /// All memory of the heap.
     pub mem_used_total: u64,
-    /// That, the table and the streams.
+    /// The same plus the table and the streams.
     pub spent_bytes: u64,
 }
 
-/// A table of compressed pages. `L` says how its entries are guarded.
+/// A table of compressed pages. `L` is the lock of its entries.
 pub struct Store<L: EntryLock> {
     table: EntryTable<L>,
     streams: Streams,
@@ -106,7 +106,7 @@ impl<L: EntryLock> fmt::Debug for Store<L> {
 }
 
 impl<L: EntryLock> Store<L> {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new(config: StoreConfig) -> io::Result<Self> {
         let StoreConfig { slots, codec, streams, allocator } = config;
         let heap = Heap::new(allocator, slots.saturating_add(WRITERS_MAX))?;
@@ -114,7 +114,7 @@ impl<L: EntryLock> Store<L> {
         Ok(Self { table, streams: Streams::new(codec, streams), heap, compr_data_size: AtomicU64::new(0) })
     }
 
-    /// Puts `page` in the slot.
+    /// Writes `page` to the slot.
     pub fn write(&self, slot: u64, page: &Page) -> Result<(), Error> {
         let index = self.index(slot)?;
         if same_filled(page) == Some(0) {
@@ -135,15 +135,15 @@ impl<L: EntryLock> Store<L> {
         }
     }
 
-    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error `page` is
-    /// unspecified.
+    /// Fills `page` with the slot's page; an empty slot reads as zeros. After an error the content
+    /// of `page` is unspecified.
     pub fn read(&self, slot: u64, page: &mut Page) -> Result<(), Error> {
         let held = self.table.lock_shared(self.index(slot)?);
         let PublishedEntry::Object { at, len_bytes } = held.entry() else {
             page.fill(0);
             return Ok(());
         };
-        // SAFETY: the entry names this object, and is held until this one is no longer used.
+        // SAFETY: the entry names this object, and is held as long as the object is used.
         let object = unsafe { self.heap.object(at, len_bytes) };
         self.streams.with(|Working { stream, object: buffer }| {
             let bytes = self.heap.bytes(&object, buffer);
@@ -161,14 +161,14 @@ impl<L: EntryLock> Store<L> {
         Ok(())
     }
 
-    /// The figures at some moment during the call.
+    /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let mem_used_total = self.heap.spent_bytes();
         let spent_bytes = mem_used_total + self.table.bytes() + self.streams.bytes();
         Stats { compr_data_size: self.compr_data_size.load(Relaxed), mem_used_total, spent_bytes }
     }
 
-    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the
+    /// Checks the structure and reports an inconsistency. For tests, with no other thread in the
     /// store.
     pub fn check(&self) -> Result<(), String> {
         let live_bytes = self.heap.check()?;
@@ -183,9 +183,9 @@ impl<L: EntryLock> Store<L> {
         Ok(())
     }
 
-    /// Puts `new` in an entry and frees what it named.
+    /// Stores `new` in an entry and frees the object that it named.
     fn replace(&self, index: usize, new: PublishedEntry) {
-        // Added before anyone can take it away, so that the sum is never below zero.
+        // Added before another thread can subtract it, so that the sum is never negative.
         if let PublishedEntry::Object { len_bytes, .. } = new {
             self.compr_data_size.fetch_add(len_bytes as u64, Relaxed);
         }

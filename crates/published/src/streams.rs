@@ -6,12 +6,12 @@
 //! | `Idle`   | a list of idle ones, at most `max_comp_streams` (April 2014)        |
 //! | `PerCpu` | "zram: user per-cpu compression streams" (May 2016)                 |
 //!
-//! A stream is a codec's working state and a buffer for what it makes. Reads take one too, as
-//! zram's have done since its codecs came from the kernel's crypto interface (July 2016); before,
+//! A stream is a codec's working state and a buffer for its output. Reads take one too, as zram's
+//! have done since its codecs came from the kernel's crypto interface (July 2016); before that,
 //! decoding needed none.
 //!
-//! The kernel keeps a thread that holds its CPU's stream from being preempted. A thread here can
-//! be, so a mutex guards each CPU's stream; only a thread that finds the holder preempted waits.
+//! In the kernel, a thread that holds its CPU's stream cannot be preempted. Here it can, so a mutex
+//! guards each CPU's stream; a thread waits only if the holder was preempted.
 
 use std::{
     collections::VecDeque,
@@ -25,33 +25,32 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
 
 use crate::spin::SpinMutex;
 
-/// How many streams there are and who gets which.
+/// The number of streams and how they are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamPolicy {
     /// One stream behind a mutex.
     Single,
-    /// A list of at most this many idle streams, at least one; whoever finds it empty waits for one
-    /// to come back.
+    /// A list of at most this many idle streams, at least one; a thread that finds it empty waits
+    /// for one to come back.
     Idle(usize),
-    /// One a CPU.
+    /// One per CPU.
     PerCpu,
 }
 
-/// A codec's working state and the buffer that it works in.
+/// A codec's working state and its buffer.
 pub(crate) struct Working {
     pub(crate) stream: Box<dyn Stream>,
     pub(crate) object: Box<Page>,
 }
 
-/// The streams of a store, each made when it is first wanted.
+/// The streams of a store, each created when it is first needed.
 pub(crate) struct Streams {
     codec: Arc<dyn Codec>,
     shelf: Shelf,
 }
 
 enum Shelf {
-    /// CPU `n` has the stream with the number `n`, or what is left of that when divided by their
-    /// count: one, or one a CPU.
+    /// CPU `n` has stream `n % count`; there is one stream, or one per CPU.
     Fixed(Box<[CachePadded<Mutex<Option<Working>>>]>),
     List {
         most: usize,
@@ -83,7 +82,8 @@ impl Streams {
         Self { codec, shelf }
     }
 
-    /// Calls `work` with a stream that nobody else has meanwhile, waiting for one if need be.
+    /// Calls `work` with a stream that no other thread uses meanwhile, waiting for one if
+    /// necessary.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Working) -> T) -> Result<T, StreamError> {
         match &self.shelf {
             Shelf::Fixed(streams) => {
@@ -110,13 +110,13 @@ impl Streams {
         }
     }
 
-    /// Takes a stream off the list, or makes one if there may be more.
+    /// Takes a stream from the list, or creates one if the limit allows it.
     fn take(&self, most: usize, shared: &SpinMutex<List>) -> Result<Working, StreamError> {
         let mut own: Option<Thread> = None;
         loop {
             let mut list = shared.lock();
-            // A thread may come back from sleep without having been woken: it must not be woken
-            // twice in another's stead.
+            // A thread may return from sleep without having been woken; its old place in the queue
+            // must not consume a wake-up meant for another thread.
             if let Some(own) = &own {
                 list.waiting.retain(|other| other.id() != own.id());
             }
@@ -139,7 +139,7 @@ impl Streams {
         Ok(Working { stream: self.codec.stream()?, object: Box::new([0; PAGE_SIZE]) })
     }
 
-    /// Bytes of the streams that were made and are not in use just now.
+    /// Returns the bytes of the streams that exist and are not in use.
     pub(crate) fn bytes(&self) -> u64 {
         let one = |working: &Working| (working.stream.memory_bytes() + PAGE_SIZE) as u64;
         match &self.shelf {
@@ -149,8 +149,8 @@ impl Streams {
     }
 }
 
-/// One more than the highest number of a CPU that this thread may run on. Numbers between that are
-/// no CPU's cost a line each.
+/// Returns the highest number of a CPU that this thread may run on, plus one. Numbers in between
+/// without a CPU cost a cache line each.
 fn cpus() -> usize {
     sched_getaffinity(None).map_or(1, |set| (0..CpuSet::MAX_CPU).rfind(|&cpu| set.is_set(cpu)).unwrap_or(0) + 1)
 }

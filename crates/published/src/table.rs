@@ -8,8 +8,8 @@
 //! └─────┴───────┴────────┴──────────┘
 //! ```
 //!
-//! zram's entry is two words of 32 or 64 bits, the object's handle and its length with flags. One
-//! of 64 bits is the former.
+//! zram's entry is two words of 32 or 64 bits: the object's handle, and its length with flags. This
+//! one has everything in one word of 64 bits.
 
 use std::mem;
 
@@ -18,10 +18,10 @@ use crate::{
     lock::{BitLock, EntryLock, Lock},
 };
 
-/// What an entry names.
+/// The content of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PublishedEntry {
-    /// Nothing: it reads as zeros.
+    /// Nothing: reads as zeros.
     Empty,
     /// An object of 1 to 4096 bytes.
     Object { at: u64, len_bytes: usize },
@@ -68,14 +68,14 @@ impl<L: EntryLock> EntryTable<L> {
         (self.slots() * L::ENTRY_BYTES) as u64
     }
 
-    /// Takes the entry of `slot` alone.
+    /// Locks the entry of `slot` exclusively.
     pub(crate) fn lock(&self, slot: usize) -> Locked<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
         Locked { entry: PublishedEntry::decode(L::lock(lock, word)), word, lock }
     }
 
-    /// Takes the entry of `slot` for reading.
+    /// Locks the entry of `slot` for reading.
     pub(crate) fn lock_shared(&self, slot: usize) -> ReadGuard<'_, L> {
         let word = &self.words[slot];
         let lock = L::of(&self.whole, &self.beside[slot], word);
@@ -83,7 +83,7 @@ impl<L: EntryLock> EntryTable<L> {
     }
 }
 
-/// An entry that this thread holds alone, until it is dropped.
+/// An entry that this thread holds exclusively, until it is dropped.
 pub(crate) struct Locked<'a, L: EntryLock> {
     entry: PublishedEntry,
     word: &'a BitLock,
@@ -91,7 +91,7 @@ pub(crate) struct Locked<'a, L: EntryLock> {
 }
 
 impl<L: EntryLock> Locked<'_, L> {
-    /// Puts `new` in the entry and returns what was there.
+    /// Stores `new` in the entry and returns the old value.
     pub(crate) fn replace(&mut self, new: PublishedEntry) -> PublishedEntry {
         self.word.set(new.encode());
         mem::replace(&mut self.entry, new)

@@ -1,20 +1,21 @@
-//! The allocator that was proposed for zcache in its place: blocks that are cut in two over pages
-//! and named by descriptors.
+//! The allocator that was proposed to replace xvmalloc in zcache: objects are split in two across
+//! pages, and descriptors name the blocks.
 //!
 //! Built from its announcement ("staging: zcache: xcfmalloc support", S. Jennings, 2011):
 //! scatter-gather over pages, blocks that could be relocated because descriptors name them,
-//! descriptors of 24 bytes of which 170 lie in a page, one lock for the pool. Its table gives the
-//! rest: a page of zeros, stored in 29 bytes and zcache's header, took a block of 128 bytes, so
-//! block lengths are multiples of 64; and text took 1.74 descriptors an object, so objects are cut
-//! in two at most.
+//! descriptors of 24 bytes of which 170 fit in a page, one lock for the pool. Its table implies the
+//! rest: a page of zeros, compressed to 29 bytes plus zcache's header, used a block of 128 bytes,
+//! so block lengths are multiples of 64; and text used 1.74 descriptors per object, so objects are
+//! split in two at most.
 //!
 //! ```text
 //! alloc: the shortest free block that is long enough, cut to size
-//!        else the longest free block and, for the rest, the shortest that is long enough or the front of a new page
+//!        else the longest free block and, for the rest, the shortest that is long enough or the
+//!        front of a new page
 //! ```
 //!
 //! `held = pages × 4096 + descriptors' pages × 4096`. A page's blocks cover it, and no two free
-//! ones touch.
+//! ones are adjacent.
 
 use std::ops::Range;
 
@@ -27,20 +28,20 @@ const UNIT: usize = 64;
 const PAGE_UNITS: usize = PAGE_SIZE / UNIT;
 const NIL: u32 = u32::MAX;
 
-/// A block: `units` from unit `start` of the page at `page` on.
+/// A block: `units` units, from unit `start` of page `page` on.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
     page: u32,
     start: u8,
     units: u8,
     used: bool,
-    /// The blocks before and behind it in the page.
+    /// The blocks before and after it in the page.
     before: u32,
     behind: u32,
-    /// Of a used block: the object's other piece. Of a free one: the next in its list. Of none: the
-    /// next unused descriptor.
+    /// In a used block: the object's other piece. In a free one: the next in its list. In an unused
+    /// descriptor: the next unused one.
     next: u32,
-    /// Of a free block: the one before it in its list.
+    /// In a free block: the previous one in its list.
     prev: u32,
 }
 
@@ -80,7 +81,7 @@ impl Inner {
         &mut self.descriptors[number as usize / DESCRIPTORS_A_PAGE][number as usize % DESCRIPTORS_A_PAGE]
     }
 
-    /// Makes sure that there are `count` unused descriptors.
+    /// Ensures that there are `count` unused descriptors.
     fn reserve(&mut self, count: usize) {
         let (mut number, mut found) = (self.unused, 0);
         while number != NIL && found < count {
@@ -103,7 +104,7 @@ impl Inner {
         self.unused = first;
     }
 
-    /// Takes one of the descriptors that [`reserve`](Self::reserve) has seen to.
+    /// Takes one of the descriptors that [`reserve`](Self::reserve) has ensured.
     fn describe(&mut self, block: Descriptor) -> u32 {
         let number = self.unused;
         self.unused = self.get(number).next;
@@ -146,7 +147,7 @@ impl Inner {
         }
     }
 
-    /// Takes a free block of at least `units` out of its list.
+    /// Removes a free block of at least `units` from its list and returns it.
     fn take_fit(&mut self, units: usize) -> Option<u32> {
         let lists = self.listed & (u64::MAX << (units - 1));
         let number = (lists != 0).then(|| self.heads[lists.trailing_zeros() as usize])?;
@@ -154,7 +155,7 @@ impl Inner {
         Some(number)
     }
 
-    /// Takes the longest free block, of which all are shorter than wanted, out of its list.
+    /// Removes the longest free block from its list and returns it; all are shorter than requested.
     fn take_longest(&mut self) -> Option<u32> {
         let number = (self.listed != 0).then(|| self.heads[self.listed.ilog2() as usize])?;
         self.unlist(number);
@@ -168,7 +169,7 @@ impl Inner {
         Some(self.describe(whole))
     }
 
-    /// Makes the front of a block that is in no list a used one of `units`.
+    /// Turns the front of an unlisted block into a used block of `units`.
     fn cut(&mut self, number: u32, units: usize) {
         let block = *self.get(number);
         let rest = block.units - units as u8;
@@ -187,7 +188,7 @@ impl Inner {
     }
 
     fn alloc(&mut self, len_bytes: usize) -> Option<u32> {
-        // A new page's, and that of what two cuts leave.
+        // For a new page, and for the remainders of two cuts.
         self.reserve(3);
         let units = len_bytes.div_ceil(UNIT);
         if let Some(number) = self.take_fit(units) {
@@ -241,7 +242,7 @@ impl Inner {
         }
     }
 
-    /// Makes two blocks, of which the second lies behind the first, one.
+    /// Joins two blocks, of which the second directly follows the first.
     fn join(&mut self, first: u32, second: u32) {
         let Descriptor { units, behind, .. } = *self.get(second);
         if behind != NIL {
@@ -253,7 +254,7 @@ impl Inner {
         self.forget(second);
     }
 
-    /// Where an object's pieces lie; the second is empty if there is one.
+    /// Returns where an object's pieces are; the second is empty if there is only one.
     fn pieces(&self, number: u32, len_bytes: usize) -> [Range<usize>; 2] {
         let start = |block: &Descriptor| block.page as usize * PAGE_SIZE + block.start as usize * UNIT;
         let block = self.get(number);

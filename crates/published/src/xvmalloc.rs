@@ -1,19 +1,22 @@
-//! The allocator that zram and zcache began with: two-level segregated fit within a page.
+//! The first allocator of zram and zcache: two-level segregated fit within a page.
 //!
 //! Built from its announcement ("Staging: xvmalloc memory allocator", N. Gupta, 2010: 4 bytes of
-//! metadata an object, a two-level bitmap over free lists by size, pages taken when needed) and the
-//! paper that it names for the search (M. Masmano et al., "TLSF: a New Dynamic Memory Allocator for
+//! metadata per object, a two-level bitmap over free lists by size, pages taken on demand) and the
+//! paper that it cites for the search (M. Masmano et al., "TLSF: a New Dynamic Memory Allocator for
 //! Real-Time Systems", ECRTS 2004).
 //!
 //! ```text
-//! page   ┌──────┬────────┬────────┬──────┬────────┬────────────────────┐   header: the block's length, whose lowest bit says
-//!        │ len  │ before │ object │ len  │ before │ next, prev of list │   that it is in use, and that of the block before
-//!        └──────┴────────┴────────┴──────┴────────┴────────────────────┘   it (0: none), 16 bits each
+//! page   ┌──────┬────────┬────────┬──────┬────────┬────────────────────┐
+//!        │ len  │ before │ object │ len  │ before │ next, prev of list │
+//!        └──────┴────────┴────────┴──────┴────────┴────────────────────┘
 //!        0      2        4        len
+//!
+//! header: 16 bits each for the block's length, whose lowest bit says that it is in use, and the
+//! length of the block before it (0: none)
 //! ```
 //!
-//! A block lies within its page. An object that would not fit in a page beside its header is a
-//! page. Nothing is ever moved. `pages = Σ blocks = live + free`, and no two free blocks touch.
+//! A block is within its page. An object that would not fit in a page with its header is a page.
+//! Nothing is ever moved. `pages = Σ blocks = live + free`, and no two free blocks are adjacent.
 
 use std::ops::Range;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -28,7 +31,7 @@ use crate::{
 
 const HEADER: usize = 4;
 const ALIGN: usize = 4;
-/// The shortest body: what a free block's links need is 8.
+/// The least body, in bytes; a free block's links need 8.
 const BODY_MIN: usize = 32;
 const STEP: usize = 8;
 const LISTS: usize = PAGE_SIZE / STEP + 1;
@@ -43,15 +46,15 @@ pub(crate) struct Xvmalloc {
 struct Inner {
     memory: Arc<Memory>,
     pages: Pages,
-    /// `heads[n]` lists the free blocks of `8 × n` bytes or up to 7 more, by their numbers: offsets
-    /// in units of [`ALIGN`].
+    /// `heads[n]` lists the free blocks of `8 × n` to `8 × n + 7` bytes by number: the offset in
+    /// units of [`ALIGN`].
     heads: Box<[u32; LISTS]>,
     /// Bit `n`: `heads[n]` is not empty.
     listed: [u64; LISTS.div_ceil(64)],
     live_bytes: u64,
 }
 
-/// What a block's header says.
+/// The content of a block's header.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     len: usize,
@@ -60,12 +63,12 @@ struct Header {
     before: usize,
 }
 
-/// The length of a block for an object.
+/// Returns the length of an object's block.
 fn block_len(len_bytes: usize) -> usize {
     len_bytes.next_multiple_of(ALIGN).max(BODY_MIN) + HEADER
 }
 
-/// Whether an object is a page of its own.
+/// Returns whether an object gets a page of its own.
 fn is_page(len_bytes: usize) -> bool {
     block_len(len_bytes) > PAGE_SIZE
 }
@@ -102,7 +105,7 @@ impl Inner {
         self.store(at, (len | usize::from(used) | before << 16) as u32);
     }
 
-    /// Writes a block's header, and its length to the block behind it.
+    /// Writes a block's header, and its length to the block after it.
     fn put(&self, at: usize, block: Header) {
         self.set_header(at, block);
         let behind = at + block.len;
@@ -125,7 +128,7 @@ impl Inner {
         self.listed[number / 64] |= 1 << (number % 64);
     }
 
-    /// Takes a free block of `len` bytes out of its list.
+    /// Removes a free block of `len` bytes from its list.
     fn unlist(&mut self, at: usize, len: usize) {
         let (next, prev) = (self.load(at + HEADER), self.load(at + HEADER + 4));
         if next != NIL {
@@ -142,7 +145,7 @@ impl Inner {
         }
     }
 
-    /// The first block of the first list whose blocks all have `len` bytes.
+    /// Returns the first block of the first list whose blocks all have at least `len` bytes.
     fn find(&self, len: usize) -> Option<usize> {
         let from = len.div_ceil(STEP);
         let masked =
@@ -210,7 +213,7 @@ impl Inner {
         }
     }
 
-    /// The bytes of all free blocks.
+    /// Returns the bytes of all free blocks.
     fn free_bytes(&self) -> Result<u64, String> {
         let mut free_bytes = 0;
         for (number, &head) in self.heads.iter().enumerate() {

@@ -1,73 +1,75 @@
-//! The account of all memory that a pool has taken, its limit, and what of that is kept for what.
+//! The account of all memory that a pool has taken, its limit, and the reserves below the limit.
 //!
 //! ```text
 //! 0                                    new        longer     stored   limit
 //! │ pages, tables, trained tables, …   │ growing  │ swapping │ moving │
 //! ```
 //!
-//! - **growing**: a page that replaces another may be longer: 1/64 of the limit. And what the pool
-//!   has promised to streams: one a CPU.
-//! - **swapping**: a new object is there before the old one goes, and what goes is kept for a
-//!   moment for those who read it: so much for each CPU, or 1/512 of the limit.
-//! - **moving**: a segment is emptied into another before its memory comes back.
+//! - **growing**: a page that replaces another may be longer: 1/64 of the limit. In addition, what
+//!   the pool has promised to streams: one per CPU.
+//! - **swapping**: a new object exists before the old one is freed, and old objects are kept
+//!   briefly for readers: a fixed amount per CPU, or 1/512 of the limit if that is more, at most
+//!   1/16.
+//! - **moving**: a segment is emptied into another before its memory is released.
 //!
 //! Three rules:
 //!
-//! 1. Memory is taken up to `stored`; to *move objects*, and for an object of a writer who has just
-//!    brought as much together, up to the limit.
-//! 2. An object is *admitted* if what is taken without what is free in the heap, with the bytes by
-//!    which it is longer than the one that it replaces, stays below `longer`, or for an empty slot
-//!    below `new`. One that is not longer is always admitted. What is kept for good (tables,
-//!    streams beyond those promised) is admitted as an object for an empty slot is.
-//! 3. Below `stored`, half of what is kept for swapping is kept free: when it is used, the
-//!    compactor empties segments until all of it is free again. A writer who finds no room though
-//!    his object is admitted does so himself.
+//! 1. Memory is taken up to `stored`. It is taken up to the limit to *move objects*, and for the
+//!    object of a writer that has just gained as much room.
+//! 2. An object is *admitted* if the bytes taken, less the bytes that are free in the heap, plus the
+//!    bytes by which it is longer than the object that it replaces, are at most `longer`, or `new`
+//!    for an empty slot. An object that is not longer is always admitted. Permanent memory (tables,
+//!    streams beyond those promised) is admitted like an object for an empty slot.
+//! 3. Below `stored`, half of the swapping reserve is kept free: when less is left, the compactor
+//!    empties segments until the whole reserve is free again. If a writer finds no room for an
+//!    admitted object, it empties segments itself.
 //!
-//! So a full pool can be overwritten for ever with pages like its own: they are admitted, and what
-//! is free in the heap suffices to bring room for them together.
+//! So a full pool can be overwritten forever with similar pages: they are admitted, and the free
+//! bytes in the heap suffice to make room for them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pagefold_codec::PAGE_SIZE;
 
-/// The limit does not allow that much more.
+/// The limit does not allow the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit but by [`force`](Budget::force).
+/// Bytes taken, never more than the limit except through [`force`](Budget::force).
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicU64,
     max: AtomicU64,
     limit: AtomicU64,
-    /// Bytes that streams will take.
+    /// Bytes promised to streams and not yet taken.
     promised: AtomicU64,
-    /// Of what is taken, bytes that are free in the heap, as they were a moment ago.
+    /// The bytes taken that are free in the heap, as last published.
     free: AtomicU64,
     cpus: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
 }
 
-/// A segment for each thread that empties one at a time, and for the background thread.
+/// Bytes reserved for moving: a segment for each thread that empties one at a time, and for the
+/// background thread.
 const MOVING_BYTES: u64 = 64 << 10;
 
-/// What a CPU's thread holds twice for a moment: its new object, and objects that it has replaced
-/// and keeps for readers.
+/// What a CPU's thread briefly holds twice: its new object, and the replaced objects that it keeps
+/// for readers.
 const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
-/// What memory is taken for.
+/// The purpose for which memory is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// What is kept once it is there.
+    /// Permanent memory.
     Keep,
     /// An object.
     Store,
-    /// To move objects, which then gives as much back or more; and what a pool cannot be without.
+    /// Moving objects, which then frees as much or more; and memory that a pool cannot do without.
     Move,
 }
 
-/// Which calls of [`Budget::take_for`] are to fail.
+/// The calls of [`Budget::take_for`] that fail, for tests.
 #[cfg(all(test, not(loom)))]
 #[derive(Debug, Default)]
 struct Faults {
@@ -85,7 +87,7 @@ impl Faults {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes for writers on so many CPUs.
+    /// Creates a budget of `limit` bytes for writers on `cpus` CPUs.
     pub(crate) fn new(limit: u64, cpus: usize) -> Self {
         Self {
             used: AtomicU64::new(0),
@@ -99,8 +101,8 @@ impl Budget {
         }
     }
 
-    /// Lets the next `after` calls of [`take_for`](Self::take_for) pass and makes the `count` after
-    /// those fail.
+    /// Lets the next `after` calls of [`take_for`](Self::take_for) succeed and makes the `count`
+    /// after those fail.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn fail(&self, after: u64, count: u64) {
         self.faults.calls.store(0, Relaxed);
@@ -108,19 +110,19 @@ impl Budget {
         self.faults.count.store(count, Relaxed);
     }
 
-    /// Whether a call has failed since [`fail`](Self::fail) said that some would.
+    /// Returns whether a call has failed since [`fail`](Self::fail).
     #[cfg(all(test, not(loom)))]
     pub(crate) fn has_failed(&self) -> bool {
         self.faults.calls.load(Relaxed) > self.faults.first.load(Relaxed)
     }
 
-    /// How often memory was asked for since [`fail`](Self::fail).
+    /// Returns the number of calls since [`fail`](Self::fail).
     #[cfg(all(test, not(loom)))]
     pub(crate) fn calls(&self) -> u64 {
         self.faults.calls.load(Relaxed)
     }
 
-    /// Takes `bytes`, or nothing if that would go over the limit for this purpose.
+    /// Takes `bytes`, or nothing if that would exceed the limit for this purpose.
     pub(crate) fn take_for(&self, purpose: Purpose, bytes: u64) -> Result<(), Full> {
         #[cfg(all(test, not(loom)))]
         if self.faults.strikes() {
@@ -138,36 +140,36 @@ impl Budget {
         Ok(())
     }
 
-    /// Takes `bytes`, over the limit if need be.
+    /// Takes `bytes`, beyond the limit if necessary.
     pub(crate) fn force(&self, bytes: u64) {
         let before = self.used.fetch_add(bytes, Relaxed);
         self.max.fetch_max(before + bytes, Relaxed);
     }
 
-    /// Gives `bytes` that were taken back.
+    /// Returns `bytes` that were taken.
     pub(crate) fn give(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Relaxed);
     }
 
-    /// Takes `bytes` that were promised. What is left of the promise covers them, or they are not
-    /// taken.
+    /// Takes `bytes` of the promise. Fails if the promise or the limit for storing does not cover
+    /// them.
     pub(crate) fn take_promised(&self, bytes: u64) -> Result<(), Full> {
         self.promised.fetch_update(Relaxed, Relaxed, |promised| promised.checked_sub(bytes)).map_err(|_| Full)?;
         self.take_for(Purpose::Store, bytes).inspect_err(|_| _ = self.promised.fetch_add(bytes, Relaxed))
     }
 
-    /// Says how much more will be taken by [`take_promised`](Self::take_promised).
+    /// Sets how many more bytes [`take_promised`](Self::take_promised) will take.
     pub(crate) fn promise(&self, bytes: u64) {
         self.promised.store(bytes, Relaxed);
     }
 
-    /// Up to here what is stored may reach.
+    /// Returns the limit for storing.
     fn stored_bytes(&self) -> u64 {
         let limit = self.limit();
         limit - (MOVING_BYTES * (self.cpus + 2)).min(limit / 16)
     }
 
-    /// What is kept for swapping.
+    /// Returns the size of the swapping reserve.
     pub(crate) fn swapping_bytes(&self) -> u64 {
         let limit = self.limit();
         (SWAPPING_BYTES * self.cpus).max(limit / 512).min(limit / 16)
@@ -182,13 +184,14 @@ impl Budget {
         self.longer_bytes().saturating_sub(growing)
     }
 
-    /// Says that so many bytes more, or fewer, are free in the heap.
+    /// Publishes that the free bytes in a part of the heap changed from `before_bytes` to
+    /// `now_bytes`.
     pub(crate) fn tell_free(&self, before_bytes: u64, now_bytes: u64) {
         self.free.fetch_add(now_bytes.wrapping_sub(before_bytes), Relaxed);
     }
 
-    /// Whether an object that is longer by `grows_bytes` than what it replaces is admitted,
-    /// `is_new` in an empty slot.
+    /// Returns whether an object is admitted that is `grows_bytes` longer than the one that it
+    /// replaces; `is_new` says that the slot is empty.
     #[inline]
     pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool) -> bool {
         let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };
@@ -196,18 +199,18 @@ impl Budget {
         grows_bytes == 0 || after <= limit || after.saturating_sub(self.free.load(Relaxed)) <= limit
     }
 
-    /// What may still be taken to store more.
+    /// Returns how many more bytes may be taken for storing.
     pub(crate) fn left(&self) -> u64 {
         self.stored_bytes().saturating_sub(self.used())
     }
 
-    /// Whether the compactor is to bring room together.
+    /// Returns whether so little is left that the compactor should start.
     #[inline]
     pub(crate) fn is_low(&self) -> bool {
         self.left() < self.swapping_bytes() / 2
     }
 
-    /// Whether it has brought enough together.
+    /// Returns whether the compactor has freed enough to stop.
     pub(crate) fn is_enough(&self) -> bool {
         self.left() >= self.swapping_bytes()
     }
@@ -216,7 +219,7 @@ impl Budget {
         self.used.load(Relaxed)
     }
 
-    /// The most that was ever taken at once.
+    /// Returns the most bytes taken at any time.
     pub(crate) fn max(&self) -> u64 {
         self.max.load(Relaxed)
     }
@@ -225,7 +228,8 @@ impl Budget {
         self.limit.load(Relaxed)
     }
 
-    /// Changes the limit. Below what is used, nothing more is taken until enough was given back.
+    /// Changes the limit. If more is in use than the new limit, nothing more is taken until enough
+    /// is freed.
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Relaxed);
     }

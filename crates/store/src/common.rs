@@ -1,18 +1,18 @@
 //! Objects that slots of any disks share because their pages are equal.
 //!
 //! ```text
-//! disk a ─ leaf │ shared 9.2 │ object  │ …        leaf 9 is the pool's: no tree names it
-//! disk b ─ leaf │ object  │ shared 9.2 │ …        entry 2 of it has the object, and counts two who share it
+//! disk a ─ leaf │ shared 9.2 │ object  │ …     leaf 9 is the pool's: no tree names it
+//! disk b ─ leaf │ object  │ shared 9.2 │ …     its entry 2 has the object, and counts two sharers
 //! ```
 //!
 //! An object has one owner. When a second slot gets the same page, the object moves from the first
-//! one's entry to an entry of the pool's own, and both slots' entries say which. It stays there
-//! until the last of them lets go of it. These entries lie in leaves like any others, so
-//! compaction, training and checks know nothing of it, and whoever counts links counts these.
+//! slot's entry to an entry of the pool's own, and both slots' entries refer to that one. The
+//! object stays there until the last sharer drops it. These entries are in ordinary leaves, so
+//! compaction, training and checks need no special case, and sharers are counted like links.
 //!
-//! Entries are taken and emptied under one lock, which is locked after an entry's and never before
-//! one that somebody may hold for long: who holds it waits only for empty entries, which nobody
-//! keeps.
+//! Entries are taken and emptied under one lock. It is acquired after an entry's lock and never
+//! before an entry's lock that may be held for long: its holder waits only for empty entries, which
+//! nobody holds for long.
 
 use std::{collections::BTreeSet, sync::PoisonError};
 
@@ -22,27 +22,27 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// See the module's comment.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Common {
     /// The layer of its leaves.
     layer: LayerId,
-    /// The leaves that have an empty entry.
+    /// The leaves with an empty entry.
     roomy: Mutex<BTreeSet<Owner>>,
 }
 
 impl Common {
-    /// No entry yet. `layer` is nobody else's.
+    /// Creates a set without entries. Nobody else uses `layer`.
     pub(crate) fn new(layer: LayerId) -> Self {
         Self { layer, roomy: Mutex::default() }
     }
 
-    /// The layer that counts the objects.
+    /// Returns the layer that counts the objects.
     pub(crate) fn layer(&self) -> LayerId {
         self.layer
     }
 
-    /// The leaves that have an empty entry, locked.
+    /// Locks and returns the leaves with an empty entry.
     pub(crate) fn roomy(&self) -> MutexGuard<'_, BTreeSet<Owner>> {
         self.roomy.lock().unwrap_or_else(PoisonError::into_inner)
     }

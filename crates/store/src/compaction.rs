@@ -1,15 +1,15 @@
-//! Who moves objects and when.
+//! Which threads move objects, and when.
 //!
-//! | pressure | free bytes of a shard             | who empties segments                                        |
-//! |----------|-----------------------------------|-------------------------------------------------------------|
-//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                                      |
-//! | soft     | above                             | one thread for all pools of the process, made when needed   |
-//! | hard     | > 1/18 of the live ones + 64 KiB  | that thread, or a writer, [`HELP_OBJECTS`] a write          |
+//! | pressure | free bytes of a shard             | who empties segments                          |
+//! |----------|-----------------------------------|-----------------------------------------------|
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
+//! | soft     | above                             | one background thread for the whole process   |
+//! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
-//! One thread at a time does so in a shard. They stop at 1/30 + 16 KiB. Near the memory limit the
-//! background thread also empties segments when little is left to take (`budget.rs`), and a writer
-//! who finds no room does so himself, in a shard where nobody else does. An object moves while its
-//! entry is held, for the time of a copy; no reader waits for that.
+//! One thread at a time compacts a shard, down to 1/30 + 16 KiB. Near the memory limit, the
+//! background thread also empties segments when little budget is left (`budget.rs`), and a writer
+//! without room empties them itself, in a shard that no other thread is compacting. An object moves
+//! while its entry is locked, for the time of a copy; no reader waits for that.
 
 use std::{
     collections::VecDeque,
@@ -27,37 +27,36 @@ use crate::{
     heap::{Goal, Location, Owner, Owners, Pressure},
 };
 
-/// Objects that a writer moves when the pressure is hard.
+/// Objects that a writer moves if the pressure is hard.
 const HELP_OBJECTS: usize = 24;
 
-/// Objects that the thread in the background moves between two looks at the other pools.
+/// Objects that the background thread moves before it checks the other pools.
 const TURN_OBJECTS: usize = 256;
 
-/// Objects that [`Core::compact`] moves between two looks at what that brought, and how many looks
-/// without gain end it.
+/// Objects that [`Core::compact`] moves between two checks of the gain, and the number of checks
+/// without gain that end it.
 const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
-/// What the thread in the background waits when a pool's pressure stays though nothing can be
-/// moved.
+/// Pause of the background thread if a pool's pressure persists although nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// Sees to it that memory which frees have left empty in parts is given back.
+    /// Has memory that frees have left partly empty compacted, if there is pressure.
     pub(crate) fn relieve(self: &Arc<Self>) {
         match self.heap.pressure() {
             Pressure::None => return,
             Pressure::Soft => {}
-            // What dropped disks left is freed in the background, and empties segments by itself.
+            // The background thread frees what dropped disks left, which empties segments anyway.
             Pressure::Hard if self.left.load(Relaxed) > 0 => {}
             Pressure::Hard => _ = self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS),
         }
         self.tell();
     }
 
-    /// Tells the background thread that there is something to do.
+    /// Notifies the background thread that there is work.
     pub(crate) fn tell(self: &Arc<Self>) {
-        // The line of `told` is one that every thread reads all the time.
+        // All threads read `told` frequently, so its line is not written without need.
         if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
             Background::get().tell(Arc::downgrade(self));
         }
@@ -68,8 +67,8 @@ impl Core {
         self.turning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves objects until nothing more can be given back that way, or until `end`. Returns whether
-    /// there is more to do.
+    /// Moves objects until that frees no more memory, or until `end`. Returns whether more work is
+    /// left.
     pub(crate) fn compact(self: &Arc<Self>, end: Option<Instant>) -> bool {
         let turning = self.pause();
         while self.free_left(&turning) {}
@@ -121,8 +120,7 @@ impl Owners for Core {
 }
 
 impl Core {
-    /// The background thread's work: moves some objects. Returns whether there is more to do at
-    /// once.
+    /// Moves some objects, for the background thread. Returns whether there is more work at once.
     fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
         let turning = self.pause();
@@ -155,7 +153,7 @@ impl Background {
         static BACKGROUND: OnceLock<Background> = OnceLock::new();
         static THREAD: OnceLock<bool> = OnceLock::new();
         let background = BACKGROUND.get_or_init(|| Self { waiting: Mutex::default(), told: Condvar::new() });
-        // Without the thread, writers alone compact.
+        // If the thread cannot be started, only writers compact.
         THREAD
             .get_or_init(|| thread::Builder::new().name("pagefold-compact".into()).spawn(|| background.run()).is_ok());
         background
@@ -188,7 +186,8 @@ mod tests {
 
     const LEN: usize = 100;
 
-    /// Slot 0 holds an object, and there is room to move it to. Both are entries of leaf 0.
+    /// A world in which slot 0 holds an object and there is room to move it to. Both are entries of
+    /// leaf 0.
     struct World {
         core: Arc<Core>,
         from: Location,
@@ -236,8 +235,8 @@ mod tests {
         Entry::Object { tables: 0, len_bytes: LEN, at }
     }
 
-    /// Many CPUs' streams each keep what they took out of slots for a moment; freed together it
-    /// must not look like memory that is worth moving objects for.
+    /// The streams of many CPUs each keep replaced objects for a moment; freeing them together must
+    /// not look like memory worth compacting.
     #[test]
     fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
         fake::set_machine(0..16, 16);

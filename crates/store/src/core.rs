@@ -1,14 +1,15 @@
-//! What the disks of a pool share, and what is done to one entry whoever's it is.
+//! The state that a pool's disks share, and the operations on a single entry of any disk.
 //!
 //! ```text
 //! write:   stream ← CPU's; object ← compress (no lock held)
 //!          room ← heap; lock entry; copy; swap; unlock; retire the old object
-//! read:    stream ← CPU's; ask for the object's lines; pin it; decode it where it lies; unpin
-//! update:  stream ← CPU's; lock entry; decode; change; compress; room ← heap; copy; swap; unlock; retire the old
+//! read:    stream ← CPU's; prefetch the object; pin it; decode it in place; unpin
+//! update:  stream ← CPU's; lock entry; decode; change; compress; room ← heap; copy; swap; unlock;
+//!          retire the old object
 //! ```
 //!
-//! A failure before the swap leaves the old page. Lock order: stream, entry, heap.
-#![allow(unsafe_code)] // objects belong to whoever holds their entry: see the SAFETY reasons
+//! A failure before the swap leaves the old page in place. Lock order: stream, entry, heap.
+#![allow(unsafe_code)] // an object is owned by the holder of its entry: see the SAFETY comments
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -32,57 +33,59 @@ use crate::{
     training::{Trained, Trainee, Training, prepare},
 };
 
-/// Objects longer than this are kept raw: they save next to nothing and would cost a decode at
+/// Objects longer than this are stored raw: they save almost nothing and would cost a decode on
 /// every read.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// See the module's comment.
+/// See the module documentation.
 pub(crate) struct Core {
     pub(crate) leaves: Leaves,
     pub(crate) layers: Layers,
     pub(crate) common: Common,
-    /// Where equal pages may be, if they are to be one object.
+    /// Hints to equal pages, if the pool deduplicates.
     pub(crate) equals: Option<Equals>,
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
     pub(crate) budget: Arc<Budget>,
-    /// What of the budget was taken for others than the pool.
+    /// Bytes of the budget taken for memory outside the pool.
     pub(crate) beside_bytes: AtomicU64,
-    /// Whether the background thread has been told of the pressure.
+    /// Whether the background thread has been notified of the pressure.
     pub(crate) told: AtomicBool,
-    /// Held by who moves objects in the background, or frees what disks left.
+    /// Held by a thread that moves objects in the background or frees what dropped disks left.
     pub(crate) turning: Mutex<()>,
-    /// What disks left that are gone, and how many such lists there are with the one that is just
+    /// What dropped disks left to be freed. `left` counts these lists, including the one that is
     /// being freed.
     pub(crate) unused: Mutex<Vec<Unused>>,
     pub(crate) left: AtomicUsize,
-    /// Disks that are gone since the allocator was last told to give back what it keeps.
+    /// Disks dropped since the allocator last returned its free memory.
     pub(crate) gone: AtomicU32,
 }
 
-/// Disks that go before that happens: each leaves some hundred bytes in small blocks.
+/// Dropped disks after which the allocator returns its free memory: each disk leaves about a
+/// hundred bytes in small blocks.
 const GONE_MANY: u32 = 1000;
 
-/// Entries that are compared with a page that is written: two pages of one hash are so rare that
-/// more are never right.
+/// Entries compared with a written page. Two different pages with one hash are so rare that further
+/// candidates are never equal.
 const EQUALS_MAX: usize = 2;
 
-/// Parts that are freed at once by who leaves them, and between two looks of the background thread.
+/// Parts freed in one batch, by the thread that drops them or between two checks of the background
+/// thread.
 const PARTS_AT_ONCE: usize = 64;
 
-/// An object that cannot be decoded: what was found wrong.
+/// An object that cannot be decoded, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt(pub(crate) &'static str);
 
 /// Why a page could not be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// There is no room for the new object.
+    /// No room for the new object.
     Full,
-    /// The caller did not want the new entry.
+    /// The caller rejected the new entry.
     Refused,
-    /// There is no page to change.
+    /// No page to change.
     Nothing,
     /// The old object cannot be decoded.
     Corrupt(Corrupt),
@@ -94,34 +97,34 @@ impl From<Full> for Failed {
     }
 }
 
-/// What compressing a page gave; the object's bytes are in the coder.
+/// The result of compressing a page. The object's bytes are in the coder.
 #[derive(Clone, Copy)]
 pub(crate) enum Made {
-    /// One word over and over.
+    /// One word, repeated.
     Same(Fill),
-    /// An object, made with those tables.
+    /// An object, compressed with the tables of this number.
     Object { tables: u8, len_bytes: usize },
-    /// Nothing shorter than the page.
+    /// No object shorter than the page.
     Raw,
 }
 
-/// Where an object was found that holds just the page.
+/// Where an object with exactly this page was found.
 pub(crate) enum Equal {
     /// In the slot's own entry.
     Own,
-    /// Elsewhere: what the slot's entry is to be. It is counted, so it must come into the slot, or
-    /// be [let go](Core::let_go).
+    /// Elsewhere. This is the slot's new entry. It is already counted, so it must be stored in the
+    /// slot or be [let go](Core::let_go).
     Shared(Entry),
 }
 
-/// What a change of a slot that holds nothing begins with.
+/// The initial page when a slot that holds nothing is changed.
 #[derive(Clone, Copy)]
 pub(crate) enum Below<'a> {
     /// Zeros.
     Zeros,
-    /// A page.
+    /// This page.
     Page(&'a Page),
-    /// It is not to be changed.
+    /// None: the slot is not changed.
     Unknown,
 }
 
@@ -155,20 +158,20 @@ impl Counts for Core {
 }
 
 impl Core {
-    /// The parts of all trees.
+    /// Returns the parts of all trees.
     pub(crate) fn parts(&self) -> Parts<'_> {
         let Self { leaves, layers, budget, common, .. } = self;
         Parts { leaves, layers, budget, counts: self, common }
     }
 
-    /// Frees what nobody uses: a little at once, and what is more than that in the background.
+    /// Frees unused parts and objects: a small batch at once, the rest in the background.
     pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
         if self.free_some(&mut unused) {
             self.leave_later(unused);
         }
     }
 
-    /// A disk is gone, and `unused` is what it had.
+    /// Ends a disk that left `unused`.
     pub(crate) fn end_disk(self: &Arc<Self>, unused: Unused) {
         self.leave(unused);
         if self.gone.fetch_add(1, Relaxed) + 1 >= GONE_MANY {
@@ -176,7 +179,7 @@ impl Core {
         }
     }
 
-    /// Has the allocator give back what disks left in it that are gone, if they were many.
+    /// If many disks have been dropped, makes the allocator return its free memory.
     pub(crate) fn give_back_small(&self) {
         if self.gone.load(Relaxed) >= GONE_MANY {
             self.gone.store(0, Relaxed);
@@ -184,7 +187,7 @@ impl Core {
         }
     }
 
-    /// Frees nothing at once.
+    /// Queues everything for the background thread and frees nothing at once.
     pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
         if !unused.is_empty() {
             self.left.fetch_add(1, Relaxed);
@@ -193,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Frees all that nobody uses.
+    /// Frees everything in `unused`.
     pub(crate) fn free_all(self: &Arc<Self>, unused: &mut Unused) {
         while self.free_some(unused) {}
     }
@@ -205,8 +208,8 @@ impl Core {
         more
     }
 
-    /// Frees some of what disks left that are gone. Returns whether there is more. `_turn` is
-    /// [`turning`](Self::turning).
+    /// Frees a batch of what dropped disks left. Returns whether more is left. `_turn` is the guard
+    /// of [`turning`](Self::turning).
     pub(crate) fn free_left(self: &Arc<Self>, _turn: &MutexGuard<'_, ()>) -> bool {
         let unused = self.unused().pop();
         if let Some(mut unused) = unused {
@@ -219,7 +222,7 @@ impl Core {
         self.left.load(Relaxed) > 0
     }
 
-    /// The same, for who needs room at once. Returns whether there may be more of it than before.
+    /// Frees a batch for a caller that needs room at once. Returns whether it may have freed some.
     pub(crate) fn has_freed(self: &Arc<Self>) -> bool {
         let some = self.left.load(Relaxed) > 0;
         if some {
@@ -232,16 +235,16 @@ impl Core {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of the parts of a layer that a disk has.
+    /// Returns the bytes of a layer's parts. A disk must hold the layer.
     pub(crate) fn parts_bytes(&self, layer: LayerId) -> u64 {
         self.layers.parts(layer) * LEAF_BYTES as u64
     }
 
-    /// Frees the object of an entry that is in no slot (any more) and that nobody reads.
+    /// Frees the object of an entry that is not in a slot and that nobody reads.
     pub(crate) fn free(&self, entry: Entry) {
         if let Some((at, _)) = entry.object() {
-            // SAFETY: the entry is in no slot and no pin names it, so the caller alone knows of its
-            // object.
+            // SAFETY: the entry is not in a slot and no pin names it, so only the caller can reach
+            // its object.
             unsafe { self.heap.free(at) };
         }
     }
@@ -261,8 +264,8 @@ impl Core {
         }
     }
 
-    /// Makes a new entry of what [`compress`](Self::compress) made, to be put in the place of entry
-    /// `number`, and takes room for its object if it needs one; the caller [`put`](Self::put)s it
+    /// Builds an entry from the result of [`compress`](Self::compress), to replace entry `number`,
+    /// and allocates room for its object if it needs one. The caller [`put`](Self::put)s the object
     /// there. `replaced_bytes` is the length of the object that it will replace.
     pub(crate) fn build(
         self: &Arc<Self>,
@@ -288,7 +291,7 @@ impl Core {
         let at = match self.heap.alloc_to_write(len_bytes, leaf) {
             Ok(at) => at,
             Err(Full) => {
-                // Objects kept for readers may be all that is missing.
+                // Freeing the objects kept for readers may be enough.
                 self.streams.release_all(Some(kept), |word| self.free(Entry::decode(word)));
                 self.heap.make_room(&**self, len_bytes, leaf)?
             }
@@ -299,7 +302,8 @@ impl Core {
         })
     }
 
-    /// Whether `entry` is what [`compress`](Self::compress) has just made of `page`.
+    /// Returns whether `entry` is exactly what [`compress`](Self::compress) has just made of
+    /// `page`.
     ///
     /// # Safety
     /// As for [`decode`](Self::decode).
@@ -314,19 +318,19 @@ impl Core {
             (Entry::Raw { at }, Made::Raw) => (at, PAGE_SIZE, &page[..]),
             _ => return false,
         };
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         match unsafe { self.heap.bytes(at, len_bytes) } {
             Some(bytes) => bytes == object,
             None => {
                 let mut old = [0; PAGE_SIZE];
-                // SAFETY: the caller's word.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.heap.read(at, &mut old[..len_bytes]) };
                 old[..len_bytes] == *object
             }
         }
     }
 
-    /// Copies the object of `new`, which [`build`](Self::build) has just made, to its room.
+    /// Copies the object of `new`, which [`build`](Self::build) has just returned, to its room.
     pub(crate) fn put(&self, new: Entry, object: &Page, page: &Page) {
         let (at, bytes) = match new {
             Entry::Empty | Entry::Hole | Entry::Link(_) | Entry::Shared { .. } | Entry::Same(_) => return,
@@ -340,25 +344,25 @@ impl Core {
     /// Fills `page` from `entry`.
     ///
     /// # Safety
-    /// Its object, if it has one, stays live and unchanged meanwhile: the caller's pin names it, or
-    /// the caller holds the entry.
+    /// The entry's object, if any, must stay live and unchanged during the call: the caller's pin
+    /// names it, or the caller holds the entry.
     #[inline]
     pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         match entry {
             Entry::Empty | Entry::Hole => page.fill(0),
             Entry::Link(_) | Entry::Shared { .. } => return Err(Corrupt("an entry that leads to no page")),
             Entry::Same(word) => fill(page, word.word()),
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             Entry::Raw { at } => unsafe { self.heap.read(at, page) },
             Entry::Object { tables, len_bytes, at } => {
                 if !prepare(self.training.as_ref(), &mut *coder.stream, &mut coder.trained, tables) {
                     return Err(Corrupt("an object of tables that the pool does not have"));
                 }
-                // SAFETY: the caller's word.
+                // SAFETY: guaranteed by the caller.
                 let bytes = match unsafe { self.heap.bytes(at, len_bytes) } {
                     Some(bytes) => bytes,
                     None => {
-                        // SAFETY: the caller's word.
+                        // SAFETY: guaranteed by the caller.
                         unsafe { self.heap.read(at, &mut coder.object[..len_bytes]) };
                         &coder.object[..len_bytes]
                     }
@@ -369,8 +373,8 @@ impl Core {
         Ok(())
     }
 
-    /// Fills `page` from an entry that the caller holds, whose place in its leaf is `index`, or
-    /// from what it leads to.
+    /// Fills `page` from an entry that the caller holds, or from the entry that it leads to.
+    /// `index` is the entry's index in its leaf.
     fn decode_held(&self, entry: Entry, index: usize, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         let word = match entry {
             Entry::Link(leaf) => &self.leaves.words(leaf)[index],
@@ -382,8 +386,8 @@ impl Core {
         self.decode_held(locked.entry(), index, coder, page)
     }
 
-    /// Changes the page of entry `number`, which the caller holds, and puts what `change` leaves in
-    /// its place, if the new entry `fits` in the place of the old one.
+    /// Changes the page of entry `number`, which the caller holds, and stores the result, if `fits`
+    /// accepts the new entry in place of the old one.
     pub(crate) fn change(
         self: &Arc<Self>,
         number: u64,
@@ -412,8 +416,8 @@ impl Core {
         Ok(())
     }
 
-    /// Puts `new` in the place of entry `number`, which the caller holds, and frees the old object
-    /// as soon as nobody reads it.
+    /// Replaces entry `number`, which the caller holds, with `new`, and frees the old object as
+    /// soon as nobody reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
         let (leaf, index) = Leaves::leaf_of(number);
         let layer = self.leaves.layer(leaf);
@@ -426,7 +430,7 @@ impl Core {
         }
     }
 
-    /// Frees an object that was taken out of its entry, as soon as nobody reads it.
+    /// Frees an object that was removed from its entry, as soon as nobody reads it.
     #[inline]
     fn retire(&self, word: u64, len_bytes: usize, taken: &mut Taken<'_>) {
         let keep = !self.budget.is_low();
@@ -434,7 +438,7 @@ impl Core {
         self.streams.retire(&mut taken.parts().0.kept, word, len_bytes, keep, free);
     }
 
-    /// Lets go of what an entry led to, and frees what nobody needs then.
+    /// Drops an entry's reference to another entry, and frees what that leaves unused.
     #[cold]
     pub(crate) fn let_go(&self, old: Entry, index: usize, taken: &mut Taken<'_>) {
         let mut unused = Unused::default();
@@ -444,7 +448,7 @@ impl Core {
         }
     }
 
-    /// Looks for an object of the same page that a slot can share which gets `page`. `own` is the
+    /// Looks for an object that holds `page` and that the written slot can share. `own` is the
     /// slot's entry.
     pub(crate) fn find_equal(
         &self,
@@ -471,7 +475,8 @@ impl Core {
                 pin.rests();
                 return Some(Equal::Own);
             }
-            // An object that is pinned is no other when the entry names it again.
+            // A pinned object is not reused, so an entry that still names its location names the
+            // same object.
             let locked = entry.object().and_then(|(at, _)| Some((Locked::try_lock_object(word, at)?, at)));
             let Some((locked, at)) = locked else { continue };
             shared = self.parts().share(number, locked, |owner| self.heap.set_owner(at, owner)).ok();
@@ -484,7 +489,7 @@ impl Core {
         shared.map(Equal::Shared)
     }
 
-    /// Counts that `new` took the place of `old` in a layer.
+    /// Counts that `new` replaced `old` in a layer.
     pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         self.layers.replaced(layer, hint, old, new);
         if let Some(training) = &self.training {
@@ -492,8 +497,8 @@ impl Core {
         }
     }
 
-    /// Frees the objects of entries that were swapped out of their slots, once nobody reads them,
-    /// and clears the list.
+    /// Waits until nobody reads the objects of `words`, which were swapped out of their slots, then
+    /// frees them and clears the list.
     pub(crate) fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
         if words.is_empty() {
             return;
@@ -503,7 +508,7 @@ impl Core {
         self.relieve();
     }
 
-    /// Makes some objects anew whose tables are to be given up.
+    /// Rewrites some objects whose tables are being retired.
     pub(crate) fn rewrite_some(self: &Arc<Self>) {
         let Some(training) = &self.training else { return };
         for number in training.to_rewrite(&self.leaves) {
@@ -511,7 +516,7 @@ impl Core {
             if let Some(locked) = Locked::lock(self.leaves.word(number))
                 && locked.entry().object().is_some()
             {
-                // A page that cannot be rewritten for want of room keeps its tables in use.
+                // If there is no room to rewrite a page, its tables stay in use.
                 let _ = self.change(number, locked, &mut taken, Below::Zeros, |_| {}, |_, _| true);
             }
         }

@@ -1,13 +1,14 @@
-//! Which CPU a thread runs on, as a number without gaps.
+//! The CPU that a thread runs on, as a number without gaps.
 //!
-//! The system's ids have gaps: a process may be kept to some CPUs (affinity, cpusets), sockets and
-//! siblings may be absent. CPUs are numbered from 0, and two have one number only where there are
-//! more of them than the process may use at once (a quota of CPU time). An id that was unknown when
-//! the store was made, or that comes later, has a number too. A number only says where to look
-//! first: a thread may run on another CPU before it has read it.
+//! The system's ids have gaps: a process may be restricted to some CPUs (affinity, cpusets), and
+//! sockets and siblings may be absent. CPUs are numbered from 0. Two of those known when the pool
+//! was created share a number only if there are more of them than the process may use at once (a
+//! CPU time quota). An id that was unknown then, or that appears later, gets one of the same
+//! numbers. A number is only a hint where to look first: a thread may run on another CPU before it
+//! has used the number.
 //!
-//! The id is libc's `sched_getcpu` and not rustix's, which crashes under valgrind: it looks for the
-//! vDSO, which that hides.
+//! The id comes from libc's `sched_getcpu`. rustix's crashes under valgrind: it looks for the vDSO,
+//! which valgrind hides.
 #![allow(unsafe_code)] // calls libc
 
 use std::{num::NonZero, thread};
@@ -23,15 +24,15 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// The CPUs that the calling thread may run on, or as many of them as the process may use at
-    /// once.
+    /// Finds the CPUs that the calling thread may run on. The count is the number that the process
+    /// may use at once.
     pub(crate) fn new() -> Self {
         #[cfg(all(test, not(loom)))]
         if let Some((ids, count)) = fake::machine() {
             return Self::of(&ids, count);
         }
         let count = thread::available_parallelism().map_or(1, NonZero::get);
-        // More CPUs than a set can name: their ids will do.
+        // More CPUs than a set can name: their ids are used instead.
         let ids = sched_getaffinity(None)
             .map_or(Vec::new(), |set| (0..CpuSet::MAX_CPU).filter(|&id| set.is_set(id)).collect());
         Self::of(&ids, count)
@@ -46,12 +47,12 @@ impl Cpus {
         Self { numbers, count }
     }
 
-    /// How many numbers there are, at least one.
+    /// Returns how many numbers there are, at least one.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// The number of the CPU that this thread runs on.
+    /// Returns the number of the CPU that this thread runs on.
     #[inline]
     pub(crate) fn current(&self) -> usize {
         let id = Self::current_id();
@@ -63,13 +64,13 @@ impl Cpus {
         if let Some(id) = fake::current_id() {
             return id;
         }
-        // SAFETY: it reads nothing of the caller's and has no state but errno.
+        // SAFETY: it reads none of the caller's memory and has no state but errno.
         let id = unsafe { libc::sched_getcpu() };
-        // It fails in a kernel without the call only.
+        // It fails only in a kernel without the system call.
         usize::try_from(id).unwrap_or(0)
     }
 
-    /// Bytes beside the struct.
+    /// Returns the bytes used besides the struct.
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(&*self.numbers) as u64
     }
@@ -85,13 +86,13 @@ pub(crate) mod fake {
         static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
-    /// Stores made by this thread find CPUs with these ids, in ascending order, of which `count`
-    /// may be used at once.
+    /// Lets pools created by this thread find CPUs with these ids, in ascending order, of which
+    /// `count` may be used at once.
     pub(crate) fn set_machine(ids: impl IntoIterator<Item = usize>, count: usize) {
         MACHINE.set(Some((ids.into_iter().collect(), count)));
     }
 
-    /// This thread finds itself on the CPU with this id.
+    /// Lets this thread appear to run on the CPU with this id.
     pub(crate) fn run_on(id: usize) {
         CURRENT.set(Some(id));
     }
@@ -112,8 +113,8 @@ mod tests {
     use super::*;
     use crate::{PoolConfig, one::One};
 
-    /// Writes and reads pages from threads that find themselves on the CPUs `ids`, then looks the
-    /// store over.
+    /// Writes and reads pages from threads that appear to run on the CPUs `ids`, then checks the
+    /// store.
     fn use_from(store: &One, ids: impl IntoIterator<Item = usize>) {
         let part = 40;
         thread::scope(|scope| {
@@ -145,7 +146,7 @@ mod tests {
         let one = store.stats().stream_bytes - empty.stream_bytes;
         (1..64).for_each(|id| use_from(&store, [id]));
         let all = store.stats().stream_bytes - empty.stream_bytes;
-        // Another, if the thread that compacts had the first for a moment.
+        // One more, if the compacting thread held the first for a moment.
         assert!(all == one || all == 2 * one, "{all} bytes, {one} a stream");
         use_from(&store, 0..64);
         assert!(store.stats().stream_bytes - empty.stream_bytes <= 256 * one);

@@ -1,4 +1,4 @@
-//! A disk: slots in a pool, pages out.
+//! A disk: an array of slots in a pool.
 #![allow(unsafe_code)] // decodes objects that its pin names: see the SAFETY reasons
 
 use std::{
@@ -31,13 +31,13 @@ use crate::{
     tree::{Changing, EntryPlace, Found, Tree},
 };
 
-/// A read asks for all lines of its object at once: a decoder that meets them one by one waits for
-/// each. Whoever reads slots in order has asked before, for this much of the next object while the
-/// last one was decoded; the CPU itself sees to the rest.
+/// A read prefetches its whole object: a decoder that fetches the lines one by one waits for each.
+/// A sequential reader prefetches only this many bytes of the next object while it decodes the
+/// current one; the CPU's prefetcher does the rest.
 const AHEAD_BYTES: usize = 1024;
 
-/// What holes may take beyond a disk's own limit, so that a disk that is full can discard: that
-/// part of the limit, and so many bytes.
+/// What holes may use beyond a disk's own limit, so that a full disk can discard: this fraction of
+/// the limit, plus these bytes.
 const CLEARING_PART: u64 = 16;
 const CLEARING_BYTES: u64 = 16 << 10;
 
@@ -47,7 +47,7 @@ const SLOTS_MAX: u64 = 1 << 34;
 /// A slot's number, from 0.
 pub type Slot = u64;
 
-/// Why an operation failed. The slot holds what it held before.
+/// Why an operation failed. The slot is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,12 +57,12 @@ pub enum Error {
     /// The disk's own limit is reached.
     #[error("the disk's own memory limit is reached")]
     DiskFull,
-    /// There is no such slot.
+    /// The slot number is beyond the disk's end.
     #[error("slot {slot} is beyond the disk's {slots} slots")]
     NoSuchSlot {
         /// The slot asked for.
         slot: Slot,
-        /// How many there are.
+        /// The number of slots that the disk has.
         slots: u64,
     },
     /// The slot's object cannot be decoded.
@@ -70,13 +70,13 @@ pub enum Error {
     Corrupt {
         /// The slot.
         slot: Slot,
-        /// What was found wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// No disk has so many slots.
+    /// The requested size exceeds the maximum of a disk.
     #[error("{slots} pages of 4 KiB ({} GiB) exceed the maximum disk size of {} GiB", slots >> 18, SLOTS_MAX >> 18)]
     TooLarge {
-        /// The slots asked for.
+        /// The requested number of slots.
         slots: u64,
     },
 }
@@ -90,10 +90,9 @@ impl From<Full> for Error {
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Nothing; it reads as zeros.
+    /// Nothing; reads as zeros.
     Empty,
-    /// It was discarded, on a disk that lies [over](crate::Pool::disk_over) something; it reads as
-    /// zeros.
+    /// Discarded, on a disk that is [over](crate::Pool::disk_over) something; reads as zeros.
     Hole,
     /// A page of zeros.
     Zero,
@@ -101,36 +100,36 @@ pub enum Status {
     Data,
 }
 
-/// Slots in a row that hold the same.
+/// Consecutive slots with the same status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StatusRun {
-    /// What each of them holds.
+    /// The status of each slot.
     pub status: Status,
-    /// How many there are, at least 1.
+    /// The number of slots, at least 1.
     pub slots: u64,
 }
 
-/// Slots in a row of which all or none were changed.
+/// Consecutive slots of which all or none were changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChangedRun {
-    /// Whether they were changed.
+    /// Whether the slots were changed.
     pub changed: bool,
-    /// How many there are, at least 1.
+    /// The number of slots, at least 1.
     pub slots: u64,
 }
 
-/// A row of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping it gives its
-/// memory back to the pool, in the background if there is much of it.
+/// An array of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping a disk
+/// returns its memory to the pool, in the background if there is much.
 pub struct Disk {
     core: Arc<Core>,
     tree: Tree,
     slots: AtomicU64,
     limit: AtomicU64,
-    /// Whether what is discarded becomes a hole.
+    /// Whether discarded slots become holes.
     over: AtomicBool,
-    /// Bytes of what the disk wrote before it was last forked, as they were a while ago.
+    /// Bytes left of what the disk wrote before it was last forked, as of the last count.
     before_bytes: AtomicU64,
 }
 
@@ -154,10 +153,11 @@ impl Disk {
         Self { core, tree, slots, limit, over, before_bytes: AtomicU64::new(0) }
     }
 
-    /// A disk with what this one holds at one instant during the call: each write is in it whole or
-    /// not at all, one that had returned before the call is, and one that begins after it is not.
-    /// Both are written to independently from then on. It takes as long, and as much memory,
-    /// whatever the disk holds; pages are held once until one of the two writes there.
+    /// Returns a disk with the content of this one at one instant during the call. Each write is
+    /// included whole or not at all: a write that returned before the call is included, one that
+    /// begins after the call is not. The two disks are written independently from then on. The time
+    /// and memory that a fork takes do not depend on the disk's content; pages are stored once
+    /// until one of the two disks writes there.
     ///
     /// # Errors
     /// [`Error::Full`].
@@ -173,12 +173,11 @@ impl Disk {
         Ok(Self::with_tree(Arc::clone(core), tree, slots, true))
     }
 
-    /// Makes this disk hold what `like` does, a disk of the same pool, such as a
-    /// [`fork`](Self::fork) of a snapshot. It gets as many slots. That takes as long whatever the
-    /// two hold.
+    /// Gives this disk the content and the size of `like`, a disk of the same pool, such as a
+    /// [`fork`](Self::fork) of a snapshot. The time does not depend on the content of either disk.
     ///
     /// # Errors
-    /// [`Error::Full`]; the disk is as it was.
+    /// [`Error::Full`]; the disk is unchanged.
     pub fn become_as(&self, like: Self) -> Result<(), Error> {
         let core = &self.core;
         let ours = core.layers.take(&core.budget)?;
@@ -192,7 +191,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Two layers, or none.
+    /// Takes two layers, or none.
     fn take_layers(&self) -> Result<[LayerId; 2], Full> {
         let Core { layers, budget, .. } = &*self.core;
         let first = layers.take(budget)?;
@@ -213,9 +212,9 @@ impl Disk {
         done
     }
 
-    /// Clears slots. As [`change`](Self::change), but does without what was kept free, as it gives
-    /// more back than it takes, and frees all at once. A disk that is far beyond its own limit
-    /// takes nothing for it.
+    /// Clears slots. Like [`change`](Self::change), but uses the reserve for moving, as it frees
+    /// more memory than it takes, and frees everything at once. A disk far beyond its own limit
+    /// takes no memory for it.
     fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
         let limit = self.limit.load(Relaxed);
@@ -227,15 +226,15 @@ impl Disk {
         done.map_err(|Full| if may_take { Error::Full } else { Error::DiskFull })
     }
 
-    /// Bytes that count against the disk's own limit, as they were a while ago for what it wrote
-    /// before it was last forked.
+    /// Returns the bytes that count against the disk's own limit. The bytes written before the last
+    /// fork are those of the last count.
     fn spent_now(&self) -> u64 {
         let Core { layers, .. } = &*self.core;
         let layer = self.tree.layer();
         layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + self.before_bytes.load(Relaxed)
     }
 
-    /// Looks anew how much of what the disk wrote before it was last forked is left.
+    /// Recounts the bytes left of what the disk wrote before it was last forked.
     fn count_before(&self) -> u64 {
         let Core { layers, .. } = &*self.core;
         let all = self.tree.layers();
@@ -245,38 +244,40 @@ impl Disk {
         bytes
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u64 {
         self.slots.load(Acquire)
     }
 
-    /// Makes it a disk of so many slots. New ones are empty; those that go lose their pages. Others
-    /// use the disk meanwhile: what they write to slots that go is lost or refused.
+    /// Changes the number of slots. New slots are empty; removed slots lose their pages. Others may
+    /// use the disk meanwhile: their writes to removed slots are lost or rejected.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; the disk is as it was. [`Error::Full`], [`Error::DiskFull`]: the disk shares pages that are to go, and there is no memory to
-    /// note that they are gone; it has the size that it had, and some of these pages are gone.
+    /// - [`Error::TooLarge`]: the disk is unchanged.
+    /// - [`Error::Full`], [`Error::DiskFull`]: the disk shares pages that are to be removed, and
+    ///   there is no memory to record their removal. The disk keeps its size, and some of these
+    ///   pages are gone.
     pub fn resize(&self, slots: u64) -> Result<(), Error> {
         if slots > SLOTS_MAX {
             return Err(Error::TooLarge { slots });
         }
         let before = self.slots.swap(slots, Release);
         if slots < before {
-            // The slots that go are nobody's to write meanwhile.
+            // Nobody may write to the removed slots meanwhile.
             self.clear(slots..before, before).inspect_err(|_| self.slots.store(before, Release))?;
         }
         Ok(())
     }
 
-    /// The most bytes that the disk may take of the pool: objects and table, as
-    /// [`DiskStats::spent_bytes`] counts. `u64::MAX` for as much as there is. A limit below what
-    /// the disk takes already keeps it from growing.
+    /// Sets the most bytes that the disk may use of the pool, for objects and table, as counted by
+    /// [`DiskStats::spent_bytes`]; `u64::MAX` means no limit. A limit below the current use keeps
+    /// the disk from growing.
     pub fn set_limit(&self, limit_bytes: u64) {
         self.limit.store(limit_bytes, Relaxed);
     }
 
     /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot
-    /// holds anything, if only a hole. After an error `page` is unspecified.
+    /// holds anything, including a hole. After an error the content of `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.check_slot(slot)?;
         let (core, tree) = (&*self.core, &self.tree);
@@ -325,7 +326,7 @@ impl Disk {
         }
     }
 
-    /// The object of the slot after `slot`, whose own entry is at `place`.
+    /// Returns the object of the slot after `slot`, whose own entry is at `place`.
     #[inline]
     fn next_object(&self, place: EntryPlace<'_>, slot: Slot) -> Option<(Location, usize)> {
         let number = place.number() + 1;
@@ -336,19 +337,19 @@ impl Disk {
         }
     }
 
-    /// Puts `page` in the slot. It is compressed with no lock held.
+    /// Writes `page` to the slot. It is compressed with no lock held.
     pub fn write(&self, slot: Slot, page: &Page) -> Result<(), Error> {
         self.check_slot(slot)?;
         self.when_there_is_room(slot, || self.write_now(slot, page))
     }
 
     fn write_now(&self, slot: Slot, page: &Page) -> Result<(), Error> {
-        // What the codec looks at first, in case the page is not in the cache.
+        // The codec reads these lines first; the page may not be in the cache.
         for at in (0..4 * LINE_BYTES).step_by(LINE_BYTES).chain([PAGE_SIZE - 1]) {
             prefetch(&page[at]);
         }
         let (core, tree) = (&self.core, &self.tree);
-        // The entry comes into the cache while the page is compressed.
+        // The entry is fetched into the cache while the page is compressed.
         let mut version = tree.version();
         let mut found = tree.find(&core.leaves, slot);
         if let Found::Entry(place) = found {
@@ -381,7 +382,7 @@ impl Disk {
             let old = Entry::decode(place.word.load(Relaxed));
             let new = core.build(place.number(), made, &mut working.coder, &mut working.kept, old.object_bytes())?;
             let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
-                // The leaf may be another's: so is the room in the heap, by its header.
+                // The leaf may be another disk's by now, and the object's header names it as owner.
                 core.free(new);
                 self.check_slot(slot)?;
                 continue;
@@ -403,7 +404,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Puts an entry in the slot that shares an object, and is counted for that, or lets go of it.
+    /// Stores an entry that shares an object, already counted, in the slot; on failure drops it.
     fn put_shared(&self, slot: Slot, shared: Entry, mut taken: Taken<'_>) -> Result<(), Error> {
         let core = &self.core;
         let done = self.try_shared(slot, shared, &mut taken);
@@ -415,7 +416,8 @@ impl Disk {
         done.map(drop)
     }
 
-    /// The same. False: the slot has shared the object before.
+    /// Does the same without dropping `shared`. Returns false if the slot already shares the
+    /// object.
     fn try_shared(&self, slot: Slot, shared: Entry, taken: &mut Taken<'_>) -> Result<bool, Error> {
         let core = &self.core;
         loop {
@@ -434,8 +436,8 @@ impl Disk {
         }
     }
 
-    /// Whether the slot whose entry was at `place` in that version of the tree holds just what was
-    /// made of `page`.
+    /// Returns whether the slot holds exactly what was made of `page`. Its entry was at `place` in
+    /// this version of the tree.
     #[inline]
     fn has(
         &self,
@@ -464,8 +466,8 @@ impl Disk {
         has
     }
 
-    /// Whether no slot holds anything, for certain: nothing was ever written to the disk or what it
-    /// is a fork of.
+    /// Returns whether certainly no slot holds anything: nothing was ever written to the disk or to
+    /// the disk that it was forked from.
     pub fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }
@@ -481,20 +483,21 @@ impl Disk {
         Ok(())
     }
 
-    /// Changes part of the slot's page: `change` gets the page as it is, and what it leaves there
-    /// is stored. No other operation on the slot comes between. `change` is short: the slot is
-    /// locked while it runs, and it must not use the pool. It is called again, with the page as it
-    /// is then, when there was no room for the first.
+    /// Changes part of the slot's page: `change` gets the current page, and its result is stored.
+    /// The operation is atomic on the slot. `change` should be short, because the slot is locked
+    /// while it runs, and it must not use the pool. If there was no room to store its result, it
+    /// may be called again with the then current page.
     pub fn update(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Zeros, change).map(drop)
     }
 
-    /// The same, but a slot that holds nothing is left so. Returns whether it held anything.
+    /// As [`update`](Self::update), but leaves a slot that holds nothing as it is. Returns whether
+    /// the slot held anything.
     pub fn update_held(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<bool, Error> {
         self.update_from(slot, Below::Unknown, change)
     }
 
-    /// The same, but where the slot holds nothing, `below` is changed and stored.
+    /// As [`update`](Self::update), but if the slot holds nothing, changes and stores `below`.
     pub fn update_over(&self, slot: Slot, below: &Page, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Page(below), change).map(drop)
     }
@@ -533,12 +536,13 @@ impl Disk {
         Ok(true)
     }
 
-    /// Empties the slots and gives their memory back. On a disk that was forked, is a fork, or lies
-    /// [over](crate::Pool::disk_over) something, they hold a hole then.
+    /// Empties the slots and frees their memory. On a disk that was forked, is a fork, or is
+    /// [over](crate::Pool::disk_over) something, they hold a hole afterwards.
     ///
     /// # Errors
-    /// [`Error::NoSuchSlot`]. [`Error::Full`], [`Error::DiskFull`]: there is no memory to note it, where the disk shares its pages or lies over
-    /// something; some of the slots are emptied.
+    /// - [`Error::NoSuchSlot`].
+    /// - [`Error::Full`], [`Error::DiskFull`]: the disk shares its pages or is over something, and
+    ///   there is no memory to record the change; some of the slots are emptied.
     pub fn discard(&self, slots: Range<Slot>) -> Result<(), Error> {
         if slots.is_empty() {
             return Ok(());
@@ -547,14 +551,14 @@ impl Disk {
         self.clear(slots, self.slots())
     }
 
-    /// Puts a page of zeros in the slot: it counts as stored, though no memory holds it but its
+    /// Writes a page of zeros to the slot: it counts as stored, but uses no memory except its
     /// entry.
     pub fn write_zeroes(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         self.put_entry(slot, Entry::Same(Fill::ZERO))
     }
 
-    /// Puts an entry without an object in the slot.
+    /// Stores an entry without an object in the slot.
     fn put_entry(&self, slot: Slot, new: Entry) -> Result<(), Error> {
         self.when_there_is_room(slot, || {
             let place = self.tree.find_own(&self.core.leaves, slot);
@@ -564,39 +568,40 @@ impl Disk {
         })
     }
 
-    /// What the slot holds.
+    /// Returns what the slot holds.
     pub fn status(&self, slot: Slot) -> Result<Status, Error> {
         self.check_slot(slot)?;
         Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
     }
 
-    /// What the slot holds, and how many slots from it on, at most `limit`, hold the same for
-    /// certain and are cheap to pass over.
+    /// Returns what the slot holds, and how many slots from it on, at most `limit`, certainly hold
+    /// the same and are cheap to skip.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
         let (entry, slots) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
         Ok(StatusRun { status: Status::of(entry), slots })
     }
 
-    /// Whether the slot was changed since the disk was made, by a fork or anew, and for how many
-    /// slots from it on, at most `limit`, the same is certain. A hole may be told as changed that
-    /// is older than that.
+    /// Returns whether the slot was changed since the disk was created (as a fork or empty), and
+    /// for how many slots from it on, at most `limit`, that is certain. An older hole may be
+    /// reported as changed.
     pub fn changed(&self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.changed_by(self, slot, limit)
     }
 
-    /// As [`changed`](Self::changed), since `disk` was made, of which this is a fork that nobody
-    /// has written to: what `disk` had changed when it was forked.
+    /// As [`changed`](Self::changed), but for changes since `disk` was created. This disk is a fork
+    /// of `disk` that was never written to: returns what `disk` had changed when it was forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
-        // What the fork has of them, the disk keeps among its own, whatever it has become since.
+        // The fork's layers are those of the disk, which keeps them in its lineage whatever it has
+        // become since.
         let layers = disk.tree.layers();
         let (changed, slots) = self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers);
         Ok(ChangedRun { changed, slots })
     }
 
-    /// The disk's figures at some moment during the call: of what it wrote itself, as far as it is
-    /// there.
+    /// Returns the disk's figures at some moment during the call. They cover only pages that the
+    /// disk itself wrote and that still exist.
     pub fn stats(&self) -> DiskStats {
         let Core { layers, .. } = &*self.core;
         let own = self.tree.layers();
@@ -615,7 +620,7 @@ impl Disk {
         }
     }
 
-    /// Whether the disk's own limit lets `new` take the place of `old`.
+    /// Checks whether the disk's own limit allows `new` to replace `old`.
     fn fits(&self, old: Entry, new: Entry) -> Result<(), Error> {
         let limit = self.limit.load(Relaxed);
         if limit == u64::MAX {
@@ -631,7 +636,8 @@ impl Disk {
         if fits { Ok(()) } else { Err(Error::DiskFull) }
     }
 
-    /// Where the slot's entry is, in a leaf of the disk's own that is made if need be.
+    /// Returns the place of the slot's entry in a leaf of the disk's own, which is created if
+    /// necessary.
     #[inline]
     fn make(&self, slot: Slot) -> Result<EntryPlace<'_>, Error> {
         match self.tree.find_own(&self.core.leaves, slot) {
@@ -642,18 +648,20 @@ impl Disk {
 
     #[cold]
     fn make_own(&self, slot: Slot) -> Result<EntryPlace<'_>, Error> {
-        // A disk at its limit gets no leaf: those of refused writes would have no bound.
+        // A disk at its limit gets no new leaf: rejected writes would create leaves without bound.
         self.fits(Entry::Empty, Entry::Same(Fill::ZERO))?;
         let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));
         let made = changing.own(slot, self.slots());
-        // The caller has a stream, so what takes others is for later.
+        // The caller holds a stream, so freeing, which may wait for others, is left to the
+        // background.
         self.core.leave_later(changing.end());
         made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
 
-    /// Tries once more what failed for want of room that others give back by themselves: disks that
-    /// are gone, a training, and, where the slot has an object, those who have just replaced
-    /// theirs. Neither may hold a stream or an entry. A leaf that was made in vain goes.
+    /// Retries an attempt that failed for lack of room that others are about to free: dropped
+    /// disks, a training and, if the slot has an object, writers that have just replaced theirs.
+    /// The caller must not hold a stream or an entry, nor may `attempt` once it has returned. If
+    /// all attempts fail, an empty leaf made for them is removed.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
@@ -668,7 +676,7 @@ impl Disk {
         while let Err(Error::Full) = done
             && more
         {
-            // Once more also if nothing is left: others may have freed the last of it since the
+            // Tries again even if nothing is left: others may have freed the last of it since the
             // first attempt.
             more = core.has_freed();
             done = attempt();
@@ -695,7 +703,7 @@ impl Disk {
         if slot < slots { Ok(()) } else { Err(Error::NoSuchSlot { slot, slots }) }
     }
 
-    /// Puts another entry in the slot, as damaged memory would.
+    /// Changes the slot's entry, as damaged memory would.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
         let Found::Entry(place) = self.tree.find(&self.core.leaves, slot) else { panic!("a slot with a leaf") };

@@ -13,11 +13,11 @@
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
-//! `Same` keeps the 8-byte word that fills the page. 56 bits are too few for every word, so `form`
-//! says which byte of it is zero and left out (0 to 7), or that its two halves are equal (8). A
-//! page filled with any other word is an ordinary object.
+//! `Same` stores the 8-byte word that fills the page. 56 bits are too few for every word, so `form`
+//! says which byte of the word is zero and omitted (0 to 7), or that its two halves are equal (8).
+//! A page filled with any other word is an ordinary object.
 //!
-//! The word 0 is no entry: the leaf that it was in is nobody's ([`GONE`]).
+//! The word 0 is not an entry: its leaf is unused ([`GONE`]).
 
 use pagefold_codec::PAGE_SIZE;
 
@@ -29,7 +29,7 @@ pub(crate) const LOCK: u64 = 1 << 63;
 /// The bits that can change while a slot keeps its object: lock and idle.
 pub(crate) const MARKS: u64 = 3 << 62;
 
-/// What the words of a leaf are that is nobody's. Nobody locks such a word.
+/// The value of all words of an unused leaf. Nobody locks such a word.
 pub(crate) const GONE: u64 = 0;
 
 const KIND_SHIFT: u32 = 60;
@@ -41,7 +41,7 @@ const SAME: u64 = 1;
 const OBJECT: u64 = 2;
 const RAW: u64 = 3;
 
-/// What words of the kind [`NONE`] are.
+/// The payloads of words of the kind [`NONE`].
 const EMPTY: u64 = 1;
 const HOLE: u64 = 2;
 const LINK: u64 = 1 << 59;
@@ -51,29 +51,29 @@ const SHARED: u64 = 1 << 57;
 const NUMBER_BITS: u32 = 30;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
-/// What a slot holds, as its word says it.
+/// The content of a slot, as its word encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Nothing was ever put there: it reads as zeros, or as what is below the disk.
+    /// Nothing was ever written: reads as zeros, or as what is below the disk.
     Empty,
-    /// Zeros of no memory, whatever is below the disk.
+    /// Zeros without memory, whatever is below the disk.
     Hole,
-    /// What the entry with the same place in that leaf holds.
+    /// The content of the entry with the same index in that leaf.
     Link(Owner),
-    /// What the entry with that number holds, which is the pool's (`common.rs`). Its object had so
-    /// many bytes when this entry came to it.
+    /// The content of the pool's entry with that number (`common.rs`). `len_bytes` is the length of
+    /// its object when this entry was created.
     Shared { number: u64, len_bytes: usize },
-    /// A page that is one word over and over.
+    /// A page of one repeated word.
     Same(Fill),
-    /// A compressed page; `tables` says which of the pool's tables it was made with, 0 where there
-    /// is nothing to choose.
+    /// A compressed page; `tables` is the number of the pool's tables that it was made with, 0 if
+    /// the codec has none to choose from.
     Object { tables: u8, len_bytes: usize, at: Location },
-    /// A page kept as it is, because it does not compress.
+    /// A page stored uncompressed, because it does not compress.
     Raw { at: Location },
 }
 
 impl Entry {
-    /// The word, unlocked.
+    /// Returns the word, unlocked.
     pub(crate) fn encode(self) -> u64 {
         match self {
             Self::Empty => (NONE << KIND_SHIFT) | EMPTY,
@@ -91,7 +91,7 @@ impl Entry {
         }
     }
 
-    /// What `word` says, whether locked or not. Words come from [`encode`](Self::encode) alone.
+    /// Decodes `word`, locked or not. Words come only from [`encode`](Self::encode).
     pub(crate) fn decode(word: u64) -> Self {
         let at = Location::new(word & ((1 << LEN_SHIFT) - 1));
         match (word >> KIND_SHIFT) & 3 {
@@ -111,7 +111,7 @@ impl Entry {
         }
     }
 
-    /// The object that the entry names, and its length.
+    /// Returns the object that the entry names, and its length.
     pub(crate) fn object(self) -> Option<(Location, usize)> {
         match self {
             Self::Empty | Self::Hole | Self::Link(_) | Self::Shared { .. } | Self::Same(_) => None,
@@ -120,12 +120,13 @@ impl Entry {
         }
     }
 
-    /// The length of the object that the entry names, 0 if it names none.
+    /// Returns the length of the object that the entry names, 0 if it names none.
     pub(crate) fn object_bytes(self) -> usize {
         self.object().map_or(0, |(_, len_bytes)| len_bytes)
     }
 
-    /// What the entry counts against its disk's limit: the length of its object, shared or not.
+    /// Returns what the entry counts against its disk's limit: the length of its object, shared or
+    /// not.
     pub(crate) fn counted_bytes(self) -> usize {
         match self {
             Self::Shared { len_bytes, .. } => len_bytes,
@@ -133,23 +134,23 @@ impl Entry {
         }
     }
 
-    /// Whether the page is another entry's.
+    /// Returns whether the page is in another entry.
     pub(crate) fn is_elsewhere(self) -> bool {
         matches!(self, Self::Link(_) | Self::Shared { .. })
     }
 
-    /// Whether the page is an entry's of the pool's own.
+    /// Returns whether the page is in one of the pool's own entries.
     pub(crate) fn is_shared(self) -> bool {
         matches!(self, Self::Shared { .. })
     }
 
-    /// Whether both are entries that share one object.
+    /// Returns whether both entries share one object.
     pub(crate) fn shares_with(self, other: Self) -> bool {
         let number = |entry| if let Self::Shared { number, .. } = entry { Some(number) } else { None };
         number(self).is_some() && number(self) == number(other)
     }
 
-    /// The same entry for its object at another place.
+    /// Returns the same entry with its object at another location.
     pub(crate) fn moved(self, to: Location) -> Self {
         match self {
             Self::Object { tables, len_bytes, .. } => Self::Object { tables, len_bytes, at: to },
@@ -159,7 +160,7 @@ impl Entry {
     }
 }
 
-/// An 8-byte word that fits an entry: `form` in bits 59..56 and the rest below it.
+/// An 8-byte word in a form that fits an entry: `form` in bits 59..56 and the rest below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fill(u64);
 
@@ -167,7 +168,7 @@ impl Fill {
     /// The word 0.
     pub(crate) const ZERO: Self = Self(HALVES << FORM_SHIFT);
 
-    /// `word` in its short form, if it has one.
+    /// Encodes `word`, if it has a short form.
     pub(crate) fn new(word: u64) -> Option<Self> {
         let low = word & u64::from(u32::MAX);
         if low == word >> 32 {
@@ -178,7 +179,7 @@ impl Fill {
         Some(Self((zero << FORM_SHIFT) | (word & below) | ((word >> 8) & !below)))
     }
 
-    /// The whole word.
+    /// Returns the whole word.
     pub(crate) fn word(self) -> u64 {
         let form = self.0 >> FORM_SHIFT;
         let bits = self.0 & ((1 << FORM_SHIFT) - 1);

@@ -1,13 +1,14 @@
-//! Where a page may lie that equals another: for the hash of a page the entry that had it.
+//! Hints where to find a page that equals another: the hash of a page, and the entry that had it.
 //!
 //! ```text
-//! bucket 0: 8 hints │ bucket 1: 8 hints │ …          hint: 33 bits of the hash, 1, an entry's number (30 bits)
+//! bucket 0: 8 hints │ bucket 1: 8 hints │ …   hint: 33 bits of hash, 1, entry number (30 bits)
 //! ```
 //!
-//! All of it is hints. Who finds one compares the pages; so hints are read, put and lost without
-//! any lock. The table grows by linear hashing (W. Litwin, "Linear Hashing: A New Tool for File and
-//! Table Addressing", VLDB 1980): bucket `n` takes its part of one bucket before it, and nothing
-//! else moves. It grows where hints displace others, up to 1/64 of the memory that the pool takes.
+//! The table contains only hints. A thread that finds one compares the pages; so hints are read,
+//! stored and lost without a lock. The table grows by linear hashing (W. Litwin, "Linear Hashing: A
+//! New Tool for File and Table Addressing", VLDB 1980): bucket `n` takes its share of one earlier
+//! bucket, and nothing else moves. It grows when hints displace others, up to 1/64 of the memory
+//! that the pool uses.
 
 use std::{
     hash::{BuildHasher, Hasher},
@@ -29,43 +30,43 @@ use crate::{
     reserved::Reserved,
 };
 
-/// Hints of a bucket, which is a cache line.
+/// Hints per bucket. A bucket is a cache line.
 const BUCKET_HINTS: usize = 8;
 const BUCKET_BYTES: usize = BUCKET_HINTS * size_of::<u64>();
 
-/// Buckets by which the table grows: a page.
+/// Buckets by which the table grows: one page.
 const STEP: usize = PAGE_SIZE / BUCKET_BYTES;
 
-/// Which part of a pool's memory the table may be.
+/// The table may use 1/`SHARE` of a pool's memory.
 const SHARE: u64 = 64;
 
-/// So many hints that displace others make the table grow by a step.
+/// Displaced hints after which the table grows by one step.
 const DISPLACED: u32 = 16;
 
 const NUMBER_MASK: u64 = (1 << 30) - 1;
 const USED: u64 = 1 << 30;
 const TAG_SHIFT: u32 = 31;
 
-/// The hash of a page, as far as a hint has room for it.
+/// The hash of a page, cut to the bits that a hint stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sum(u64);
 
-/// See the module's comment. The budget holds all of [`held_bytes`](Self::held_bytes).
+/// See the module documentation. [`held_bytes`](Self::held_bytes) is counted in the budget.
 #[derive(Debug)]
 pub(crate) struct Equals {
     hints: Reserved<AtomicU64>,
     buckets: AtomicUsize,
     displaced: AtomicU32,
     changing: Mutex<()>,
-    /// Its seed is random: which pages meet in a bucket is nobody's choice.
+    /// The random seed keeps clients from choosing which pages share a bucket.
     hashes: RandomState,
 }
 
 impl Equals {
-    /// No hint yet, and address space for as many as a pool of `memory_bytes` may have.
+    /// Creates an empty table, with address space for the hints of a pool of `memory_bytes`.
     ///
     /// # Errors
-    /// The process may not have the address space.
+    /// The process cannot reserve the address space.
     pub(crate) fn new(memory_bytes: u64) -> io::Result<Self> {
         let most = (memory_bytes / SHARE / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
@@ -79,14 +80,14 @@ impl Equals {
         })
     }
 
-    /// The page's hash.
+    /// Returns the page's hash.
     pub(crate) fn sum(&self, page: &Page) -> Sum {
         let mut hasher = self.hashes.build_hasher();
         hasher.write(page);
         Sum(hasher.finish() & !(NUMBER_MASK | USED) | USED)
     }
 
-    /// Entries that may have such a page.
+    /// Returns the entries that may have a page with this hash.
     pub(crate) fn find(&self, sum: Sum) -> impl Iterator<Item = u64> {
         let hints = self.bucket(sum, self.buckets.load(Relaxed)).iter().map(|hint| hint.load(Relaxed));
         hints.filter(move |hint| hint & !NUMBER_MASK == sum.0).map(|hint| hint & NUMBER_MASK)
@@ -100,7 +101,7 @@ impl Equals {
         &self.hints.all()[first..first + BUCKET_HINTS]
     }
 
-    /// Says that the entry has such a page, in the place of a hint to another that had.
+    /// Records that the entry has a page with this hash, replacing a hint with the same hash.
     pub(crate) fn put(&self, sum: Sum, number: u64, budget: &Budget) {
         if self.buckets.load(Relaxed) == 0 {
             self.grow(budget);
@@ -126,15 +127,16 @@ impl Equals {
         }
     }
 
-    /// Forgets a hint that was wrong.
+    /// Removes a wrong hint.
     pub(crate) fn forget(&self, sum: Sum, number: u64) {
         for hint in self.bucket(sum, self.buckets.load(Relaxed)) {
-            // What another has put there meanwhile stays.
+            // A hint that another thread has stored meanwhile stays.
             let _ = hint.compare_exchange(sum.0 | number, 0, Relaxed, Relaxed);
         }
     }
 
-    /// Makes the table a step longer, if a pool that takes as much may have it and there is memory.
+    /// Grows the table by a step, if the pool's memory allows a table of that size and the budget
+    /// has room.
     #[cold]
     fn grow(&self, budget: &Budget) {
         let Ok(_changing) = self.changing.try_lock() else { return };
@@ -160,7 +162,8 @@ impl Equals {
         self.buckets.store(after, SeqCst);
     }
 
-    /// Gives memory back that a pool which takes so little may not have; its hints are lost.
+    /// Frees the part of the table that exceeds what the pool's memory allows; the hints in it are
+    /// lost.
     pub(crate) fn shrink(&self, budget: &Budget) {
         let before = self.buckets.load(Relaxed);
         if (before * BUCKET_BYTES) as u64 <= 2 * budget.used() / SHARE + PAGE_SIZE as u64 {
@@ -170,18 +173,18 @@ impl Equals {
         let after = (budget.used() / SHARE) as usize / PAGE_SIZE * STEP;
         let Some(gone) = before.checked_sub(after) else { return };
         self.buckets.store(after, SeqCst);
-        // A hint that comes there after this is found when the table has grown again, or never.
+        // A hint stored there later is found if the table has grown again, or never.
         self.hints.give_back(after * BUCKET_HINTS, gone * BUCKET_HINTS);
         budget.give((gone * BUCKET_BYTES) as u64);
     }
 
-    /// All memory that the table takes.
+    /// Returns all memory that the table uses.
     pub(crate) fn held_bytes(&self) -> u64 {
         (self.buckets.load(Relaxed) * BUCKET_BYTES) as u64
     }
 }
 
-/// The bucket of a hint in a table of so many.
+/// Returns the bucket of a hint in a table of `buckets` buckets.
 fn index(hint: u64, buckets: usize) -> usize {
     let tag = (hint >> TAG_SHIFT) as usize;
     let bits = buckets.next_power_of_two() - 1;

@@ -1,4 +1,4 @@
-//! Every allocation of a scenario fails once: nothing may be lost.
+//! Fails every allocation of a scenario once: nothing may be lost.
 
 use std::{
     ops::Range,
@@ -11,7 +11,7 @@ use crate::{Disk, Error, Page, Pool, PoolConfig, one::One};
 
 const SLOTS: u64 = 700;
 
-/// One of 64 pages, of which a part without order is as long as `seed % 16` sixteenths.
+/// Returns one of 64 pages, of which `seed % 16` sixteenths are random.
 fn page(seed: u64) -> &'static Page {
     static PAGES: LazyLock<Vec<Page>> = LazyLock::new(|| (0..64).map(make).collect());
     &PAGES[seed as usize % 64]
@@ -66,13 +66,13 @@ impl Model {
     }
 }
 
-/// Runs the scenario with `count` allocations failing after the first `after`. Returns whether
-/// there were any.
+/// Runs the scenario with `count` allocations failing after the first `after`. Returns whether any
+/// allocation failed.
 fn scenario(after: u64, count: u64) -> bool {
     let store = One::new(SLOTS, PoolConfig::default());
     let mut model = Model { store, pages: vec![None; SLOTS as usize] };
     let budget = Arc::clone(model.store.budget());
-    // The stream of a thread that only reads is not what is tested.
+    // The stream of a thread that only reads is not under test.
     model.store.write(0, page(1)).expect("no limit");
     model.pages[0] = Some(Box::new(*page(1)));
     budget.fail(after, count);
@@ -120,7 +120,7 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     let before = store.stats();
     let mut refused = 0;
     for round in 0..100 {
-        // Each needs a node, a leaf and room for its object, some of them a page of nodes or
+        // Each write needs a node, a leaf and room for its object, some also a page of nodes or
         // leaves.
         let slots = || (1..=20).map(|number| (number + round * 20) << 16);
         store.budget().fail(round % 7, 30);
@@ -139,14 +139,14 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     store.check().expect("consistent");
 }
 
-/// A disk beside the numbers of its pages, 0 for none.
+/// A disk, and the numbers of its pages, 0 for none.
 struct Fork {
     disk: Disk,
     pages: Vec<u64>,
 }
 
 impl Fork {
-    /// A page of which the slot's is `number` afterwards, or what it was.
+    /// Writes page `number`; on failure the slot keeps its old page.
     fn write(&mut self, slot: u64, number: u64) {
         let done = self.disk.write(slot, page(number));
         self.note(slot, number, done);
@@ -159,7 +159,7 @@ impl Fork {
         }
     }
 
-    /// Discards slots, of which some may stay if there is no memory to note it.
+    /// Discards slots; without memory to record it, some may keep their pages.
     fn discard(&mut self, slots: Range<u64>) {
         let done = self.disk.discard(slots.clone());
         for slot in slots {
@@ -200,7 +200,7 @@ impl Fork {
     }
 }
 
-/// The same for disks that are forked, rolled back and dropped, and share equal pages.
+/// The same scenario for disks that are forked, rolled back and dropped, and share equal pages.
 fn scenario_of_forks(after: u64, count: u64) -> bool {
     let pool = Pool::new(PoolConfig::default().dedupe(true)).expect("a pool");
     let mut first = Fork { disk: pool.disk(SLOTS).expect("no limit"), pages: vec![0; SLOTS as usize] };

@@ -1,27 +1,28 @@
-//! The heap: objects side by side to the byte, holes used again by best fit, objects cut in two
-//! where no hole is long enough.
+//! The heap: byte-granular objects side by side. Holes are reused by best fit, and objects are
+//! split in two where no hole is long enough.
 //!
 //! ```text
-//! heap     shards, each with a lock and up to 4 GiB of address space        location = shard × span + offset
-//! shard    segments of 64 KiB, and its free blocks in bins by length        see `shard`, `bins`
-//! segment  blocks without a gap: header, object, header, object, hole, …    see `block`
+//! heap     shards, each with a lock and up to 4 GiB of address space; location = shard × span +
+//!          offset
+//! shard    segments of 64 KiB, and its free blocks in bins by length; see `shard`, `bins`
+//! segment  blocks without gaps: header, object, header, object, hole, …; see `block`
 //! ```
 //!
-//! A thread allocates in the shard of its CPU and, before that one takes new memory, in the holes
-//! of others that have many; objects are freed in the shard they lie in. Those of other CPUs'
-//! shards are handed over in a list that takes no lock, and whoever locks the shard next frees them
-//! there: so the lines that describe a shard stay in one CPU's cache. A heap starts with one shard
-//! and uses another for each [`SHARD_FILL`] bytes, up to one a CPU, so that a small one is not
-//! divided; where threads are in each other's way, for each [`SHARD_LEAST`], and the first few
-//! sooner: objects of two threads that once lie in one shard keep them in each other's way long
-//! after both have their own.
+//! A thread allocates in its CPU's shard. Before that shard takes new memory, the thread tries the
+//! holes of other shards that have many. Objects are freed in the shard that they are in. A thread
+//! that frees an object of another CPU's shard pushes it on that shard's lock-free list, and the
+//! next thread to lock the shard frees it: so a shard's metadata stays in one CPU's cache. A heap
+//! starts with one shard, so that a small heap is not divided. It adds a shard for every
+//! [`SHARD_FILL`] bytes, up to one per CPU. If threads contend, it adds one for every
+//! [`SHARD_LEAST`] bytes, and the first few even earlier: objects from two threads in one shard
+//! make those threads contend long after each has its own shard.
 //!
-//! Overwriting pages with others of the same kind needs no object moved: the holes have the lengths
-//! that are asked for. When they do not, segments are emptied, those with the most free bytes
-//! first: their objects go to holes elsewhere.
+//! Overwriting pages with similar ones moves no objects: the holes have the lengths that are
+//! needed. When they do not, compaction empties segments, those with the most free bytes first, and
+//! moves their objects to holes elsewhere.
 //!
-//! `held = live + free + tail + index`, and all of it is in the budget.
-#![allow(unsafe_code)] // passes its callers' promises on to the blocks
+//! `held = live + free + tail + index`, and all of it counts against the budget.
+#![allow(unsafe_code)] // passes its callers' guarantees on to the blocks
 
 mod bins;
 mod block;
@@ -58,77 +59,78 @@ use crate::{
 };
 use crossbeam_utils::CachePadded;
 
-/// Bytes held in a shard from which on there is another.
+/// Bytes held in a shard per active shard: each `SHARD_FILL` bytes activate another.
 const SHARD_FILL: u64 = 4 << 20;
 
-/// The same on average over all shards where threads often wait for each other, and while there are
-/// few shards this much for each of them. A wait counts as `WAIT`, each turn without takes one off,
-/// and at `CROWDED` there is another shard.
+/// If threads often contend, the average bytes per active shard that activate another:
+/// `SHARD_LEAST`, but with few shards only their number times `SHARD_STEP`. Each wait adds `WAIT`
+/// to a shard's crowd count, each lock without a wait subtracts 1, and at `CROWDED` another shard
+/// may be activated.
 const SHARD_LEAST: u64 = 1 << 20;
 const SHARD_STEP: u64 = 64 << 10;
 const WAIT: u32 = 64;
 const CROWDED: u32 = 16 * WAIT;
 
-/// Address space of a shard: offsets in it are 32 bits, of which the highest is not one. Less where
-/// the process may not have that much.
+/// Address space of a shard. Offsets are 32 bits, and the highest value is reserved. Smaller if the
+/// process may not reserve that much.
 const SPAN_MAX: u64 = 1 << 32;
 const SPAN_MIN: u64 = 16 << 20;
 
-/// What a machine that does not tell its memory is taken to have.
+/// Memory assumed for a machine that does not report its own.
 const MEMORY_UNKNOWN: u64 = 1 << 40;
 
-/// A change of what is free in a shard of which others are told.
+/// Changes of a shard's free bytes below this are not published.
 const TELL_BYTES: u64 = SEGMENT as u64 / 16;
 
-/// Objects handed over to a shard from which on whoever hands over another frees them.
+/// With this many queued objects, a freeing thread tries to lock the shard and free them.
 const HANDED_MAX: u32 = 16;
 
-/// Objects handed over from which on he waits for the shard to free them: its next holder frees all
-/// there are, and others wait for that.
+/// With this many queued objects, a freeing thread waits for the shard's lock and frees them: the
+/// next holder must free them all, while others wait for it.
 const HANDED_MOST: u32 = 4 * HANDED_MAX;
 
 /// Memory for objects of 1 to 4096 bytes.
 ///
-/// An object is *live* from the [`alloc`](Self::alloc) that gave its location to the
-/// [`free`](Self::free) that took it back. Whoever holds the lock of the entry that names an
-/// object, or has not yet put it in an entry, owns it.
+/// An object is *live* from the [`alloc`](Self::alloc) that returned its location to the
+/// [`free`](Self::free) that took it back. It is owned by the holder of its entry's lock or, before
+/// it is in an entry, by the thread that allocated it.
 #[derive(Debug)]
 pub(crate) struct Heap {
     shards: Box<[OnceLock<Box<PaddedShard>>]>,
     cpus: Cpus,
     /// The shard of each CPU.
     homes: Box<[AtomicUsize]>,
-    /// Shards from here on are nobody's yet: they take the place of those whose address space is
-    /// used up.
+    /// The first shard without a home CPU. Such shards replace those whose address space is
+    /// exhausted.
     next: AtomicUsize,
     /// How many of `homes` are in use.
     active: AtomicUsize,
     span_bits: u32,
-    /// The highest pressure of its shards.
+    /// The highest pressure of any shard.
     pressure: AtomicU8,
     budget: Arc<Budget>,
 }
 
-/// Readers on all CPUs look at `blocks`, and at `roomy` whoever finds no hole in his own shard: not
-/// on lines that the shard's CPU writes all the time.
+/// A shard, padded: readers on all CPUs access `blocks`, and threads without a hole in their own
+/// shard read `roomy`, so both are off the lines that the shard's CPU keeps writing.
 #[derive(Debug)]
 struct PaddedShard {
     blocks: CachePadded<Blocks>,
     shard: CachePadded<Mutex<Shard>>,
-    /// Whether threads of other CPUs look here before they take new memory.
+    /// Whether threads of other CPUs try this shard before they take new memory.
     roomy: CachePadded<AtomicBool>,
-    /// The highest pressure that a `free` has met here since it was last relieved. Changes under
-    /// the lock.
+    /// The highest pressure that a `free` has found here since the shard was last relieved. Changes
+    /// under the lock.
     pressure: AtomicU8,
-    /// Bytes that its objects leave of what it holds, as they were a moment ago.
+    /// Bytes held but not used by objects, as last published.
     free_bytes: AtomicU64,
-    /// Whether a thread relieves it: two would be in each other's way.
+    /// Whether a thread is compacting this shard: two would get in each other's way.
     relieving: AtomicBool,
     handed: CachePadded<Handed>,
 }
 
-/// Objects to be freed, the last one handed over first: its block in the low half, how many they
-/// are in the high half. Each names the next in a field of its block.
+/// A lock-free stack of objects to free: the low half is the block pushed last, the high half is
+/// the count. Each block stores the next one.
 #[derive(Debug)]
 struct Handed(AtomicU64);
 
@@ -143,7 +145,7 @@ impl Handed {
         self.0.load(Relaxed) == Self::NONE
     }
 
-    /// Adds the object at `at`, which is the caller's, and returns how many there are now.
+    /// Pushes the object at `at`, which the caller owns, and returns the new count.
     fn push(&self, blocks: &Blocks, at: u32) -> u32 {
         let mut before = self.0.load(Relaxed);
         loop {
@@ -157,7 +159,7 @@ impl Handed {
         }
     }
 
-    /// Takes them all and passes each to `free`.
+    /// Takes all objects and passes each to `free`.
     fn take(&self, blocks: &Blocks, mut free: impl FnMut(u32)) {
         let mut at = self.0.swap(Self::NONE, Acquire) as u32;
         while at != NIL {
@@ -172,16 +174,17 @@ fn is_roomy(shard: &Shard) -> bool {
     shard.free_bytes > shard.live_bytes / 48 + u64::from(SEGMENT) / 4
 }
 
-/// Bytes held in `active` shards from which on threads that wait for each other get another.
+/// Returns the bytes held in `active` shards at which contention activates another.
 fn crowded_fill(active: u64) -> u64 {
     active * SHARD_LEAST.min(active * SHARD_STEP)
 }
 
 impl Heap {
-    /// An empty heap, with address space for as many objects as the machine's memory can hold.
+    /// Creates an empty heap, with address space for as many objects as the machine's memory can
+    /// hold.
     ///
     /// # Errors
-    /// The process may not have [`SPAN_MIN`] of address space.
+    /// The process cannot reserve [`SPAN_MIN`] of address space.
     pub(crate) fn new(budget: Arc<Budget>) -> io::Result<Self> {
         let mut span = SPAN_MAX;
         while let Err(error) = Region::reserve(span as usize) {
@@ -211,7 +214,7 @@ impl Heap {
             return Ok(padded);
         }
         let span = 1u64 << self.span_bits;
-        // The last segment of a span of 4 GiB would end beyond 32 bits.
+        // The last segment of a 4 GiB span would end beyond 32 bits.
         let segments = span / u64::from(SEGMENT) - 1;
         let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
         let region = Region::reserve(span as usize).map_err(|_| Full);
@@ -231,18 +234,18 @@ impl Heap {
         self.shards[number].get().map(|padded| &**padded).ok_or(Full)
     }
 
-    /// Locks a shard and frees what was handed over to it.
+    /// Locks a shard and frees the objects queued for it.
     fn lock<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         self.with_handed(padded, padded.shard.lock())
     }
 
-    /// The same for who moves objects, which can wait.
+    /// Does the same for a thread that moves objects, which lets others go first.
     fn lock_after_others<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         self.with_handed(padded, padded.shard.lock_after_others())
     }
 
-    /// Locks the shard that this thread allocates in; where threads often wait for each other
-    /// there, they come apart.
+    /// Locks the shard that this thread allocates in. If threads often contend there, activates
+    /// another shard.
     fn lock_home<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         if let Some(mut shard) = padded.shard.try_lock() {
             shard.crowd = shard.crowd.saturating_sub(1);
@@ -263,7 +266,7 @@ impl Heap {
         let active = self.active.load(Relaxed);
         let held_bytes: u64 = self.padded_shards().map(|(_, padded)| padded.shard.lock().held_bytes).sum();
         if active < self.homes.len() && held_bytes >= crowded_fill(active as u64) {
-            // Whoever was faster has made one for both.
+            // If another thread was faster, its shard serves both.
             _ = self.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
         }
         self.lock(padded)
@@ -282,8 +285,8 @@ impl Heap {
         self.note(padded, shard);
     }
 
-    /// How much a shard wants to be compacted. Where little is left to take, it is as long as there
-    /// is anything to gain.
+    /// Returns how urgently a shard needs compaction. When little budget is left, any gain is
+    /// worthwhile.
     fn pressure_of(&self, shard: &Shard) -> Pressure {
         let Shard { live_bytes, free_bytes, .. } = *shard;
         let segment = u64::from(SEGMENT);
@@ -296,9 +299,9 @@ impl Heap {
         }
     }
 
-    /// Tells others what frees and takes have made of a shard.
+    /// Publishes the effects of frees and allocations in a shard.
     fn note(&self, padded: &PaddedShard, shard: &Shard) {
-        // The budget's line is every CPU's: it is told of what makes a difference.
+        // All CPUs share the budget's cache line, so only significant changes are published.
         let (before, now) = (padded.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
         if before.abs_diff(now) >= TELL_BYTES || now == 0 {
             padded.free_bytes.store(now, Relaxed);
@@ -314,7 +317,7 @@ impl Heap {
         }
     }
 
-    /// The place in `homes` of this thread's CPU.
+    /// Returns the index in `homes` of this thread's CPU.
     fn seat(&self) -> usize {
         match self.active.load(Relaxed) {
             1 => 0,
@@ -322,7 +325,7 @@ impl Heap {
         }
     }
 
-    /// The shard that this thread allocates in.
+    /// Returns the shard that this thread allocates in.
     fn home(&self) -> usize {
         self.homes[self.seat()].load(Relaxed)
     }
@@ -345,15 +348,15 @@ impl Heap {
         Ok(self.location(number, at))
     }
 
-    /// Takes room among the free blocks of shard `home`, or else of those that have many.
+    /// Allocates from the free blocks of shard `home`, or else of roomy shards.
     fn fit_in_known(&self, home: usize, known: usize, wanted: Wanted) -> Option<Location> {
         (0..known).map(|step| (home + step) % known).find_map(|number| {
             let padded = self.shards[number].get()?;
             let mut shard = if number == home {
                 self.lock_home(padded)
             } else if padded.roomy.load(Relaxed) {
-                // Rather than wait there it takes new memory of its own: so threads come apart that
-                // began in one shard.
+                // Rather than wait there, the thread takes new memory in its own shard: so threads
+                // that began in one shard move apart.
                 self.with_handed(padded, padded.shard.try_lock()?)
             } else {
                 return None;
@@ -369,8 +372,8 @@ impl Heap {
         })
     }
 
-    /// Frees an object while the lines of a new one come into the cache, if that is about to be
-    /// written.
+    /// If the new object is about to be written, frees a delayed object while the new one's lines
+    /// are fetched into the cache.
     fn prepare(&self, padded: &PaddedShard, shard: &mut Shard, wanted: Wanted) {
         if wanted.writes {
             shard.free_one(&padded.blocks);
@@ -391,7 +394,7 @@ impl Heap {
             match self.alloc_in(home, wanted) {
                 Err(Full) if self.is_used_up(home) && self.next.load(Relaxed) < self.shards.len() => {
                     let next = self.next.fetch_add(1, Relaxed).min(self.shards.len() - 1);
-                    // Whoever was faster has moved both.
+                    // If another thread was faster, both use the shard that it chose.
                     _ = self.homes[seat].compare_exchange(home, next, Relaxed, Relaxed);
                 }
                 Err(Full) => return self.alloc_in_roomiest(home, wanted).ok_or(Full),
@@ -400,13 +403,13 @@ impl Heap {
         }
     }
 
-    /// Whether a shard has no address space left to extend into.
+    /// Returns whether a shard has exhausted its address space.
     fn is_used_up(&self, number: usize) -> bool {
         self.shards[number].get().is_some_and(|padded| padded.shard.lock().is_used_up())
     }
 
-    /// Takes room in the other shard where the most is free: this thread's own may have none, or
-    /// not be there for want of memory.
+    /// Allocates in the other shard with the most free bytes: this thread's own may have no room,
+    /// or may not exist for lack of memory.
     #[cold]
     fn alloc_in_roomiest(&self, home: usize, wanted: Wanted) -> Option<Location> {
         let others = self.padded_shards().filter(|&(number, _)| number != home);
@@ -421,40 +424,41 @@ impl Heap {
         Location::new(((number as u64) << self.span_bits) + u64::from(at + HEADER_BYTES))
     }
 
-    /// The shard that a location is in, and the offset of the object's body there.
+    /// Returns the shard of a location, and the offset of the object's body in it.
     fn find(&self, at: Location) -> (&PaddedShard, u32) {
         let number = (at.get() >> self.span_bits) as usize;
         let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
         (padded, (at.get() & ((1 << self.span_bits) - 1)) as u32)
     }
 
-    /// Takes room for `len_bytes` (1 to 4096) whose bytes are unspecified. `owner` is the leaf with
-    /// the entry that will name the object; [`compact`](Self::compact) asks there for it.
+    /// Allocates `len_bytes` (1 to 4096) with unspecified content. `owner` is the leaf whose entry
+    /// will name the object; [`compact`](Self::compact) looks the object up there.
     pub(crate) fn alloc(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: false, purpose: Purpose::Store })
     }
 
-    /// The same for a caller who is about to write the object: has its lines in the cache soon, and
-    /// does meanwhile what was put off.
+    /// Does the same for a caller that is about to write the object: prefetches its lines, and
+    /// frees a delayed object meanwhile.
     pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store })
     }
 
-    /// Has the lines of an object's first `len_bytes` in the cache soon, if one lies at `at`.
+    /// Prefetches the first `len_bytes` of the object at `at`, if there is one.
     pub(crate) fn prefetch(&self, at: Location, len_bytes: usize) {
-        // Where it lies in two pieces, only its header says so, which would be waited for.
+        // Only the header says whether the object is in two pieces, and reading it would wait for
+        // memory.
         let (padded, body) = self.find(at);
         padded.blocks.prefetch_all(body, len_bytes as u32);
     }
 
-    /// The object's bytes where they lie, or `None` if they lie in two pieces.
+    /// Returns the object's bytes in place, or `None` if they are in two pieces.
     ///
     /// # Safety
     /// `at` came from `alloc(len_bytes, _)` of this heap, is live, and is neither written nor freed
-    /// while the slice is.
+    /// while the slice exists.
     pub(crate) unsafe fn bytes(&self, at: Location, len_bytes: usize) -> Option<&[u8]> {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.bytes(body, len_bytes) }
     }
 
@@ -462,25 +466,25 @@ impl Heap {
     ///
     /// # Safety
     /// `at` came from `alloc(out.len(), _)` of this heap, is live, and is neither written nor freed
-    /// meanwhile.
+    /// during the call.
     pub(crate) unsafe fn read(&self, at: Location, out: &mut [u8]) {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.read(body, out) };
     }
 
     /// Stores the object's bytes.
     ///
     /// # Safety
-    /// `at` came from `alloc(bytes.len(), _)` of this heap, is live, and the caller alone uses it.
+    /// `at` came from `alloc(bytes.len(), _)` of this heap, is live, and only the caller uses it.
     pub(crate) unsafe fn write(&self, at: Location, bytes: &[u8]) {
         let (padded, body) = self.find(at);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { padded.blocks.write(body, bytes) };
     }
 
-    /// Says that another leaf has the entry that names the object at `at`, which is live as long as
-    /// its entry is held.
+    /// Records the leaf whose entry now names the object at `at`. The caller holds that entry, so
+    /// the object is live.
     pub(crate) fn set_owner(&self, at: Location, owner: Owner) {
         let (padded, body) = self.find(at);
         let _shard = self.lock(padded);
@@ -491,10 +495,10 @@ impl Heap {
         }
     }
 
-    /// Gives the object's room back.
+    /// Frees the object.
     ///
     /// # Safety
-    /// `at` came from an `alloc` of this heap, is live, and the caller alone uses it.
+    /// `at` came from an `alloc` of this heap, is live, and only the caller uses it.
     pub(crate) unsafe fn free(&self, at: Location) {
         let (padded, body) = self.find(at);
         let block = body - HEADER_BYTES;
@@ -515,12 +519,12 @@ impl Heap {
         self.note(padded, &shard);
     }
 
-    /// What an empty heap takes.
+    /// Returns the memory that an empty heap uses.
     pub(crate) fn empty_bytes(&self) -> u64 {
         (size_of_val(&*self.shards) + size_of_val(&*self.homes)) as u64 + self.cpus.bytes()
     }
 
-    /// What the heap's memory is used for.
+    /// Returns what the heap's memory is used for.
     pub(crate) fn account(&self) -> Account {
         let mut sum = Account { index_bytes: self.empty_bytes(), ..Account::default() };
         for (_, padded) in self.padded_shards() {
@@ -535,8 +539,8 @@ impl Heap {
         sum
     }
 
-    /// Looks the whole structure over and says what is inconsistent. For tests, with no other
-    /// thread in the heap.
+    /// Checks the whole structure and reports an inconsistency. For tests, with no other thread in
+    /// the heap.
     pub(crate) fn check(&self) -> Result<(), String> {
         for (number, padded) in self.padded_shards() {
             let mut shard = self.lock(padded);

@@ -1,9 +1,9 @@
 //! The layers of a pool by number, and what each holds.
 //!
-//! A disk writes to a layer of its own. When it is forked, that layer is never written to again,
-//! and the disk and its fork get one each. Every leaf and node belongs to a layer: its disk alone
-//! may change it, as long as it is the disk's topmost one (`tree.rs`). A layer is there as long as
-//! its disk or any of its parts.
+//! A disk writes to a layer of its own. When it is forked, that layer becomes read-only, and the
+//! disk and its fork get a new layer each. Every leaf and node belongs to a layer: only that
+//! layer's disk may change it, and only while the layer is the disk's topmost one (`tree.rs`). A
+//! layer exists as long as its disk or any of its parts.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use crate::{
     slab::Slab,
 };
 
-/// A layer while it is there; then its number is another's.
+/// The number of a layer. Once the layer is gone, another layer may get its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerId(u32);
 
@@ -35,18 +35,18 @@ impl LayerId {
     }
 }
 
-/// The most layers, and how many there can be at least where address space is scarce.
+/// The most layers, and how many there are at least if address space is scarce.
 const LAYERS_MAX: usize = 1 << 20;
 const LAYERS_MIN: usize = 1 << 10;
 
-/// A share is as long as two lines: processors fetch lines in pairs.
+/// Counters in a share of two cache lines: processors fetch lines in pairs.
 const SHARE_COUNTERS: usize = 16;
 const SHARE_BYTES: usize = SHARE_COUNTERS * size_of::<AtomicI64>();
 
-/// Shares of a layer, at most: a power of two.
+/// The most shares per layer: a power of two.
 const SHARES_MAX: usize = 8;
 
-/// Which counter of a share counts what.
+/// The index of each counter in a share.
 const PAGES: usize = 0;
 const COMPRESSED_BYTES: usize = 1;
 const SAME_PAGES: usize = 2;
@@ -54,40 +54,40 @@ const HUGE_PAGES: usize = 3;
 const SHARED_PAGES: usize = 4;
 const SHARED_BYTES: usize = 5;
 
-/// How many there are.
+/// The number of counters.
 const FIGURES: usize = 6;
 
-/// What the entries of a layer hold, or of all.
+/// What the entries of one layer, or of all layers, hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub(crate) pages: u64,
     pub(crate) compressed_bytes: u64,
     pub(crate) same_pages: u64,
     pub(crate) huge_pages: u64,
-    /// Of these pages, those whose objects the pool's own entries have, and of `compressed_bytes`
-    /// theirs.
+    /// The part of these pages and of `compressed_bytes` whose objects are in the pool's own
+    /// entries.
     pub(crate) shared_pages: u64,
     pub(crate) shared_bytes: u64,
 }
 
-/// What each layer holds, in shares that threads on different CPUs change without sharing a cache
-/// line; only the sum over a layer's shares means something. A layer without parts leaves all of
-/// its shares' sums at zero.
+/// The figures of each layer, in shares that threads on different CPUs update without sharing a
+/// cache line; only the sum over a layer's shares is meaningful. In a layer without parts all sums
+/// are zero.
 #[derive(Debug)]
 pub(crate) struct Layers {
     counters: Reserved<AtomicI64>,
-    /// For each layer its parts, and one if a disk has it.
+    /// For each layer its number of parts, plus one if a disk has it.
     holds: Reserved<AtomicU32>,
-    /// Shares of a layer.
+    /// Shares per layer.
     shares: usize,
     slab: Slab,
 }
 
 impl Layers {
-    /// No layer yet, counted in as many shares each as `cpus` need.
+    /// Creates an empty set, with as many shares per layer as `cpus` need.
     ///
     /// # Errors
-    /// The process may not have the address space.
+    /// The process cannot reserve the address space.
     pub(crate) fn new(cpus: usize) -> io::Result<Self> {
         let shares = cpus.next_power_of_two().min(SHARES_MAX);
         let each = shares * SHARE_COUNTERS;
@@ -97,20 +97,19 @@ impl Layers {
         Ok(Self { counters, holds, shares, slab })
     }
 
-    /// A number for a disk's new layer.
+    /// Takes a number for a disk's new layer.
     pub(crate) fn take(&self, budget: &Budget) -> Result<LayerId, Full> {
         let number = self.slab.take(Purpose::Keep, budget)?;
         self.holds.all()[number as usize].store(1, Relaxed);
         Ok(LayerId(number))
     }
 
-    /// Says that the layer has one part more.
+    /// Adds a part to the layer.
     pub(crate) fn hold(&self, layer: LayerId) {
         self.holds.all()[layer.0 as usize].fetch_add(1, Relaxed);
     }
 
-    /// Says that the layer has one part fewer, or no disk any more. The number of one that has
-    /// neither is another's then.
+    /// Removes a part or the disk from the layer. When it has neither, its number becomes free.
     pub(crate) fn give(&self, layer: LayerId, budget: &Budget) {
         if self.holds.all()[layer.0 as usize].fetch_sub(1, Release) > 1 {
             return;
@@ -123,7 +122,7 @@ impl Layers {
         self.slab.give(layer.0, budget, |first, count| self.counters.give_back(first * each, count * each));
     }
 
-    /// Parts of a layer that a disk has.
+    /// Returns the number of parts of a layer that a disk has.
     pub(crate) fn parts(&self, layer: LayerId) -> u64 {
         u64::from(self.holds.all()[layer.0 as usize].load(Relaxed)) - 1
     }
@@ -139,8 +138,8 @@ impl Layers {
         &self.counters.all()[layer.0 as usize * each..][..each]
     }
 
-    /// Counts that `new` took the place of `old` in a layer. `hint`: any number that threads on
-    /// different CPUs have different.
+    /// Counts that `new` replaced `old` in a layer. `hint` is any number that differs between
+    /// threads on different CPUs.
     #[inline]
     pub(crate) fn replaced(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         let first = (layer.0 as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;
@@ -151,7 +150,7 @@ impl Layers {
         add(share, figures(old), figures(new), PAGES);
     }
 
-    /// What a layer holds, exact once no thread changes its entries.
+    /// Returns what a layer holds; exact while no thread changes its entries.
     pub(crate) fn sums(&self, layer: LayerId) -> Sums {
         let mut totals = [0; FIGURES];
         for share in self.counters_of(layer).chunks_exact(SHARE_COUNTERS) {
@@ -162,19 +161,19 @@ impl Layers {
         Sums::of(totals)
     }
 
-    /// What all layers hold, exact once no thread changes entries.
+    /// Returns what all layers hold; exact while no thread changes entries.
     pub(crate) fn total(&self) -> Sums {
         (0..self.slab.end()).filter(|&number| self.slab.is_taken(number)).map(|number| self.sums(LayerId(number))).sum()
     }
 
-    /// Bytes of objects in a layer.
+    /// Returns the bytes of the objects in a layer.
     pub(crate) fn compressed_bytes(&self, layer: LayerId) -> u64 {
         let shares = self.counters_of(layer).chunks_exact(SHARE_COUNTERS);
         let total: i64 = shares.map(|share| share[COMPRESSED_BYTES].load(Relaxed)).sum();
         total.max(0) as u64
     }
 
-    /// All memory that the numbers and figures take.
+    /// Returns all memory that the numbers and figures use.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.slab.held_bytes()
     }
@@ -206,7 +205,7 @@ impl Sums {
         }
     }
 
-    /// What `entries` make.
+    /// Sums up `entries`.
     pub(crate) fn of_entries(entries: impl Iterator<Item = Entry>) -> Self {
         let mut totals = [0; FIGURES];
         for entry in entries {
@@ -218,7 +217,7 @@ impl Sums {
     }
 }
 
-/// Adds by how much `new` is more than `old` to the counters from `first` on.
+/// Adds the difference of `new` and `old` to the counters from `first` on.
 #[inline(always)]
 fn add<const N: usize>(share: &[AtomicI64], old: [i64; N], new: [i64; N], first: usize) {
     for at in 0..N {
@@ -228,7 +227,7 @@ fn add<const N: usize>(share: &[AtomicI64], old: [i64; N], new: [i64; N], first:
     }
 }
 
-/// What one entry adds to those of the counters that are about shared objects.
+/// Returns what one entry adds to the counters of shared objects.
 fn shared_figures(entry: Entry) -> [i64; 2] {
     match entry {
         Entry::Shared { len_bytes, .. } => [1, len_bytes as i64],
@@ -236,7 +235,7 @@ fn shared_figures(entry: Entry) -> [i64; 2] {
     }
 }
 
-/// What one entry adds to the others, in their order.
+/// Returns what one entry adds to the other counters, in their order.
 fn figures(entry: Entry) -> [i64; SHARED_PAGES] {
     const PAGE: i64 = pagefold_codec::PAGE_SIZE as i64;
     match entry {

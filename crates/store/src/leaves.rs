@@ -1,24 +1,24 @@
-//! All parts of all disks' trees: leaves of 64 entries and nodes of 64 places, by number.
+//! All parts of all disks' trees, by number: leaves of 64 entries and nodes of 64 places.
 //!
 //! ```text
-//! words   leaf 0: 64 entries │ leaf 1: 64 entries │ …     one row of address space; an entry's number is leaf × 64 + index
+//! words   leaf 0: 64 entries │ leaf 1 │ …               an entry's number is leaf × 64 + index
 //! leaves  layer, uses, lives, counts of leaf 0 │ of leaf 1 │ …
 //! nodes   node 0: 64 places of nodes or leaves │ node 1 │ …
 //! inner   layer, uses of node 0 │ of node 1 │ …
-//! counts  64 counts │ 64 counts │ …                        links to the entries of a leaf that has any
+//! counts  64 counts │ 64 counts │ …                     links to the entries of a leaf that has any
 //! ```
 //!
-//! A part is in use from its take to its give, then anybody's; who may change it meanwhile is said
-//! in `tree.rs`. Its words are memory as long as the pool lives, so whoever looks at a part a
-//! moment too late sees [`GONE`], or another disk's words, but never anything else.
+//! A part is in use from its take to its give; afterwards any disk may take it. `tree.rs` says who
+//! may change it meanwhile. Its words stay mapped as long as the pool lives: a thread that accesses
+//! a part a moment too late sees [`GONE`] or another disk's words, but never anything else.
 //!
 //! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
-//! - **lives** of a leaf: the links to its entries, and one while it has uses. At none it is given
-//!   back.
+//! - **lives** of a leaf: the links to its entries, plus one while it has uses. At zero it is
+//!   freed.
 //!
-//! The row of words is also the order in which all pages of a pool can be walked, whoever has them:
-//! for the compactor, which knows an object's leaf, and for those who look for work from the first
-//! entry to the last.
+//! The words are contiguous, so all pages of a pool can be walked in order, whichever disk has
+//! them: by the compactor, which knows an object's leaf, and by threads that search all entries for
+//! work.
 
 use std::{io, sync::atomic};
 
@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// Bits of a slot's number that a level of the tree looks at.
+/// Bits of a slot's number that select a child at each level of the tree.
 #[cfg(not(loom))]
 pub(crate) const FAN_BITS: u32 = 6;
 #[cfg(loom)]
@@ -49,13 +49,13 @@ pub(crate) const LEAF_SLOTS: usize = 1 << FAN_BITS;
 /// Bytes of a leaf, and of a node.
 pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 
-/// The most leaves, as many as an object's header can name: 4 TiB of pages that are written side by
-/// side.
+/// The most leaves, limited by the owner number in an object's header: 4 TiB of pages that are
+/// written side by side.
 const LEAVES_MAX: usize = 1 << 24;
 const LEAVES_MIN: usize = 1 << 12;
 
-/// A part while it is in use: its number, and when it was taken. No two are equal, also of the same
-/// part, until 2³² others were taken between.
+/// A part while it is in use: its number, and when it was taken. All ids differ, even those of the
+/// same part, until 2³² other parts have been taken in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartId(u64);
 
@@ -64,7 +64,7 @@ impl PartId {
         Self((u64::from(birth) << 32) | (u64::from(number) + 1))
     }
 
-    /// What [`word`](Self::word) made.
+    /// Returns the id that [`word`](Self::word) encoded.
     pub(crate) fn of(word: u64) -> Self {
         Self(word)
     }
@@ -73,20 +73,20 @@ impl PartId {
         self.0
     }
 
-    /// The part's number, below 2²⁴.
+    /// Returns the part's number, below 2²⁴.
     pub(crate) fn number(self) -> Owner {
         self.0 as u32 - 1
     }
 }
 
-/// What is kept of each leaf beside its words, and of each node the first two of these.
+/// The indices of the metadata of a leaf. A node has only the first two.
 const LAYER: usize = 0;
 const USES: usize = 1;
 const LIVES: usize = 2;
-/// The number of its counts and one, or 0.
+/// The number of its counts plus one, or 0.
 const COUNTS: usize = 3;
 
-/// See the module's comment. The budget holds all of [`held_bytes`](Self::held_bytes).
+/// See the module documentation. [`held_bytes`](Self::held_bytes) is counted in the budget.
 #[derive(Debug)]
 pub(crate) struct Leaves {
     words: Reserved<AtomicU64>,
@@ -101,10 +101,10 @@ pub(crate) struct Leaves {
 }
 
 impl Leaves {
-    /// No part yet, and address space for as many as the machine's memory can hold.
+    /// Creates an empty set, with address space for as many parts as the machine's memory can hold.
     ///
     /// # Errors
-    /// The process may not have the address space.
+    /// The process cannot reserve the address space.
     pub(crate) fn new() -> io::Result<Self> {
         let useful = memory::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
         let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
@@ -122,7 +122,7 @@ impl Leaves {
         })
     }
 
-    /// A leaf of `layer` that has one use; all its entries are `entry`.
+    /// Takes a leaf for `layer` with one use; all its entries are `entry`.
     pub(crate) fn take(&self, layer: LayerId, entry: Entry, purpose: Purpose, budget: &Budget) -> Result<PartId, Full> {
         let number = self.leaf_slab.take(purpose, budget)?;
         let [of, uses, lives, counts] = &self.leaves.all()[number as usize];
@@ -131,8 +131,8 @@ impl Leaves {
         lives.store(1, Relaxed);
         counts.store(0, Relaxed);
         for word in self.words(number) {
-            // Who finds this word though it came for the leaf's user before sees too that it is too
-            // late.
+            // A thread that looks for the leaf's previous user and sees this word also sees that it
+            // is too late.
             word.store(entry.encode(), Release);
         }
         Ok(self.born(number))
@@ -142,7 +142,7 @@ impl Leaves {
         PartId::new(number, self.births.fetch_add(1, Relaxed))
     }
 
-    /// Gives back a leaf whose words are all [`GONE`].
+    /// Frees a leaf whose words are all [`GONE`].
     pub(crate) fn give(&self, number: Owner, budget: &Budget) {
         if let Some(counts) = self.leaves.all()[number as usize][COUNTS].load(Acquire).checked_sub(1) {
             self.give_counts(counts, budget);
@@ -156,48 +156,48 @@ impl Leaves {
         self.count_slab.give(number, budget, give_back);
     }
 
-    /// The leaf's words.
+    /// Returns the leaf's words.
     #[inline]
     pub(crate) fn words(&self, number: Owner) -> &[AtomicU64] {
         let first = number as usize * LEAF_SLOTS;
         &self.words.all()[first..first + LEAF_SLOTS]
     }
 
-    /// An entry's word.
+    /// Returns an entry's word.
     #[inline]
     pub(crate) fn word(&self, entry: u64) -> &AtomicU64 {
         &self.words.all()[entry as usize]
     }
 
-    /// The layer that the leaf belongs to.
+    /// Returns the layer that the leaf belongs to.
     #[inline]
     pub(crate) fn layer(&self, number: Owner) -> LayerId {
         LayerId::of(self.leaves.all()[number as usize][LAYER].load(Relaxed))
     }
 
-    /// Makes the leaf another layer's.
+    /// Moves the leaf to another layer.
     pub(crate) fn set_layer(&self, number: Owner, layer: LayerId) {
         self.leaves.all()[number as usize][LAYER].store(layer.number(), Relaxed);
     }
 
-    /// How often the leaf is used.
+    /// Returns the number of uses of the leaf.
     pub(crate) fn uses(&self, number: Owner) -> &sync::AtomicU32 {
         &self.leaves.all()[number as usize][USES]
     }
 
-    /// What keeps the leaf.
+    /// Returns the number of lives of the leaf.
     pub(crate) fn lives(&self, number: Owner) -> &sync::AtomicU32 {
         &self.leaves.all()[number as usize][LIVES]
     }
 
-    /// For each of the leaf's entries how many others link to it; `None`: none does.
+    /// Returns the number of links to each of the leaf's entries, or `None` if it has no counts.
     pub(crate) fn counts(&self, number: Owner) -> Option<&[sync::AtomicU32]> {
         let counts = self.leaves.all()[number as usize][COUNTS].load(Acquire).checked_sub(1)?;
         let first = counts as usize * LEAF_SLOTS;
         Some(&self.counts.all()[first..first + LEAF_SLOTS])
     }
 
-    /// Makes counts for the leaf if it has none. The caller uses it.
+    /// Creates counts for the leaf if it has none. The caller keeps the leaf in use.
     pub(crate) fn make_counts(
         &self,
         number: Owner,
@@ -218,30 +218,31 @@ impl Leaves {
         }
     }
 
-    /// The number of a leaf's entry.
+    /// Returns the number of a leaf's entry.
     #[inline]
     pub(crate) fn entry_number(leaf: Owner, index: usize) -> u64 {
         u64::from(leaf) * LEAF_SLOTS as u64 + index as u64
     }
 
-    /// The leaf that an entry is in, and its place there.
+    /// Returns the leaf that an entry is in, and its index there.
     #[inline]
     pub(crate) fn leaf_of(entry: u64) -> (Owner, usize) {
         ((entry / LEAF_SLOTS as u64) as Owner, entry as usize % LEAF_SLOTS)
     }
 
-    /// Entries from this number on have never been anybody's.
+    /// Returns the number of an entry that, like all later ones, has never been used.
     pub(crate) fn end(&self) -> u64 {
         u64::from(self.leaf_slab.end()) * LEAF_SLOTS as u64
     }
 
-    /// What an entry is at some moment during the call; `None`: its leaf is nobody's.
+    /// Returns an entry's value at some moment during the call, or `None` if its leaf is unused.
     pub(crate) fn entry(&self, number: u64) -> Option<Entry> {
         let word = self.word(number).load(Acquire);
         (word != GONE).then(|| Entry::decode(word))
     }
 
-    /// The entry of leaf `number` that names the object at `at`, at some moment during the call.
+    /// Returns the entry of leaf `number` that names the object at `at`, at some moment during the
+    /// call.
     pub(crate) fn find(&self, number: Owner, at: Location) -> Option<(&AtomicU64, Entry)> {
         self.words(number).iter().find_map(|word| {
             let entry = Entry::decode(word.load(Acquire));
@@ -249,13 +250,13 @@ impl Leaves {
         })
     }
 
-    /// Holds the entry of leaf `number` that names the object at `at`, if there is one and nobody
-    /// else does.
+    /// Locks the entry of leaf `number` that names the object at `at`, if there is one and nobody
+    /// holds it.
     pub(crate) fn try_lock(&self, number: Owner, at: Location) -> Option<Locked<'_>> {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))
     }
 
-    /// A node of `layer` that has one use; all its places are `place`.
+    /// Takes a node for `layer` with one use; all its places are `place`.
     pub(crate) fn take_node(
         &self,
         layer: LayerId,
@@ -274,41 +275,41 @@ impl Leaves {
         Ok(self.born(number))
     }
 
-    /// Gives back a node that nobody uses.
+    /// Frees a node without uses.
     pub(crate) fn give_node(&self, number: u32, budget: &Budget) {
         let give_back = |first, count| self.nodes.give_back(first * LEAF_SLOTS, count * LEAF_SLOTS);
         self.node_slab.give(number, budget, give_back);
     }
 
-    /// The node's places.
+    /// Returns the node's places.
     #[inline]
     pub(crate) fn node(&self, number: u32) -> &[AtomicU64] {
         let first = number as usize * LEAF_SLOTS;
         &self.nodes.all()[first..first + LEAF_SLOTS]
     }
 
-    /// The layer that the node belongs to.
+    /// Returns the layer that the node belongs to.
     pub(crate) fn node_layer(&self, number: u32) -> LayerId {
         LayerId::of(self.inner.all()[number as usize][LAYER].load(Relaxed))
     }
 
-    /// Makes the node another layer's.
+    /// Moves the node to another layer.
     pub(crate) fn set_node_layer(&self, number: u32, layer: LayerId) {
         self.inner.all()[number as usize][LAYER].store(layer.number(), Relaxed);
     }
 
-    /// How often the node is used.
+    /// Returns the number of uses of the node.
     pub(crate) fn node_uses(&self, number: u32) -> &sync::AtomicU32 {
         &self.inner.all()[number as usize][USES]
     }
 
-    /// All memory that belongs to the parts, whoever has them.
+    /// Returns all memory that the parts use, whichever disk has them.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.leaf_slab.held_bytes() + self.node_slab.held_bytes() + self.count_slab.held_bytes()
     }
 
-    /// Looks over which leaves are somebody's, and what links to what. For tests, with no other
-    /// thread in the pool.
+    /// Checks which leaves are in use, and the counts of links. For tests, with no other thread in
+    /// the pool.
     pub(crate) fn check(&self) -> Result<(), String> {
         let taken = |number: &u32| self.leaf_slab.is_taken(*number);
         let mut links = std::collections::HashMap::new();

@@ -1,9 +1,10 @@
-//! A compressed page store: what zram is, as a library.
+//! A compressed page store: zram as a library.
 //!
-//! A [`Pool`] holds compressed pages within one memory limit, and has any number of [`Disk`]s,
-//! which come and go: each a row of slots, empty or with one page of 4 KiB. Any number of threads
-//! use them at once through shared references; operations on one slot happen one after the other,
-//! operations on different slots do not wait for each other.
+//! A [`Pool`] holds compressed pages within one memory limit. It serves any number of [`Disk`]s,
+//! which can be created and dropped at any time. A disk is an array of slots; each slot is empty or
+//! holds one page of 4 KiB. Any number of threads use pools and disks concurrently through shared
+//! references. Operations on one slot are serialized; operations on different slots do not wait for
+//! each other.
 //!
 //! ```
 //! use pagefold_store::{PoolConfig, Error, PAGE_SIZE, Page, Pool};
@@ -42,17 +43,17 @@
 //!
 //! # Choices
 //!
-//! - [`PoolConfig::codec`] takes any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name` has
-//!   them by name.
-//! - [`PoolConfig::memory_limit`] counts all that the pool takes from the system. A write that would
-//!   go over it is [`Error::Full`]; reads, discards and overwriting with pages like the old ones go
-//!   on ([`Stats`] has the figures). [`Disk::set_limit`] bounds one disk.
-//! - [`PoolConfig::train`], with a codec that has tables: they are trained on the pages written.
+//! - [`PoolConfig::codec`] takes any [`Codec`](pagefold_codec::Codec); `pagefold_codec::by_name`
+//!   finds one by name.
+//! - [`PoolConfig::memory_limit`] covers all memory that the pool takes from the system. A write
+//!   that would exceed it returns [`Error::Full`]. Reads, discards and overwriting pages with
+//!   similar ones still succeed. [`Stats`] has the figures. [`Disk::set_limit`] limits one disk.
+//! - [`PoolConfig::train`]: if the codec has tables, they are trained on the pages written.
 //!
-//! Memory that frees leave empty in parts is compacted by a thread in the background, one for all
-//! pools of the process, which the first pool that needs it starts; [`Pool::compact`] does it at
-//! once. Nothing panics on any slot number; memory that was damaged is [`Error::Corrupt`] as far as
-//! the codec can tell.
+//! A background thread compacts memory that frees have left partly empty. There is one for all
+//! pools of the process, started by the first pool that needs it. [`Pool::compact`] compacts at
+//! once. No slot number causes a panic. Damaged memory is reported as [`Error::Corrupt`] as far as
+//! the codec can detect it.
 
 mod budget;
 mod common;

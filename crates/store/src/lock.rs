@@ -1,8 +1,9 @@
-//! Who holds an entry: a bit of its word, for writers only.
+//! The lock of an entry: a bit of its word, for writers only.
 //!
-//! Writers of an entry, and who moves its object, take turns by the bit. Readers take no lock: they
-//! pin the object (`pins.rs`). Of the ways to guard an entry that were compared for zram this is
-//! the one without memory of its own; the crate `published` has the others.
+//! The bit excludes an entry's writers and the thread that moves its object from each other.
+//! Readers take no lock: they pin the object (`pins.rs`). Among the ways to guard an entry that
+//! were compared for zram, this is the one that needs no memory of its own; the crate `published`
+//! has the others.
 
 use crate::{
     entry::{Entry, GONE, LOCK},
@@ -14,7 +15,7 @@ use crate::{
     },
 };
 
-/// An entry that this thread holds. Dropping it unlocks with the entry unchanged.
+/// An entry that this thread holds. Dropping it unlocks the entry unchanged.
 #[derive(Debug)]
 pub(crate) struct Locked<'a> {
     word: &'a AtomicU64,
@@ -22,7 +23,7 @@ pub(crate) struct Locked<'a> {
 }
 
 impl<'a> Locked<'a> {
-    /// Waits until nobody else holds the entry and takes it. `None`: its leaf is nobody's.
+    /// Locks the entry, waiting until nobody else holds it. Returns `None` if its leaf is unused.
     pub(crate) fn lock(word: &'a AtomicU64) -> Option<Self> {
         wait_for(|| {
             let value = word.load(Acquire);
@@ -37,34 +38,34 @@ impl<'a> Locked<'a> {
         })
     }
 
-    /// Takes the entry if it is `entry` and nobody holds it.
+    /// Locks the entry if its value is `entry` and nobody holds it.
     pub(crate) fn try_lock(word: &'a AtomicU64, entry: Entry) -> Option<Self> {
         let value = entry.encode();
         word.compare_exchange(value, value | LOCK, Acquire, Relaxed).ok()?;
         Some(Self { word, value })
     }
 
-    /// Takes the entry if it names the object at `at` and nobody holds it.
+    /// Locks the entry if it names the object at `at` and nobody holds it.
     pub(crate) fn try_lock_object(word: &'a AtomicU64, at: Location) -> Option<Self> {
         let entry = Entry::decode(word.load(Relaxed));
         entry.object().filter(|&(named, _)| named == at)?;
         Self::try_lock(word, entry)
     }
 
-    /// The entry, which cannot change while `self` lives.
+    /// Returns the entry, which cannot change while `self` lives.
     pub(crate) fn entry(&self) -> Entry {
         Entry::decode(self.value)
     }
 
-    /// Puts `entry` in place and unlocks. The old entry's object is then the caller's to free, not
-    /// before every pin of it is gone.
+    /// Stores `entry`, unlocks and returns the old entry. The caller then owns the old object and
+    /// may free it once no pin names it.
     pub(crate) fn replace(mut self, entry: Entry) -> Entry {
         let old = self.entry();
         self.value = entry.encode();
         old
     }
 
-    /// Ends the entry with its leaf: nobody locks it any more.
+    /// Ends the entry with its leaf: nobody can lock it any more.
     pub(crate) fn end(mut self) {
         self.value = GONE;
     }

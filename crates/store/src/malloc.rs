@@ -1,25 +1,25 @@
-//! What the C library's allocator keeps of memory that was freed.
+//! Control over the free memory that the C library's allocator keeps.
 #![allow(unsafe_code)] // calls libc
 
-/// Blocks from here on are to come from the system and go back to it when they are freed. Longer
-/// than a client's requests mostly are, whose buffers would else be new memory each time (reads of
-/// 256 KiB by NBD at 0.8 of the speed).
+/// Blocks of at least this many bytes come from the system and go back to it when freed. Most
+/// buffers for clients' requests are smaller: mapping each of them anew would slow down 256 KiB NBD
+/// reads by 20 %.
 const LARGE_BYTES: i32 = 4 << 20;
 
-/// Heaps of the process. glibc has eight for each CPU, and each keeps some of what was freed in it
-/// (0.1 to 0.4 MiB after clients came and went on two CPUs). Pages, and the buffers of clients,
-/// come from mappings of their own, so threads seldom meet here.
+/// Heaps of the process. By default glibc has eight per CPU, and each keeps some freed memory (0.1
+/// to 0.4 MiB after clients have come and gone on two CPUs). Pages and client buffers have their
+/// own mappings, so threads seldom contend here.
 const HEAPS: i32 = 2;
 
-/// Has the C library give large blocks back to the system when they are freed. For the start of a
-/// program whose stores train tables: it sets the allocator of the whole process (glibc's; others
-/// are left as they are), so stores do not do it themselves.
+/// Makes the C library return large blocks to the system when they are freed. Call it at the start
+/// of a program whose pools train tables. It configures the allocator of the whole process (only
+/// glibc's), so pools do not call it themselves.
 ///
-/// Once a large block was freed, glibc takes such blocks (up to 32 MiB) from a heap of the thread's
-/// own instead, of which it keeps up to twice as much for later: 10 MiB and more after a training,
-/// beyond what [`Stats::spent_bytes`](crate::Stats::spent_bytes) says.
+/// By default, once a large block was freed, glibc allocates such blocks (up to 32 MiB) from a heap
+/// of the thread and keeps up to twice as much of it for later: 10 MiB and more after a training,
+/// beyond what [`Stats::spent_bytes`](crate::Stats::spent_bytes) counts.
 pub fn keep_no_large_blocks() {
-    // SAFETY: it sets three numbers of the allocator's, under its lock.
+    // SAFETY: it sets three numbers in the allocator, under the allocator's lock.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BYTES);
@@ -28,7 +28,7 @@ pub fn keep_no_large_blocks() {
     }
 }
 
-/// Gives back what is free now: it looks over all heaps of the process, for milliseconds.
+/// Returns free memory to the system. It walks all heaps of the process, which takes milliseconds.
 pub(crate) fn give_back() {
     // SAFETY: it changes nothing that is in use.
     #[cfg(target_env = "gnu")]

@@ -1,6 +1,6 @@
 //! The machine's memory.
 
-/// Bytes of RAM and swap, if the system tells.
+/// Returns the bytes of RAM and swap, if the system reports them.
 pub(crate) fn bytes() -> Option<u64> {
     let info = rustix::system::sysinfo();
     let units = (info.totalram as u64).checked_add(info.totalswap as u64)?;

@@ -5,8 +5,8 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p pagefold-store --lib --release models
 //! ```
 //!
-//! Objects are loom's cells, so that a reader and a writer, or a reader and whoever frees, in one
-//! object at once fail the model. An object's value says which page it is; a freed object is
+//! Objects are loom's cells: if a reader and a writer, or a reader and a freeing thread, access one
+//! object at once, the model fails. An object's value identifies the page; a freed object is
 //! poisoned.
 
 #![allow(unsafe_code)] // cells that loom watches
@@ -35,7 +35,7 @@ pub(crate) const SLOT: u64 = 0;
 /// Slots of a disk: two levels of nodes.
 const SLOTS: u64 = 8;
 
-/// A disk of a pool whose heap is an array: whoever allocates names the place.
+/// A disk of a pool whose heap is an array: the caller chooses an object's place.
 pub(crate) struct World {
     pub(crate) leaves: Leaves,
     layers: Layers,
@@ -46,7 +46,7 @@ pub(crate) struct World {
     objects: Vec<UnsafeCell<u64>>,
 }
 
-// SAFETY: who may touch an object when is what the models check.
+// SAFETY: the models check which thread may access an object when.
 unsafe impl Sync for World {}
 
 fn entry(at: u64) -> Entry {
@@ -58,7 +58,7 @@ impl Counts for World {
 }
 
 impl World {
-    /// The slot holds object 0 with value 0; the other objects are free.
+    /// Creates a world in which the slot holds object 0 with value 0; the other objects are free.
     pub(crate) fn new(objects: usize, pins: usize) -> Arc<Self> {
         let objects = (0..objects).map(|at| UnsafeCell::new(if at == 0 { 0 } else { POISON })).collect();
         let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
@@ -74,12 +74,12 @@ impl World {
         Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
     }
 
-    /// An empty disk beside the first.
+    /// Creates an empty disk beside the first.
     pub(crate) fn other_tree(&self) -> Tree {
         Tree::new(self.layers.take(&self.budget).expect("no limit"))
     }
 
-    /// The slot's place in a tree, made if need be.
+    /// Returns the slot's place in a tree, created if necessary.
     fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> Place<'a> {
         tree.find_own(&self.leaves, slot).unwrap_or_else(|| {
             let mut changing = tree.change(self.parts(), Some(Purpose::Keep));
@@ -89,12 +89,12 @@ impl World {
         })
     }
 
-    /// What the slot's object says, `None` when the slot is empty.
+    /// Returns the value of the slot's object, or `None` if the slot is empty.
     pub(crate) fn read(&self, stream: usize) -> Option<u64> {
         self.read_slot(&self.tree, SLOT, stream)
     }
 
-    /// As `Disk::read` does.
+    /// Reads like `Disk::read`.
     pub(crate) fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
         loop {
             let version = tree.version();
@@ -123,23 +123,23 @@ impl World {
     }
 
     pub(crate) fn value(&self, at: u64) -> u64 {
-        // SAFETY: loom checks it.
+        // SAFETY: loom checks the access.
         self.objects[at as usize].with(|object| unsafe { *object })
     }
 
-    /// Fills object `at`, which the caller knows to be free.
+    /// Fills object `at`, which must be free.
     fn fill(&self, at: u64, value: u64) {
-        // SAFETY: loom checks it.
+        // SAFETY: loom checks the access.
         self.objects[at as usize].with_mut(|object| unsafe { *object = value });
     }
 
-    /// Puts object `at` with `value` in the slot and frees the old one, or leaves it in `retired`
+    /// Stores object `at` with `value` in the slot and frees the old one, or leaves it in `retired`
     /// while it is read.
     pub(crate) fn write(&self, at: u64, value: u64, stream: usize, retired: &mut Vec<u64>) {
         self.write_slot(&self.tree, SLOT, at, value, stream, retired);
     }
 
-    /// As `Disk::write` does.
+    /// Writes like `Disk::write`.
     pub(crate) fn write_slot(
         &self,
         tree: &Tree,
@@ -170,8 +170,8 @@ impl World {
         }
     }
 
-    /// Has the slot share the object of entry `number` if that has `value`, as `Disk::write` does
-    /// with a page that is there.
+    /// Makes the slot share the object of entry `number` if its value is `value`, as `Disk::write`
+    /// does with a page that is already stored.
     pub(crate) fn share(&self, number: u64, tree: &Tree, value: u64, stream: usize, retired: &mut Vec<u64>) -> bool {
         let word = self.leaves.word(number);
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
@@ -194,12 +194,12 @@ impl World {
         true
     }
 
-    /// The number of the slot's own entry.
+    /// Returns the number of the slot's own entry.
     pub(crate) fn number(&self, tree: &Tree) -> u64 {
         self.place(tree, SLOT).number()
     }
 
-    /// The number of the entry that the slot's leads to.
+    /// Returns the number of the entry that the slot's entry leads to.
     pub(crate) fn shared_number(&self, tree: &Tree) -> u64 {
         let entry = Entry::decode(self.place(tree, SLOT).word.load(Acquire));
         let Entry::Shared { number, .. } = entry else { panic!("{entry:?} shares nothing") };
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// Frees what nobody uses, and its objects once nobody reads them.
+    /// Frees unused parts, and their objects once nobody reads them.
     fn free_all(&self, mut unused: Unused) {
         while self.parts().free_one(&mut unused) {}
         while self.pins.name_any(&unused.words) {
@@ -227,14 +227,14 @@ impl World {
         self.discard_slots(1);
     }
 
-    /// Empties the slot and those behind it.
+    /// Empties `count` slots from the slot on.
     fn discard_slots(&self, count: u64) {
         let mut changing = self.tree.change(self.parts(), Some(Purpose::Move));
         changing.clear(SLOT..SLOT + count, NOTHING, SLOTS).expect("no limit");
         self.free_all(changing.end());
     }
 
-    /// As `Disk::fork` does.
+    /// Forks like `Disk::fork`.
     pub(crate) fn fork(&self) -> Tree {
         let [ours, theirs] = [(); 2].map(|()| self.layers.take(&self.budget).expect("no limit"));
         let wait = |layer| {
@@ -248,12 +248,12 @@ impl World {
         fork
     }
 
-    /// As when a disk is dropped.
+    /// Ends a tree as dropping its disk does.
     pub(crate) fn end(&self, tree: &Tree) {
         self.free_all(tree.end(self.parts()));
     }
 
-    /// Moves the object at `from`, as compaction does: it knows the leaf alone.
+    /// Moves the object at `from` as compaction does, which knows only the leaf.
     fn relocate(&self, from: u64, to: u64, retired: &mut Vec<u64>) {
         if let Some(locked) = self.leaves.try_lock(0, Location::new(from)) {
             self.fill(to, self.value(from));
@@ -379,7 +379,7 @@ fn read_against_write_and_move() {
     });
 }
 
-/// An object that comes back to the same place for the same slot: the word a reader saw first can
+/// An object that returns to the same place for the same slot: the word that a reader saw first may
 /// be there again with another page behind it.
 #[test]
 fn a_place_used_again() {
@@ -391,7 +391,7 @@ fn a_place_used_again() {
         });
         let mut retired = Vec::new();
         world.write(1, 1, 1, &mut retired);
-        // Object 0 is free unless the reader is in it.
+        // Object 0 is free unless it is being read.
         if retired.is_empty() {
             world.write(0, 2, 1, &mut retired);
         }
@@ -399,7 +399,7 @@ fn a_place_used_again() {
     });
 }
 
-/// Objects of two slots that move together and wait for their readers together.
+/// Objects of two slots move together, and one wait covers their readers.
 #[test]
 fn read_against_moves() {
     check(3, || {
@@ -427,8 +427,8 @@ fn read_against_moves() {
     });
 }
 
-/// A leaf that goes while its slot is read, and is another disk's then: the reader finds its own
-/// page or nothing, never the other disk's.
+/// A leaf is freed while its slot is read, and then becomes another disk's: the reader finds its
+/// own page or nothing, never the other disk's.
 #[test]
 fn read_against_a_leaf_that_becomes_another_disks() {
     check(3, || {
@@ -446,8 +446,8 @@ fn read_against_a_leaf_that_becomes_another_disks() {
     });
 }
 
-/// A write to an empty slot whose leaf goes at the same time, as its last page does, is not lost,
-/// and the leaf that stays is the slot's.
+/// A write to an empty slot while its leaf is freed with the leaf's last page: the write is not
+/// lost, and the leaf that remains is the slot's.
 #[test]
 fn write_against_the_end_of_its_leaf() {
     check(3, || {
@@ -462,8 +462,8 @@ fn write_against_the_end_of_its_leaf() {
     });
 }
 
-/// A write whose leaf goes with the node above it, or with the whole tree: it is there or not, and
-/// nothing of it is left behind.
+/// A write while its leaf is freed with the node above it, or with the whole tree: it takes effect
+/// or not, and leaves nothing behind.
 #[test]
 fn write_against_the_end_of_the_parts_above() {
     for count in [4, SLOTS] {
@@ -485,7 +485,7 @@ fn write_against_the_end_of_the_parts_above() {
     }
 }
 
-/// The same with a third who takes leaves for another disk: no entry is in two disks.
+/// The same while the freeing thread takes leaves for another disk: no entry is in two disks.
 #[test]
 fn write_against_a_leaf_that_becomes_another_disks() {
     check(2, || {
@@ -506,7 +506,7 @@ fn write_against_a_leaf_that_becomes_another_disks() {
     });
 }
 
-/// A write that begins before a fork and ends after it: the fork has it or not, and for good; the
+/// A write that begins before a fork and ends after it: the fork has it or not, permanently; the
 /// disk has it.
 #[test]
 fn write_against_fork() {
@@ -525,8 +525,8 @@ fn write_against_fork() {
     });
 }
 
-/// Two writes, one after the other, while the disk is forked: the fork does not have the second
-/// without the first.
+/// Two consecutive writes while the disk is forked: the fork does not have the second without the
+/// first.
 #[test]
 fn writes_in_order_against_fork() {
     check(2, || {
@@ -545,8 +545,8 @@ fn writes_in_order_against_fork() {
     });
 }
 
-/// A change of a page across a fork builds on what the disk has: a write that began before is not
-/// lost below it.
+/// A page change across a fork applies to what the disk has: it does not lose a write that began
+/// before.
 #[test]
 fn updates_add_up_across_a_fork() {
     check(2, || {
@@ -584,14 +584,14 @@ fn updates_add_up_across_a_fork() {
     });
 }
 
-/// A disk that writes what it shares while its fork goes: the object is freed once, by who comes
-/// second.
+/// A disk writes what it shares while its fork is dropped: the object is freed once, by the later
+/// of the two.
 #[test]
 fn write_against_the_end_of_a_fork() {
     check(3, || {
         let world = World::new(3, 2);
         let fork = world.fork();
-        // The other slot of the leaf makes a copy of it, with a link for this one.
+        // Writing the leaf's other slot copies the leaf, with a link for this one.
         world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
         let ender = thread::spawn({
             let world = Arc::clone(&world);
@@ -607,8 +607,8 @@ fn write_against_the_end_of_a_fork() {
     });
 }
 
-/// A read through a link while the disk writes there and the fork is gone, so that what was linked
-/// to is freed.
+/// A read through a link while the disk writes there and the fork is gone, so that the link's
+/// target is freed.
 #[test]
 fn read_through_a_link_against_write() {
     check(2, || {
@@ -627,7 +627,7 @@ fn read_through_a_link_against_write() {
     });
 }
 
-/// Two forks copy the part they share at the same time, and a third that has it goes.
+/// A disk and its fork copy the part that they share at the same time; the old part is freed.
 #[test]
 fn forks_part_at_once() {
     check(2, || {
@@ -645,7 +645,7 @@ fn forks_part_at_once() {
     });
 }
 
-/// Two threads at one stream: one gets it, and the next finds what the last left.
+/// Two threads at one stream: one gets it, and the next one finds the state that the last one left.
 #[test]
 fn a_stream_has_one_holder() {
     check(3, || {
@@ -653,7 +653,7 @@ fn a_stream_has_one_holder() {
         let state = Arc::new(Shared(UnsafeCell::new(0u64)));
         let turn = |pins: &Pins, state: &Shared| {
             let held: Option<Pin<'_>> = pins.try_take(0, 0);
-            // SAFETY: loom checks it.
+            // SAFETY: loom checks the access.
             held.is_some().then(|| state.0.with_mut(|state| unsafe { *state += 1 })).map_or(0, |()| 1)
         };
         let other = thread::spawn({
@@ -669,7 +669,7 @@ fn a_stream_has_one_holder() {
 
 struct Shared(UnsafeCell<u64>);
 
-// SAFETY: the holder of the pin alone touches it: that is what the model checks.
+// SAFETY: only the holder of the pin accesses it: the model checks that.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}

@@ -1,4 +1,4 @@
-//! Slots that come to share an object, and let go of it, under loom.
+//! Slots that start and stop sharing an object, under loom.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     tree::Tree,
 };
 
-/// A second disk whose slot shares the object of the first one's.
+/// Creates a second disk whose slot shares the object of the first disk's.
 fn sharing(world: &World) -> Tree {
     let other = world.other_tree();
     assert!(world.share(world.number(&world.tree), &other, 0, 0, &mut Vec::new()));
@@ -33,7 +33,7 @@ fn read_against_share() {
     });
 }
 
-/// A slot is written while another comes to share what it has.
+/// A slot is written while another starts to share its object.
 #[test]
 fn write_against_share() {
     check(2, || {
@@ -56,7 +56,7 @@ fn write_against_share() {
     });
 }
 
-/// The two who share an object let go of it at once: one of them frees it.
+/// Both sharers of an object drop it at once: one of them frees it.
 #[test]
 fn both_let_go_at_once() {
     check(3, || {
@@ -74,7 +74,7 @@ fn both_let_go_at_once() {
     });
 }
 
-/// A third comes to share what the two let go of.
+/// A third slot starts to share the object that the two others drop.
 #[test]
 fn share_against_the_last_who_lets_go() {
     check(2, || {
@@ -94,8 +94,8 @@ fn share_against_the_last_who_lets_go() {
     });
 }
 
-/// A disk copies the leaf that it shares with its fork while another disk comes to share an object
-/// of that leaf: the copy's link leads to an entry that leads on.
+/// A disk copies the leaf that it shares with its fork while another disk starts to share an object
+/// of that leaf: the copy's link leads to an entry that leads to the object.
 #[test]
 fn copy_against_share() {
     check(2, || {
@@ -123,8 +123,8 @@ fn copy_against_share() {
     });
 }
 
-/// The pool's entry is emptied, gets another object, is emptied again and gets a third, which the
-/// slot comes to share: a reader finds what the slot had, and never the second.
+/// The pool's entry is emptied, gets another object, is emptied again and gets a third object,
+/// which the slot starts to share: a reader finds what the slot had, and never the second object.
 #[test]
 fn an_entry_used_again() {
     check(2, || {
@@ -138,12 +138,12 @@ fn an_entry_used_again() {
         let mut retired = Vec::new();
         let mut write = |tree: &Tree, at: u64| world.write_slot(tree, SLOT, at, at, 1, &mut retired);
         let third = world.other_tree();
-        // The first disk has 1 of its own, the others share 2.
+        // The first disk has page 1 of its own, the others share page 2.
         write(&world.tree, 1);
         write(&other, 2);
         assert!(world.share(world.number(&other), &third, 2, 1, &mut Vec::new()));
         assert_eq!(world.shared_number(&third), number);
-        // Now the first shares 4 with the second, in the same entry.
+        // Now the first shares page 4 with the second, in the same entry.
         write(&third, 3);
         write(&other, 4);
         assert!(world.share(world.number(&other), &world.tree, 4, 1, &mut Vec::new()));

@@ -1,5 +1,5 @@
-//! A heap's objects without a pool around them.
-#![allow(unsafe_code)] // keeps the heap's promises by ownership
+//! The objects of a heap, without a pool.
+#![allow(unsafe_code)] // upholds the heap's contract by ownership
 
 use std::{
     io,
@@ -16,8 +16,8 @@ use crate::{
     heap::{Heap, Location},
 };
 
-/// Objects of 1 to 4096 bytes in a heap, which nothing moves. For measuring the heap: a pool does
-/// more with the same one.
+/// Objects of 1 to 4096 bytes in a heap that never moves them. For benchmarks of the heap that
+/// pools use.
 ///
 /// ```
 /// use pagefold_store::Objects;
@@ -35,7 +35,7 @@ pub struct Objects {
     number: u64,
 }
 
-/// An object of [`Objects`]. It is not given back when dropped.
+/// An object of [`Objects`]. Dropping it does not free it.
 #[derive(Debug)]
 pub struct Object {
     at: Location,
@@ -44,21 +44,21 @@ pub struct Object {
 }
 
 impl Objects {
-    /// An empty heap.
+    /// Creates an empty heap.
     pub fn new() -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let heap = Heap::new(Arc::new(Budget::new(u64::MAX, 1)))?;
         Ok(Self { heap, number: MADE.fetch_add(1, Relaxed) })
     }
 
-    /// Makes an object of `len_bytes` whose bytes are unspecified. `None`: there is no memory, or
-    /// no object has this length.
+    /// Allocates an object of `len_bytes` with unspecified content. Returns `None` if there is no
+    /// memory or the length is invalid.
     pub fn room(&self, len_bytes: usize) -> Option<Object> {
         let at = (1..=PAGE_SIZE).contains(&len_bytes).then(|| self.heap.alloc(len_bytes, 0).ok())??;
         Some(Object { at, len_bytes, objects: self.number })
     }
 
-    /// Makes an object of `bytes`, as [`room`](Self::room) does.
+    /// Stores `bytes` as an object, allocated like [`room`](Self::room).
     pub fn put(&self, bytes: &[u8]) -> Option<Object> {
         let object = self.room(bytes.len())?;
         // SAFETY: just allocated with this length; nobody else knows of it.
@@ -69,26 +69,26 @@ impl Objects {
     /// Copies the object's bytes to `out`.
     ///
     /// # Panics
-    /// If the object is not one of these or `out` has another length.
+    /// If the object belongs to another heap or `out` has another length.
     pub fn get(&self, object: &Object, out: &mut [u8]) {
         self.assert_own(object);
         assert_eq!(out.len(), object.len_bytes, "the object's length");
-        // SAFETY: the object is this heap's and live, as `remove` takes it; nothing writes it after
-        // `put`.
+        // SAFETY: the object belongs to this heap and is live, as `remove` consumes it; nothing
+        // writes it after `put`.
         unsafe { self.heap.read(object.at, out) };
     }
 
-    /// Gives the object's memory back.
+    /// Frees the object.
     ///
     /// # Panics
-    /// If the object is not one of these.
+    /// If the object belongs to another heap.
     pub fn remove(&self, object: Object) {
         self.assert_own(&object);
-        // SAFETY: the object is this heap's, and there is no other like it.
+        // SAFETY: the object belongs to this heap, and nothing else names it.
         unsafe { self.heap.free(object.at) };
     }
 
-    /// All memory that the heap holds.
+    /// Returns all memory that the heap holds.
     pub fn spent_bytes(&self) -> u64 {
         self.heap.account().held_bytes
     }

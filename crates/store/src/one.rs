@@ -51,7 +51,7 @@ impl One {
         self.pool.core().training.as_ref().map_or_else(Vec::new, |training| training.tables())
     }
 
-    /// Puts another entry in the slot, as damaged memory would.
+    /// Changes the slot's entry, as damaged memory would.
     pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
         self.disk.change_entry(slot, change);
     }

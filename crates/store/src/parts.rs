@@ -1,24 +1,25 @@
-//! What keeps the parts of trees, and what becomes of those that nothing keeps.
+//! Reference counts of the parts of trees, and what happens to parts at zero.
 //!
 //! ```text
-//! disk a ─ node ─┬─ leaf 1 │ object  │ link to 2 │ …       leaf 1 was made for a write after the fork: what was not written is a link
-//!                └─ leaf 3 │   ▲                ▼
-//! disk b ─ node ─┬─ leaf 2 │ object  │ object    │ …       leaf 2 is as it was at the fork
-//!                └─ leaf 3                                 leaf 3 has two uses: nobody has written there since
+//! disk a ─ node ─┬─ leaf 1 │ object  │ link to 2 │ …   leaf 1 was made for a write after the fork:
+//!                │                   │               the entries not written are links
+//!                └─ leaf 3           ▼
+//! disk b ─ node ─┬─ leaf 2 │ object  │ object    │ …   leaf 2 is as it was at the fork
+//!                └─ leaf 3                             leaf 3 has two uses: not written since
 //! ```
 //!
-//! - Many places may name one part, each a *use*. Who wants to change a part that is not of its own
-//!   layer copies it first.
-//! - A copy of a node has the same places, each a use more. A copy of a leaf has *links* to the
-//!   entries of the old one, or to what these link to: an object has one owner for good, and a link
-//!   leads to it at once, however often a disk was forked.
+//! - Many places may name one part; each is a *use*. A part of another layer is copied before it is
+//!   changed.
+//! - A copy of a node has the same places and adds a use to each part. A copy of a leaf has *links*
+//!   to the entries of the old one, or to those that these link to. An object's owner never changes
+//!   by a fork, and one link leads to it, however often a disk was forked.
 //! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps
-//!   those of its entries that have links, and nothing else. It goes when the last of them has
-//!   gone.
+//!   only its entries that have links. It is freed when the last of them is gone.
 //!
-//! Two may let go of an entry at once: who takes away the leaf's last use, and who takes away the
-//! entry's last link. Both do it with the entry held, the one after it has counted the uses and the
-//! other before it looks at them. So the second of them finds that it is the last.
+//! Two threads may drop an entry at once: one removes the leaf's last use, the other the entry's
+//! last link. Both hold the entry for this: the first has already decremented the uses, and the
+//! second checks them after it has locked the entry. So the later of the two finds that it is the
+//! last.
 
 use crate::{
     budget::{Budget, Full, Purpose},
@@ -34,30 +35,30 @@ use crate::{
     },
 };
 
-/// A place that names no part: below it is nothing.
+/// A place without a part: nothing is below it.
 pub(crate) const NOTHING: u64 = 0;
 
-/// A place that names no part: below it are zeros, whatever is below the disk.
+/// A place without a part: zeros are below it, whatever is below the disk.
 pub(crate) const HOLE: u64 = u64::MAX;
 
-/// Whether a place names a part.
+/// Returns whether a place names a part.
 #[inline]
 pub(crate) fn names_part(place: u64) -> bool {
     place != NOTHING && place != HOLE
 }
 
-/// The entry that slots have below a place that names no part.
+/// Returns the entry of the slots below a place without a part.
 pub(crate) fn entry_below(place: u64) -> Entry {
     if place == HOLE { Entry::Hole } else { Entry::Empty }
 }
 
-/// Who counts what entries hold.
+/// The counter of what entries hold.
 pub(crate) trait Counts {
-    /// An entry took the place of another in a layer.
+    /// Counts that `new` replaced `old` in a layer.
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry);
 }
 
-/// The parts of a pool, and what it takes to make and to free some.
+/// The parts of a pool, and what is needed to create and free them.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) leaves: &'a Leaves,
@@ -67,11 +68,11 @@ pub(crate) struct Parts<'a> {
     pub(crate) common: &'a Common,
 }
 
-/// What is to be freed: parts without uses, and objects that are in no entry any more but may still
-/// be read.
+/// What is to be freed: parts without uses, and objects that are not in an entry any more but may
+/// still be read.
 #[derive(Debug, Default)]
 pub(crate) struct Unused {
-    /// Numbers and levels. The last is freed first, so there are never more than 64 of a level.
+    /// Numbers and levels. The last is freed first, so there are never more than 64 per level.
     parts: Vec<(u32, u32)>,
     pub(crate) words: Vec<u64>,
 }
@@ -83,8 +84,8 @@ impl Unused {
 }
 
 impl<'a> Parts<'a> {
-    /// A part for `layer`, `level` levels above the leaves, below which everything is as below
-    /// `place`.
+    /// Takes a part for `layer`, `level` levels above the leaves. All its places or entries are as
+    /// below `place`.
     pub(crate) fn take(&self, layer: LayerId, level: u32, place: u64, purpose: Purpose) -> Result<PartId, Full> {
         let part = match level {
             0 => self.leaves.take(layer, entry_below(place), purpose, self.budget),
@@ -94,7 +95,7 @@ impl<'a> Parts<'a> {
         Ok(part)
     }
 
-    /// Whose the part is.
+    /// Returns the layer that the part belongs to.
     pub(crate) fn layer(&self, part: PartId, level: u32) -> LayerId {
         match level {
             0 => self.leaves.layer(part.number()),
@@ -109,12 +110,12 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// One use more, of a part that has some.
+    /// Adds a use to a part that has some.
     pub(crate) fn add_use(&self, part: PartId, level: u32) {
         self.uses(part, level).fetch_add(1, Relaxed);
     }
 
-    /// One use less.
+    /// Removes a use.
     pub(crate) fn drop_use(&self, part: PartId, level: u32, unused: &mut Unused) {
         if self.uses(part, level).fetch_sub(1, Release) == 1 {
             fence(Acquire);
@@ -122,7 +123,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Frees one of the parts without uses. Its objects are the caller's to free then.
+    /// Frees one of the parts without uses. The caller then frees its objects. Returns whether
+    /// there was one.
     pub(crate) fn free_one(&self, unused: &mut Unused) -> bool {
         let Some((number, level)) = unused.parts.pop() else { return false };
         if level == 0 {
@@ -130,8 +132,8 @@ impl<'a> Parts<'a> {
             return true;
         }
         for place in self.leaves.node(number) {
-            // Whoever has looked a leaf up here, and locks one of its entries after that was freed,
-            // finds that it is not in its place.
+            // A thread that has found a leaf here, and locks an entry of it after the leaf was
+            // freed, sees that the leaf is not in its place any more.
             let part = place.swap(NOTHING, AcqRel);
             if names_part(part) {
                 self.drop_use(PartId::of(part), level - 1, unused);
@@ -142,7 +144,7 @@ impl<'a> Parts<'a> {
         true
     }
 
-    /// Empties what has no links of a leaf without uses.
+    /// Empties the entries without links of a leaf without uses.
     fn free_leaf(&self, number: Owner, unused: &mut Unused) {
         for (index, word) in self.leaves.words(number).iter().enumerate() {
             let Some(locked) = Locked::lock(word) else { unreachable!("the leaf lives") };
@@ -154,12 +156,12 @@ impl<'a> Parts<'a> {
         self.drop_life(number);
     }
 
-    /// How many entries link to this one.
+    /// Returns how many entries link to this one.
     fn links(&self, number: Owner, index: usize) -> u32 {
         self.leaves.counts(number).map_or(0, |counts| counts[index].load(Relaxed))
     }
 
-    /// Puts another entry in the place of one that is held.
+    /// Replaces an entry that is held.
     pub(crate) fn replace(&self, number: Owner, locked: Locked<'_>, new: Entry) -> Entry {
         let layer = self.leaves.layer(number);
         let old = locked.entry();
@@ -167,8 +169,7 @@ impl<'a> Parts<'a> {
         locked.replace(new)
     }
 
-    /// Sees to what an entry that was taken out of its leaf, where its place was `index`, leaves
-    /// behind.
+    /// Drops what an entry refers to that was removed from its leaf, where its index was `index`.
     pub(crate) fn let_go(&self, old: Entry, index: usize, unused: &mut Unused) {
         match old {
             Entry::Link(to) => self.unlink(to, index, unused),
@@ -177,7 +178,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Ends a link to an entry.
+    /// Removes a link to an entry.
     fn unlink(&self, to: Owner, index: usize, unused: &mut Unused) {
         let Some(locked) = Locked::lock(&self.leaves.words(to)[index]) else { unreachable!("the link kept the leaf") };
         let Some(counts) = self.leaves.counts(to) else { unreachable!("the link was counted") };
@@ -192,7 +193,7 @@ impl<'a> Parts<'a> {
         self.drop_life(to);
     }
 
-    /// One thing less that keeps a leaf. At none it goes.
+    /// Removes a life of a leaf, and frees the leaf if it was the last.
     pub(crate) fn drop_life(&self, number: Owner) {
         if self.leaves.lives(number).fetch_sub(1, AcqRel) > 1 {
             return;
@@ -206,8 +207,8 @@ impl<'a> Parts<'a> {
         self.leaves.give(number, self.budget);
     }
 
-    /// Gives back a leaf of the caller's own, without links to it, if all its entries are `entry`
-    /// and nobody holds one. `detach` takes its place away.
+    /// Frees a leaf of the caller's own, without links to it, if all its entries are `entry` and
+    /// nobody holds one. `detach` clears its place.
     pub(crate) fn give_uniform(&self, leaf: PartId, entry: Entry, detach: impl FnOnce()) {
         let number = leaf.number();
         let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
@@ -223,8 +224,8 @@ impl<'a> Parts<'a> {
         self.leaves.give(number, self.budget);
     }
 
-    /// Makes a part the layer's that has one use, by a part of that layer, and no links to it.
-    /// False: it has more.
+    /// Moves a part to the layer if it has only one use, by a part of that layer, and no links to
+    /// it. Returns false if it has more.
     pub(crate) fn adopt(&self, part: PartId, level: u32, layer: LayerId) -> bool {
         if self.uses(part, level).load(Acquire) != 1 {
             return false;
@@ -237,7 +238,7 @@ impl<'a> Parts<'a> {
             if self.leaves.lives(number).load(Acquire) != 1 {
                 return false;
             }
-            // Who makes an object anew, for other tables, counts what that changes in the leaf's
+            // A thread that rewrites an object for other tables counts the change in the leaf's
             // layer.
             let held: [Option<Locked<'_>>; LEAF_SLOTS] =
                 std::array::from_fn(|index| Locked::lock(&self.leaves.words(number)[index]));
@@ -251,7 +252,7 @@ impl<'a> Parts<'a> {
         true
     }
 
-    /// A part for `layer` with what `part` has, which the caller uses and nobody changes.
+    /// Copies `part` for `layer`. The caller uses `part`, and nobody changes it.
     pub(crate) fn copy(&self, part: PartId, level: u32, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
         if level == 0 {
             return self.copy_leaf(part, layer, purpose);
@@ -284,10 +285,10 @@ impl<'a> Parts<'a> {
         Ok(new)
     }
 
-    /// Has one entry more share the object of entry `number`, which the caller holds. If that is a
-    /// disk's, the object moves to an entry of the pool's own first; `set_owner` tells the object.
-    /// Returns what the new entry is to be: it is counted, so it must come into a slot, or be [let
-    /// go](Self::let_go).
+    /// Adds a sharer to the object of entry `number`, which the caller holds. If the entry is a
+    /// disk's, first moves the object to one of the pool's own entries; `set_owner` records that in
+    /// the object. Returns the new sharer's entry: it is already counted, so it must be stored in a
+    /// slot or be [let go](Self::let_go).
     ///
     /// # Errors
     /// There is no memory for an entry; nothing has changed.
@@ -309,14 +310,14 @@ impl<'a> Parts<'a> {
         Ok(shared)
     }
 
-    /// Counts one more who links to an entry that stays meanwhile, in a leaf with counts.
+    /// Counts another link to an entry that stays meanwhile, in a leaf with counts.
     pub(crate) fn link(&self, leaf: Owner, index: usize) {
         let Some(counts) = self.leaves.counts(leaf) else { unreachable!("the leaf has counts") };
         counts[index].fetch_add(1, Relaxed);
         self.leaves.lives(leaf).fetch_add(1, Relaxed);
     }
 
-    /// Takes an empty entry of the pool's own, and counts two who will share its object.
+    /// Takes an empty entry of the pool's own, and counts two sharers for its object.
     fn take_common(&self) -> Result<(u64, Locked<'a>), Full> {
         let mut roomy = self.common.roomy();
         let leaf = match roomy.first() {
@@ -335,14 +336,14 @@ impl<'a> Parts<'a> {
             roomy.remove(&leaf);
         }
         let (index, locked) = taken.ok_or(Full)?;
-        // Both before anybody else may find that nothing keeps the leaf.
+        // Both counts, before another thread may find that nothing keeps the leaf.
         for _ in 0..2 {
             self.link(leaf, index);
         }
         Ok((Leaves::entry_number(leaf, index), locked))
     }
 
-    /// One who shares an object lets go of it. The last empties its entry.
+    /// Removes a sharer of an object. The last one empties the object's entry.
     pub(crate) fn unshare(&self, number: u64, unused: &mut Unused) {
         let (leaf, index) = Leaves::leaf_of(number);
         let Some(locked) = Locked::lock(self.leaves.word(number)) else { unreachable!("the link kept the leaf") };
@@ -355,7 +356,7 @@ impl<'a> Parts<'a> {
         let mut roomy = self.common.roomy();
         let old = self.replace(leaf, locked, Entry::Empty);
         self.let_go(old, index, unused);
-        // Only who shares an object already lets more share it, so nobody comes once there is none.
+        // Only a sharer adds sharers, so none can be added once there is none.
         if lives.fetch_sub(1, AcqRel) > 2 {
             roomy.insert(leaf);
             return;

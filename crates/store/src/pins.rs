@@ -1,4 +1,4 @@
-//! Who holds which stream, and which object each holder reads: hazard pointers (M. M. Michael,
+//! Which streams are held, and which object each holder reads: hazard pointers (M. M. Michael,
 //! "Hazard Pointers: Safe Memory Reclamation for Lock-Free Objects", IEEE TPDS 15(6), 2004).
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The reader writes its pin and then reads the entry; the writer writes the entry and then reads
-//! the pins. With all of that sequentially consistent one of them sees the other: a reader whose
-//! second look finds its word has a pin that every later scan sees. So nobody writes or frees an
-//! object's bytes while they are read, and no reader waits.
+//! the pins. As all of these are sequentially consistent, one of them sees the other: a reader
+//! whose second load finds its word has a pin that every later scan sees. So nobody writes or frees
+//! an object's bytes while they are read, and no reader waits.
 
 use crossbeam_utils::CachePadded;
 
@@ -26,15 +26,15 @@ use crate::{
     },
 };
 
-/// A pin of nobody's. Any other has the lock bit set, over the word that its holder reads (0 when
-/// it reads none).
+/// A free pin. Any other has the lock bit set, over the word that its holder reads (0 if it reads
+/// none).
 const FREE: u64 = 0;
 
-/// What the pin of a writer has beside the layer's number.
+/// Set in a writer's pin, beside the layer's number.
 const WRITING: u64 = 1 << 58;
 
-/// One pin a stream, each on a cache line of its own, and on the rest of the line what belongs to
-/// the pin's holder.
+/// One pin per stream, each on its own cache line. The rest of the line belongs to the pin's
+/// holder.
 #[derive(Debug)]
 pub(crate) struct Pins<T = ()> {
     seats: Box<[CachePadded<Seat<T>>]>,
@@ -46,8 +46,7 @@ struct Seat<T> {
     beside: T,
 }
 
-/// A pin that this thread holds, and with it the stream of the same number. Dropping it gives both
-/// back.
+/// A pin that this thread holds, and with it the stream of the same number. Dropping it frees both.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     pin: &'a AtomicU64,
@@ -67,12 +66,12 @@ impl<T> Pins<T> {
         self.seats.len()
     }
 
-    /// Bytes of the pins and what is beside them.
+    /// Returns the bytes of the pins and the data beside them.
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(&*self.seats) as u64
     }
 
-    /// What is beside pin `number`.
+    /// Returns the data beside pin `number`.
     pub(crate) fn beside(&self, number: usize) -> &T {
         &self.seats[number].beside
     }
@@ -81,7 +80,7 @@ impl<T> Pins<T> {
         self.seats.iter().map(|seat| &seat.pin)
     }
 
-    /// Takes pin `number` if it is free and says that its holder reads the object of `word`.
+    /// Takes pin `number` if it is free, and records that its holder reads the object of `word`.
     pub(crate) fn try_take(&self, number: usize, word: u64) -> Option<Pin<'_>> {
         let (pin, word) = (&self.seats[number].pin, word | LOCK);
         if pin.load(Relaxed) != FREE {
@@ -92,14 +91,14 @@ impl<T> Pins<T> {
         Some(Pin { pin, word, number })
     }
 
-    /// Whether the holder of a pin [writes](Pin::writes) to the layer. It is no disk's topmost
-    /// layer any more, by a store that is `SeqCst`.
+    /// Returns whether a holder of a pin [writes](Pin::writes) to the layer. The layer must have
+    /// been replaced as its disk's topmost one by a `SeqCst` store.
     pub(crate) fn write_to(&self, layer: LayerId) -> bool {
         fence(SeqCst);
         self.pins().any(|pin| pin.load(SeqCst) == LOCK | writing(layer))
     }
 
-    /// Takes out of `retired` every word that no pin names and passes it to `free`. The words were
+    /// Removes from `retired` every word that no pin names, and passes it to `free`. The words were
     /// swapped out of their entries before the call. At most [`len`](Self::len) stay.
     pub(crate) fn release(&self, retired: &mut Vec<u64>, mut free: impl FnMut(u64)) {
         fence(SeqCst);
@@ -119,8 +118,8 @@ impl<T> Pins<T> {
         }
     }
 
-    /// Whether somebody reads an object of `words`, which were swapped out of their entries before
-    /// the call.
+    /// Returns whether any pin names an object of `words`, which were swapped out of their entries
+    /// before the call.
     pub(crate) fn name_any(&self, words: &[u64]) -> bool {
         if words.is_empty() {
             return false;
@@ -134,17 +133,17 @@ impl<T> Pins<T> {
 }
 
 impl Pin<'_> {
-    /// The pin's number, below [`Pins::len`].
+    /// Returns the pin's number, below [`Pins::len`].
     pub(crate) fn number(&self) -> usize {
         self.number
     }
 
     /// Pins the object that `entry` names now, and returns its word without the lock bit. The
-    /// object stays live and unchanged as long as the pin is neither dropped nor moved to another.
+    /// object stays live and unchanged until the pin is dropped or changed.
     pub(crate) fn pin(&mut self, entry: &AtomicU64) -> u64 {
         loop {
-            // A locked word still names its object: whoever holds the lock retires it only after
-            // unlocking.
+            // A locked word still names its object: the lock's holder retires the object only after
+            // it has unlocked the entry.
             let word = entry.load(SeqCst) | LOCK;
             if word == self.word {
                 return word & !LOCK;
@@ -157,16 +156,16 @@ impl Pin<'_> {
 }
 
 impl Pin<'_> {
-    /// Says that the holder is about to write to a layer, until the pin is dropped or names an
-    /// object. Whether it is a disk's topmost one still has to be asked after that, by a load that
-    /// is `SeqCst`.
+    /// Declares that the holder is about to write to a layer, until the pin is dropped or changed.
+    /// Afterwards the holder must check by a `SeqCst` load that the layer is still a disk's topmost
+    /// one.
     pub(crate) fn writes(&mut self, layer: LayerId) {
         self.word = LOCK | writing(layer);
         self.pin.store(self.word, SeqCst);
         order();
     }
 
-    /// Says that the holder neither reads an object nor writes to a layer.
+    /// Declares that the holder neither reads an object nor writes to a layer.
     pub(crate) fn rests(&mut self) {
         self.word = LOCK;
         self.pin.store(LOCK, Release);
@@ -179,19 +178,19 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Whether two words name one object; the lock bit and the idle bit say nothing about it.
+/// Returns whether two words name one object, regardless of the lock and idle bits.
 fn same_object(word: u64, pinned: u64) -> bool {
     (word ^ pinned) & !MARKS == 0
 }
 
-/// A word that names no object: no entry is like it, since [`Entry`](crate::entry::Entry)s that
-/// name none have low numbers.
+/// Returns a word that equals no entry that names an object, as [`Entry`](crate::entry::Entry)s
+/// that name none have low numbers.
 fn writing(layer: LayerId) -> u64 {
     WRITING | u64::from(layer.number())
 }
 
-/// Between the store of a pin and the load of the entry. Both are `SeqCst`, which is enough; loom
-/// takes such accesses for weaker and orders by fences alone.
+/// Orders the store of a pin before the load of the entry. Both are `SeqCst`, which is enough; loom
+/// treats such accesses as weaker and orders only by fences.
 fn order() {
     #[cfg(loom)]
     fence(SeqCst);

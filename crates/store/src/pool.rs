@@ -1,4 +1,4 @@
-//! A pool: one memory limit, one set of streams and tables, one heap, for any number of disks.
+//! A pool: one memory limit, one set of streams and tables and one heap for any number of disks.
 
 use std::{
     fmt, io,
@@ -26,24 +26,17 @@ use crate::{
     training::{Plan, Training},
 };
 
-/// What the heap and the leaves take for the first page of the first disk, at most.
+/// The most memory that heap and leaves take for the first page of the first disk.
 const FIRST_PAGE_BYTES: u64 = 12 * PAGE_SIZE as u64;
 
-/// What the limit of a pool that takes `empty_bytes` without any page has to be at least. Of the
-/// limit 1/16 each is kept for moving and swapping, 1/64 each for overwriting and more streams, at
-/// most.
+/// Returns the least limit for a pool that uses `empty_bytes` when empty. Up to 1/16 each of the
+/// limit is reserved for moving and swapping, and up to 1/64 each for overwriting and more streams.
 fn needed_bytes(empty_bytes: u64, streams: &Streams) -> u64 {
     (empty_bytes + streams.one_bytes() + FIRST_PAGE_BYTES) * 64 / 54 + 1
 }
 
-/// How a pool is made. [`PoolConfig::default`] has no memory limit; each method changes one choice.
-///
-/// ```
-/// use pagefold_store::{Pool, PoolConfig};
-///
-/// let pool = Pool::new(PoolConfig::default().memory_limit(64 << 20).dedupe(true))?;
-/// # Ok::<(), pagefold_store::NewPoolError>(())
-/// ```
+/// The configuration of a pool. [`PoolConfig::default`] has no memory limit; each method changes
+/// one option.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolConfig {
@@ -61,56 +54,56 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// What compresses the pages; `fold` by default.
+    /// Sets the codec that compresses the pages; the default is `fold`.
     pub fn codec(mut self, codec: Arc<dyn Codec>) -> Self {
         self.codec = codec;
         self
     }
 
-    /// Whether the codec's tables, if it has any, are trained on the pages written; true by default.
+    /// Sets whether the codec's tables, if it has any, are trained on the pages written; the
+    /// default is true.
     pub fn train(mut self, train: bool) -> Self {
         self.train = train;
         self
     }
 
-    /// Whether pages that are equal, on whatever disks, are kept once; false by default. A page that
-    /// is written is compared with one that had the same hash; two hashes of 33 bits and a number
-    /// are kept for that, in up to 1/64 of the memory. A write then takes less time where the page
-    /// is there already, so a client that may write to one disk can find out which pages are on
-    /// others.
+    /// Sets whether equal pages, on any disks, are stored once; the default is false. A written
+    /// page is compared with a page of the same hash. The index has 33 bits of hash and an entry
+    /// number per page, and uses up to 1/64 of the memory. A write is faster if an equal page is
+    /// stored, so a client that may write to one disk can find out which pages are on others.
     pub fn dedupe(mut self, dedupe: bool) -> Self {
         self.dedupe = dedupe;
         self
     }
 
-    /// The most bytes of memory that the pool may spend, everything counted; `u64::MAX`, the
-    /// default, for no limit.
+    /// Sets the most bytes of memory that the pool may use, everything included; the default,
+    /// `u64::MAX`, means no limit.
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = bytes;
         self
     }
 }
 
-/// Why there is no pool.
+/// Why a pool could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewPoolError {
-    /// The process may not have the address space that a pool reserves (`ulimit -v`,
+    /// The process cannot reserve the address space that a pool needs (`ulimit -v`,
     /// `vm.overcommit_memory`).
     #[error("cannot reserve address space for the pool (see ulimit -v): {0}")]
     AddressSpace(#[source] io::Error),
-    /// Under that limit no page could ever be written.
+    /// The limit is too small for a single page.
     #[error("memory limit of {limit} bytes is too small: a single page needs {needed} bytes")]
     LimitTooSmall {
-        /// The limit asked for.
+        /// The requested limit.
         limit: u64,
-        /// What it has to be at least.
+        /// The least limit possible.
         needed: u64,
     },
 }
 
-/// A pool of compressed pages, in which [disks](Disk) are made. Clones are the same pool; it lives
-/// as long as one of them, or a disk, does.
+/// A pool of compressed pages, in which [disks](Disk) are created. Clones refer to the same pool,
+/// which lives as long as one of them or one of its disks.
 #[derive(Clone)]
 pub struct Pool(Arc<Core>);
 
@@ -121,7 +114,7 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool without any disk.
+    /// Creates a pool without disks.
     ///
     /// # Errors
     /// See [`NewPoolError`].
@@ -143,8 +136,8 @@ impl Pool {
             return Err(NewPoolError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
-        // The page of figures that the first number lies on is the pool's, so the first disk costs
-        // no more than others.
+        // The first number's page of counters belongs to the pool, so the first disk costs no more
+        // than later ones.
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
         let equals = if dedupe { Some(Equals::new(most).map_err(NewPoolError::AddressSpace)?) } else { None };
@@ -166,16 +159,17 @@ impl Pool {
         })))
     }
 
-    /// An empty disk of so many slots.
+    /// Creates an empty disk of `slots` slots.
     ///
     /// # Errors
-    /// [`Error::Full`]: the limit leaves no room for it. [`Error::TooLarge`].
+    /// - [`Error::Full`]: the limit leaves no room for the disk.
+    /// - [`Error::TooLarge`].
     pub fn disk(&self, slots: u64) -> Result<Disk, Error> {
         Disk::new(Arc::clone(&self.0), slots, false)
     }
 
-    /// An empty disk of so many slots that lies over something else, which its user reads where the
-    /// disk holds nothing: a slot that is discarded then holds a hole.
+    /// Creates an empty disk of `slots` slots over something else, which its user reads where the
+    /// disk holds nothing: a discarded slot then holds a hole.
     ///
     /// # Errors
     /// As [`disk`](Self::disk).
@@ -183,11 +177,11 @@ impl Pool {
         Disk::new(Arc::clone(&self.0), slots, true)
     }
 
-    /// Changes the memory limit while the pool is used; `u64::MAX` for none. Below what is spent,
-    /// nothing more is stored until enough was discarded or compacted.
+    /// Changes the memory limit while the pool is in use; `u64::MAX` means no limit. If more is in
+    /// use than the new limit, writes that need memory fail until enough is discarded or compacted.
     ///
     /// # Errors
-    /// [`NewPoolError::LimitTooSmall`]; the limit is as it was.
+    /// [`NewPoolError::LimitTooSmall`]; the limit is unchanged.
     pub fn set_memory_limit(&self, limit: u64) -> Result<(), NewPoolError> {
         let Core { streams, heap, budget, .. } = &*self.0;
         let needed = needed_bytes(streams.base_bytes() + heap.empty_bytes(), streams);
@@ -199,9 +193,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts bytes against the limit that the process takes beside the pool: buffers of
-    /// connections, caches. False: the limit does not allow that much more, and nothing was
-    /// counted.
+    /// Counts bytes that the process uses outside the pool, such as connection buffers and caches,
+    /// against the limit. If the limit does not allow that much more, returns false and counts
+    /// nothing.
     pub fn take_beside(&self, bytes: u64) -> bool {
         let taken = self.0.budget.take_for(Purpose::Store, bytes).is_ok();
         if taken {
@@ -210,34 +204,34 @@ impl Pool {
         taken
     }
 
-    /// Counts bytes that the process cannot do without, beyond the limit if need be: then pages are
-    /// refused until so much was given back.
+    /// Counts bytes that the process cannot do without, beyond the limit if necessary: writes then
+    /// fail until as much has been freed.
     pub fn take_beside_least(&self, bytes: u64) {
         self.0.budget.force(bytes);
         self.0.beside_bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Gives back bytes that were counted so.
+    /// Returns bytes that were counted this way.
     pub fn give_beside(&self, bytes: u64) {
         self.0.beside_bytes.fetch_sub(bytes, Relaxed);
         self.0.budget.give(bytes);
     }
 
-    /// The codec's name.
+    /// Returns the codec's name.
     pub fn codec_name(&self) -> String {
         self.0.streams.codec().name()
     }
 
-    /// Whether its codec takes long for a page, see [`Codec::is_slow`].
+    /// Returns whether the codec is slow, see [`Codec::is_slow`].
     pub fn is_slow(&self) -> bool {
         self.0.streams.codec().is_slow()
     }
 
-    /// The figures at some moment during the call.
+    /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let Core { layers, common, equals, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
         let total = layers.total();
-        // Each of their objects is counted with the slots that share it, and here.
+        // Each of their objects is counted with the slots that share it, and again here.
         let common = layers.sums(common.layer());
         let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
         let mut stats = Stats {
@@ -262,19 +256,19 @@ impl Pool {
         stats
     }
 
-    /// Moves objects together until no more memory can be given back that way. Other threads use
-    /// the pool meanwhile.
+    /// Moves objects together until that frees no more memory. Other threads may use the pool
+    /// meanwhile.
     pub fn compact(&self) {
         self.0.compact(None);
     }
 
-    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether there is more
-    /// to do.
+    /// As [`compact`](Self::compact), but stops after about `time`. Returns whether more work is
+    /// left.
     pub fn compact_for(&self, time: Duration) -> bool {
         self.0.compact(Instant::now().checked_add(time))
     }
 
-    /// Looks everything over and says what is inconsistent. For tests, with no other thread in the
+    /// Checks all invariants and reports an inconsistency. For tests, with no other thread in the
     /// pool.
     pub fn check(&self) -> Result<(), String> {
         let core = &self.0;

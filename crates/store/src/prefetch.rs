@@ -1,11 +1,10 @@
-//! Hints to the CPU's caches.
-#![allow(unsafe_code)] // an instruction that the language has no word for
+//! Prefetch hints to the CPU.
+#![allow(unsafe_code)] // an instruction without a safe wrapper
 
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Asks the CPU to have the line at `address` in its cache soon. An address outside all memory does
-/// nothing.
+/// Prefetches the line at `address`. An address outside all memory does nothing.
 #[inline]
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
-//! A stretch of reserved address space whose pages come with use and go when told.
-#![allow(unsafe_code)] // mmap, madvise and raw access to what they give
+//! A range of reserved address space whose pages are faulted in by use and released on request.
+#![allow(unsafe_code)] // mmap, madvise and raw access to the mapping
 
 use std::{
     ffi::c_void,
@@ -18,8 +18,8 @@ pub(crate) struct Region {
     len_bytes: usize,
 }
 
-// SAFETY: a region is plain memory; who may touch which bytes when is the contract of its unsafe
-// methods.
+// SAFETY: a region is plain memory; the contract of its unsafe methods says who may access which
+// bytes when.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -28,76 +28,76 @@ impl Region {
     /// Reserves `len_bytes` of address space.
     pub(crate) fn reserve(len_bytes: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory in
-        // use.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no memory
+        // in use.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
-        // Where the system makes huge pages of its own accord, 2 MiB would come with the first
-        // byte, and come back after parts were given back: the account of 4 KiB pages would be
-        // untrue. A kernel without huge pages refuses; good. SAFETY: advice on our own new mapping.
+        // Where the system makes huge pages by default, the first byte would fault in 2 MiB, and
+        // released parts could come back: the account of 4 KiB pages would be wrong. A kernel
+        // without huge pages rejects the advice, which is harmless. SAFETY: advice on our own new
+        // mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxNoHugepage) };
         Ok(Self { base: base.cast(), len_bytes })
     }
 
-    /// Where the mapping begins: at a page.
+    /// Returns the start of the mapping, which is page-aligned.
     pub(crate) fn start(&self) -> *const u8 {
         self.base
     }
 
-    /// The bytes at `offset`.
+    /// Returns the bytes at `offset`.
     ///
     /// # Safety
     /// Nothing writes them while the slice lives.
     pub(crate) unsafe fn bytes(&self, offset: usize, len_bytes: usize) -> &[u8] {
         self.assert_within(offset, len_bytes);
-        // SAFETY: the range lies in the mapping, which is initialised (zero-filled) and lives as
-        // long as `self`; the caller keeps writers away.
+        // SAFETY: the range is in the mapping, which is initialised (zero-filled) and lives as long
+        // as `self`; the caller keeps writers away.
         unsafe { slice::from_raw_parts(self.base.add(offset), len_bytes) }
     }
 
-    /// The `N` bytes at `offset`, copied.
+    /// Returns a copy of the `N` bytes at `offset`.
     ///
     /// # Safety
-    /// Nothing writes them meanwhile.
+    /// Nothing writes them during the call.
     pub(crate) unsafe fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
         self.assert_within(offset, N);
-        // SAFETY: the range lies in the mapping; an array of bytes has no alignment; the caller
-        // keeps writers away.
+        // SAFETY: the range is in the mapping; an array of bytes has no alignment; the caller keeps
+        // writers away.
         unsafe { self.base.add(offset).cast::<[u8; N]>().read() }
     }
 
     /// Stores `bytes` at `offset`.
     ///
     /// # Safety
-    /// Nothing else reads or writes the range meanwhile.
+    /// Nothing else reads or writes the range during the call.
     pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         self.assert_within(offset, bytes.len());
-        // SAFETY: the range lies in the mapping; `bytes` cannot overlap it, as the caller alone
-        // uses it.
+        // SAFETY: the range is in the mapping; `bytes` cannot overlap it, as only the caller uses
+        // it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(offset), bytes.len()) };
     }
 
-    /// Reads a byte that other threads may change by [`set_byte`](Self::set_byte) at the same time.
+    /// Reads a byte that other threads may change with [`set_byte`](Self::set_byte) concurrently.
     ///
     /// # Safety
-    /// Nothing writes the byte by other means meanwhile.
+    /// Nothing writes the byte in another way during the call.
     pub(crate) unsafe fn byte(&self, offset: usize) -> u8 {
         self.assert_within(offset, 1);
-        // SAFETY: the byte lies in the mapping, and the caller keeps plain writers away.
+        // SAFETY: the byte is in the mapping, and the caller keeps plain writers away.
         unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.load(Relaxed)
     }
 
-    /// Changes a byte that other threads may read by [`byte`](Self::byte) at the same time.
+    /// Changes a byte that other threads may read with [`byte`](Self::byte) concurrently.
     ///
     /// # Safety
-    /// Nothing reads or writes the byte by other means meanwhile.
+    /// Nothing reads or writes the byte in another way during the call.
     pub(crate) unsafe fn set_byte(&self, offset: usize, value: u8) {
         self.assert_within(offset, 1);
-        // SAFETY: the byte lies in the mapping, and the caller keeps plain accesses away.
+        // SAFETY: the byte is in the mapping, and the caller keeps plain accesses away.
         unsafe { AtomicU8::from_ptr(self.base.add(offset)) }.store(value, Relaxed);
     }
 
-    /// Asks the CPU to have the lines of a range in its cache soon. The part of it outside the
-    /// region does nothing.
+    /// Prefetches the lines of a range. Ignores the part outside the region.
     pub(crate) fn prefetch(&self, offset: usize, len_bytes: usize) {
         let end = offset.saturating_add(len_bytes).min(self.len_bytes);
         for line in (offset..end).step_by(LINE_BYTES) {
@@ -105,32 +105,32 @@ impl Region {
         }
     }
 
-    /// Has the memory of whole pages present before it is used, where the kernel can (Linux 5.14);
-    /// else each comes with its first use.
+    /// Faults in the memory of whole pages before it is used, if the kernel can (Linux 5.14);
+    /// otherwise each page is faulted in by its first use.
     pub(crate) fn make_present(&self, offset: usize, len_bytes: usize) {
         self.assert_within(offset, len_bytes);
         let start = self.base.wrapping_add(offset).cast::<c_void>();
-        // SAFETY: the range lies in our mapping, and what is in it stays.
+        // SAFETY: the range is in our mapping, and its content stays.
         let _ = unsafe { madvise(start, len_bytes, Advice::LinuxPopulateWrite) };
     }
 
-    /// Gives the memory of whole pages back; they read as zeros afterwards.
+    /// Releases the memory of whole pages; they read as zeros afterwards.
     ///
     /// # Safety
-    /// Nothing else reads or writes the range meanwhile.
+    /// Nothing else reads or writes the range during the call.
     pub(crate) unsafe fn give_back(&self, offset: usize, len_bytes: usize) {
         self.assert_within(offset, len_bytes);
-        // On a system with larger pages the kernel would round up, over memory in use. There it
-        // stays.
+        // On a system with larger pages the kernel would round up and release memory in use. There
+        // the memory stays.
         let page = rustix::param::page_size();
         if !offset.is_multiple_of(page) || !len_bytes.is_multiple_of(page) {
             return;
         }
         let start = self.base.wrapping_add(offset).cast::<c_void>();
-        // Of locked memory, only the first gives anything back. Linux has it from 5.18 on.
+        // Only the first advice releases locked memory. Linux has it since 5.18.
         for advice in [Advice::LinuxDontneedLocked, Advice::LinuxDontNeed] {
-            // SAFETY: the range lies in our mapping and nobody uses it. A failure only means that
-            // the pages stay.
+            // SAFETY: the range is in our mapping and nobody uses it. A failure only means that the
+            // pages stay.
             if unsafe { madvise(start, len_bytes, advice) }.is_ok() {
                 break;
             }

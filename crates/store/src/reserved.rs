@@ -1,4 +1,4 @@
-//! Rows of atomics in reserved address space: an element costs memory from its first use on, and
+//! Arrays of atomics in reserved address space: an element uses memory from its first use on, and
 //! never moves or goes away.
 #![allow(unsafe_code)] // atomics over plain memory
 
@@ -13,11 +13,11 @@ mod rows {
 
     use crate::region::Region;
 
-    /// What may lie in a row.
+    /// The type of an array's elements.
     ///
     /// # Safety
-    /// All bytes zero are a valid value, all access through a shared reference is atomic, nothing
-    /// is done when it is dropped, and its alignment is at most a page.
+    /// All bytes zero are a valid value, all access through a shared reference is atomic, dropping
+    /// a value does nothing, and its alignment is at most a page.
     pub(crate) unsafe trait Element {}
     // SAFETY: an integer.
     unsafe impl Element for AtomicU32 {}
@@ -43,31 +43,31 @@ mod rows {
             Ok(Self { region: Region::reserve(len_bytes.max(1))?, count, elements: PhantomData })
         }
 
-        /// How many elements there are.
+        /// Returns the number of elements.
         pub(crate) fn count(&self) -> usize {
             self.count
         }
 
-        /// All of them.
+        /// Returns all elements.
         #[inline]
         pub(crate) fn all(&self) -> &[T] {
             // SAFETY: the region has `count` elements, zero-filled or as they were left, which are
-            // valid by the trait's contract and only touched atomically; a mapping begins at a
-            // page.
+            // valid by the trait's contract and only accessed atomically; a mapping is
+            // page-aligned.
             unsafe { slice::from_raw_parts(self.region.start().cast::<T>(), self.count) }
         }
 
-        /// Gives the memory of whole pages back: their elements become zero, for those too who read
-        /// them just now.
+        /// Releases the memory of whole pages: their elements become zero, even for threads that
+        /// are reading them.
         pub(crate) fn give_back(&self, first: usize, count: usize) {
-            // SAFETY: who reads meanwhile reads an atomic that becomes zero; nobody writes elements
-            // that are given back, by the contract of those who number them (see `Slab`).
+            // SAFETY: a concurrent reader reads an atomic that becomes zero; nobody writes elements
+            // that are released, by the contract of the owner of their numbers (see `Slab`).
             unsafe { self.region.give_back(first * size_of::<T>(), count * size_of::<T>()) };
         }
     }
 }
 
-/// The same as plain boxes, whose elements loom watches.
+/// The same as plain boxes, whose elements loom tracks.
 #[cfg(loom)]
 mod rows {
     use std::io;
@@ -98,8 +98,8 @@ mod rows {
 pub(crate) use rows::{Element, Reserved};
 
 impl<T: Element> Reserved<T> {
-    /// Reserves address space for `most` elements, or for half as many until that can be had, down
-    /// to `least`.
+    /// Reserves address space for `most` elements. If that fails, halves the number, down to
+    /// `least`, until it succeeds.
     pub(crate) fn at_most(most: usize, least: usize) -> std::io::Result<Self> {
         let mut count = most.max(least);
         loop {

@@ -1,12 +1,12 @@
-//! Numbers for parts of equal size that lie side by side, some to a page: which are free, and which
-//! pages have memory.
+//! Numbers for parts of equal size that are stored side by side, several per page: which are free,
+//! and which pages have memory.
 //!
-//! A page whose parts are all free has no memory. Numbers on pages that have some are given out
-//! before others, so that a slab stays small; the numbers themselves stay below the most that were
-//! ever in use at once, rounded up to a page.
+//! A page whose parts are all free has no memory. Numbers on pages with memory are given out first,
+//! so that a slab stays small; all numbers stay below the most that were ever in use at once,
+//! rounded up to a page.
 //!
-//! `held_bytes = pages with a part in use × 4096 + capacity × PER_PAGE_BYTES`, all of it in the
-//! budget.
+//! `held_bytes = pages with a part in use × 4096 + capacity × extra_bytes`, all of it counted in
+//! the budget.
 
 use std::sync::PoisonError;
 
@@ -20,21 +20,21 @@ use crate::{
 /// No page.
 const NIL: u32 = u32::MAX;
 
-/// Pages that the slab makes room for at a time.
+/// The least number of pages by which the capacity grows.
 const STEP: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Slab {
-    /// Parts on a page, at most 32.
+    /// Parts per page, at most 32.
     per_page: u32,
     pages_max: usize,
-    /// What each page of the capacity costs: what is kept here, and what the slab's owner keeps.
+    /// Bytes that each page of the capacity costs: metadata here, and metadata of the slab's owner.
     extra_bytes: u64,
     state: Mutex<SlabState>,
 }
 
-/// Every page with a free part is in one list: `spare` if none of its parts is in use, else
-/// `roomy`, where it may still be when the last of its parts has become free.
+/// Every page with a free part is in one list: `spare` if none of its parts is in use, otherwise
+/// `roomy`. A page may stay in `roomy` after the last of its parts has become free.
 #[derive(Debug)]
 struct SlabState {
     pages: Vec<Page>,
@@ -46,14 +46,14 @@ struct SlabState {
 
 #[derive(Debug)]
 struct Page {
-    /// A bit for each part.
+    /// A bit for each free part.
     free: u32,
     next: u32,
 }
 
 impl Slab {
-    /// Numbers for at most `parts_max` parts of `part_bytes`, for each of which the owner keeps
-    /// `beside_bytes` more.
+    /// Creates a slab of at most `parts_max` parts of `part_bytes`, for each of which the owner
+    /// keeps `beside_bytes` of metadata.
     pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
         let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {
@@ -72,7 +72,7 @@ impl Slab {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number that nobody has.
+    /// Takes a free number.
     pub(crate) fn take(&self, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -98,7 +98,7 @@ impl Slab {
         Ok(page * self.per_page + part)
     }
 
-    /// Takes memory for a page and puts it in front of the roomy ones.
+    /// Takes memory for a page and puts the page at the front of the roomy ones.
     fn take_page(&self, state: &mut SlabState, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
         let number = state.pages.len();
         if state.spare == NIL {
@@ -130,9 +130,9 @@ impl Slab {
         Ok(page)
     }
 
-    /// Gives a number back. If no part of its page is in use then, `give_back` gets the numbers of
-    /// the page's first part and how many there are, to give their memory back; it must not use the
-    /// slab.
+    /// Frees a number. If no part of its page is in use any more, `give_back` is called with the
+    /// number of the page's first part and the parts per page, to release their memory; it must not
+    /// use the slab.
     pub(crate) fn give(&self, number: u32, budget: &Budget, give_back: impl FnOnce(usize, usize)) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -150,18 +150,18 @@ impl Slab {
         }
     }
 
-    /// All memory that belongs to it.
+    /// Returns all memory that the slab accounts for.
     pub(crate) fn held_bytes(&self) -> u64 {
         let state = self.lock();
         state.held * PAGE_SIZE as u64 + state.pages.capacity() as u64 * self.extra_bytes
     }
 
-    /// Numbers from here on have never been given out.
+    /// Returns a number that, like all higher ones, has never been given out.
     pub(crate) fn end(&self) -> u32 {
         self.lock().pages.len() as u32 * self.per_page
     }
 
-    /// Whether somebody has the number.
+    /// Returns whether the number is in use.
     pub(crate) fn is_taken(&self, number: u32) -> bool {
         let state = self.lock();
         state

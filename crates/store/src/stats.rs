@@ -1,4 +1,4 @@
-//! A store's figures.
+//! Statistics of pools and disks.
 
 /// One figure of [`Stats`] or [`DiskStats`], for programs that show all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -6,7 +6,7 @@
 pub struct Figure {
     /// The name of its field.
     pub name: &'static str,
-    /// Its value, in the unit that the name or the field's documentation says.
+    /// Its value, in the unit given by the name or the field's documentation.
     pub value: u64,
 }
 
@@ -14,61 +14,62 @@ fn named<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Ite
     figures.into_iter().map(|(name, value)| Figure { name, value })
 }
 
-/// What a store holds and what that costs. The first seven mean what zram's `mm_stat` means by them
-/// (kernel document `admin-guide/blockdev/zram.rst`).
+/// What a pool holds and the memory that it uses. The first seven figures have the meaning that
+/// they have in zram's `mm_stat` (kernel document `admin-guide/blockdev/zram.rst`).
 ///
 /// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤
 /// mem_limit`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Bytes of the pages stored, same-filled ones included.
+    /// Bytes of the stored pages, including same-filled ones.
     pub orig_data_size: u64,
     /// Bytes of their objects; same-filled pages have none.
     pub compr_data_size: u64,
-    /// Bytes of memory held for objects, with all waste.
+    /// Bytes of memory held for objects, including all overhead.
     pub mem_used_total: u64,
-    /// The most that `spent_bytes` may become; `u64::MAX` when there is no limit.
+    /// The limit of `spent_bytes`; `u64::MAX` if there is none.
     pub mem_limit: u64,
-    /// The most that `spent_bytes` has been.
+    /// The maximum of `spent_bytes` so far.
     pub mem_used_max: u64,
-    /// Pages that are one 8-byte word over and over, kept in their entries.
+    /// Pages of one repeated 8-byte word, stored in their entries.
     pub same_pages: u64,
-    /// Pages that do not compress, kept as they are.
+    /// Pages stored uncompressed, because they do not compress.
     pub huge_pages: u64,
     /// Pages, of any disks, that share their objects with equal ones.
     pub shared_pages: u64,
-    /// Bytes that their objects would take more if each were kept for itself.
+    /// Bytes that deduplication saves: what these objects would use in addition if stored
+    /// separately.
     pub shared_saved_bytes: u64,
-    /// Bytes of the table of entries, and of what finds equal pages.
+    /// Bytes of the table of entries, and of the index of equal pages.
     pub table_bytes: u64,
     /// Bytes of compression streams and counters.
     pub stream_bytes: u64,
-    /// Codec tables in use: 1 until some were trained, 0 with a codec that has none.
+    /// Number of codec tables in use: 1 until some are trained, 0 if the codec has none.
     pub codec_tables: u64,
-    /// A hash of the tables with which pages are compressed now; 0 for none.
+    /// A hash of the tables currently used for compression; 0 if there are none.
     pub tables_id: u64,
     /// Bytes of these tables.
     pub tables_bytes: u64,
     /// Seconds since they were trained; 0 if they came with the codec.
     pub tables_age_s: u64,
-    /// By how many thousandths they make pages smaller than what came with the codec does, measured
+    /// By how many thousandths they make pages smaller than the codec's initial tables do, measured
     /// when they were trained.
     pub tables_gain_permille: u64,
-    /// How often tables were trained that were better.
+    /// Number of trainings that found better tables.
     pub trainings: u64,
-    /// How often training found that tables would not help.
+    /// Number of trainings that found no better tables.
     pub trainings_useless: u64,
-    /// Bytes of trained tables, and of a training that is under way.
+    /// Bytes of trained tables, and of a training in progress.
     pub training_bytes: u64,
-    /// Bytes that the process takes beside the pool and that count against its limit.
+    /// Bytes that the process uses outside the pool and that count against its limit.
     pub beside_bytes: u64,
-    /// All of that.
+    /// The sum of all these bytes.
     pub spent_bytes: u64,
 }
 
 impl Stats {
-    /// Every figure, in the order of the fields.
+    /// Returns every figure, in the order of the fields.
     pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         named([
             ("orig_data_size", self.orig_data_size),
@@ -96,34 +97,34 @@ impl Stats {
     }
 }
 
-/// What a disk holds and what that costs.
+/// What a disk holds and the memory that it uses.
 ///
-/// `spent_bytes = compr_data_size + table_bytes`: its objects' waste, streams and trained tables
-/// are the pool's.
+/// `spent_bytes = compr_data_size + table_bytes`: the overhead of its objects, streams and trained
+/// tables count for the pool only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskStats {
-    /// Bytes of the pages stored, same-filled ones included.
+    /// Bytes of the stored pages, including same-filled ones.
     pub orig_data_size: u64,
     /// Bytes of their objects; same-filled pages have none.
     pub compr_data_size: u64,
-    /// Pages that are one 8-byte word over and over, kept in their entries.
+    /// Pages of one repeated 8-byte word, stored in their entries.
     pub same_pages: u64,
-    /// Pages that do not compress, kept as they are.
+    /// Pages stored uncompressed, because they do not compress.
     pub huge_pages: u64,
-    /// Of `compr_data_size`, bytes of objects that equal pages of this disk or others share; they
-    /// count for each in full.
+    /// The part of `compr_data_size` that is in objects shared with equal pages of this disk or
+    /// others; they count in full for each page.
     pub shared_bytes: u64,
-    /// Bytes of its table of entries.
+    /// Bytes of the disk's table of entries.
     pub table_bytes: u64,
-    /// What counts against `mem_limit`.
+    /// The bytes that count against `mem_limit`.
     pub spent_bytes: u64,
-    /// The most that `spent_bytes` may become; `u64::MAX` when there is no limit.
+    /// The limit of `spent_bytes`; `u64::MAX` if there is none.
     pub mem_limit: u64,
 }
 
 impl DiskStats {
-    /// Every figure, in the order of the fields.
+    /// Returns every figure, in the order of the fields.
     pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         named([
             ("orig_data_size", self.orig_data_size),

@@ -1,15 +1,15 @@
 //! Compression streams: a codec's working state, lent to one thread at a time.
 //!
-//! There is one a CPU, and some more: a thread takes that of the CPU it runs on. If it is taken
-//! (the thread that has it was preempted or moved), it takes another that is free; only when every
-//! stream is taken does it wait. A thread that is moved while it holds a stream keeps it: who holds
-//! a stream is decided by its pin alone, the CPU only says where to look first. Streams are made
-//! when first taken; where the memory limit forbids that, one that is there has to do. CPUs share
-//! streams as long as no threads meet in them: one thread that is moved from CPU to CPU makes one
-//! stream. A holder waits for no other stream, so the stream comes back in bounded time; it may
-//! wait for an entry, whose holder needs no stream that it does not yet have. The crate `published`
-//! has the policies that this one was compared with for zram.
-#![allow(unsafe_code)] // the working state belongs to whoever holds the pin of its number
+//! A thread takes the stream of the CPU that it runs on. If that is taken (its holder was preempted
+//! or migrated), it takes another free one; it waits only if every stream is taken. A thread that
+//! migrates while it holds a stream keeps it: the pin alone decides who holds a stream, and the CPU
+//! only says where to look first. There are several streams per CPU. A stream is created when it is
+//! first taken; if the memory limit forbids that, an existing one is used. CPUs share streams until
+//! threads contend for them: one thread that migrates from CPU to CPU creates one stream. A holder
+//! never waits for another stream, so a stream comes back in bounded time; it may wait for an
+//! entry, whose holder needs no further stream. The crate `published` has the policies that this
+//! one was compared with for zram.
+#![allow(unsafe_code)] // the working state belongs to the holder of its pin
 
 use std::{
     cell::UnsafeCell,
@@ -35,60 +35,60 @@ use crate::{
     training::Trained,
 };
 
-/// Threads that find the stream of their CPU taken so often within so many milliseconds come apart:
-/// there is one more stream for CPUs to share.
+/// If this many threads find their CPU's stream taken within this many milliseconds, CPUs share one
+/// more stream.
 const CROWDED: u64 = 8;
 const CROWDED_MS: u128 = 16;
 
-/// More threads than CPUs run into streams whose holders were preempted; with one a CPU they would
-/// wait for those or take other CPUs' streams. With ten jobs on two CPUs four measured 1.1 times
-/// the throughput of two; eight gained nothing more.
+/// If there are more threads than CPUs, some find streams whose holders were preempted; with one
+/// stream per CPU, they would wait for those or take other CPUs' streams. With ten jobs on two
+/// CPUs, four have 1.1× the throughput of two; eight gain nothing more.
 const STREAMS_PER_CPU: usize = 4;
 
-/// How often a thread that finds every stream taken lets others run before it sleeps: a holder that
-/// was preempted is soon done. Sleeping at once makes each return a wake-up call (0.87 of the
-/// throughput with ten jobs on two CPUs).
+/// How often a thread that finds every stream taken yields before it sleeps: a preempted holder is
+/// soon done. If threads slept at once, each return would need a wake-up call (13 % less throughput
+/// with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
-/// Objects that a stream keeps until it looks which of them are still read: as many as there are
-/// streams to look at, so that each costs about one look, within these bounds. What is kept cannot
-/// be moved and holds up the emptying of its segment.
+/// Objects that a stream keeps before it checks which are still read: the number of streams to
+/// check, so that each object costs about one check, within these bounds. Kept objects cannot be
+/// moved and delay the emptying of their segments.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
-/// Bytes of such objects from which on it looks sooner: what comes free at once is memory that
-/// others take anew meanwhile, and looks to a pool like something to be compacted.
+/// With this many bytes of kept objects, a stream checks sooner: while a large batch is kept, others
+/// take new memory, and when it is freed at once, it looks as if it needs compaction.
 const RETIRED_BYTES: usize = 16 << 10;
 
-/// What a waiter sleeps at most before it looks for itself.
+/// The longest sleep of a waiter before it checks again.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A codec's working state and the buffers around it.
 pub(crate) struct Working {
     pub(crate) coder: Coder,
-    /// Room to assemble a page that is written in part.
+    /// A buffer for a page that is partly written.
     pub(crate) page: Box<Page>,
     /// The number of the entry after the one that was read last.
     pub(crate) next: u64,
     pub(crate) kept: Kept,
 }
 
-/// What compresses and decompresses.
+/// The compressor and decompressor.
 pub(crate) struct Coder {
     pub(crate) stream: Box<dyn Stream>,
-    /// The bytes that the codec makes or is to read.
+    /// The bytes that the codec produces or reads.
     pub(crate) object: Box<Page>,
-    /// What the stream has to do with training.
+    /// The stream's training state.
     pub(crate) trained: Trained,
 }
 
-/// Words that were swapped out of their entries and whose objects someone may still read.
+/// Words that were swapped out of their entries, and whose objects may still be read.
 pub(crate) struct Kept {
     words: Vec<u64>,
-    /// Bytes of those that came since it was last looked.
+    /// Bytes of the objects added since the last check.
     bytes: usize,
 }
 
-/// The streams of a pool. `used_bytes` is what the working states made so far hold.
+/// The streams of a pool. `used_bytes` is the memory of the working states created so far.
 pub(crate) struct Streams {
     codec: Arc<dyn Codec>,
     homes: Homes,
@@ -100,8 +100,8 @@ pub(crate) struct Streams {
     used_bytes: AtomicU64,
 }
 
-/// What belongs to the holder of a pin. All of a stream that is there before it is first taken lies
-/// on its pin's line.
+/// The data of a pin's holder. It is on the pin's cache line, so a stream that was never taken uses
+/// no other memory.
 #[derive(Default)]
 struct Desk {
     working: UnsafeCell<Option<Working>>,
@@ -109,25 +109,25 @@ struct Desk {
 
 const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream that was never taken costs 128 bytes");
 
-// SAFETY: what is beside a pin is touched by its holder alone, and a pin has one holder; a
-// `Working` can go from thread to thread. All else is `Sync` by itself.
+// SAFETY: only its holder accesses the data beside a pin, and a pin has one holder; a `Working` may
+// move between threads. Everything else is `Sync` by itself.
 unsafe impl Sync for Streams {}
 
 /// The streams that threads take first: CPU `n` has stream `n % active`.
 struct Homes {
     cpus: Cpus,
     active: AtomicUsize,
-    /// Streams from here on have never been taken.
+    /// Streams with this number or a higher one have never been taken.
     end: AtomicUsize,
 }
 
-/// Threads that found a stream taken.
+/// The contention for streams.
 struct Crowd {
     since: Instant,
-    /// How many milliseconds after `since` the last one did, in steps of [`CROWDED_MS`], and in the
-    /// low byte how many did then.
+    /// The time of the last contention, in steps of [`CROWDED_MS`] milliseconds after `since`, and
+    /// in the low byte the number of contentions in that step.
     met: AtomicU64,
-    /// Those that found every stream taken.
+    /// The threads that found every stream taken.
     waiting: AtomicUsize,
     lock: Mutex<()>,
     returned: Condvar,
@@ -138,15 +138,15 @@ impl Homes {
         Self { cpus: Cpus::new(), active: AtomicUsize::new(1), end: AtomicUsize::new(0) }
     }
 
-    /// The stream of the CPU that this thread runs on.
+    /// Returns the stream of the CPU that this thread runs on.
     #[inline]
     fn home(&self) -> usize {
         let (cpu, active) = (self.cpus.current(), self.active.load(Relaxed));
         if active == self.cpus.count() { cpu } else { cpu % active }
     }
 
-    /// All streams of `count`, `home` first, then those that are nobody's home, then others' homes,
-    /// and last those that are not made yet.
+    /// Returns all streams of `count`: `home` first, then those that are not a home, then other
+    /// homes, and last those not created yet.
     fn in_turn(&self, home: usize, count: usize) -> impl Iterator<Item = usize> {
         let end = self.end.load(Relaxed);
         let active = self.active.load(Relaxed).min(end);
@@ -168,8 +168,8 @@ impl Crowd {
         }
     }
 
-    /// Counts that a thread found the stream of its CPU taken. Whether there are too few of them:
-    /// some counts may get lost.
+    /// Counts that a thread found its CPU's stream taken. Returns whether there are too few home
+    /// streams. Some counts may get lost.
     fn meet(&self) -> bool {
         let step = (self.since.elapsed().as_millis() / CROWDED_MS) as u64;
         let met = self.met.load(Relaxed);
@@ -182,12 +182,12 @@ impl Crowd {
 /// A stream that this thread holds; dropping it gives the stream back.
 pub(crate) struct Taken<'a> {
     desk: &'a Desk,
-    // Before `_return`: the pin is free when the stream is passed on.
+    // Before `_return`, so that the pin is free when a waiter is notified.
     pin: Pin<'a>,
     _return: Return<'a>,
 }
 
-/// Tells who waits for a stream that one came back.
+/// Notifies a waiter that a stream came back.
 struct Return<'a>(&'a Crowd);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -195,16 +195,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Taken<'a> {
-    /// The working state, and the pin that says what the thread reads.
+    /// Returns the working state, and the pin that says what the thread reads.
     pub(crate) fn parts(&mut self) -> (&mut Working, &mut Pin<'a>) {
-        // SAFETY: this thread holds the pin, `&mut self` says that it has no other reference from
-        // here.
+        // SAFETY: this thread holds the pin, and `&mut self` excludes another reference from here.
         let working = unsafe { &mut *self.desk.working.get() };
         let Some(working) = working else { unreachable!("`take` makes what it lends") };
         (working, &mut self.pin)
     }
 
-    /// The stream's number: threads on different CPUs mostly hold streams of different numbers.
+    /// Returns the stream's number: threads on different CPUs mostly hold streams of different
+    /// numbers.
     pub(crate) fn number(&self) -> usize {
         self.pin.number()
     }
@@ -212,7 +212,7 @@ impl<'a> Taken<'a> {
 
 impl Drop for Return<'_> {
     fn drop(&mut self) {
-        // Whoever starts to wait just now may be missed; it looks again after a nap.
+        // A thread that has just started to wait may be missed; it checks again after a nap.
         if self.0.waiting.load(Relaxed) > 0 {
             self.0.returned.notify_one();
         }
@@ -220,12 +220,12 @@ impl Drop for Return<'_> {
 }
 
 impl Streams {
-    /// Streams of `codec`, none made yet.
+    /// Creates the set of streams of `codec`, all without working state.
     pub(crate) fn new(codec: Arc<dyn Codec>) -> Self {
         let homes = Homes::new();
         let count = homes.cpus.count() * STREAMS_PER_CPU;
         let retired_batch = count.clamp(*RETIRED_BATCH.start(), *RETIRED_BATCH.end());
-        // A pin keeps one object at most, so this many are never outgrown.
+        // A pin keeps at most one object, so this capacity is never exceeded.
         let retired_capacity = retired_batch + count;
         let own_bytes = (2 * PAGE_SIZE + retired_capacity * size_of::<u64>()) as u64;
         let one_bytes = codec.stream().map_or(0, |stream| stream.memory_bytes() as u64 + own_bytes);
@@ -245,29 +245,29 @@ impl Streams {
         &*self.codec
     }
 
-    /// How many streams there can be.
+    /// Returns the maximum number of streams.
     pub(crate) fn len(&self) -> usize {
         self.pins.len()
     }
 
-    /// How many CPUs threads may run on.
+    /// Returns the number of CPUs that threads may run on.
     pub(crate) fn cpus(&self) -> usize {
         self.homes.cpus.count()
     }
 
-    /// Bytes of the streams made so far.
+    /// Returns the bytes of the streams created so far.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }
 
-    /// Bytes of the streams' places, made or not.
+    /// Returns the bytes of the pins and of the CPU numbers, which exist from the start.
     pub(crate) fn base_bytes(&self) -> u64 {
         self.pins.bytes() + self.homes.cpus.bytes()
     }
 
-    /// Takes a stream and pins what `word` names, which counts once [`Pin::pin`] has found it still
-    /// there.
-    // Inline as far as it goes without waiting: a `Taken` that comes back through memory costs more
+    /// Takes a stream and pins what `word` names; the pin is valid once [`Pin::pin`] has found the
+    /// entry unchanged.
+    // Inlined up to the point where it would wait: returning a `Taken` through memory costs more
     // than the rest.
     #[inline(always)]
     pub(crate) fn take(&self, word: u64, budget: &Budget) -> Result<Taken<'_>, Full> {
@@ -278,7 +278,7 @@ impl Streams {
         self.made(pin, word, budget)
     }
 
-    /// The stream of `pin` with its working state.
+    /// Returns the stream of `pin`, creating its working state if necessary.
     #[inline(always)]
     fn made<'a>(&'a self, pin: Pin<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
         let taken = self.taken(pin);
@@ -292,7 +292,7 @@ impl Streams {
         Taken { desk: self.pins.beside(pin.number()), pin, _return: Return(&self.crowd) }
     }
 
-    /// Makes the working state of the stream that was taken, or takes another.
+    /// Creates the working state of the stream that was taken, or takes another stream.
     #[cold]
     fn take_new<'a>(&'a self, taken: Taken<'a>, word: u64, budget: &Budget) -> Result<Taken<'a>, Full> {
         match self.make(budget) {
@@ -309,8 +309,7 @@ impl Streams {
         }
     }
 
-    /// Waits for a stream that is there: what has been written must be readable at the memory
-    /// limit.
+    /// Waits for a stream that exists: stored pages must be readable at the memory limit.
     #[cold]
     fn take_made<'a>(&'a self, word: u64) -> Result<Taken<'a>, Full> {
         let made = |number: usize| {
@@ -328,13 +327,13 @@ impl Streams {
         })
     }
 
-    /// Takes a free stream that is not the CPU's own, waiting for one if need be.
+    /// Takes a free stream that is not the CPU's own, waiting for one if necessary.
     #[cold]
     fn take_any(&self, word: u64) -> Pin<'_> {
         let (homes, crowd) = (&self.homes, &self.crowd);
         let active = homes.active.load(Relaxed);
         if crowd.meet() && active < homes.cpus.count() {
-            // Whoever was faster has done it for both.
+            // If another thread was faster, its increment serves both.
             _ = homes.active.compare_exchange(active, active + 1, Relaxed, Relaxed);
         }
         let find = || homes.in_turn(homes.home(), self.len()).find_map(|number| self.pins.try_take(number, word));
@@ -365,8 +364,8 @@ impl Streams {
     }
 
     /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin
-    /// names it; passes the words of objects whose time has come to `free`. It looks for those now
-    /// and then, or now if it is not to `keep` any.
+    /// names it. When enough objects are kept, or at once if `keep` is false, passes the words of
+    /// those that nobody reads to `free`.
     pub(crate) fn retire(&self, kept: &mut Kept, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
         kept.words.push(word);
         kept.bytes += len_bytes;
@@ -392,15 +391,16 @@ impl Streams {
         }
     }
 
-    /// As [`release_all`](Self::release_all), but waits for the streams that somebody holds. The
-    /// caller holds none.
+    /// As [`release_all`](Self::release_all), but waits for the streams that are held. The caller
+    /// holds none.
     #[cold]
     pub(crate) fn release_when_free(&self, mut free: impl FnMut(u64)) {
         self.visit(|working| self.pins.release(&mut working.kept.words, &mut free));
     }
 
-    /// Passes every working state to `change` that was made so far, one after the other, as soon as
-    /// nobody holds it: whoever held a stream before the call has given it back once after.
+    /// Passes every working state created so far to `change`, one after the other, as soon as
+    /// nobody holds it: every thread that held a stream before the call has given it back at some
+    /// time since.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
         for number in 0..self.len() {
             let _pin = self.take_number(number, 0);
@@ -412,30 +412,30 @@ impl Streams {
     }
 
     /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at
-    /// most a decode each, unless the reader is preempted.
+    /// most a decode each, unless a reader is preempted.
     pub(crate) fn wait_for_readers(&self, words: &[u64]) {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Waits until nobody writes to a layer that is no disk's topmost one any more: at most a
-    /// change of a page each, unless the writer is preempted.
+    /// Waits until nobody writes to a layer that is no longer a disk's topmost one: at most a page
+    /// change each, unless a writer is preempted.
     pub(crate) fn wait_for_writers(&self, layer: LayerId) {
         wait_for(|| (!self.pins.write_to(layer)).then_some(()));
     }
 
-    /// Bytes of a stream that is made; 0 if there was no memory for one.
+    /// Returns the bytes of one stream; 0 if there was no memory for one.
     pub(crate) fn one_bytes(&self) -> u64 {
         self.one_bytes
     }
 
-    /// Has the budget keep room for the streams that threads on all CPUs want, in at most a 64th of
-    /// the limit beside the first.
+    /// Makes the budget reserve room for one stream per CPU: beside the first, at most 1/64 of the
+    /// limit.
     pub(crate) fn promise(&self, budget: &Budget) {
         let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));
         budget.promise(((1 + more) * self.one_bytes).saturating_sub(self.used_bytes()));
     }
 
-    /// Makes a working state; without the memory for it, it fails at once.
+    /// Creates a working state, or fails at once if there is no memory for it.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let bytes = self.one_bytes;
         budget.take_promised(bytes).or_else(|Full| budget.take_for(Purpose::Keep, bytes))?;
@@ -460,7 +460,7 @@ mod tests {
     use super::*;
     use crate::cpus::fake;
 
-    /// Streams of a machine with so many CPUs, four for each; this thread runs on CPU 0.
+    /// Creates the streams of a machine with `cpus` CPUs, four for each; this thread runs on CPU 0.
     fn streams(cpus: usize) -> Streams {
         fake::set_machine(0..cpus, cpus);
         fake::run_on(0);
@@ -518,7 +518,7 @@ mod tests {
         let one = streams.used_bytes();
         fake::run_on(0);
         let first = streams.take(0, &budget).expect("no limit");
-        // They meet for longer than a step of the clock, if it is a slow machine.
+        // On a slow machine, one step of the clock may not be enough.
         let met = (1..1000).find(|_| {
             assert_eq!(number_on(1), 1, "another that is free");
             streams.homes.active.load(Relaxed) > 1

@@ -1,5 +1,4 @@
-//! The primitives under the entry protocol: the standard library's, or loom's when a model is
-//! checked.
+//! The primitives of the entry protocol: the standard library's, or loom's when a model is checked.
 
 #[cfg(not(loom))]
 pub(crate) use std::{
@@ -18,16 +17,16 @@ pub(crate) use loom::{
     thread::{yield_now as spin_loop, yield_now},
 };
 
-/// How often a waiter looks before it gives the CPU away between two looks, and before it sleeps: a
-/// thread of lower priority that is to run on the same CPU would not otherwise be done.
+/// How often a waiter checks before it starts to yield the CPU between two checks, and before it
+/// starts to sleep: without sleeps, a lower-priority thread on the same CPU would never finish.
 const SPINS_BEFORE_YIELD: u32 = 64;
 #[cfg_attr(loom, allow(dead_code))]
 pub(crate) const SLEEPS_FROM: u32 = SPINS_BEFORE_YIELD + 256;
 #[cfg(not(loom))]
 const NAP: Duration = Duration::from_micros(50);
 
-/// Calls `attempt` until it gives something, which takes another thread: spins at first, then gives
-/// the CPU away between two calls, as the other may have been preempted, then sleeps for moments.
+/// Calls `attempt` until it succeeds, which depends on another thread: spins first, then yields the
+/// CPU between two calls, as the other thread may have been preempted, then sleeps briefly.
 #[inline]
 pub(crate) fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let mut looks = 0;

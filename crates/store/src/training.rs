@@ -1,24 +1,26 @@
-//! Tables of the pool's own: sampled, trained in the background, numbered, and given up when no
-//! object needs them.
+//! A pool's own tables: sampled, trained in the background, numbered, and retired when no object
+//! needs them.
 //!
 //! ```text
-//! writer:   object ← compress with the tables of `current`; the entry says their number
-//!           now and then: the entry's number → sample; the sample is full: start the trainer
-//!           while a number is to be given up: rewrite some objects that have it
+//! writer:   object ← compress with the tables of `current`; the entry has their number
+//!           now and then: the entry's number → sample; if the sample is full, start the trainer
+//!           while a number is being retired: rewrite some objects that have it
 //! reader:   the entry's number → tables → decode
-//!           no room while a training is under way: wait for its end, and try again
+//!           no room while a training is in progress: wait for its end, then retry
 //! trainer:  free the numbers that no object has; read the pages of the sample
-//!           tables ← train on the sample; not a fiftieth better than the current ones: sample more sparsely
-//!           else: number ← a free one; current ← number; none is free any more: give the oldest up
+//!           tables ← train on the sample
+//!           if they are not 2 % better than the current ones: sample less often
+//!           otherwise: number ← a free one; current ← number; if none is free any more: retire the
+//!           oldest
 //! ```
 //!
-//! A number is free again when (1) it is not the current one, (2) every stream has been given back
-//! since, so that no writer still has it in mind, (3) no entry has it, (4) every stream has been
-//! given back again, so that nobody still decodes an object that had it. While a stream is held
-//! none of (2) and (4) can pass: so its holder may use what it looked up.
+//! A number is free again once (1) it is not the current one, (2) every stream has since been given
+//! back, so that no writer is still about to use it, (3) no entry has it, and (4) every stream has
+//! been given back again, so that nobody still decodes an object that had it. While a stream is
+//! held, neither (2) nor (4) can pass: so its holder may use what it looked up.
 //!
-//! Number 0 are the tables that the codec came with. They are kept: a new stream has them. The sum
-//! of `objects` over the numbers is how many entries name compressed objects.
+//! Number 0 is the codec's initial tables. They are kept, because new streams have them. The sum of
+//! `objects` over the numbers is the number of entries that name compressed objects.
 
 use std::{
     array, iter, mem,
@@ -45,34 +47,31 @@ use crate::{
     sync::wait_for,
 };
 
-/// Tables that a pool has at most at a time, those that the codec came with included: 0.05 to 1.7
-/// MiB each.
+/// The most tables of a pool at a time, including the codec's initial ones: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
 
-/// No number: nothing is to be given up; the stream's tables are not known.
+/// No number: none is being retired, or the stream's tables are unknown.
 const NONE: u8 = u8::MAX;
 
-/// Memory of a training for each page of its sample. Of 1024 pages its largest parts are 4 MiB of
-/// pages, 10 MiB to choose a dictionary (which is then freed), 8 MiB of sequences and literals, and
-/// what they are counted in.
+/// Memory of a training per page of its sample. For 1024 pages its largest parts are 4 MiB of
+/// pages, 10 MiB to choose a dictionary (freed afterwards), 8 MiB of sequences and literals, and
+/// the counters for these.
 const WORK_PAGE_BYTES: u64 = 28 << 10;
 
-/// Entries that a writer looks at when a number is to be given up, and how many of them it
-/// rewrites.
+/// Entries that a writer checks while a number is being retired, and how many of them it rewrites.
 const HELP_LOOKS: u64 = 64;
 const HELP_REWRITES: usize = 2;
 
-/// When a pool samples and trains.
+/// The schedule of sampling and training.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    /// Pages of a sample.
+    /// Pages per sample.
     pub(crate) sample_pages: usize,
-    /// One page of so many written goes to the first sample.
+    /// One in this many written pages goes to the first sample.
     pub(crate) first_stride: u32,
-    /// And so many to later ones; each sample from which nothing is learnt doubles it, up to
-    /// `max_stride`.
+    /// The same for later samples; each training without gain doubles it, up to `max_stride`.
     pub(crate) stride: u32,
-    /// The most it becomes.
+    /// The maximum of the stride.
     pub(crate) max_stride: u32,
 }
 
@@ -81,29 +80,28 @@ impl Plan {
     pub(crate) const USUAL: Self = Self { sample_pages: 1024, first_stride: 4, stride: 64, max_stride: 1024 };
 }
 
-/// What a stream has to do with training. A new stream has the tables that its codec came with,
-/// number 0.
+/// The training state of a stream. A new stream has the codec's initial tables, number 0.
 #[derive(Debug, Default)]
 pub(crate) struct Trained {
-    /// The number of the tables that it is set to.
+    /// The number of the tables that the stream uses.
     number: u8,
     /// Pages to write until the next goes to the sample.
     until_sample: u32,
 }
 
-/// What a training needs of the pool that it is of.
+/// What a training needs from its pool.
 pub(crate) trait Trainee: Send + Sync + 'static {
-    /// The training; `None`: the pool's codec has nothing to train.
+    /// Returns the training, or `None` if the pool's codec has nothing to train.
     fn training(&self) -> Option<&Training>;
 
-    /// The pool's memory.
+    /// Returns the pool's budget.
     fn budget(&self) -> &Budget;
 
-    /// Fills `page` from an entry. False: it has none that can be read.
+    /// Fills `page` from an entry. Returns false if it has no readable page.
     fn read_entry(&self, entry: u64, page: &mut Page) -> bool;
 
-    /// Passes every stream that was made so far to `change`, one after the other, as soon as nobody
-    /// holds it: whoever held a stream before the call has given it back once after.
+    /// Passes every stream created so far to `change`, one after the other, as soon as nobody holds
+    /// it: every thread that held a stream before the call has given it back at some time since.
     fn visit_streams(&self, change: &mut dyn FnMut(&mut dyn Stream, &mut Trained));
 }
 
@@ -112,25 +110,25 @@ pub(crate) struct Training {
     plan: Plan,
     sets: Mutex<Sets>,
     sampling: Mutex<Sampling>,
-    /// The number of the tables with which objects are made.
+    /// The number of the tables with which objects are compressed.
     current: AtomicU8,
-    /// How many entries name an object of each number.
+    /// The number of entries that name an object of each number.
     objects: [CachePadded<AtomicI64>; NUMBERS],
     stride: AtomicU32,
-    /// The number whose objects writers rewrite, or [`NONE`]; and the next slot to look at.
+    /// The number whose objects writers rewrite, or [`NONE`]; and the next entry to check.
     leaving: AtomicU8,
     cursor: AtomicU64,
     /// Trainings that found better tables, and those that did not.
     trainings: AtomicU64,
     useless: AtomicU64,
-    /// What the budget has given for tables and training.
+    /// Bytes taken from the budget for tables and training.
     held_bytes: AtomicU64,
 }
 
 struct Sets {
     of: [Option<Tables>; NUMBERS],
-    /// When the current ones were trained, if they were, and by how many thousandths they make
-    /// pages smaller than those of number 0.
+    /// When the current tables were trained, if they were, and by how many thousandths they make
+    /// pages smaller than number 0.
     trained: Option<(Instant, u64)>,
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,
@@ -138,11 +136,11 @@ struct Sets {
 
 struct Sampling {
     entries: Vec<u64>,
-    /// The trainer has a sample; no other is collected meanwhile.
+    /// Whether the trainer has a sample; no other is collected meanwhile.
     busy: bool,
 }
 
-/// The trainer's, from a full sample to the end of its work however that ends.
+/// The trainer's turn: from a full sample to the end of its work, however that ends.
 struct Turn<'a>(&'a Training);
 
 impl Drop for Turn<'_> {
@@ -156,7 +154,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Training {
-    /// The training of a pool of `codec`; `None` if that has nothing to train.
+    /// Creates the training of a pool of `codec`, or returns `None` if the codec has nothing to
+    /// train.
     pub(crate) fn new(codec: &dyn Codec, plan: Plan) -> Option<Self> {
         let first = codec.tables()?;
         let mut of = [const { None }; NUMBERS];
@@ -176,12 +175,12 @@ impl Training {
         })
     }
 
-    /// The number of the tables with which objects are made now.
+    /// Returns the number of the tables with which objects are compressed now.
     pub(crate) fn current(&self) -> u8 {
         self.current.load(Acquire)
     }
 
-    /// Puts the figures of tables and training into `stats`.
+    /// Stores the figures of tables and training in `stats`.
     pub(crate) fn count(&self, stats: &mut Stats) {
         let sets = lock(&self.sets);
         stats.codec_tables = 1 + sets.order.len() as u64;
@@ -199,21 +198,22 @@ impl Training {
         stats.training_bytes = self.held_bytes.load(Relaxed);
     }
 
-    /// The tables that there are.
+    /// Returns the existing tables.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn tables(&self) -> Vec<Tables> {
         lock(&self.sets).of.iter().flatten().cloned().collect()
     }
 
-    /// Whether a training is under way.
+    /// Returns whether a training is in progress.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn is_busy(&self) -> bool {
         lock(&self.sampling).busy
     }
 
-    /// Counts that `new` took the place of `old`. The caller holds a stream if `new` is an object.
+    /// Counts that `new` replaced `old`. The caller holds a stream if `new` is an object.
     pub(crate) fn replaced(&self, old: Entry, new: Entry) {
-        // Every writer's line: it stays as it is while a page replaces one of the same tables.
+        // All writers share this line: it is not written while a page replaces one of the same
+        // tables.
         if let (Entry::Object { tables: of_old, .. }, Entry::Object { tables: of_new, .. }) = (old, new)
             && of_old == of_new
         {
@@ -228,8 +228,7 @@ impl Training {
         }
     }
 
-    /// Compares the counts with what the entries name. For tests, with no other thread in the
-    /// store.
+    /// Compares the counts with what the entries name. For tests, with no other thread in the pool.
     pub(crate) fn check(&self, entries: impl Iterator<Item = Entry>) -> Result<(), String> {
         let counted: [i64; NUMBERS] = array::from_fn(|number| self.objects[number].load(Relaxed));
         let mut found = [0; NUMBERS];
@@ -248,7 +247,7 @@ impl Training {
         Ok(())
     }
 
-    /// Sets `stream` to the tables of `number`. False: there are none.
+    /// Sets `stream` to the tables of `number`. Returns false if there are none.
     #[cold]
     fn set(&self, stream: &mut dyn Stream, number: u8) -> bool {
         let sets = lock(&self.sets);
@@ -270,10 +269,10 @@ impl Training {
         budget.give(bytes);
     }
 
-    /// Puts an entry in the sample; gives the sample when it is full.
+    /// Adds an entry to the sample; returns the sample when it is full.
     #[cold]
     fn collect(&self, entry: u64) -> Option<Vec<u64>> {
-        // Whoever finds another thread here has an entry that is as good as the next.
+        // A thread that finds the lock held skips its entry: the next one is as good.
         let mut sampling = self.sampling.try_lock().ok()?;
         if sampling.busy {
             return None;
@@ -286,8 +285,8 @@ impl Training {
         Some(mem::replace(&mut sampling.entries, Vec::with_capacity(self.plan.sample_pages)))
     }
 
-    /// Offers an entry that is being written to the sample: one of every `stride` is taken. When
-    /// the sample is full a thread begins to train.
+    /// Offers an entry that is being written to the sample, which takes one in every `stride`. When
+    /// the sample is full, starts a thread to train.
     #[inline]
     pub(crate) fn offer(&self, trained: &mut Trained, entry: u64, pool: &Arc<impl Trainee>) {
         if trained.until_sample > 0 {
@@ -302,14 +301,14 @@ impl Training {
             let _turn = Turn(training);
             training.train(&sample, &*pool);
         };
-        // Without a thread there is no training; the next sample tries again.
+        // If the thread cannot be started, there is no training; the next sample tries again.
         if thread::Builder::new().name("training".to_owned()).spawn(work).is_err() {
             drop(Turn(self));
         }
     }
 
-    /// Waits for the end of the training that is under way, whose memory is then free. False: there
-    /// is none. The caller holds no stream and no entry.
+    /// Waits for the end of the training in progress, which frees its memory. Returns false if
+    /// there is none. The caller holds no stream and no entry.
     #[cold]
     pub(crate) fn wait_for_end(&self) -> bool {
         let is_busy = || lock(&self.sampling).busy;
@@ -318,11 +317,11 @@ impl Training {
         was_busy
     }
 
-    /// The trainer's work with one sample.
+    /// Trains on one sample.
     fn train(&self, entries: &[u64], pool: &dyn Trainee) {
         let budget = pool.budget();
         self.free_unused(pool);
-        // What a disk near its limit has left is for its user.
+        // The last room of a pool near its limit is left to its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
         if budget.limit().saturating_sub(budget.used()) < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
@@ -343,8 +342,8 @@ impl Training {
         }
     }
 
-    /// Tables that are better for `pages` than the current ones, if any are, and their gain over
-    /// number 0.
+    /// Returns tables that are better for `pages` than the current ones, if any, and their gain
+    /// over number 0.
     fn better(&self, pages: &[Page]) -> Option<(Tables, u64)> {
         let pages: Vec<&Page> = pages.iter().collect();
         let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
@@ -373,7 +372,7 @@ impl Training {
         }
     }
 
-    /// Frees the numbers that no object has, as the module's comment says.
+    /// Frees the numbers that no object has, as the module documentation describes.
     fn free_unused(&self, pool: &dyn Trainee) {
         let current = self.current();
         pool.visit_streams(&mut |_, _| {});
@@ -400,8 +399,8 @@ impl Training {
         }
     }
 
-    /// Entries whose objects are to be rewritten, so that the oldest number becomes free: few, and
-    /// none most of the time.
+    /// Returns entries whose objects are to be rewritten, so that the oldest number becomes free:
+    /// few at a time, and usually none.
     pub(crate) fn to_rewrite(&self, leaves: &Leaves) -> impl Iterator<Item = u64> {
         let leaving = self.leaving.load(Acquire);
         let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, leaves.end()) };
@@ -410,7 +409,7 @@ impl Training {
                 looks -= 1;
                 let number = self.cursor.fetch_add(1, Relaxed);
                 if number >= end {
-                    // What could not be rewritten is tried again when a number is needed.
+                    // Objects that could not be rewritten are tried again when a number is needed.
                     _ = self.leaving.compare_exchange(leaving, NONE, AcqRel, Relaxed);
                     return None;
                 }
@@ -424,7 +423,7 @@ impl Training {
     }
 }
 
-/// The pages of `entries`, as far as these still hold any that needs an object.
+/// Returns the pages of `entries`, as far as these still hold any that needs an object.
 fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     let mut pages = Vec::with_capacity(entries.len());
     for &entry in entries {
@@ -436,8 +435,8 @@ fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     pages
 }
 
-/// By how many thousandths `tables` make pages smaller than `first` does, by those of the sample
-/// that they were not trained on (see [`Tables::train_beyond`]).
+/// Returns by how many thousandths `tables` make pages smaller than `first` does, measured on the
+/// pages of the sample that they were not trained on (see [`Tables::train_beyond`]).
 fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
     let bytes = |tables: &Tables| {
         let mut stream = tables.codec().stream().ok()?;
@@ -451,8 +450,8 @@ fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
     }
 }
 
-/// Sets `stream` to the tables of `number`, if it is not yet. False: the store has none of that
-/// number.
+/// Sets `stream` to the tables of `number`, if it does not use them yet. Returns false if the pool
+/// has no such tables.
 #[inline]
 pub(crate) fn prepare(training: Option<&Training>, stream: &mut dyn Stream, trained: &mut Trained, number: u8) -> bool {
     if trained.number == number {

@@ -12,19 +12,20 @@ use proptest::prelude::*;
 
 use crate::{Error, PoolConfig, entry::Entry, one::One, training::Plan};
 
-/// Trains as often as it can.
+/// Trains as often as possible.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };
 
 /// A codec of each kind of tables.
 const CODECS: [&str; 4] = ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"];
 
-/// A store of `codec` with `slots` slots that trains by `plan`.
+/// Creates a store of `codec` with `slots` slots that trains by `plan`.
 fn store(codec: &str, slots: u64, memory_limit: u64, plan: Plan) -> One {
     let codec = by_name(codec).expect("a known codec");
     One::with_plan(slots, PoolConfig::default().codec(codec).memory_limit(memory_limit), plan)
 }
 
-/// What outlives the store's use of these tables only if somebody else keeps them.
+/// Returns a reference that stays alive after the store has dropped the tables only if something
+/// else keeps them.
 fn weak(tables: &Tables) -> Weak<dyn Send + Sync> {
     match tables {
         Tables::Pleat(tables) => Arc::downgrade(&(Arc::clone(tables) as Arc<dyn Send + Sync>)),
@@ -35,8 +36,8 @@ fn weak(tables: &Tables) -> Weak<dyn Send + Sync> {
     }
 }
 
-/// A page of words of `kind`'s own vocabulary: other tables are better for every kind. The same
-/// arguments, the same page.
+/// Returns a page of words from `kind`'s own vocabulary: each kind has other best tables.
+/// Deterministic.
 fn page(kind: u64, number: u64) -> Page {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |below: u64| {
@@ -58,7 +59,7 @@ fn page(kind: u64, number: u64) -> Page {
     page
 }
 
-/// Waits until no training is under way and `done` holds.
+/// Waits until no training is in progress and `done` holds.
 fn wait(store: &One, done: impl Fn(&One) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !done(store) || store.is_training() {
@@ -105,7 +106,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
         for kind in 0..8 {
             let trainings = store.stats().trainings;
             let mut number = 0;
-            // Writes go on until this kind has tables, some slots keep the first kind's pages.
+            // Writes go on until this kind has tables; some slots keep pages of the first kind.
             while store.stats().trainings == trainings && number < 6000 {
                 let slot = 32 + number % 224;
                 store.write(slot, &page(kind, number)).expect("no limit");
@@ -124,7 +125,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
         }
         let stats = store.stats();
         assert!(stats.trainings >= 6, "{codec}: {stats:?}");
-        // Those given up are nowhere in memory.
+        // Retired tables are not in memory any more.
         let alive = seen.values().filter(|tables| tables.strong_count() > 0).count() as u64;
         assert!(alive <= stats.codec_tables, "{codec}: {alive} of {} are alive: {stats:?}", seen.len());
     }
@@ -175,7 +176,8 @@ fn a_store_near_its_limit_does_not_train() {
 fn without_memory_for_tables_there_are_none() {
     for codec in CODECS {
         let mut trainings = Vec::new();
-        // The write that fills the sample takes memory, then the training, then its tables.
+        // Memory is taken by the write that fills the sample, then for the training, then for its
+        // tables.
         for after in 0..4 {
             let store = store(codec, 512, u64::MAX, OFTEN);
             (0..95).for_each(|slot| store.write(slot, &page(0, slot)).expect("no limit"));
@@ -280,8 +282,8 @@ fn keep_through_retrainings(codec: &str) {
     assert!(store.stats().trainings > 0, "{codec}: {:?}", store.stats());
 }
 
-/// A page that says of itself which slot's it is and what it has to look like: words of a kind,
-/// noise, or one word over and over. The zeros of an empty slot are slot 0's 0th.
+/// Returns a page that names its slot and its content: words of a kind, noise, or one repeated
+/// word. The zeros of an empty slot are slot 0's page 0.
 fn telling(slot: u64, number: u64) -> Page {
     let told = slot << 32 | number;
     let mut page = match number % 7 {
@@ -376,7 +378,7 @@ fn a_training_takes_no_room_from_writers() {
         for slot in 0..96 {
             store.write(slot, &page(0, slot)).expect("room");
         }
-        // Too random to be worth a training, and written sooner than one is done.
+        // Too random for training to help, and written before a training is done.
         let mut random = [0; PAGE_SIZE];
         let mut state = 1u64;
         let is_full = |slot: u64| {
@@ -398,7 +400,7 @@ fn a_training_takes_no_room_from_writers() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Any history of a store that retrains all the time reads as a plain array of pages does.
+    /// Any history of a store that retrains all the time reads like a plain array of pages.
     #[test]
     fn a_training_store_is_an_array(
         codec in proptest::sample::select(&CODECS),

@@ -1,40 +1,43 @@
-//! A disk's tree: which leaf has the entries of which slots.
+//! A disk's tree: the leaves that have the entries of its slots.
 //!
 //! ```text
-//! root     names the topmost part, and says how many levels of nodes there are
-//! nodes    64 places each: of 16 MiB with leaves below it, of 1 GiB with nodes of those, of 64 GiB, …
+//! root     names the topmost part, and the number of levels of nodes
+//! nodes    64 places each; a place covers 256 KiB (a leaf), 16 MiB, 1 GiB, …
 //! leaf     64 entries: 256 KiB
 //! ```
 //!
-//! A slot without a leaf holds nothing; a reader that finds none has its answer. Parts are made at
-//! the first write below them.
+//! A slot without a leaf holds nothing; a reader that finds no leaf has its answer. Parts are
+//! created by the first write below them.
 //!
-//! **Layers.** Every part belongs to a layer, and the disk changes parts of its own layer alone,
-//! under `changing` or with an entry held. A fork is a second tree with the same topmost part. Both
-//! disks get new layers with it, so that from then on nobody may change any part they share: who
-//! wants to makes the parts on the way to it his own first, from the top ([`Tree::own`]). A part
-//! that nothing else uses is taken over ([`Parts::adopt`]), any other copied. So a part of the
-//! disk's layer has only such parts above it, and nobody else uses it.
+//! **Layers.** Every part belongs to a layer. A disk changes only parts of its own layer, under
+//! `changing` or with an entry held. A fork is a second tree with the same topmost part. Both disks
+//! get new layers, so from then on nobody may change a shared part: a writer first makes the parts
+//! on the way to it its own, from the top ([`Tree::own`]). It takes over a part that nothing else
+//! uses ([`Parts::adopt`]) and copies any other. So above a part of the disk's layer there are only
+//! such parts, and nobody else uses it.
 //!
-//! **Who comes too late.** A part without uses is given back and can be any disk's then.
+//! **Late accesses.** A part without uses is freed, and any disk may then take it.
 //!
 //! ```text
-//! reader:  v ← version; walk from the root; pin the object or look at the entry; version still v? then all of it was the slot's.
-//!          Else once more.
-//! writer:  walk; the leaf is of the disk's layer? else make it so, under `changing`
-//!          pin ← layer; lock the entry; is it still the layer, the leaf's too, and the leaf still in its place? then it is the slot's, and
-//!          stays so as long as it is locked. Else once more.
-//! changer: under `changing`: change a place; version ← version + 1; drop the use of what it named. A node without uses loses its places
-//!          before what they named is freed, and a leaf each entry under its lock.
-//! forker:  under `changing`: layer ← new one; wait until no pin says that its holder writes to the old one
+//! reader:  v ← version; walk from the root; pin the object or look at the entry; if the version
+//!          is still v, all of it was the slot's. Otherwise retry.
+//! writer:  walk; if the leaf is not of the disk's layer, make it so under `changing`
+//!          pin ← layer; lock the entry; if that is still the disk's and the leaf's layer, and the
+//!          leaf is still in its place, the entry is the slot's and stays so while it is locked.
+//!          Otherwise retry.
+//! changer: under `changing`: change a place; version ← version + 1; drop the use of what it named.
+//!          A node without uses loses its places before what they named is freed, and a leaf each
+//!          entry under its lock.
+//! forker:  under `changing`: layer ← new one; wait until no pin says that its holder writes to the
+//!          old one
 //! ```
 //!
-//! A part gets to its next user through the lock of a slab, after the version has changed: a reader
-//! who sees what the next user wrote sees another version too. A part's id is never used twice, so
-//! a place that still names the leaf names it for the same slot. A writer's pin and the layer are
-//! like a reader's pin and the entry (`pins.rs`): who locks an entry after the layer has changed
-//! sees that it did, and for all others the forker waits. So at the fork's instant no change is
-//! half done, and nothing that it shares changes afterwards.
+//! A part reaches its next user through the lock of a slab, after the version has changed: a reader
+//! that sees what the next user wrote also sees another version. A part's id is never reused, so a
+//! place that still names the leaf names it for the same slot. A writer's pin and the layer work
+//! like a reader's pin and the entry (`pins.rs`): a writer that locks an entry after the layer has
+//! changed sees the change, and the forker waits for all others. So at the instant of the fork no
+//! change is half done, and nothing that the fork shares changes afterwards.
 
 use std::sync::PoisonError;
 
@@ -53,24 +56,25 @@ use crate::{
     },
 };
 
-/// Where the root says how many levels of nodes there are, beside a number of 25 bits.
+/// The bits of the root with the number of levels of nodes, above a number of 25 bits.
 const LEVEL_SHIFT: u32 = 28;
 const LEVEL_MASK: u64 = 0xf << LEVEL_SHIFT;
 
-/// The level of a part that would have all slots that there can be.
+/// A level whose part would cover all possible slots.
 const ALL: u32 = 9;
 
-/// See the module's comment.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: AtomicU64,
     version: AtomicU64,
     layer: AtomicU32,
-    /// The layers that the disk had before, as far as parts of them are left. The disk holds each.
+    /// The layers that the disk wrote to before, as far as parts of them are left. The disk holds
+    /// each.
     changing: Mutex<Vec<LayerId>>,
 }
 
-/// Where a slot's entry was when it was looked up.
+/// The place of a slot's entry when it was looked up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryPlace<'a> {
     place: &'a AtomicU64,
@@ -79,38 +83,38 @@ pub(crate) struct EntryPlace<'a> {
     pub(crate) word: &'a AtomicU64,
 }
 
-/// What a tree has for a slot.
+/// The result of looking up a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Found<'a> {
     /// An entry.
     Entry(EntryPlace<'a>),
-    /// No leaf: what the place is that would name one, or name a part so many levels above it.
+    /// No leaf: the value of the place that would name one, or name a part `level` levels above it.
     None { place: u64, level: u32 },
 }
 
-/// Who changes a tree.
+/// A change of a tree in progress.
 pub(crate) struct Changing<'a> {
     tree: &'a Tree,
     parts: Parts<'a>,
     lineage: MutexGuard<'a, Vec<LayerId>>,
     layer: LayerId,
-    /// What memory for parts is taken for; `None`: there is to be no more of them.
+    /// The purpose for which memory for parts is taken; `None` forbids more parts.
     purpose: Option<Purpose>,
     unused: Unused,
 }
 
 impl<'a> EntryPlace<'a> {
-    /// The entry's number in the pool.
+    /// Returns the entry's number in the pool.
     pub(crate) fn number(&self) -> u64 {
         Leaves::entry_number(self.leaf.number(), self.index)
     }
 
-    /// The leaf's number.
+    /// Returns the leaf's number.
     pub(crate) fn leaf(&self) -> u32 {
         self.leaf.number()
     }
 
-    /// Looks at the entry, or at the one that says for it what the slot holds.
+    /// Loads the entry, or the one that it leads to.
     #[inline]
     pub(crate) fn look(self, leaves: &'a Leaves) -> Looked<'a> {
         let seen = self.word.load(Acquire);
@@ -119,15 +123,15 @@ impl<'a> EntryPlace<'a> {
     }
 }
 
-/// An entry that was looked at, for a slot whose own entry is it or leads to it. It was the slot's
-/// if [`Tree::is_current`] says so afterwards.
+/// An entry that was loaded for a slot: the slot's own, or one that this leads to. It was the
+/// slot's if [`Tree::is_current`] says so afterwards.
 pub(crate) struct Looked<'a> {
     /// The number of the slot's own entry.
     pub(crate) number: u64,
     word: &'a AtomicU64,
     pub(crate) seen: u64,
-    /// The entries that led to it, and what they were: a link, one that shares, or the one and then
-    /// the other.
+    /// The entries that led to this one, and their values: a link, a sharing entry, or a link and
+    /// then a sharing entry.
     steps: [Option<(&'a AtomicU64, u64)>; 2],
 }
 
@@ -152,16 +156,16 @@ impl<'a> Looked<'a> {
         self
     }
 
-    /// Has the pin name the entry's object.
+    /// Pins the entry's object.
     #[inline]
     pub(crate) fn pin(&mut self, pin: &mut Pin<'_>) -> Entry {
         self.seen = pin.pin(self.word);
         self.entry()
     }
 
-    /// Whether the entries that led to this one still do, and it is what it was. An object that is
-    /// shared goes from entry to entry: one that was emptied, and then got another, would otherwise
-    /// be taken for what led to the first.
+    /// Returns whether the entries that led to this one still do, and it is unchanged. A shared
+    /// object moves from entry to entry: otherwise, an entry that was emptied and got another
+    /// object would be mistaken for the one that led to the first.
     fn is_there(&self) -> bool {
         let is = |word: &AtomicU64, seen: u64| (word.load(Acquire) ^ seen) & !MARKS == 0;
         !self.entry().is_elsewhere()
@@ -174,23 +178,23 @@ impl<'a> Looked<'a> {
     }
 }
 
-/// The slots below a part.
+/// Returns the number of slots below a part.
 fn span(level: u32) -> u64 {
     1 << (FAN_BITS * (level + 1))
 }
 
-/// Which place or entry of a part leads to the slot.
+/// Returns the index of the place or entry in a part that leads to the slot.
 fn index(slot: u64, level: u32) -> usize {
     (slot >> (FAN_BITS * level)) as usize % LEAF_SLOTS
 }
 
-/// The place that the root is, and the level of what it names.
+/// Splits the root into a place and the level of the part that it names.
 #[inline]
 fn split(root: u64) -> (u64, u32) {
     if names_part(root) { (root & !LEVEL_MASK, ((root & LEVEL_MASK) >> LEVEL_SHIFT) as u32) } else { (root, 0) }
 }
 
-/// How many levels of nodes so many slots take.
+/// Returns the number of levels of nodes that `slots` slots need.
 fn levels(slots: u64) -> u32 {
     let mut level = 1;
     while span(level) < slots {
@@ -200,7 +204,7 @@ fn levels(slots: u64) -> u32 {
 }
 
 impl Tree {
-    /// A tree without any part, whose disk writes to `layer`.
+    /// Creates a tree without parts, whose disk writes to `layer`.
     pub(crate) fn new(layer: LayerId) -> Self {
         Self {
             root: AtomicU64::new(NOTHING),
@@ -210,38 +214,39 @@ impl Tree {
         }
     }
 
-    /// The layer that the disk writes to.
+    /// Returns the layer that the disk writes to.
     #[inline]
     pub(crate) fn layer(&self) -> LayerId {
         LayerId::of(self.layer.load(SeqCst))
     }
 
-    /// Whether there is no part.
+    /// Returns whether there is no part.
     pub(crate) fn is_empty(&self) -> bool {
         self.root.load(Acquire) == NOTHING
     }
 
-    /// What [`is`](Self::is) compares.
+    /// Returns the version that [`is`](Self::is) compares.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Acquire)
     }
 
-    /// Whether all that was looked up since [`version`](Self::version) said this was the slot's.
+    /// Returns whether everything looked up since [`version`](Self::version) returned `version` was
+    /// the slot's.
     #[inline]
     pub(crate) fn is(&self, version: u64) -> bool {
         fence(Acquire);
         self.version.load(Relaxed) == version
     }
 
-    /// The same of an entry that was looked at since then.
+    /// Returns the same for an entry that was loaded since then.
     #[inline]
     pub(crate) fn is_current(&self, looked: &Looked<'_>, version: u64) -> bool {
         fence(Acquire);
         looked.is_there() && self.is(version)
     }
 
-    /// What there is for the slot. It counts if the version is the same afterwards.
+    /// Looks the slot up. The result is valid if the version is unchanged afterwards.
     #[inline]
     pub(crate) fn find<'a>(&self, leaves: &'a Leaves, slot: u64) -> Found<'a> {
         let (mut name, mut level) = split(self.root.load(Acquire));
@@ -269,7 +274,7 @@ impl Tree {
         EntryPlace { place, leaf, index, word: &leaves.words(leaf.number())[index] }
     }
 
-    /// The slot's entry as it is at some moment during the call, or the one that it links to.
+    /// Returns the slot's entry at some moment during the call, or the one that it leads to.
     pub(crate) fn peek(&self, leaves: &Leaves, slot: u64) -> Entry {
         loop {
             let version = self.version();
@@ -286,8 +291,8 @@ impl Tree {
         }
     }
 
-    /// The slot's entry or what it links to, and how many slots from it on, at most `limit`, are
-    /// the same for certain.
+    /// Returns the slot's entry or the one that it leads to, and how many slots from it on, at most
+    /// `limit`, are certainly the same.
     pub(crate) fn run(&self, leaves: &Leaves, slot: u64, limit: u64) -> (Entry, u64) {
         let (mut count, mut first) = (0, Entry::Empty);
         while count < limit {
@@ -309,8 +314,8 @@ impl Tree {
         (first, count)
     }
 
-    /// Whether one of `layers` has what the slot holds, or may have a hole there, and for how many
-    /// slots from it on, at most `limit`, the same is certain.
+    /// Returns whether one of `layers` has what the slot holds, or may have a hole there, and for
+    /// how many slots from it on, at most `limit`, that is certain.
     pub(crate) fn run_of(&self, leaves: &Leaves, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
         let (mut count, mut first) = (0, false);
         while count < limit {
@@ -335,7 +340,7 @@ impl Tree {
         (first, count)
     }
 
-    /// Where the slot's entry is, if it is in a leaf that the disk may change.
+    /// Returns the place of the slot's entry if it is in a leaf that the disk may change.
     #[inline]
     pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<EntryPlace<'a>> {
         match self.find(leaves, slot) {
@@ -344,8 +349,8 @@ impl Tree {
         }
     }
 
-    /// Holds the entry at `place` to change it, if it is still the slot's, the disk's own, and
-    /// `may` says so too. Until `pin` is dropped or names an object, nobody forks the disk.
+    /// Locks the entry at `place` for a change, if it is still the slot's and the disk's own, and
+    /// `may` agrees. Until `pin` is dropped or names an object, the disk cannot be forked.
     #[inline]
     pub(crate) fn lock<'a>(
         &self,
@@ -364,12 +369,13 @@ impl Tree {
                 return Some(locked);
             }
         }
-        // Whoever forks would wait for it, and it for him.
+        // Otherwise a forker would wait for this pin, and this thread for the forker.
         pin.rests();
         None
     }
 
-    /// The layers that the disk writes to or has written to, as far as something is left of them.
+    /// Returns the layers that the disk writes to or has written to, as far as parts of them are
+    /// left.
     pub(crate) fn layers(&self) -> Vec<LayerId> {
         let lineage = self.lineage();
         lineage.iter().copied().chain([self.layer()]).collect()
@@ -379,7 +385,7 @@ impl Tree {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody changes the tree.
+    /// Waits until nobody changes the tree, then starts a change.
     pub(crate) fn change<'a>(&'a self, parts: Parts<'a>, purpose: Option<Purpose>) -> Changing<'a> {
         let lineage = self.lineage();
         Changing { tree: self, parts, layer: self.layer(), lineage, purpose, unused: Unused::default() }
@@ -387,16 +393,16 @@ impl Tree {
 }
 
 impl<'a> Changing<'a> {
-    /// What became unused.
+    /// Ends the change and returns what became unused.
     pub(crate) fn end(self) -> Unused {
         self.unused
     }
 
-    /// The slot's entry in a leaf of the disk's own, as long as the slot is below `slots` now.
+    /// Returns the slot's entry in a leaf of the disk's own, if the slot is below `slots`, the
+    /// current number of slots.
     ///
     /// # Errors
-    /// There is no memory for it, or `slots` is no longer beyond the slot: then the tree says the
-    /// same as before.
+    /// There is no memory, or the slot is not below `slots`; the content of the tree is unchanged.
     pub(crate) fn own(&mut self, slot: u64, slots: u64) -> Result<EntryPlace<'a>, Full> {
         if slot >= slots {
             return Err(Full);
@@ -414,7 +420,7 @@ impl<'a> Changing<'a> {
         Ok(Tree::place(leaves, place, part, slot))
     }
 
-    /// Gives the tree as many levels of nodes.
+    /// Raises the tree to at least `levels` levels of nodes.
     fn raise(&mut self, levels: u32) -> Result<(), Full> {
         let root = &self.tree.root;
         loop {
@@ -437,7 +443,7 @@ impl<'a> Changing<'a> {
         self.tree.version.fetch_add(1, AcqRel);
     }
 
-    /// The part that `place` names, which is the root or in a part of the disk's own, as one of the
+    /// Makes the part that `place` names the disk's own. `place` is the root or in a part of the
     /// disk's own.
     fn own_part(&mut self, place: &AtomicU64, level: u32) -> Result<PartId, Full> {
         let Self { parts, layer, purpose, .. } = *self;
@@ -460,14 +466,14 @@ impl<'a> Changing<'a> {
         Ok(copy)
     }
 
-    /// Makes the slots as those below a place that is `below`: [`NOTHING`] or [`HOLE`].
+    /// Makes the slots like those below a place with the value `below`: [`NOTHING`] or [`HOLE`].
     ///
     /// # Errors
-    /// There is no memory to do it where a part is shared, or where nothing is to become a hole:
-    /// some of the slots are so.
+    /// There is no memory to do it where a part is shared, or where nothing becomes a hole; some of
+    /// the slots are cleared.
     pub(crate) fn clear(&mut self, slots: std::ops::Range<u64>, below: u64, most: u64) -> Result<(), Full> {
         let root = &self.tree.root;
-        // What is beyond the disk's end is nothing.
+        // Nothing is stored beyond the disk's end.
         let slots = slots.start..if slots.end >= most { u64::MAX } else { slots.end };
         let (name, level) = split(root.load(Acquire));
         if slots == (0..u64::MAX) {
@@ -484,7 +490,7 @@ impl<'a> Changing<'a> {
         self.clear_below(root, level, 0, &slots, below)
     }
 
-    /// Puts another root in the place of the tree's.
+    /// Replaces the tree's root.
     fn set_root(&mut self, root: u64) {
         let (name, level) = split(self.tree.root.load(Acquire));
         self.put(&self.tree.root, root);
@@ -550,7 +556,7 @@ impl<'a> Changing<'a> {
         }
     }
 
-    /// Puts an entry without an object in the slot.
+    /// Stores an entry without an object in the slot.
     pub(crate) fn put_entry(&mut self, slot: u64, slots: u64, new: Entry) -> Result<(), Full> {
         let place = self.own(slot, slots)?;
         let Some(locked) = Locked::lock(place.word) else { unreachable!("the leaf is in the tree") };
@@ -559,7 +565,7 @@ impl<'a> Changing<'a> {
         Ok(())
     }
 
-    /// Gives back the slot's leaf if it is the disk's own and holds nothing.
+    /// Frees the slot's leaf if it is the disk's own and holds nothing.
     pub(crate) fn give_empty(&mut self, slot: u64) {
         let (tree, parts) = (self.tree, self.parts);
         if let Some(place) = tree.find_own(parts.leaves, slot) {
@@ -570,7 +576,7 @@ impl<'a> Changing<'a> {
         }
     }
 
-    /// From now on the disk writes to `layer`, and nobody changes what the tree has. `wait` returns
+    /// Makes the disk write to `layer` from now on, and freezes what the tree has. `wait` returns
     /// when nobody writes to a layer. Returns whether `layer` was needed.
     fn freeze(&mut self, layer: LayerId, mut wait: impl FnMut(LayerId)) -> bool {
         let before = self.layer;
@@ -592,9 +598,9 @@ impl<'a> Changing<'a> {
         true
     }
 
-    /// A tree with the same content for a disk that writes to `theirs`. This one's disk writes to
-    /// `ours` from now on, unless it has changed nothing since it was last forked. `wait` returns
-    /// when nobody writes to a layer.
+    /// Creates a tree with the same content for a disk that writes to `theirs`. This tree's disk
+    /// writes to `ours` from now on, unless it has changed nothing since it was last forked. `wait`
+    /// returns when nobody writes to a layer.
     pub(crate) fn fork(&mut self, ours: LayerId, theirs: LayerId, wait: impl FnMut(LayerId)) -> Tree {
         if !self.freeze(ours, wait) {
             self.parts.layers.give(ours, self.parts.budget);
@@ -609,8 +615,9 @@ impl<'a> Changing<'a> {
         fork
     }
 
-    /// Gives the tree what `other` has, which then has nothing; what this one had is unused. Nobody
-    /// else uses `other`. The disk writes to `layer` from now on, unless it has changed nothing.
+    /// Moves the content of `other` to this tree, which leaves `other` empty; this tree's old
+    /// content becomes unused. Nobody else uses `other`. The disk writes to `layer` from now on,
+    /// unless it has changed nothing.
     pub(crate) fn become_as(&mut self, other: &Tree, layer: LayerId, wait: impl FnMut(LayerId)) {
         if !self.freeze(layer, wait) {
             self.parts.layers.give(layer, self.parts.budget);
@@ -620,7 +627,7 @@ impl<'a> Changing<'a> {
 }
 
 impl Tree {
-    /// Gives back what the disk had, which nobody uses any more.
+    /// Drops everything that the disk had. Nobody uses the disk any more.
     pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
         let mut changing = self.change(parts, None);
         changing.set_root(NOTHING);

@@ -1,4 +1,4 @@
-//! Files that are shortened, written or replaced while they are in use.
+//! Files that are truncated, written or replaced while they are in use.
 
 use std::{
     fs::{self, File},
@@ -37,7 +37,7 @@ fn what_is_cut_off_is_an_error_and_never_zeros() {
             }
         }
         assert!((20..=200).contains(&failures), "{failures} reads failed");
-        // The holes that a file system sees behind the end are not told.
+        // The holes that the file system reports beyond the end are not reported as zeros.
         base.extents(0, base.size_bytes(), &mut |extent| {
             assert!(path != &raw || !extent.zero);
             true

@@ -1,4 +1,4 @@
-//! Images of which bytes were changed.
+//! Images in which bytes were changed.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
 
 use crate::{content, image_of};
 
-/// An image with any byte changed is refused, or opened and read to its end with or without errors:
-/// never a panic. A change of the superblock, which has a checksum, is noticed.
+/// An image with any byte changed is rejected, or opened and read to its end with or without
+/// errors: never a panic. A change in the superblock, which has a checksum, is detected.
 #[test]
 fn a_changed_byte_is_an_error_or_read() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -26,7 +26,7 @@ fn a_changed_byte_is_an_error_or_read() {
     ] {
         let options = BuildOptions { codec, fragments, pcluster_bytes: 16 << 10, ..BuildOptions::default() };
         let sound = fs::read(image_of(&raw, &options)).expect("an image");
-        // The first blocks have what describes the others.
+        // The first blocks hold the metadata.
         let near = (1024..1152).chain((1152..16 << 10).step_by(29)).chain((16 << 10..sound.len()).step_by(4999));
         for at in near.filter(|at| *at < sound.len()) {
             let mut bytes = sound.clone();

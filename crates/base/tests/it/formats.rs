@@ -1,4 +1,4 @@
-//! What a file holds, and which are refused.
+//! Which formats are detected, and which files are rejected.
 
 use std::{fs, path::Path};
 
@@ -28,7 +28,7 @@ fn content_and_name_must_agree() {
     };
     assert_eq!(open(&raw, &Options::default()).0.format(), Format::Raw);
     assert_eq!(open(&image, &Options::default()).0.format(), Format::Erofs);
-    // Said to be raw, it is served as it is.
+    // Opened as raw, it is served unchanged.
     let (base, _) = open(&image, &says(Format::Raw));
     assert_eq!((base.format(), base.size_bytes()), (Format::Raw, fs::metadata(&image).expect("a file").len()));
 
@@ -43,7 +43,7 @@ fn content_and_name_must_agree() {
     assert!(error.to_string().contains("its name does not end in '.qcow2'"), "{error}");
     open(&written, &says(Format::Raw));
 
-    // And a name that promises an image does not make one.
+    // A matching name alone does not make a file an image.
     let named = folder.path().join("named.EROFS");
     fs::copy(&raw, &named).expect("a copy");
     assert!(matches!(refused(&named, &Options::default()), OpenError::Unfit { .. }));

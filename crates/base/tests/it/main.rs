@@ -1,4 +1,4 @@
-//! Bases of every kind beside the plain files that they show.
+//! Bases of every kind against the plain files that they represent.
 
 mod changing;
 mod damaged;
@@ -15,7 +15,7 @@ use std::{
 use pagefold_base::{Base, Cache, Options};
 use pagefold_erofs::{BuildOptions, Content, Node, NodeKind, Tree, build};
 
-/// Lines that a base told.
+/// The lines that a base reported.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<String>>>);
 
@@ -25,7 +25,7 @@ impl Told {
     }
 }
 
-/// Opens a base, with a cache of a megabyte, too small for what tests read.
+/// Opens a base, with a cache of a megabyte, too small for the content of the tests.
 fn open(path: &Path, options: &Options) -> (Base, Told) {
     let told = Told::default();
     let lines = told.clone();
@@ -38,7 +38,7 @@ fn node(kind: NodeKind) -> Node {
     Node { kind, permissions: 0o755, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() }
 }
 
-/// An image of the file at `path` alone, under its name.
+/// Builds an image with only the file at `path`, under its name.
 fn image_of(path: &Path, options: &BuildOptions) -> PathBuf {
     let mut tree = Tree::new(node(NodeKind::Fifo));
     let size = fs::metadata(path).expect("the file").len();
@@ -50,8 +50,8 @@ fn image_of(path: &Path, options: &BuildOptions) -> PathBuf {
     image
 }
 
-/// Content with runs that compress, noise, zeros in between and a length that is no multiple of
-/// anything.
+/// Content with compressible runs, noise and zeros in between, and a length that is not a multiple
+/// of anything.
 fn content(len: usize) -> Vec<u8> {
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     let mut content = Vec::with_capacity(len + 8192);

@@ -1,4 +1,4 @@
-//! qcow2 images that qemu-img makes.
+//! qcow2 images made by qemu-img.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use crate::{
     reading::{LEN_BYTES, check, hole_bytes, sparse_file, threads},
 };
 
-/// `qemu-img convert` of a raw file with these options.
+/// Runs `qemu-img convert` on a raw file with these options.
 fn converted(qemu_img: &Path, raw: &Path, options: &[&str]) -> PathBuf {
     let image = raw.with_extension("qcow2");
     let status = Command::new(qemu_img)
@@ -46,7 +46,7 @@ fn an_image_is_read_as_qemu_wrote_it() {
         let (base, told) = open(&image, &Options::default());
         assert_eq!(base.format(), Format::Qcow2);
         check(&base, &content, 100);
-        // No run of zeros has a whole cluster of 64 KiB.
+        // No run of zeros covers a whole cluster of 64 KiB.
         if options.contains(&"cluster_size=4k") {
             assert!(hole_bytes(&base) > 100_000, "{options:?}");
         }
@@ -85,7 +85,7 @@ fn an_image_that_cannot_be_read_alone_is_refused() {
     assert!(encrypted.to_string().contains("the image is encrypted"), "{encrypted}");
 }
 
-/// An image with a byte changed is refused, or opened and read to its end with or without errors:
+/// An image with a byte changed is rejected, or opened and read to its end with or without errors:
 /// never a panic.
 #[test]
 fn a_changed_byte_is_an_error_or_read() {

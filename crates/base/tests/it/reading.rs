@@ -13,7 +13,7 @@ use crate::{content, image_of, open};
 /// More than the cache holds.
 pub(crate) const LEN_BYTES: usize = (3 << 20) + 12_345;
 
-/// A file with this content, and holes where pieces of it are zeros.
+/// Creates a file with this content, with holes where pieces of it are zeros.
 pub(crate) fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBuf {
     let path = folder.path().join("disk.img");
     let mut file = File::create(&path).expect("a file");
@@ -27,8 +27,8 @@ pub(crate) fn sparse_file(folder: &TempDir, content: &[u8]) -> std::path::PathBu
     path
 }
 
-/// Random reads of a base equal the content, with zeros up to the end of the last sector; extents
-/// cover what is asked for, and what they call a hole is zeros.
+/// Checks that random reads of a base equal the content, with zeros up to the end of the last
+/// sector, that extents cover the requested range, and that reported holes are zeros.
 pub(crate) fn check(base: &Base, content: &[u8], cases: u32) {
     let size = base.size_bytes();
     assert_eq!(size, content.len().next_multiple_of(512) as u64);
@@ -127,7 +127,7 @@ pub(crate) fn threads(path: &Path, content: &[u8]) {
                 let mut buf = vec![0; 70_000];
                 let mut at = thread * 777_777;
                 for round in 0..400 {
-                    // Some in order, most at random.
+                    // Some reads are sequential, most are random.
                     let len = if round % 3 == 0 { 4096 } else { 512 + round * 170 };
                     at = if round % 2 == 0 { at + len } else { at.wrapping_mul(48_271) };
                     at %= content.len() - buf.len();
@@ -139,7 +139,7 @@ pub(crate) fn threads(path: &Path, content: &[u8]) {
     });
 }
 
-/// Images of the same shape, whose clusters lie at the same addresses, with other content.
+/// Images of the same shape, whose clusters are at the same addresses, with different content.
 #[test]
 fn images_that_share_a_cache_are_told_apart() {
     let (cache, plain) = (Cache::new(1 << 20), content(1 << 20));

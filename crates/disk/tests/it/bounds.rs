@@ -1,4 +1,4 @@
-//! What the wrapper refuses, and what a disk can be.
+//! Requests that the wrapper rejects, and valid sizes of a disk.
 
 use pagefold_disk::{BlockDevice, Checked, Error, Pool, PoolConfig, RamDisk, Zeroes};
 

@@ -1,4 +1,4 @@
-//! What a fork is told to have changed, against a plain model.
+//! The changes reported for a fork, against a plain model.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn changes(disk: &dyn BlockDevice, offset: u64, len_bytes: u64) -> Vec<Change> {
     found
 }
 
-/// Which pages were changed.
+/// Returns which pages were changed.
 fn changed_pages(disk: &dyn BlockDevice) -> Vec<bool> {
     let all = changes(disk, 0, disk.size_bytes());
     all.iter().flat_map(|change| vec![change.changed; (change.len_bytes / PAGE) as usize]).collect()
@@ -27,8 +27,8 @@ fn changed_pages(disk: &dyn BlockDevice) -> Vec<bool> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Pages that were written or discarded since the fork are changed; no other has been, whatever
-    /// snapshots were taken meanwhile. A snapshot has the changes of its instant.
+    /// Pages that were written or discarded since the fork are reported as changed, and no others,
+    /// whatever snapshots were taken meanwhile. A snapshot reports the changes of its instant.
     #[test]
     fn changes_are_what_was_written_since_the_fork(
         before in prop::collection::vec((0..PAGES, 1..40_u64), 0..6),
@@ -73,7 +73,7 @@ proptest! {
         for (page, (found, expected)) in changed_pages(&fork).into_iter().zip(model).enumerate() {
             prop_assert_eq!(found, expected, "page {}", page);
         }
-        // Of a snapshot, those that the disk had then, whatever it has become.
+        // A snapshot reports the changes that the disk had then, whatever it has become.
         for (snapshot, expected) in &snapshots {
             prop_assert_eq!(&changed_pages(snapshot), expected);
             let of_snapshot = changed_pages(&snapshot.fork().expect("no limit"));

@@ -8,7 +8,7 @@ use std::sync::{
 use pagefold_disk::{BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Zeroes};
 use proptest::prelude::*;
 
-/// A base in memory, which tells its holes by 4 KiB, counts reads, and can fail.
+/// A base in memory that reports its holes in units of 4 KiB, counts reads, and can fail.
 struct Base {
     bytes: Vec<u8>,
     reads: AtomicU64,
@@ -72,7 +72,7 @@ impl BlockDevice for Base {
 
 const PAGES: usize = 150;
 
-/// Pages of a base: some zeros, some alike, some not; cut short at the end.
+/// The pages of a base: some zeros, some equal, some different; the last one is cut short.
 fn base_bytes() -> Vec<u8> {
     let page = |page: usize| -> Vec<u8> {
         match page % 7 {
@@ -120,7 +120,7 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
     (any::<usize>(), op)
 }
 
-/// The disk's bytes are the model's, and its extents say nothing else.
+/// The disk's bytes equal the model's, and its extents agree with them.
 fn check(disk: &RamDisk, model: &[u8]) -> Result<(), TestCaseError> {
     prop_assert_eq!(disk.size_bytes(), model.len() as u64);
     let mut bytes = vec![1; model.len()];
@@ -217,8 +217,8 @@ proptest! {
     }
 }
 
-/// What equals the base takes no memory, and frees what was there: written at once, or page by page
-/// after it was read.
+/// A page that equals the base's uses no memory, and frees what was there: whether written in one
+/// request, or page by page after it was read.
 #[test]
 fn what_equals_the_base_takes_nothing() {
     let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
@@ -228,7 +228,7 @@ fn what_equals_the_base_takes_nothing() {
     disk.write(0, &other).expect("no limit");
     assert!(disk.stats().orig_data_size >= 140 * 4096);
     disk.write(0, &content).expect("no limit");
-    // The last page is cut, so it is changed in part.
+    // The last page is partial, so it is changed in part.
     assert!(disk.stats().orig_data_size <= 4096, "{:?}", disk.stats());
 
     disk.write(0, &other).expect("no limit");
@@ -248,8 +248,8 @@ fn what_equals_the_base_takes_nothing() {
     assert!(bytes == content);
 }
 
-/// Without its base a disk gives what it holds itself, and says what is wrong with the rest;
-/// nothing is lost by trying.
+/// If its base fails, a disk still serves its own pages, and reports an error for the others;
+/// failed attempts lose nothing.
 #[test]
 fn a_disk_outlives_its_base() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
@@ -272,7 +272,7 @@ fn a_disk_outlives_its_base() {
     assert!(page == content[4096..8192]);
 }
 
-/// Random writes of pages that were never read ask the base nothing.
+/// Random writes of pages that were never read do not read the base.
 #[test]
 fn whole_pages_are_written_without_the_base() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");

@@ -20,7 +20,7 @@ enum Op {
     Zero { at: u64, len: u64, zeroes: Zeroes },
 }
 
-/// Ranges within the disk, often on page borders.
+/// Ranges within the disk, often at page boundaries.
 fn any_range() -> impl Strategy<Value = (u64, u64)> {
     let point = prop_oneof![0..=SIZE, (0..=40u64).prop_map(|page| page * 4096), Just(SIZE)];
     (point.clone(), point).prop_map(|(a, b)| (a.min(b), a.max(b) - a.min(b)))
@@ -38,7 +38,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A range's extents, neighbours of one status joined.
+/// A range's extents, with adjacent ones of equal status joined.
 fn extents(disk: &dyn BlockDevice, at: u64, len: u64) -> Vec<Extent> {
     let mut all: Vec<Extent> = Vec::new();
     disk.extents(at, len, &mut |extent| {
@@ -112,7 +112,7 @@ fn extents_tell_holes_zeros_and_data() {
     assert_eq!(heard, 2, "it stops when told");
 }
 
-/// Who wants to know of the beginning need not wait until the end of a long stretch was found.
+/// The first extents are reported without looking for the end of a long run.
 #[test]
 fn a_stretch_of_data_is_told_page_by_page() {
     let disk = disk();
@@ -135,7 +135,7 @@ fn clearing_the_cut_last_page_gives_its_memory_back() {
     assert_eq!(disk.get_ref().stats().orig_data_size, 0);
 }
 
-/// Writers of neighbouring bytes in the same pages: no write undoes another.
+/// Writers of adjacent bytes in the same pages: no write undoes another.
 #[test]
 fn small_writes_to_one_page_do_not_undo_each_other() {
     let disk = disk();
@@ -162,8 +162,8 @@ fn small_writes_to_one_page_do_not_undo_each_other() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// A disk of changing size is a vector of changing length: what is cut off is gone, what is
-    /// added is zeros.
+    /// A disk of changing size behaves like a vector of changing length: what is cut off is lost,
+    /// what is added is zeros.
     #[test]
     fn of_any_size_is_a_vector_of_bytes(steps in prop::collection::vec((1u64..90, any::<u64>(), any::<u8>()), 1..30)) {
         let pool = Pool::new(PoolConfig::default()).expect("a pool");

@@ -19,7 +19,7 @@ const OWN_SLOTS: u64 = 40;
 const SHARED_SLOTS: u64 = 3;
 const ROUNDS: u64 = 600;
 
-/// Calls `test` once for each policy and allocator, with an empty store of strategy `L`.
+/// Calls `test` for each policy and allocator, with an empty store of strategy `L`.
 fn with_every_store<L: EntryLock>(slots: u64, test: impl Fn(Store<L>, &str)) {
     for streams in POLICIES {
         for allocator in AllocatorKind::ALL {
@@ -30,7 +30,7 @@ fn with_every_store<L: EntryLock>(slots: u64, test: impl Fn(Store<L>, &str)) {
     }
 }
 
-/// One test for each strategy, with this body.
+/// Generates one test with this body for each strategy.
 macro_rules! for_every_strategy {
     ($test:ident) => {
         mod $test {
@@ -72,8 +72,8 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// A page of `seed` of one of four kinds: zeros, text-like, half random, random. `stamp` is at the
-/// front of every 64 bytes of all but zeros.
+/// Returns a page of one of four kinds: zeros, text-like, half random, random. `stamp` is at the
+/// front of every 64 bytes, except in zeros.
 fn page_of(stamp: u64, kind: u64) -> Page {
     if kind == 0 {
         return [0; PAGE_SIZE];
@@ -88,7 +88,7 @@ fn page_of(stamp: u64, kind: u64) -> Page {
     page
 }
 
-/// The stamp of a page that was written whole; 0 for zeros.
+/// Returns the stamp of a page that was written as a whole; 0 for zeros.
 fn stamp_of(page: &Page) -> u64 {
     let stamp = u64::from_le_bytes(array::from_fn(|at| page[at]));
     let kind = (0..4).find(|&kind| *page == page_of(stamp, kind));
@@ -96,9 +96,9 @@ fn stamp_of(page: &Page) -> u64 {
     stamp
 }
 
-/// Each thread has slots of its own, which hold what it left there, and slots that all write and
-/// read: a page found there is whole, and one that its thread wrote no earlier than the last that
-/// this thread saw of it in that slot.
+/// Each thread has slots of its own, which hold what it wrote there, and shares slots with all
+/// others: a page found there is complete, and its writer did not write it before the last page of
+/// that writer that this thread saw in that slot.
 fn threads_find_what_they_wrote<L: EntryLock>() {
     let shared_from = THREADS * OWN_SLOTS;
     with_every_store::<L>(shared_from + SHARED_SLOTS, |store, which| {
@@ -157,7 +157,7 @@ fn threads_find_what_they_wrote<L: EntryLock>() {
 }
 for_every_strategy!(threads_find_what_they_wrote);
 
-/// What the contended loads of the bench do: writers and readers of one slot, and nothing else.
+/// The contended loads of the benchmark: writers and readers of one slot, and nothing else.
 fn one_slot_is_written_and_read_by_all<L: EntryLock>() {
     with_every_store::<L>(1, |store, which| {
         thread::scope(|scope| {

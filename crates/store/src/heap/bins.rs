@@ -1,9 +1,9 @@
 //! The free blocks of a shard by length.
 //!
 //! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A
-//! bitmap says which are not empty, and a word above it which words of it are not zero, so a search
-//! is a few instructions. What is left of the length of each list's first block is kept too: who
-//! looks for room does not wait for the block's own line.
+//! bitmap marks the non-empty bins, and a summary word marks the non-zero words of the bitmap, so a
+//! search takes a few instructions. The low bits of the length of each list's first block are
+//! stored too: an allocation does not wait for the block's own cache line.
 
 use super::block::{BLOCK_MIN, Blocks, NIL, SEGMENT};
 
@@ -13,7 +13,7 @@ const FINE_END: u32 = FINE as u32 * FINE_STEP;
 const COARSE_STEP: u32 = 1024;
 const BINS: usize = FINE + 60;
 const WORDS: usize = BINS / 64;
-/// Bins in a word of `rests`.
+/// Bins per word of `rests`.
 const RESTS: usize = 32;
 const _: () = assert!(BINS.is_multiple_of(64) && FINE_END + 60 * COARSE_STEP >= SEGMENT);
 
@@ -31,10 +31,10 @@ fn bin_of(len: u32) -> usize {
 }
 
 impl Bins {
-    /// Heap bytes of the lists' heads.
+    /// Bytes of the list heads.
     pub(super) const BYTES: u64 = (BINS * 4) as u64;
 
-    /// Empty bins, or `None` if there is no memory for them.
+    /// Creates empty bins, or returns `None` if there is no memory for them.
     pub(super) fn new() -> Option<Self> {
         let mut heads = Vec::new();
         heads.try_reserve_exact(BINS).ok()?;
@@ -43,7 +43,7 @@ impl Bins {
         Some(Self { heads, rests: [0; FINE.div_ceil(RESTS)], words: [0; WORDS], summary: 0 })
     }
 
-    /// Makes `at` a free block of `len` bytes, listed.
+    /// Makes `at` a free block of `len` bytes and lists it.
     pub(super) fn insert(&mut self, blocks: &Blocks, at: u32, len: u32) {
         let bin = bin_of(len);
         let next = self.heads[bin];
@@ -57,7 +57,7 @@ impl Bins {
         self.summary |= 1 << (bin / 64);
     }
 
-    /// Takes the free block `at` of `len` bytes out of its list.
+    /// Removes the free block `at` of `len` bytes from its list.
     pub(super) fn remove(&mut self, blocks: &Blocks, at: u32, len: u32) {
         let (next, prev) = (blocks.next(at), blocks.prev(at));
         if next != NIL {
@@ -79,7 +79,7 @@ impl Bins {
         }
     }
 
-    /// Notes how long the first block of a bin is.
+    /// Records the length of the first block of a bin.
     fn note_head(&mut self, bin: usize, len: u32) {
         if let Some(rests) = self.rests.get_mut(bin / RESTS) {
             let shift = bin % RESTS * 2;
@@ -87,7 +87,7 @@ impl Bins {
         }
     }
 
-    /// The first block of a bin, and its length if there is one.
+    /// Returns the first block of a bin, and its length if there is one.
     fn head(&self, blocks: &Blocks, bin: usize) -> (u32, u32) {
         let at = self.heads[bin];
         if bin >= FINE {
@@ -97,8 +97,8 @@ impl Bins {
         (at, bin as u32 * FINE_STEP + rest as u32)
     }
 
-    /// A free block of at least `len` bytes (at most 4111), nearly the shortest there is, and its
-    /// length.
+    /// Returns a free block of at least `len` bytes (at most 4111), almost the shortest there is,
+    /// and its length.
     pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<(u32, u32)> {
         let own = (len / FINE_STEP) as usize;
         let first = self.head(blocks, own);
@@ -108,8 +108,8 @@ impl Bins {
         self.first_from(own + 1).map(|bin| self.head(blocks, bin))
     }
 
-    /// A free block of at least `least` and less than `len` bytes (at most 4111), nearly the
-    /// longest there is, and its length.
+    /// Returns a free block of at least `least` and less than `len` bytes (at most 4111), almost
+    /// the longest there is, and its length.
     pub(super) fn longest_below(&self, blocks: &Blocks, len: u32, least: u32) -> Option<(u32, u32)> {
         let bin = self.last_below((len / FINE_STEP) as usize)?;
         (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.head(blocks, bin))
@@ -137,7 +137,7 @@ impl Bins {
         Some(word * 64 + self.words[word].ilog2() as usize)
     }
 
-    /// Every listed block with its length, or what is wrong with a list. For the checker.
+    /// Returns every listed block with its length, or the inconsistency found. For the checker.
     pub(super) fn listed(&self, blocks: &Blocks) -> Result<Vec<(u32, u32)>, String> {
         let mut all = Vec::new();
         for (bin, &head) in self.heads.iter().enumerate() {

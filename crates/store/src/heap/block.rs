@@ -1,4 +1,4 @@
-//! Blocks: what a segment's bytes are cut into.
+//! Blocks: the units that a segment is divided into.
 //!
 //! ```text
 //!            0           1        2..5
@@ -13,9 +13,9 @@
 //!            └─────┴───────┴───────┴───────┴────────────────────────┴───────┘
 //! ```
 //!
-//! `kind` takes 2 bits, `p` (the block before is free) 1, a live block's `len` 13, its owner's
-//! number 3 bytes. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of blocks
-//! in the shard. A block that follows a free one reads that one's length from the 4 bytes before
+//! `kind` uses 2 bits, `p` (the previous block is free) 1 bit, a live block's `len` 13 bits and its
+//! owner's number 3 bytes. Nothing is aligned. `second`, `first`, `next` and `prev` are offsets of
+//! blocks in the shard. A block after a free one reads that block's length from the 4 bytes before
 //! itself.
 #![allow(unsafe_code)] // reads and writes the region
 
@@ -28,20 +28,20 @@ pub(super) const SEGMENT: u32 = 64 << 10;
 /// No block.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// The shortest block: what a free one needs for its fields.
+/// The length of the shortest block: what a free one needs for its fields.
 pub(super) const BLOCK_MIN: u32 = 17;
 
-/// Bytes of a live block's header, of which the last are its owner's.
+/// Bytes of a live block's header; the last ones are its owner's number.
 pub(super) const HEADER_BYTES: u32 = 2 + OWNER_BYTES;
 const OWNER_BYTES: u32 = 3;
 const LINK_BYTES: u32 = 4;
-// A header, a link, and the object handed over before.
+// A header, a link, and the previous queued object.
 const _: () = assert!(BLOCK_MIN >= HEADER_BYTES + LINK_BYTES + 4);
 const KIND_SHIFT: u32 = 6;
 const PREV_FREE: u8 = 1 << 5;
 const LEN_HIGH: u8 = PREV_FREE - 1;
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockKind {
     Free,
@@ -63,34 +63,34 @@ impl BlockKind {
 
 /// The memory of a shard, seen as blocks.
 ///
-/// Offsets passed to its methods are those of blocks. Blocks are made, changed and looked over by
-/// the holder of the shard's lock alone; beside that, who owns a live object reads its kind, length
-/// and link and reads or writes its body. A live block's first byte, in which `p` changes while the
-/// object is read, is accessed atomically for that.
+/// Offsets passed to its methods are those of blocks. Only the holder of the shard's lock creates,
+/// changes and inspects blocks. In addition, the owner of a live object reads its kind, length and
+/// link, and reads or writes its body. A live block's first byte is accessed atomically, because
+/// `p` changes in it while the object is read.
 #[derive(Debug)]
 pub(super) struct Blocks {
     region: Region,
 }
 
-// Every access below lies within a block, or in the 4 bytes before one that follows a free block,
-// by the contract above; so no two threads meet on a byte but on a live block's first, which is
-// atomic. The region checks its bounds.
+// Every access below is within a block, or in the 4 bytes before a block that follows a free one,
+// by the contract above. So no two threads access the same byte, except a live block's first byte,
+// which is atomic. The region checks its bounds.
 impl Blocks {
     pub(super) fn new(region: Region) -> Self {
         Self { region }
     }
 
-    /// Bytes of a block for `len_bytes` of an object in one piece.
+    /// Returns the length of a block for `len_bytes` of an object in one piece.
     pub(super) fn whole_len(len_bytes: u32) -> u32 {
         (HEADER_BYTES + len_bytes).max(BLOCK_MIN)
     }
 
-    /// Bytes of an object that a first piece of length `len` holds.
+    /// Returns the bytes of an object that fit in a first piece of length `len`.
     pub(super) fn first_room(len: u32) -> u32 {
         len - HEADER_BYTES - LINK_BYTES
     }
 
-    /// Bytes of a second piece for `len_bytes` of an object.
+    /// Returns the length of a second piece for `len_bytes` of an object.
     pub(super) fn second_len(len_bytes: u32) -> u32 {
         (HEADER_BYTES + LINK_BYTES + len_bytes).max(BLOCK_MIN)
     }
@@ -99,7 +99,7 @@ impl Blocks {
         BlockKind::of(self.byte(at))
     }
 
-    /// The length of a block of either sort.
+    /// Returns the length of a block, live or free.
     pub(super) fn len(&self, at: u32) -> u32 {
         let first = self.byte(at);
         match BlockKind::of(first) {
@@ -108,38 +108,37 @@ impl Blocks {
         }
     }
 
-    /// A live block's owner.
+    /// Returns a live block's owner.
     pub(super) fn owner(&self, at: u32) -> Owner {
         // SAFETY: see above `impl`.
         let [low, middle, high] = unsafe { self.region.load(at as usize + 2) };
         u32::from_le_bytes([low, middle, high, 0])
     }
 
-    /// Gives a live block another owner.
+    /// Changes a live block's owner.
     pub(super) fn set_owner(&self, at: u32, owner: Owner) {
         let [low, middle, high, _] = owner.to_le_bytes();
         // SAFETY: see above `impl`.
         unsafe { self.region.write(at as usize + 2, &[low, middle, high]) };
     }
 
-    /// The other piece of an object in two.
+    /// Returns the other piece of an object in two pieces.
     pub(super) fn link(&self, at: u32) -> u32 {
         self.load(at + HEADER_BYTES)
     }
 
-    /// The object that was handed over before this one, by the field that
-    /// [`put_handed`](Self::put_handed) wrote.
+    /// Returns the object queued before this one, which [`put_handed`](Self::put_handed) recorded.
     pub(super) fn handed(&self, at: u32) -> u32 {
         self.load(at + HEADER_BYTES + LINK_BYTES)
     }
 
-    /// Notes `next` in a live block whose object is no longer needed, behind what describes the
-    /// block: the shortest has room for it. The object is the caller's.
+    /// Records `next` in a live block whose object is no longer needed, after its header and link:
+    /// the shortest block has room for it. The caller owns the object.
     pub(super) fn put_handed(&self, at: u32, next: u32) {
         self.store(at + HEADER_BYTES + LINK_BYTES, next);
     }
 
-    /// Whether the block before a live one is free.
+    /// Returns whether the block before a live one is free.
     pub(super) fn prev_free(&self, at: u32) -> bool {
         self.byte(at) & PREV_FREE != 0
     }
@@ -150,12 +149,12 @@ impl Blocks {
         unsafe { self.region.set_byte(at as usize, byte | if free { PREV_FREE } else { 0 }) };
     }
 
-    /// The length of the free block that ends at `at`.
+    /// Returns the length of the free block that ends at `at`.
     pub(super) fn len_before(&self, at: u32) -> u32 {
         self.load(at - 4)
     }
 
-    /// Makes a live block of `len` bytes after one that is not free.
+    /// Makes a live block of `len` bytes after a block that is not free.
     pub(super) fn put_live(&self, at: u32, kind: BlockKind, len: u32, owner: Owner) {
         let first = ((kind as u8) << KIND_SHIFT) | ((len >> 8) as u8 & LEN_HIGH);
         // SAFETY: see above `impl`.
@@ -170,7 +169,7 @@ impl Blocks {
         self.store(at + HEADER_BYTES, other);
     }
 
-    /// Makes a free block of `len` bytes in no list, whose length only [`len`](Self::len) tells.
+    /// Makes an unlisted free block of `len` bytes, whose length only [`len`](Self::len) reads.
     pub(super) fn put_dead(&self, at: u32, len: u32) {
         // SAFETY: see above `impl`.
         unsafe { self.region.set_byte(at as usize, 0) };
@@ -201,34 +200,34 @@ impl Blocks {
         self.store(at + 9, prev);
     }
 
-    /// Has a block's front in the cache soon.
+    /// Prefetches a block's front.
     pub(super) fn prefetch(&self, at: u32) {
         self.region.prefetch(at as usize, 1);
     }
 
-    /// Has `len` bytes from a block's front on in the cache soon.
+    /// Prefetches `len` bytes from a block's front.
     pub(super) fn prefetch_all(&self, at: u32, len: u32) {
         self.region.prefetch(at as usize, len as usize);
     }
 
-    /// Has the memory of whole pages present, which costs less at once than page by page.
+    /// Faults in the memory of whole pages, which costs less at once than page by page.
     pub(super) fn make_present(&self, at: u32, len: u32) {
         self.region.make_present(at as usize, len as usize);
     }
 
-    /// Gives the memory of whole pages back.
+    /// Releases the memory of whole pages.
     pub(super) fn give_back(&self, at: u32, len: u32) {
         // SAFETY: see above `impl`; the shard has made no block of the range.
         unsafe { self.region.give_back(at as usize, len as usize) };
     }
 
-    /// The bytes of the live object whose body begins at `body`, if it is whole.
+    /// Returns the bytes of the live object whose body begins at `body`, if it is in one piece.
     ///
     /// # Safety
     /// The object has `len_bytes`, and nobody writes or frees it while the slice lives.
     pub(super) unsafe fn bytes(&self, body: u32, len_bytes: usize) -> Option<&[u8]> {
         match self.kind(body - HEADER_BYTES) {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             BlockKind::Whole => Some(unsafe { self.region.bytes(body as usize, len_bytes) }),
             _ => None,
         }
@@ -237,11 +236,11 @@ impl Blocks {
     /// Copies the live object whose body begins at `body` to `out`.
     ///
     /// # Safety
-    /// The object has `out.len()` bytes, and nobody writes or frees it meanwhile.
+    /// The object has `out.len()` bytes, and nobody writes or frees it during the call.
     pub(super) unsafe fn read(&self, body: u32, out: &mut [u8]) {
         let (front, rest) = self.pieces(body, out.len());
         let (to_front, to_rest) = out.split_at_mut(front.1);
-        // SAFETY: the caller's word, and the pieces are the object's.
+        // SAFETY: guaranteed by the caller, and the pieces are the object's.
         unsafe {
             to_front.copy_from_slice(self.region.bytes(front.0, front.1));
             to_rest.copy_from_slice(self.region.bytes(rest.0, rest.1));
@@ -251,18 +250,19 @@ impl Blocks {
     /// Stores the live object whose body begins at `body`.
     ///
     /// # Safety
-    /// The object has `bytes.len()` bytes, and the caller alone uses it.
+    /// The object has `bytes.len()` bytes, and only the caller uses it.
     pub(super) unsafe fn write(&self, body: u32, bytes: &[u8]) {
         let (front, rest) = self.pieces(body, bytes.len());
         let (to_front, to_rest) = bytes.split_at(front.1);
-        // SAFETY: the caller's word, and the pieces are the object's.
+        // SAFETY: guaranteed by the caller, and the pieces are the object's.
         unsafe {
             self.region.write(front.0, to_front);
             self.region.write(rest.0, to_rest);
         }
     }
 
-    /// Offset and length of an object's two pieces; the second is empty if the object is whole.
+    /// Returns offset and length of an object's two pieces; the second is empty if there is one
+    /// piece.
     fn pieces(&self, body: u32, len_bytes: usize) -> ((usize, usize), (usize, usize)) {
         let at = body - HEADER_BYTES;
         if self.kind(at) == BlockKind::Whole {

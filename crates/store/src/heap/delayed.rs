@@ -1,4 +1,4 @@
-//! Blocks in the order in which they are to be freed.
+//! Blocks waiting to be freed, in order.
 
 /// The most blocks that wait.
 pub(super) const DELAYED: usize = 16;
@@ -16,12 +16,12 @@ impl Delayed {
         self.len
     }
 
-    /// The one that goes after `before` others.
+    /// Returns the block that has `before` others ahead of it.
     pub(super) fn get(&self, before: usize) -> Option<u32> {
         (before < self.len).then(|| self.ring[(self.first + before) % DELAYED])
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest block.
     pub(super) fn pop(&mut self) -> Option<u32> {
         let at = self.get(0)?;
         self.first = (self.first + 1) % DELAYED;
@@ -29,7 +29,7 @@ impl Delayed {
         Some(at)
     }
 
-    /// Adds a block; the oldest goes if there is no place for both.
+    /// Adds a block. If the ring is full, removes and returns the oldest.
     pub(super) fn push(&mut self, at: u32) -> Option<u32> {
         let oldest = if self.len == DELAYED { self.pop() } else { None };
         self.ring[(self.first + self.len) % DELAYED] = at;

@@ -1,5 +1,5 @@
-//! Compaction: segments are emptied, those with the most free bytes first. Their objects go to
-//! holes elsewhere in their shard, and what was free in them is one piece again, or given back.
+//! Compaction: empties segments, those with the most free bytes first. Their objects go to holes
+//! elsewhere in their shard; the emptied memory is free in one piece again, or is released.
 
 use std::{
     cmp::Reverse,
@@ -18,29 +18,29 @@ use super::{
 };
 use crate::budget::{Full, Purpose};
 
-/// A segment with fewer free bytes is not worth emptying to relieve a shard, and to make it as
+/// The least free bytes that make a segment worth emptying: to relieve a shard, and to make it as
 /// dense as possible.
 const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
-/// The same near the limit, for the compactor and for a writer who finds no room.
+/// The same near the limit: for the compactor, and for a writer without room.
 const WORTH_LIMIT: u32 = SEGMENT / 64;
 const WORTH_ROOM: u32 = SEGMENT / 512;
 
-/// How often a writer who finds no room empties a segment or waits for others who do, and how often
-/// he looks though nothing is worth it: what others hold for a moment may be.
+/// How often a writer without room empties a segment, and how often it looks even if no segment is
+/// worth emptying: memory that others hold briefly may become free.
 const ROOM_TURNS: u32 = 64;
 const LEAST_TURNS: u32 = 4;
 
-/// How long a writer without room waits for those who empty segments in all shards, and between two
-/// looks.
+/// How long a writer without room waits for the threads that empty segments in all shards, and its
+/// pause between two checks.
 const OTHERS_WAIT: Duration = Duration::from_millis(100);
 const OTHERS_PAUSE: Duration = Duration::from_micros(20);
 
-/// Objects that move together when a segment is emptied.
+/// Objects moved together when a segment is emptied.
 const BATCH: usize = 8;
 
-/// Segments of a shard that are left for later because something in them is just being written or
-/// read, at most.
+/// The most segments per shard that are paused because some of their objects are being written or
+/// read.
 const STUCK_MAX: usize = 2;
 
 /// An object of `len_bytes` that moves from block `at` to block `new`.
@@ -54,14 +54,14 @@ struct Move {
 
 /// Why no segment was emptied.
 enum Busy {
-    /// Others do so in every shard where it is worth it.
+    /// Other threads are emptying segments in every shard where that is worthwhile.
     Others,
-    /// None is worth it.
+    /// No segment is worth emptying.
     Nothing,
 }
 
 impl Heap {
-    /// How much the heap wants [`compact`](Self::compact) to be called.
+    /// Returns how urgently the heap needs [`compact`](Self::compact).
     pub(crate) fn pressure(&self) -> Pressure {
         match self.pressure.load(Relaxed) {
             0 => Pressure::None,
@@ -70,9 +70,9 @@ impl Heap {
         }
     }
 
-    /// Moves up to about `objects` objects so as to empty memory and give it back. Any number of
-    /// threads may call it, and the heap is in full use meanwhile. Returns whether there is more to
-    /// do for `goal`.
+    /// Moves up to about `objects` objects to empty segments and release their memory. Any number
+    /// of threads may call it, while others use the heap. Returns whether more work is left for
+    /// `goal`.
     pub(crate) fn compact(&self, owners: &dyn Owners, goal: Goal, mut objects: usize) -> bool {
         match goal {
             Goal::Relief => self.relieve(owners, objects),
@@ -82,9 +82,9 @@ impl Heap {
         }
     }
 
-    /// [`alloc_to_write`](Self::alloc_to_write) in a heap that may take no more memory: moves others until there is room. Whoever has
-    /// brought as much together as the object takes, takes it of what is kept for moving, so that
-    /// others cannot have it before him.
+    /// [`alloc_to_write`](Self::alloc_to_write) for a heap at its memory limit: empties segments
+    /// until there is room. Once a writer has gained the bytes that its object needs, it allocates
+    /// from the reserve for moving, so that others cannot take them first.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
@@ -98,7 +98,7 @@ impl Heap {
             }
             match self.empty_one(owners) {
                 Ok(bytes) => gained += bytes,
-                // Somebody does so in every shard, and may have been preempted.
+                // Other threads are emptying segments in every shard, and may have been preempted.
                 Err(Busy::Others) => {
                     if Instant::now() > *waits_until.get_or_insert_with(|| Instant::now() + OTHERS_WAIT) {
                         break;
@@ -114,8 +114,8 @@ impl Heap {
         Err(Full)
     }
 
-    /// Empties a segment of the shard with the most free bytes in which nobody else does. Returns
-    /// by how much the memory that the shard holds has become less.
+    /// Empties a segment of the shard with the most free bytes that no other thread is emptying in.
+    /// Returns by how many bytes the shard's memory shrank.
     fn empty_one(&self, owners: &dyn Owners) -> Result<u64, Busy> {
         let mut parts: Vec<(u64, usize, &PaddedShard)> =
             self.padded_shards().map(|(number, padded)| (padded.free_bytes.load(Relaxed), number, padded)).collect();
@@ -159,7 +159,7 @@ impl Heap {
         Some(if emptied { held.saturating_sub(taken) } else { 0 })
     }
 
-    /// Moves objects of the shards where many bytes are free and no other thread does.
+    /// Compacts the shards that are under pressure and that no other thread is compacting.
     fn relieve(&self, owners: &dyn Owners, mut objects: usize) -> bool {
         let mut more = false;
         for (number, padded) in self.padded_shards() {
@@ -176,7 +176,7 @@ impl Heap {
             drop(shard);
             padded.relieving.store(false, Release);
         }
-        // A `free` raises its part's first.
+        // A `free` raises its shard's pressure before the heap's, so none is lost.
         self.pressure.swap(Pressure::None as u8, Acquire);
         let highest = self.padded_shards().map(|(_, padded)| padded.pressure.load(Relaxed)).max();
         self.pressure.fetch_max(highest.unwrap_or(0), Relaxed);
@@ -192,7 +192,7 @@ impl Heap {
         }
     }
 
-    /// Moves objects of one shard; see [`compact`](Self::compact).
+    /// Compacts one shard; see [`compact`](Self::compact).
     fn compact_part(
         &self,
         number: usize,
@@ -243,7 +243,7 @@ impl Heap {
                 stuck = 0;
                 continue;
             }
-            // Whoever writes or reads there needs the CPU more than this thread does.
+            // The threads that write or read these objects need the CPU more than this one does.
             shard.paused.push_back(emptying.again());
             stuck += 1;
             if stuck > STUCK_MAX {
@@ -252,8 +252,8 @@ impl Heap {
         }
     }
 
-    /// At a segment's end: whether it is worth going through it once more for objects that were
-    /// just being written.
+    /// Decides at a segment's end whether another pass is worthwhile, for objects that were being
+    /// written.
     fn retry(&self, padded: &PaddedShard, owners: &dyn Owners, emptying: &mut Emptying) -> bool {
         let mut shard = self.lock_after_others(padded);
         shard.free_delayed(&padded.blocks);
@@ -267,9 +267,9 @@ impl Heap {
         true
     }
 
-    /// Moves objects, at most [`BATCH`], to other room in their shard, as far as their owners'
-    /// entries name them. They wait for readers together: the pins that say who reads are on lines
-    /// that other CPUs write all the time.
+    /// Moves up to [`BATCH`] objects to other room in their shard, if their owners' entries name
+    /// them. It waits for the readers of all of them together: the pins that say who reads are on
+    /// lines that other CPUs keep writing.
     fn relocate(
         &self,
         number: usize,
@@ -325,7 +325,7 @@ impl Heap {
                     replaced[moved] = word;
                     moved += 1;
                 }
-                // What was taken for it is given back in its place.
+                // The new room is freed instead.
                 None => *at = *new,
             }
         }

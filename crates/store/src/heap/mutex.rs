@@ -1,11 +1,11 @@
 //! A lock whose release is a plain store.
 //!
-//! The standard library's releases with an exchange, which waits until every store before it has
-//! reached the cache. What is done under a shard's lock ends with stores to lines that are seldom
-//! there: those waits were two thirds of the time of a `free`. The price is that nobody is woken:
-//! who waits spins, then gives the CPU away, then sleeps for moments. A thread that takes the lock
-//! again and again, with little between, would keep others waiting for long: it lets them go first.
-#![allow(unsafe_code)] // lends what is behind the lock to its holder
+//! The standard library's mutex releases with an exchange, which waits until every earlier store
+//! has reached the cache. The code under a shard's lock ends with stores to lines that are seldom
+//! cached: those waits took two thirds of the time of a `free`. In return, nobody is woken: a
+//! waiter spins, then yields the CPU, then sleeps briefly. A thread that takes the lock again and
+//! again, with little work in between, would starve others: it uses `lock_after_others`.
+#![allow(unsafe_code)] // lends the value behind the lock to its holder
 
 use std::{
     cell::UnsafeCell,
@@ -18,27 +18,27 @@ use std::{
 
 use crate::sync::{SLEEPS_FROM, wait_for};
 
-/// Looks at whether others wait, the last few of them with sleeps between.
+/// Checks for waiters before the lock is taken anyway, the last few with sleeps in between.
 const LOOKS_FOR_OTHERS: u32 = SLEEPS_FROM + 8;
 
-/// A value behind a lock. It is held for as long as some objects' headers take, without any call of
-/// the system's but giving memory back.
+/// A value behind a lock. The lock is held for the time of a few header accesses; the only system
+/// calls under it fault in and release memory.
 #[derive(Debug)]
 pub(super) struct Mutex<T> {
     held: AtomicBool,
-    /// Threads that found it held.
+    /// Threads that found the lock held.
     waiting: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time gets at the value, and passes it on with a release and an acquire.
+// SAFETY: one thread at a time accesses the value, and passes it on with a release and an acquire.
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
-/// The holder's access. Dropping it, by a panic too, releases the lock.
+/// The holder's access. Dropping it, also in a panic, releases the lock.
 #[derive(Debug)]
 pub(super) struct Guard<'a, T>(&'a Mutex<T>);
 
-// SAFETY: shared, it gives nothing but `&T`.
+// SAFETY: when shared, it only gives out `&T`.
 unsafe impl<T: Sync> Sync for Guard<'_, T> {}
 
 impl<T> Mutex<T> {
@@ -50,12 +50,13 @@ impl<T> Mutex<T> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// The lock, if nobody holds it.
+    /// Takes the lock if nobody holds it.
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.held.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Guard(self))
     }
 
-    /// The lock, once nobody waits for it, or after a while: whoever sleeps has looked by then.
+    /// Takes the lock once nobody waits for it, or after a while: by then any sleeping waiter has
+    /// tried again.
     pub(super) fn lock_after_others(&self) -> Guard<'_, T> {
         let mut looks = 0;
         wait_for(|| {
@@ -85,7 +86,7 @@ impl<T> Deref for Guard<'_, T> {
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and `&mut self` says that there is no other reference from it.
+        // SAFETY: as above, and `&mut self` excludes other references from it.
         unsafe { &mut *self.0.value.get() }
     }
 }

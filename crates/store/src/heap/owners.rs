@@ -1,13 +1,13 @@
-//! What the heap and those who use it tell each other.
+//! The interface between the heap and its users.
 
-/// Where an object lies: a number below 2⁴⁴ that only the heap understands.
+/// The location of an object: a number below 2⁴⁴ that only the heap interprets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location(u64);
 
 impl Location {
     pub(crate) const BITS: u32 = 44;
 
-    /// The location with this number, cut to 44 bits.
+    /// Returns the location with this number, cut to 44 bits.
     pub(crate) fn new(number: u64) -> Self {
         Self(number & ((1 << Self::BITS) - 1))
     }
@@ -17,21 +17,21 @@ impl Location {
     }
 }
 
-/// Who owns an object: the number of the leaf in which its entry is, below 2²⁴.
+/// The owner of an object: the number of the leaf that contains its entry, below 2²⁴.
 pub(crate) type Owner = u32;
 
 /// `held_bytes = live_bytes + free_bytes + tail_bytes + index_bytes`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
-    /// All the memory that the heap has from the system.
+    /// All memory that the heap has from the system.
     pub(crate) held_bytes: u64,
     /// Objects, with their headers and rounding.
     pub(crate) live_bytes: u64,
-    /// Room that objects have left.
+    /// Holes that objects have left.
     pub(crate) free_bytes: u64,
-    /// Room that has never been used.
+    /// Memory that has never been used.
     pub(crate) tail_bytes: u64,
-    /// What the heap keeps apart from the objects' memory.
+    /// Metadata apart from the objects' memory.
     pub(crate) index_bytes: u64,
 }
 
@@ -40,30 +40,31 @@ pub(crate) struct Account {
 pub(crate) enum Pressure {
     /// Nothing is worth moving.
     None,
-    /// A thread in the background should see to it.
+    /// The background thread should compact.
     Soft,
-    /// So much is free that writers should help.
+    /// Writers should help.
     Hard,
 }
 
-/// When [`Heap::compact`](super::Heap::compact) is done.
+/// The condition on which [`Heap::compact`](super::Heap::compact) stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// The pressure is gone.
     Relief,
-    /// Nothing more can be given back.
+    /// No more memory can be released.
     Densest,
 }
 
-/// Who owns objects: the heap asks it where an object stands before and when it moves it.
+/// The owners of objects: the heap asks them about an object before it moves it, and tells them
+/// when it does.
 pub(crate) trait Owners: Send + Sync {
-    /// The length of the object at `at`, if an entry of `owner` names it at some moment during the
-    /// call.
+    /// Returns the length of the object at `at`, if an entry of `owner` names it at some moment
+    /// during the call.
     fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize>;
 
-    /// If an entry of `owner` names the object of `len_bytes` at `from` and nobody holds the entry:
-    /// calls `copy`, makes the entry name `to`, and returns the word that it was. The old object is
-    /// the caller's once [`wait_for_readers`](Self::wait_for_readers) has returned.
+    /// If an entry of `owner` names the object of `len_bytes` at `from` and nobody holds the entry,
+    /// calls `copy`, makes the entry name `to`, and returns the entry's old word. The caller owns
+    /// the old object once [`wait_for_readers`](Self::wait_for_readers) has returned.
     fn repoint(
         &self,
         owner: Owner,
@@ -73,11 +74,10 @@ pub(crate) trait Owners: Send + Sync {
         copy: &mut dyn FnMut(),
     ) -> Option<u64>;
 
-    /// Waits until nobody reads what any of `words` named, which [`repoint`](Self::repoint)
+    /// Waits until nobody reads an object named by `words`, which [`repoint`](Self::repoint)
     /// returned.
     fn wait_for_readers(&self, words: &[u64]);
 
-    /// Frees what was taken out of entries and is only kept for those who might still be reading
-    /// it.
+    /// Frees objects that were removed from their entries and are kept only for possible readers.
     fn settle(&self);
 }

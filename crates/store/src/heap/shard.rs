@@ -1,23 +1,25 @@
-//! A part of the pool with its own lock, address space and free blocks.
+//! A part of the heap with its own lock, address space and free blocks.
 //!
 //! ```text
 //! alloc: the shortest free block that fits, cut to size
-//!        else two pieces: the longest free block that is too short, whole, and the shortest that fits the rest
-//!        else the front of the open segment's unused part; if that is too short, it becomes a free block and another
-//!        segment is opened
-//!        and where no memory is left, the longest free block that is too short and the rest in the open segment
-//! move near the limit: the same, but an object that lay in two pieces is cut again, a hole and the rest in
-//!        the open segment, before more is taken for it; and one that is longer than the open segment's end is cut there
-//! free:  join the block with free neighbours; give the segment back if nothing else is in it
+//!        else two pieces: the longest free block that is too short, whole, and the shortest that
+//!        fits the rest
+//!        else the front of the open segment's unused part; if that is too short, it becomes a free
+//!        block and another segment is opened
+//!        at the limit, the longest free block that is too short, and the rest in the open segment
+//! move near the limit: the same, but before more memory is taken, an object that was in two pieces
+//!        is split again between a hole and the open segment; one that is longer than the rest of
+//!        the open segment is split at its end
+//! free:  join the block with free neighbours; release the segment if nothing else is in it
 //! ```
 //!
 //! Segments of 64 KiB are filled from the front. A segment's blocks cover it up to `top`; the
-//! memory of its first `held` bytes is accounted for. No two free blocks touch, and none ends at
-//! the top of the open segment, except in a segment that is being emptied, where freed blocks stay
-//! as they are and are in no list.
+//! memory of its first `held` bytes is accounted for. No two free blocks are adjacent, and none
+//! ends at the top of the open segment. The exception is a segment that is being emptied: its freed
+//! blocks stay as they are and are not listed.
 //!
-//! For each segment `Σ blocks = top ≤ held`, `free = Σ free blocks`; for the shard `live = Σ top −
-//! Σ free`.
+//! For each segment `Σ blocks = top ≤ held` and `free = Σ free blocks`; for the shard `live = Σ top
+//! − Σ free`.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -31,42 +33,42 @@ use super::{
 };
 use crate::budget::{Budget, Full, Purpose};
 
-/// Bytes whose memory is accounted for at once in a shard that is already large, and in one that is
-/// not.
+/// Bytes accounted for at once in a large shard (fewer updates of the shared counter), and in any
+/// other.
 const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
 const HOLD_SMALL: u32 = PAGE_SIZE as u32;
-/// Segments from which on a shard is large.
+/// A shard with this many segments counts as large.
 const LARGE: usize = 32;
 
-/// First pieces are at least this long, and at least this part of what is asked for.
+/// The least length of a first piece: `PIECE_MIN` bytes and 1/`PIECE_PART` of the object's block.
 const PIECE_MIN: u32 = 64;
 const PIECE_PART: u32 = 4;
 
-/// Live bytes of a shard from which on freeing is put off; a smaller one fits in the cache. The
-/// headers of what waits are fetched into the cache at once, and its neighbours' when so many
-/// others are still to go before it.
+/// With this many live bytes, a shard delays frees; a smaller shard fits in the cache. A delayed
+/// block's header is prefetched when the block is queued, and its neighbours' headers when `LEAD`
+/// others are ahead of it.
 const DELAY_FROM: u64 = 1 << 20;
 const LEAD: usize = 4;
 
-/// Whoever is about to write an object frees another if more than so many wait: that is done while
-/// the lines to be written come into the cache.
+/// If more frees than this are pending, an allocation for writing performs one while the lines of
+/// the new object are fetched into the cache.
 const WAITING: usize = DELAYED / 2;
 
-/// Segments that are compared to find the one that is emptied next.
+/// Segments compared to choose the next one to empty.
 const LOOKS: usize = 256;
 
-/// How many segments room is made for at a time in the table of segments.
+/// The least number of segments by which the segment table grows.
 const SEGMENTS_STEP: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SegmentState {
     /// In the list of segments without memory.
     Spare { next: u32 },
-    /// Filled from the front; there is at most one.
+    /// Being filled from the front; there is at most one.
     Open,
     /// Filled, with holes.
     Closed,
-    /// No block is taken in it, and its free blocks are not listed.
+    /// Not used for allocation; its free blocks are not listed.
     Emptying,
 }
 
@@ -79,13 +81,13 @@ struct Segment {
 }
 
 impl Segment {
-    /// Free bytes that emptying it would bring together.
+    /// Returns the free bytes that emptying the segment would bring together.
     fn gain_of_emptying(&self) -> u32 {
         if self.state == SegmentState::Closed { self.free } else { 0 }
     }
 }
 
-/// What is behind a shard's lock.
+/// The data behind a shard's lock.
 #[derive(Debug)]
 pub(super) struct Shard {
     bins: Bins,
@@ -96,21 +98,21 @@ pub(super) struct Shard {
     pub(super) held_bytes: u64,
     pub(super) live_bytes: u64,
     pub(super) free_bytes: u64,
-    /// Objects to be freed, the oldest first. They count as live.
+    /// Objects to free, the oldest first. They count as live.
     delayed: Delayed,
-    /// Segments whose emptying was begun and is nobody's at the moment: first those in whose midst
-    /// it ended, then those at whose end something was left, which come to their turn again.
+    /// Segments whose emptying was started and is paused: first those paused midway, then those
+    /// that could not be emptied completely and wait for another attempt.
     pub(super) paused: VecDeque<Emptying>,
-    /// The segment from which on the next to be emptied is looked for.
+    /// The segment at which the search for the next one to empty starts.
     next: usize,
-    /// Bytes that were ever taken to move objects.
+    /// Total bytes ever taken to move objects.
     pub(super) moved_bytes: u64,
-    /// How often threads that allocate here have waited for each other of late.
+    /// How often threads that allocate here have recently waited for each other.
     pub(super) crowd: u32,
     budget: Arc<Budget>,
 }
 
-/// A segment that is being emptied: which, how far, and how often its end was reached.
+/// A segment that is being emptied, the progress in it, and the number of completed passes.
 #[derive(Debug)]
 pub(super) struct Emptying {
     number: u32,
@@ -119,21 +121,20 @@ pub(super) struct Emptying {
 }
 
 impl Emptying {
-    /// The same, from the segment's front.
+    /// Restarts at the segment's front.
     pub(super) fn again(self) -> Self {
         Self { number: self.number, cursor: 0, passes: 0 }
     }
 }
 
-/// Room that somebody wants.
+/// An allocation request.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) len_bytes: u32,
     pub(super) owner: Owner,
-    /// Whether it is about to be written: its lines are asked for as soon as it is known which they
-    /// are.
+    /// Whether it is about to be written: its lines are prefetched as soon as its place is known.
     pub(super) writes: bool,
-    /// What its memory is taken for, if no free block holds it.
+    /// The purpose for which memory is taken if no free block fits.
     pub(super) purpose: Purpose,
 }
 
@@ -141,7 +142,7 @@ pub(super) struct Wanted {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Resident {
     pub(super) owner: Owner,
-    /// The object's block, or its first piece's.
+    /// The object's block, or that of its first piece.
     pub(super) at: u32,
 }
 
@@ -150,7 +151,7 @@ fn segment_of(at: u32) -> u32 {
 }
 
 impl Shard {
-    /// An empty shard with address space for `segments_max` segments.
+    /// Creates an empty shard with address space for `segments_max` segments.
     pub(super) fn new(segments_max: u32, budget: Arc<Budget>) -> Result<Self, Full> {
         budget.take_for(Purpose::Keep, Self::base_bytes())?;
         let Some(bins) = Bins::new() else {
@@ -179,17 +180,17 @@ impl Shard {
         Bins::BYTES + size_of::<Self>() as u64
     }
 
-    /// Bytes of everything but the objects' memory.
+    /// Returns the bytes of everything but the objects' memory.
     pub(super) fn index_bytes(&self) -> u64 {
         Self::base_bytes() + (self.segments.capacity() * size_of::<Segment>()) as u64
     }
 
-    /// Whether there is no address space left to take new segments in.
+    /// Returns whether the address space for new segments is exhausted.
     pub(super) fn is_used_up(&self) -> bool {
         self.spare == NIL && self.segments.len() >= self.segments_max as usize
     }
 
-    /// Takes room among the free blocks and returns its block.
+    /// Allocates from the free blocks and returns the object's block.
     pub(super) fn fit(&mut self, blocks: &Blocks, wanted: Wanted) -> Option<u32> {
         let need = Blocks::whole_len(wanted.len_bytes);
         if let Some((at, len)) = self.bins.best_fit(blocks, need) {
@@ -203,7 +204,7 @@ impl Shard {
         self.alloc_in_two(blocks, wanted)
     }
 
-    /// Frees one of the objects whose freeing was put off, if many are.
+    /// Frees one delayed object if many are pending.
     pub(super) fn free_one(&mut self, blocks: &Blocks) {
         if self.delayed.len() > WAITING
             && let Some(at) = self.delayed.pop()
@@ -212,7 +213,7 @@ impl Shard {
         }
     }
 
-    /// Frees an object that has waited.
+    /// Frees an object whose turn has come, and prefetches for a later one.
     fn free_after_others(&mut self, blocks: &Blocks, at: u32) {
         self.free(blocks, at);
         let Some(soon) = self.delayed.get(LEAD) else { return };
@@ -225,7 +226,7 @@ impl Shard {
         }
     }
 
-    /// Takes room and returns its block.
+    /// Allocates and returns the object's block.
     pub(super) fn alloc(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
         match self.fit(blocks, wanted) {
             Some(at) => Ok(at),
@@ -241,9 +242,9 @@ impl Shard {
         }
     }
 
-    /// Takes room for an object that is moved near the limit; it has lain in two pieces if
-    /// `in_two`. Such a one has left a hole elsewhere: it is cut again where no two holes hold it,
-    /// so that less is taken than comes back.
+    /// Allocates for an object that is moved near the limit; `in_two` says that it was in two
+    /// pieces. If so, its other piece leaves a hole elsewhere: it is split again if no two holes
+    /// fit it, so that less memory is taken than is freed.
     pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
         if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
@@ -257,8 +258,8 @@ impl Shard {
         if end >= need || end < PIECE_MIN {
             return self.extend(blocks, BlockKind::Whole, need, owner, Purpose::Move);
         }
-        // Nothing is left unused between two segments: all that was free in those that are emptied
-        // comes together.
+        // Nothing is left unused between two segments: all free bytes of the emptied segments come
+        // together.
         let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(end));
         let first = self.extend(blocks, BlockKind::First, end, owner, Purpose::Move)?;
         let second = self
@@ -269,7 +270,7 @@ impl Shard {
         Ok(first)
     }
 
-    /// Takes the longest free block that is too short and the rest in the open segment.
+    /// Splits an object between the longest free block that is too short and the open segment.
     #[cold]
     fn alloc_at_end(&mut self, blocks: &Blocks, wanted: Wanted) -> Result<u32, Full> {
         let Wanted { len_bytes, owner, purpose, .. } = wanted;
@@ -308,8 +309,8 @@ impl Shard {
         Some(first)
     }
 
-    /// Makes the front of the free block `at` of `len` bytes, which is in no list, a live one of
-    /// `need` bytes, or of a few more.
+    /// Turns the front of the free, unlisted block `at` of `len` bytes into a live block of `need`
+    /// bytes or slightly more.
     fn carve(&mut self, blocks: &Blocks, at: u32, len: u32, need: u32, kind: BlockKind, owner: Owner) {
         let taken = if len - need < BLOCK_MIN { len } else { need };
         if taken < len {
@@ -324,7 +325,7 @@ impl Shard {
         blocks.put_live(at, kind, taken, owner);
     }
 
-    /// Tells the block at `at`, if there is one, whether the block before it is free.
+    /// Records in the block at `at`, if there is one, whether the block before it is free.
     fn mark_next(&self, blocks: &Blocks, at: u32, free: bool) {
         let before = segment_of(at - 1);
         if at < before * SEGMENT + self.segments[before as usize].top {
@@ -332,7 +333,7 @@ impl Shard {
         }
     }
 
-    /// Takes `need` bytes that were never used.
+    /// Allocates `need` bytes that were never used.
     fn extend(
         &mut self,
         blocks: &Blocks,
@@ -350,7 +351,7 @@ impl Shard {
             }
             return Err(full);
         }
-        // Only now: what is left of the open segment may be all that there is.
+        // Not before success: the rest of the open segment may be the only memory left.
         if !is_open {
             self.close(blocks, purpose);
             self.open = number;
@@ -364,7 +365,7 @@ impl Shard {
 
     /// Accounts for the memory of the segment's first `end` bytes.
     fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
-        // What moves gives as much back as it takes, or as little less as can be.
+        // Moves take small steps, so that they give back at least almost as much as they take.
         let is_large = self.segments.len() >= LARGE && purpose == Purpose::Store;
         let step = if is_large { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
@@ -384,7 +385,7 @@ impl Shard {
         Err(Full)
     }
 
-    /// Makes what is left of the open segment, if there is one, a free block.
+    /// Turns the rest of the open segment, if there is one, into a free block.
     fn close(&mut self, blocks: &Blocks, purpose: Purpose) {
         let number = self.open;
         if number == NIL {
@@ -393,7 +394,7 @@ impl Shard {
         let top = self.segments[number as usize].top;
         self.open = NIL;
         self.segments[number as usize].state = SegmentState::Closed;
-        // At the limit, as much of it as is already held.
+        // At the limit, only the part that is already held.
         if purpose == Purpose::Store {
             let _ = self.hold(blocks, number, SEGMENT, purpose);
         }
@@ -435,7 +436,7 @@ impl Shard {
         Ok(number as u32)
     }
 
-    /// Gives a segment's memory back. It has no live block and no listed one.
+    /// Releases a segment's memory. The segment has neither live nor listed blocks.
     fn release(&mut self, blocks: &Blocks, number: u32) {
         let Segment { held, free, .. } = self.segments[number as usize];
         if held > 0 {
@@ -452,7 +453,7 @@ impl Shard {
         self.spare = number;
     }
 
-    /// Gives an object's blocks back sooner or later: [`free_delayed`](Self::free_delayed) does it
+    /// Frees an object, possibly later; [`free_delayed`](Self::free_delayed) frees the pending ones
     /// at once.
     pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
         if self.live_bytes < DELAY_FROM {
@@ -465,14 +466,14 @@ impl Shard {
         }
     }
 
-    /// Frees every object whose freeing was put off.
+    /// Frees all delayed objects.
     pub(super) fn free_delayed(&mut self, blocks: &Blocks) {
         while let Some(at) = self.delayed.pop() {
             self.free(blocks, at);
         }
     }
 
-    /// Gives an object's blocks back.
+    /// Frees an object's blocks.
     pub(super) fn free(&mut self, blocks: &Blocks, at: u32) {
         if blocks.kind(at) == BlockKind::First {
             self.free_block(blocks, blocks.link(at));
@@ -517,8 +518,8 @@ impl Shard {
         }
     }
 
-    /// Goes on with a segment whose emptying was begun, or begins with another, if there are no
-    /// more than `stuck_max` at whose end something was left.
+    /// Resumes a segment if one was paused midway or `stuck_max` are paused. Otherwise starts
+    /// another, or if there is none, resumes a paused one.
     pub(super) fn resume_or_begin(&mut self, blocks: &Blocks, least: u32, stuck_max: usize) -> Option<Emptying> {
         let midway = self.paused.front().is_some_and(|emptying| emptying.cursor > 0);
         if midway || self.paused.len() >= stuck_max {
@@ -527,8 +528,8 @@ impl Shard {
         self.begin_emptying(blocks, least).or_else(|| self.paused.pop_front())
     }
 
-    /// Takes a closed segment with at least `least` free bytes out of use so that it can be
-    /// emptied: of the next [`LOOKS`] the one with the most, or of those after them.
+    /// Takes a closed segment with at least `least` free bytes out of use to empty it: the one with
+    /// the most free bytes among the next [`LOOKS`], or else among the following ones.
     pub(super) fn begin_emptying(&mut self, blocks: &Blocks, least: u32) -> Option<Emptying> {
         let count = self.segments.len();
         let mut windows = (0..count.div_ceil(LOOKS)).map(|window| {
@@ -548,8 +549,8 @@ impl Shard {
         Some(Emptying { number, cursor: 0, passes: 0 })
     }
 
-    /// Finds the next live objects of a segment that is being emptied and moves its cursor behind
-    /// them. None: it is at the segment's end.
+    /// Finds the next live objects of a segment that is being emptied, and moves its cursor past
+    /// them. Returns how many; 0 at the segment's end.
     pub(super) fn residents(&self, blocks: &Blocks, emptying: &mut Emptying, found: &mut [Resident]) -> usize {
         let start = emptying.number * SEGMENT;
         let top = self.segments[emptying.number as usize].top;
@@ -568,19 +569,19 @@ impl Shard {
         count
     }
 
-    /// Bytes that a segment holds that is being emptied.
+    /// Returns the bytes held by a segment that is being emptied.
     pub(super) fn held_by(&self, emptying: &Emptying) -> u32 {
         self.segments[emptying.number as usize].held
     }
 
-    /// Whether a segment that is being emptied is.
+    /// Returns whether a segment that is being emptied is empty.
     pub(super) fn is_empty(&self, emptying: &Emptying) -> bool {
         let segment = &self.segments[emptying.number as usize];
         segment.free == segment.top
     }
 
-    /// Gives the memory of a segment back that was being emptied; or, if something is left in it,
-    /// the segment to use.
+    /// Ends the emptying of a segment: releases its memory or, if something is left in it, returns
+    /// it to use.
     pub(super) fn end_emptying(&mut self, blocks: &Blocks, emptying: Emptying) {
         let number = emptying.number;
         if self.is_empty(&emptying) {
@@ -604,7 +605,8 @@ impl Shard {
         }
     }
 
-    /// Finishes what was put off: every freed object is free, and no segment is being emptied.
+    /// Completes pending work: frees all delayed objects and ends the emptying of all paused
+    /// segments.
     pub(super) fn settle(&mut self, blocks: &Blocks) {
         self.free_delayed(blocks);
         while let Some(emptying) = self.paused.pop_front() {
@@ -612,7 +614,7 @@ impl Shard {
         }
     }
 
-    /// Calls `each` with every block of the segment; it may change the block it gets.
+    /// Calls `each` with every block of the segment; it may change the block that it gets.
     fn each_block(&mut self, blocks: &Blocks, number: u32, mut each: impl FnMut(&mut Self, u32, u32)) {
         let mut at = number * SEGMENT;
         let end = at + self.segments[number as usize].top;
@@ -623,7 +625,7 @@ impl Shard {
         }
     }
 
-    /// Looks everything over. No segment is being emptied.
+    /// Checks all invariants. No segment is being emptied.
     pub(super) fn check(&self, blocks: &Blocks) -> Result<(), String> {
         let mut listed = self.bins.listed(blocks)?;
         listed.sort_unstable();

@@ -25,7 +25,7 @@ struct Subject {
     budget: Arc<Budget>,
 }
 
-/// Owners as a map; an owner that is held is `None`.
+/// A map that acts as the owners; `None` marks an owner that is held.
 #[derive(Default)]
 struct Map(Mutex<BTreeMap<Owner, Option<(Location, usize)>>>);
 
@@ -77,7 +77,7 @@ fn unlimited() -> Heap {
     subject(u64::MAX).heap
 }
 
-/// What the object of `owner` holds in its `version`.
+/// The content of `owner`'s object in its `version`.
 fn content(owner: Owner, version: u64, len_bytes: usize) -> Vec<u8> {
     let mut state = u64::from(owner) * 0x9e37_79b9 + version * 31 + 1;
     (0..len_bytes)
@@ -94,7 +94,7 @@ fn store(pool: &Heap, map: &Map, owner: Owner, version: u64, len_bytes: usize) -
     Ok(())
 }
 
-/// Fills an object that was just allocated and puts it in the place of the owner's.
+/// Fills an object that was just allocated and puts it in place of the owner's.
 fn put(pool: &Heap, map: &Map, owner: Owner, version: u64, (at, len_bytes): (Location, usize)) {
     // SAFETY: just allocated, and not yet in the map.
     unsafe { pool.write(at, &content(owner, version, len_bytes)) };
@@ -137,7 +137,7 @@ fn verify(pool: &Heap, map: &Map, versions: &BTreeMap<Owner, (u64, usize)>) -> R
 enum Op {
     Store(Owner, usize),
     Discard(Owner),
-    /// Everything between two owners.
+    /// Discards the objects of all owners between these two.
     DiscardMany(Owner, Owner),
     Compact(usize),
 }
@@ -210,16 +210,16 @@ fn objects_fill_what_they_fit_in_to_the_byte() {
     }
     let Account { live_bytes, held_bytes, .. } = pool.account();
     let objects: u64 = (0..10_000u64).map(|owner| 1000 + owner % 97).sum();
-    // A header is 5 bytes and nothing is rounded up; an object in two pieces, as lie at the end of
-    // some segments, takes 13 more.
+    // A header is 5 bytes and nothing is rounded up; an object in two pieces, as at the end of some
+    // segments, uses 13 more.
     assert!((objects + 10_000 * 5..objects + 10_000 * 5 + 160 * 2 * 13).contains(&live_bytes), "{:?}", pool.account());
     assert!((held_bytes as f64) < objects as f64 * 1.01, "{:?}", pool.account());
 }
 
 #[test]
 fn other_lengths_find_room_among_the_old_ones() {
-    // On one CPU there is one shard: a thread fills its CPU's first, and what lies free in others
-    // is left to compaction.
+    // On one CPU there is one shard: a thread fills its CPU's shard first, and leaves the holes in
+    // others to compaction.
     let mut cpus = CpuSet::new();
     cpus.set(rustix::thread::sched_getcpu());
     sched_setaffinity(None, &cpus).expect("its own CPU");
@@ -262,7 +262,7 @@ fn compaction_gives_memory_back() {
     verify(&pool, &map, &versions.map(|owner| (owner, (0, 500 + owner as usize % 1000))).collect()).expect("unchanged");
 }
 
-/// Each thread replaces what another has allocated, in a pool with a shard for each CPU.
+/// Each thread replaces objects that another has allocated, in a heap with a shard per CPU.
 #[test]
 fn objects_are_freed_by_threads_of_other_cpus() {
     const OWNERS: Owner = 12_000;
@@ -280,7 +280,7 @@ fn objects_are_freed_by_threads_of_other_cpus() {
                 scope.spawn(move || {
                     let mut cpus = CpuSet::new();
                     cpus.set(thread as usize % thread::available_parallelism().map_or(1, usize::from));
-                    // Where the CPU cannot be chosen, the threads run where they run.
+                    // If the CPU cannot be chosen, the thread stays where it is.
                     let _ = sched_setaffinity(None, &cpus);
                     for turn in 1..20_000u64 {
                         let owner = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * thread) % u64::from(OWNERS);
@@ -316,8 +316,8 @@ fn objects_are_freed_by_threads_of_other_cpus() {
     assert!(live_bytes == 0 && held_bytes < 1 << 20, "{:?}", pool.account());
 }
 
-/// Objects that are in no entry, as those are that are just being written or were replaced and are
-/// still read.
+/// Objects without an entry, like those that are being written, or that were replaced and are still
+/// read.
 #[test]
 fn compaction_gives_up_on_what_cannot_be_moved() {
     let (pool, map) = (unlimited(), Map::default());
@@ -369,8 +369,8 @@ fn objects_move_while_they_are_read_and_replaced() {
     verify(&pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
 }
 
-/// Objects of one kind in the place of each other, in a pool that is as full as a store lets it be:
-/// what is free lies in holes that are too short, and has to be brought together.
+/// Objects of one kind replace each other in a heap that is as full as a store allows: its free
+/// bytes are in holes that are too short, and must be brought together.
 #[test]
 fn a_full_pool_takes_objects_while_enough_is_free() {
     for (least, most) in [(1200, 2223), (200, 900), (2000, 4096), (1500, 1600), (1, 4096)] {
@@ -417,7 +417,7 @@ fn one_thread_at_a_time_relieves_a_shard() {
     }
     let padded = pool.padded(0).expect("it is there");
     let relieve = || {
-        // Nobody owns an object: each try to move one asks for its owner.
+        // No object has an owner: each attempt to move one asks for its owner.
         let owners = Nobody::default();
         pool.compact(&owners, Goal::Relief, 100);
         owners.0.into_inner()
@@ -431,7 +431,7 @@ fn one_thread_at_a_time_relieves_a_shard() {
     pool.check().expect("consistent");
 }
 
-/// Counts how often it was asked for an owner's object.
+/// Counts the requests for an owner's object.
 #[derive(Default)]
 struct Nobody(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! Slot numbers and configurations that nobody should ask for.
+//! Invalid slot numbers and configurations.
 
 use pagefold_store::{Error, NewPoolError, PAGE_SIZE, Pool, PoolConfig, Slot, Status};
 

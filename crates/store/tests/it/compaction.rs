@@ -1,4 +1,4 @@
-//! Objects that move while the store is used.
+//! Objects that move while the store is in use.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,14 +10,14 @@ use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
 
 use crate::{one::One, pages::mixed};
 
-/// A page whose object has about `16 × noise` bytes.
+/// Returns a page whose object has about `16 × noise` bytes.
 fn page_of(seed: u64, noise: u8) -> Box<Page> {
     let mut page = mixed(seed, 0xff);
     page[usize::from(noise) * 16..].fill(seed as u8);
     page
 }
 
-/// A `noise` that differs from slot to slot and from turn to turn.
+/// Returns a `noise` that varies with slot and turn.
 fn noise(slot: u64, turn: u64) -> u8 {
     ((slot * 7919 + turn * 104_729) >> 3) as u8
 }

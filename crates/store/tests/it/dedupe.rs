@@ -1,4 +1,4 @@
-//! Equal pages that are one object.
+//! Equal pages that are stored as one object.
 
 use pagefold_codec::by_name;
 use pagefold_store::{Disk, PAGE_SIZE, Page, Pool, PoolConfig};
@@ -14,7 +14,7 @@ fn holds(disk: &Disk, slot: u64, expected: &Page) -> bool {
     disk.read(slot, &mut page).expect("a readable page") && page == *expected
 }
 
-/// Pages that compress to different lengths, one of which does not.
+/// Returns a page; they compress to different lengths, and every fourth does not compress.
 fn page(number: u64) -> Box<Page> {
     mixed(number, [0x03, 0x0f, 0x3f, 0xff][number as usize % 4])
 }
@@ -31,7 +31,7 @@ fn equal_pages_of_any_disks_are_kept_once() {
     assert_eq!((once.shared_pages, once.shared_saved_bytes), (0, 0));
     for (at, disk) in disks.iter().enumerate() {
         for number in 0..PAGES {
-            // At other places, and twice.
+            // In other places, and twice.
             let slot = (number * 7 + at as u64) % PAGES;
             disk.write(slot, &page(number)).expect("no limit");
             disk.write(slot + PAGES, &page(number)).expect("no limit");
@@ -84,7 +84,7 @@ fn what_was_shared_goes_with_the_last_who_has_it() {
     drop(fork);
     pool.check().expect("consistent");
     assert_eq!(pool.stats().compr_data_size, len_bytes);
-    // Its own page once more, and then another.
+    // First the same page again, then another.
     second.write(0, &page(4)).expect("no limit");
     assert!(holds(&second, 0, &page(4)));
     second.write(0, &page(8)).expect("no limit");
@@ -97,7 +97,7 @@ fn what_was_shared_goes_with_the_last_who_has_it() {
     assert_eq!(pool.stats().compr_data_size, 0);
 }
 
-/// A page that is written where it is already takes nothing, and nobody shares with himself.
+/// A page written again to its slot takes nothing, and a slot does not share with itself.
 #[test]
 fn a_page_that_is_there_stays_as_it_is() {
     let pool = pool();
@@ -109,8 +109,8 @@ fn a_page_that_is_there_stays_as_it_is() {
     assert_eq!(pool.stats().orig_data_size, PAGE_SIZE as u64);
 }
 
-/// The limit of a disk bounds what it would take alone: else two slots for each page would have no
-/// bound.
+/// A disk's limit counts shared objects in full: otherwise, slots with equal pages would have no
+/// limit.
 #[test]
 fn a_disks_limit_counts_what_it_shares() {
     let pool = pool();
@@ -123,7 +123,7 @@ fn a_disks_limit_counts_what_it_shares() {
     assert!(pool.stats().compr_data_size <= 2 * PAGE_SIZE as u64);
 }
 
-/// Objects that are shared move like others, also those in two pieces, and are made anew for other
+/// Shared objects are moved like others, including those in two pieces, and rewritten for other
 /// tables.
 #[test]
 fn shared_objects_are_compacted_and_made_anew() {
@@ -137,7 +137,7 @@ fn shared_objects_are_compacted_and_made_anew() {
                 second.write(slot + 1, &page(slot)).expect("no limit");
             }
         }
-        // Leaves holes between the objects that are shared.
+        // Leaves holes between the shared objects.
         for slot in (0..12_000).filter(|slot| slot % 3 != 0) {
             first.discard(slot..slot + 1).expect("a slot");
         }
@@ -146,7 +146,7 @@ fn shared_objects_are_compacted_and_made_anew() {
         for slot in (0..12_000).step_by(3) {
             assert!(holds(&first, slot, &page(slot)) && holds(&second, slot + 1, &page(slot)), "slot {slot}");
         }
-        // Other pages, for which other tables are trained.
+        // Different pages, for which other tables are trained.
         for round in 0..2 {
             for slot in 0..12_000 {
                 let mut page = [0; PAGE_SIZE];

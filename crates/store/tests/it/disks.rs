@@ -1,4 +1,4 @@
-//! Many disks in one pool, which come and go.
+//! Many disks in one pool, created and dropped.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::pages::{any_page, mixed};
 
-/// A page that says whose it is.
+/// Returns a page that names its disk, slot and version.
 fn page_of(disk: u64, slot: u64, version: u64) -> Box<Page> {
     let mask = [0x01, 0x0f, 0x3f, 0xff][(version % 4) as usize];
     let mut page = mixed(disk << 40 | slot << 20 | version, mask);
@@ -25,7 +25,7 @@ fn random(state: &mut u64, below: u64) -> u64 {
     (*state >> 33) % below
 }
 
-/// Disks of one thread, each beside what it must hold.
+/// A disk of one thread, and the content that it must have.
 struct Owned {
     disk: Disk,
     number: u64,
@@ -44,7 +44,7 @@ impl Owned {
     }
 }
 
-/// Threads make disks, write, change, discard, resize and drop them, while another compacts.
+/// Threads create disks, write, change, discard, resize and drop them, while another compacts.
 fn run(memory_limit: u64, threads: u64, turns: u64) {
     let pool = Pool::new(PoolConfig::default().memory_limit(memory_limit)).expect("a pool");
     let stop = AtomicBool::new(false);

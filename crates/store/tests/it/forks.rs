@@ -1,4 +1,4 @@
-//! Disks that begin as others are at one instant.
+//! Forks: disks that start with the content of others at one instant.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::pages::mixed;
 
-/// A page that tells versions apart, of which some are one word over and over, and some do not
+/// Returns a page that identifies the version; some are one repeated word, and some do not
 /// compress.
 fn page_of(version: u64) -> Box<Page> {
     match version % 5 {
@@ -20,19 +20,19 @@ fn page_of(version: u64) -> Box<Page> {
     }
 }
 
-/// What a slot must hold.
+/// The content that a slot must have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Held {
     Nothing,
-    /// Discarded: on a disk that was forked, or lies over something, that is not nothing.
+    /// Discarded: on a disk that was forked or is over something, that differs from nothing.
     Discarded,
     Zeros,
     Version(u64),
-    /// Zeros or a version with the version's first bytes over it.
+    /// A version with bytes 100 to 199 overwritten.
     Over(u64),
 }
 
-/// A disk beside what it must hold.
+/// A disk, and the content that it must have.
 struct Modelled {
     disk: Disk,
     model: Vec<Held>,
@@ -114,7 +114,7 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
     (any::<usize>(), op)
 }
 
-/// With `dedupe`, many of the pages are equal.
+/// Runs `ops`. With `dedupe`, many of the pages are equal.
 fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseError> {
     let pool = Pool::new(PoolConfig::default().dedupe(dedupe)).expect("a pool");
     let new = || {
@@ -237,22 +237,22 @@ proptest! {
     }
 }
 
-/// The number in a page that counts.
+/// Returns the number in a page that counts.
 fn count_in(disk: &Disk, slot: u64) -> u64 {
     let mut page = [0; PAGE_SIZE];
     disk.read(slot, &mut page).expect("a readable page");
     u64::from_le_bytes(page[..8].try_into().expect("eight bytes"))
 }
 
-/// A page with that number, which is an object of its own.
+/// Returns a page with that number, which becomes an object.
 fn counting(number: u64) -> Box<Page> {
     let mut page = mixed(number, 0x07);
     page[..8].copy_from_slice(&number.to_le_bytes());
     page
 }
 
-/// Writers write the rounds' numbers to their slots in order. Whatever instant a fork is of, it has
-/// one number up to some slot and the one before it from there on, and it stays so.
+/// Writers write the number of the round to their slots in order. A fork has one number up to some
+/// slot and the previous one from there on, whatever its instant, and keeps that.
 #[test]
 fn a_fork_is_of_one_instant() {
     const WRITERS: u64 = 3;
@@ -317,7 +317,7 @@ fn a_fork_is_of_one_instant() {
     pool.check().expect("consistent");
 }
 
-/// Threads add to shared slots while the disk is forked again and again, and its forks dropped: no
+/// Threads increment shared slots while the disk is forked repeatedly and its forks are dropped: no
 /// change is lost.
 #[test]
 fn changes_across_forks_add_up() {
@@ -354,21 +354,21 @@ fn changes_across_forks_add_up() {
     pool.check().expect("consistent");
 }
 
-/// Threads with families of forks in a pool that is short of memory: who is refused keeps what he
-/// had, and others' forks too.
+/// Threads with families of forks in a pool that is short of memory: a thread whose write fails
+/// keeps its content, and so do others' forks.
 #[test]
 fn families_of_forks_at_the_limit() {
     families(u64::MAX, false);
 }
 
-/// The same of threads that write a few different pages.
+/// The same for threads that write a few different pages.
 #[test]
 fn families_that_share_equal_pages_at_the_limit() {
     families(1500, true);
     families(20, true);
 }
 
-/// `kinds`: how many pages are different.
+/// Runs the test with `kinds` different pages.
 fn families(kinds: u64, dedupe: bool) {
     let limit = 3 << 20;
     let pool = Pool::new(PoolConfig::default().memory_limit(limit).dedupe(dedupe)).expect("a pool");
@@ -457,7 +457,7 @@ fn families(kinds: u64, dedupe: bool) {
     assert_eq!((stats.orig_data_size, stats.compr_data_size), (0, 0));
 }
 
-/// A page that equals the one that is there takes nothing, whoever wrote that.
+/// A page that equals the stored one takes nothing, whichever disk wrote it.
 #[test]
 fn what_is_equal_is_kept_once() {
     let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");

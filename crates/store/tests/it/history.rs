@@ -1,10 +1,10 @@
 //! Linearizability of random concurrent histories on few slots.
 //!
-//! Threads write, read, update and discard, and note when each operation began and ended. A history
-//! is right when the operations of each slot can be put in one order that respects those times and
-//! that a plain variable would show (Herlihy and Wing, TOPLAS 12(3), 1990; the search is Wing and
-//! Gong's with Lowe's memory of what was tried). Slots are checked one by one, as linearizability
-//! is local.
+//! Threads write, read, update and discard, and record when each operation began and ended. A
+//! history is correct if the operations of each slot can be put in one order that respects these
+//! times and that a plain variable would show (Herlihy and Wing, TOPLAS 12(3), 1990; the search is
+//! Wing and Gong's with Lowe's memoization). Slots are checked one by one, as linearizability is
+//! local.
 
 use std::{
     collections::HashSet,
@@ -18,10 +18,10 @@ use crate::{one::One, pages::mixed};
 
 const SLOTS: u64 = 2;
 const THREADS: u64 = 4;
-/// At most 64 a slot and history.
+/// At most 64 per slot and history.
 const OPS_PER_THREAD: u64 = 12;
 
-/// What an operation did to the value of its slot; 0 is an empty slot's.
+/// The effect of an operation on the value of its slot; 0 is the value of an empty slot.
 #[derive(Clone, Copy, Debug)]
 enum Effect {
     Wrote(u64),
@@ -38,7 +38,7 @@ struct Event {
 }
 
 impl Effect {
-    /// The value after the effect on `value`, if it can have happened there.
+    /// Returns the value after the effect on `value`, if the effect is possible there.
     fn after(self, value: u64) -> Option<u64> {
         match self {
             Self::Wrote(new) => Some(new),
@@ -48,7 +48,8 @@ impl Effect {
     }
 }
 
-/// Whether the events of one slot, at most 64, have a right order from an empty slot on.
+/// Returns whether the events of one slot, at most 64, have a correct order that starts from an
+/// empty slot.
 fn is_linearizable(events: &[Event]) -> bool {
     let all = if events.len() == 64 { u64::MAX } else { (1 << events.len()) - 1 };
     let mut tried = HashSet::new();
@@ -69,7 +70,7 @@ fn is_linearizable(events: &[Event]) -> bool {
     false
 }
 
-/// A page of which every part says `value`; odd values compress, even ones do not.
+/// Returns a page of which every part names `value`; odd values compress, even ones do not.
 fn page_of(value: u64) -> Box<Page> {
     let mut page = mixed(value, if value.is_multiple_of(2) { 0xff } else { 0x1f });
     for chunk in page.as_chunks_mut::<64>().0 {
@@ -78,7 +79,7 @@ fn page_of(value: u64) -> Box<Page> {
     page
 }
 
-/// The value that a page says; it must be that value's page throughout.
+/// Returns the value that a page names; the whole page must match it.
 fn value_of(page: &Page) -> u64 {
     let value = page.as_chunks::<8>().0[0];
     let value = u64::from_le_bytes(value);

@@ -1,4 +1,4 @@
-//! What happens at the memory limit.
+//! Behaviour at the memory limit.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::one::One;
 use crate::pages::mixed;
 
-/// Keeps the thread on a CPU; where that cannot be chosen, it runs where it runs.
+/// Pins the thread to a CPU, if possible.
 fn run_on(cpu: usize) {
     let mut cpus = CpuSet::new();
     cpus.set(cpu);
@@ -41,8 +41,8 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
         let _ = store.update(slot, |page| page[0] ^= 1);
     }
     let stats = store.stats();
-    // A sixteenth is kept for moving objects, and on a machine with many CPUs another for swapping
-    // them.
+    // A sixteenth is reserved for moving objects, and on a machine with many CPUs another for
+    // swapping.
     assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 7 / 8 - (32 << 10), "{stats:?}");
     store.check().expect("consistent");
 
@@ -64,14 +64,14 @@ fn all_memory_comes_back() {
     for slot in 0..4096 {
         store.discard(slot).expect("a slot");
     }
-    // What is being moved in the background holds a segment a moment longer.
+    // A move in progress in the background holds a segment a moment longer.
     let deadline = Instant::now() + Duration::from_secs(60);
     while store.stats().mem_used_total > 32 << 10 && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
     let stats = store.stats();
     assert_eq!((stats.orig_data_size, stats.compr_data_size, stats.same_pages, stats.huge_pages), (0, 0, 0, 0));
-    // What may stay are the lists of a shard's free blocks and its table of segments.
+    // The lists of a shard's free blocks and its table of segments may stay.
     assert!(stats.mem_used_total <= 32 << 10, "{stats:?}");
     store.check().expect("consistent");
 }
@@ -98,8 +98,7 @@ fn a_limit_under_which_no_page_can_be_written_is_refused() {
     }
 }
 
-/// Reading needs a stream, and a CPU's first one costs memory: at the limit another CPU's has to
-/// do.
+/// Reading needs a stream, and a CPU's first one takes memory: at the limit another CPU's is used.
 #[test]
 fn every_cpu_reads_at_the_limit() {
     let store = One::new(4096, PoolConfig::default().memory_limit(1 << 20));
@@ -125,7 +124,8 @@ fn every_cpu_reads_at_the_limit() {
     });
 }
 
-/// A full store takes no more, but what it holds can be written over, for ever and by many at once.
+/// A full store takes no more pages, but those that it holds can be overwritten, without end and by
+/// many threads at once.
 #[test]
 fn a_full_store_can_be_written_over() {
     let store = One::new(4096, PoolConfig::default().memory_limit(4 << 20));
@@ -150,26 +150,26 @@ fn a_full_store_can_be_written_over() {
             });
         }
     });
-    // Where its objects have moved there may be room for a page more, as for one of 894.
+    // After its objects have moved, there may be room for one page more in 894.
     let full_again = (full_at..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("still full");
     assert!(full_again <= full_at + full_at / 256, "{full_at} pages, then {full_again}");
     store.check().expect("consistent");
 }
 
-/// A page whose object has about `len_bytes`.
+/// Returns a page whose object has about `len_bytes`.
 fn of_length(seed: u64, len_bytes: usize) -> Box<Page> {
     let mut page = mixed(seed, 0xff);
     page[len_bytes..].fill(0);
     page
 }
 
-/// A page whose object has 1200 to 2223 bytes, or a few more.
+/// Returns a page whose object has 1200 to 2223 bytes, or slightly more.
 fn of_some_length(seed: u64) -> Box<Page> {
     of_length(seed, 1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize)
 }
 
-/// Pages of one kind differ in length. In the place of each other they are all taken, however
-/// often, in a store that was filled with them.
+/// Pages of one kind differ in length. A store that was filled with them lets them replace each
+/// other any number of times.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
     let store = One::new(1 << 16, PoolConfig::default().memory_limit(32 << 20));
@@ -194,7 +194,7 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
             });
         }
     });
-    // Pages of random lengths may be shorter in the sum than those before.
+    // The sum of random lengths may be less than before.
     let full_again =
         (full_at..1 << 16).find(|&slot| store.write(slot, &of_some_length(slot)).is_err()).expect("still full");
     assert!(full_again <= full_at + full_at / 128, "{full_at} pages, then {full_again}");
@@ -203,7 +203,7 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
     store.check().expect("consistent");
 }
 
-/// Takes `streams` streams at once, as far as there may be as many.
+/// Takes `streams` streams at once, as far as that many are allowed.
 fn take_all_streams(store: &One, streams: u64) {
     thread::scope(|scope| {
         for slot in 0..streams {
@@ -212,8 +212,8 @@ fn take_all_streams(store: &One, streams: u64) {
     });
 }
 
-/// Streams are made when they are first wanted, which may be when the store is full. What is kept
-/// for overwriting is not for them.
+/// Streams are created when they are first needed, possibly when the store is full. They do not use
+/// the reserve for overwriting.
 #[test]
 fn streams_leave_what_is_kept_for_overwriting() {
     let store = One::new(1 << 16, PoolConfig::default().memory_limit(16 << 20));
@@ -230,7 +230,7 @@ fn streams_leave_what_is_kept_for_overwriting() {
     store.check().expect("consistent");
 }
 
-/// Objects that were replaced are kept for a moment, for whoever reads them, and free only then.
+/// Replaced objects are kept briefly for their readers, and are free only then.
 #[test]
 fn who_finds_no_room_waits_for_what_others_give_back() {
     let store = One::new(1 << 16, PoolConfig::default().memory_limit(8 << 20));
@@ -243,7 +243,7 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
         for thread in 0..3 {
             let (store, given_back, begun) = (&store, &given_back, begun.clone());
             scope.spawn(move || {
-                // So many stay with the stream, which the update then holds.
+                // The stream keeps this many objects, and the update then holds the stream.
                 for slot in (1..8).map(|slot| 8 * thread + slot) {
                     store.write(slot, &mixed(slot + 100, 0xff)).expect("as long as what it replaces");
                 }
@@ -263,7 +263,7 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
     store.check().expect("consistent");
 }
 
-/// A place that is not written takes no table: else a disk of a large size took any amount.
+/// A rejected write takes no leaf: otherwise a large disk could use any amount of memory.
 #[test]
 fn what_a_disk_refuses_takes_nothing_of_the_pool() {
     let limit_bytes = 1 << 20;
@@ -280,8 +280,8 @@ fn what_a_disk_refuses_takes_nothing_of_the_pool() {
     pool.check().expect("consistent");
 }
 
-/// Holes take memory too: a disk far beyond its limit makes no more of them, but frees what it can
-/// without.
+/// Holes use memory too: a disk far beyond its limit creates no more of them, but still frees what
+/// it can without them.
 #[test]
 fn discards_have_a_bound() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
@@ -308,7 +308,8 @@ fn discards_have_a_bound() {
     pool.check().expect("consistent");
 }
 
-/// A write that finds no room though a dropped disk's pages are still being freed has that room.
+/// If a write finds no room while a dropped disk's pages are still being freed, it waits for that
+/// room.
 #[test]
 fn room_of_a_dropped_disk_is_there_at_once() {
     let config = PoolConfig::default().codec(by_name("lz4").expect("a codec")).memory_limit(64 << 20);
@@ -321,16 +322,16 @@ fn room_of_a_dropped_disk_is_there_at_once() {
         let [first, second] = disks;
         drop(first);
         let again = (0..100_000).find(|&slot| second.write(slot, &page) == Err(Error::Full)).expect("a limit");
-        // Who is refused finds that nothing is left of the other. How densely objects lie when the
-        // pool is full differs a little.
+        // When a write fails, nothing is left of the other disk. The density of objects in a full
+        // pool varies slightly.
         assert_eq!(pool.stats().orig_data_size, again * PAGE_SIZE as u64, "{again} of {full}");
         assert!(again > full - full / 50, "{again} of {full}");
     }
     pool.check().expect("consistent");
 }
 
-/// Zeros, and slots that are made to hold nothing again, need leaves of a fork's own: its limit
-/// bounds those too.
+/// Zeros, and slots made to hold nothing again, need leaves of a fork's own: its limit counts those
+/// too.
 #[test]
 fn entries_without_pages_have_a_bound() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
@@ -350,8 +351,8 @@ fn entries_without_pages_have_a_bound() {
     }
 }
 
-/// A disk that cannot be made smaller has the size that it had, and nothing comes back later that
-/// was to go.
+/// A disk that cannot shrink keeps its size, and content that was to be removed does not come back
+/// later.
 #[test]
 fn a_resize_that_fails_changes_no_size() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");

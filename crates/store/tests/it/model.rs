@@ -19,7 +19,7 @@ enum Op {
     Zero(u64),
 }
 
-/// Slots of three leaves, few enough to be hit again and again.
+/// Slots of three leaves, few enough for repeated accesses.
 fn any_slot() -> impl Strategy<Value = u64> {
     (0u64..3, 0u64..12).prop_map(|(leaf, slot)| leaf * 512 + slot * 37)
 }

@@ -3,7 +3,7 @@
 use pagefold_store::{PAGE_SIZE, Page};
 use proptest::prelude::*;
 
-/// Pages: zeros, one word, text-like, incompressible.
+/// Generates pages: zeros, one word, text-like, incompressible.
 pub(crate) fn any_page() -> impl Strategy<Value = Box<Page>> {
     prop_oneof![
         Just(Box::new([0; PAGE_SIZE])),
@@ -14,14 +14,14 @@ pub(crate) fn any_page() -> impl Strategy<Value = Box<Page>> {
     ]
 }
 
-/// A page of one word.
+/// Returns a page of one repeated word.
 pub(crate) fn filled(word: u64) -> Box<Page> {
     let mut page = Box::new([0; PAGE_SIZE]);
     page.as_chunks_mut::<8>().0.fill(word.to_le_bytes());
     page
 }
 
-/// A page of pseudo-random bytes of which only the bits in `mask` vary.
+/// Returns a page of pseudo-random bytes in which only the bits of `mask` vary.
 pub(crate) fn mixed(seed: u64, mask: u8) -> Box<Page> {
     let mut state = seed | 1;
     let mut page = Box::new([0; PAGE_SIZE]);

@@ -1,5 +1,5 @@
 //! The whole store at once: writers, readers and discards on many slots while objects are moved
-//! without pause.
+//! continuously.
 
 use std::{
     sync::{
@@ -19,16 +19,16 @@ const SLOTS: u64 = 1200;
 const WRITERS: u64 = 2;
 const READERS: u64 = 2;
 
-/// Versions of a slot that its writer has begun and has finished to write. Each slot has one
-/// writer, so that a read that begins when `finished` is `f` and ends when `begun` is `b` has to
-/// find one of the versions `f..=b`.
+/// The versions of a slot that its writer has begun and finished to write. Each slot has one
+/// writer, so a read that begins when `finished` is `f` and ends when `begun` is `b` must find one
+/// of the versions `f..=b`.
 #[derive(Default)]
 struct Versions {
     begun: AtomicU64,
     finished: AtomicU64,
 }
 
-/// A codec whose decoder falls asleep over an object and then looks at it again.
+/// A codec whose decoder sleeps during a decode and then reads the object again.
 #[derive(Debug)]
 struct Sleepy;
 
@@ -73,12 +73,12 @@ impl Stream for SleepyStream {
     }
 }
 
-/// Every fifth version is an empty slot, as is the first.
+/// Every fifth version is an empty slot, including the first.
 fn is_empty(version: u64) -> bool {
     version.is_multiple_of(5)
 }
 
-/// Pages of many sizes, signed all over.
+/// Returns pages that compress to many sizes and name their slot and version throughout.
 fn page_of(slot: u64, version: u64) -> Box<Page> {
     let mask = [0x01, 0x0f, 0x3f, 0xff][((slot + version) % 4) as usize];
     let mut page = mixed(slot << 32 | version, mask);
@@ -167,7 +167,7 @@ fn versions_are_seen_in_order_while_objects_move() {
     versions_are_seen_in_order(&One::new(SLOTS, PoolConfig::default()), 6000);
 }
 
-/// What the decoder of a slow reader has before it stays as it is, whoever overwrites, discards or
+/// The object that a slow decoder reads stays unchanged, whichever thread overwrites, discards or
 /// moves it.
 #[test]
 fn objects_stay_while_they_are_read() {

@@ -10,7 +10,7 @@ use crate::pages::mixed;
 
 const THREADS: u64 = 4;
 
-/// A page that says who wrote it and when, all over itself, so that a torn one shows.
+/// Returns a page that names its writer and time throughout, so that a torn page is detected.
 fn signed(thread: u64, round: u64) -> Box<Page> {
     let mut page = mixed(thread * 1000 + round, 0x3f);
     for chunk in page.as_chunks_mut::<64>().0 {
@@ -80,7 +80,7 @@ fn updates_of_one_page_are_all_applied() {
     }
 }
 
-/// Each thread has slots of its own and knows what is in them; all share streams, classes and
+/// Each thread has slots of its own and knows their content; all share streams, the heap and
 /// leaves.
 #[test]
 fn threads_keep_their_own_slots() {
