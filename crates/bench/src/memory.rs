@@ -50,7 +50,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Judges how much memory remains after disks that took `self` less `before` were dropped.
+    /// Judges how much memory dropped disks have not returned. `before` is the memory before they
+    /// were made, `self` the memory with them.
     pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();
         thread::sleep(QUIET);

@@ -21,11 +21,10 @@ use crate::{figure::Figure, machine::cpus, pages::gather};
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages fill the stores [default: the heap of a python3 that the bench starts]
+    /// Files whose pages fill the stores [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// File whose pages overwrite those of the first data, and are overwritten by them [default:
-    /// each file of --data is overwritten by the next]
+    /// File whose pages overwrite those of each --data file [default: the next --data file]
     #[arg(long)]
     other: Option<PathBuf>,
     /// Maximum MiB of each file; the store has the same number of pages
