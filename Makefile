@@ -1,27 +1,27 @@
-# The commands of the README, and what they are made of.
+# The commands of the README and their prerequisites.
 
 CARGO ?= cargo
 
 .PHONY: demo test bench build check soak deps clean
 
-# Does the main job on real input and shows the result.
+# Does the main jobs on real input and shows the results.
 demo: build
 	./scripts/demo
 
-# Everything that must hold before a change lands.
+# Everything that must pass before a change is merged.
 test: deps
 	./scripts/test
 
-# The quick part of it, between two commits.
+# The quick part of it, for use between commits.
 check:
 	./scripts/check
 
-# What takes longer: an hour.
+# Longer tests: an hour.
 soak: deps
 	./scripts/soak
 
-# Every table as one page, next to the peers that this machine has (docs/report.md). REPORT has
-# more options, such as --quick.
+# One page with every table, compared with the peers that this machine has (docs/report.md). REPORT
+# passes further options, such as --quick.
 bench: build
 	PATH="$(CURDIR)/target/peers/bin:$$PATH" ./target/release/pagefold-bench report $(REPORT) -o target/report.html
 

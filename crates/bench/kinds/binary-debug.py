@@ -1,4 +1,4 @@
-# Debug information as debuggers read it: not compressed.
+# Uncompressed debug information, as debuggers read it.
 import glob, os, subprocess, sys
 out = os.path.join(sys.argv[1], "binary-debug")
 os.mkdir(out)

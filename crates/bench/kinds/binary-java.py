@@ -1,4 +1,4 @@
-# Class files, one after another, as a class loader has them in memory.
+# Class files, concatenated, as a class loader has them in memory.
 import glob, os, subprocess, sys
 work = os.path.join(sys.argv[1], "classes")
 home = os.path.dirname(os.path.dirname(os.path.realpath(subprocess.run(["sh", "-c", "command -v jmod"], capture_output=True, text=True).stdout.strip())))

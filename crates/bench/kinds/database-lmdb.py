@@ -1,4 +1,5 @@
-# Files of LMDB: characters by number and by word of their names, the words of Go sources and where they stand.
+# LMDB files: characters by number and by words of their names; the words of Go sources and their
+# positions.
 import json, os, re, struct, sys
 import lmdb
 folder = os.path.join(sys.argv[1], "database-lmdb")

@@ -1,4 +1,4 @@
-# Table spaces of MariaDB, and its memory: entries of a dictionary, Debian's packages, events.
+# MariaDB's table spaces and memory: entries of a dictionary, Debian's packages, events.
 import glob, gzip, json, os, random, re, shutil, subprocess, sys, time
 random.seed(31)
 out = sys.argv[1]

@@ -1,4 +1,5 @@
-# Tables and indexes of PostgreSQL, the memory of a session with the shared buffers, and the log of its statements.
+# PostgreSQL's tables and indexes, the memory of a session with the shared buffers, and the log of
+# its statements.
 import csv, glob, io, json, math, os, pwd, random, shutil, subprocess, sys, time
 random.seed(37)
 out = sys.argv[1]
@@ -6,7 +7,7 @@ programs = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
 if not programs:
     sys.exit("there is no PostgreSQL: install the package postgresql")
 program = lambda name: os.path.join(programs[-1], name)
-# It refuses to run as root.
+# PostgreSQL refuses to run as root.
 root = os.getuid() == 0
 account = "postgres" if root else pwd.getpwuid(os.getuid()).pw_name
 folder = os.path.join(out, "data")
@@ -112,14 +113,14 @@ try:
     session.stdin.close()
     session.wait()
 finally:
-    # 'Fast': clients are not waited for.
+    # 'Fast' does not wait for clients.
     server.send_signal(2)
     server.wait()
 base = os.path.join(out, "database-postgres")
 os.mkdir(base)
-# The template databases are smaller; they hold what this one begins with.
+# The template databases are smaller and contain only this one's initial content.
 own = max(glob.glob(os.path.join(folder, "base", "*")), key=lambda path: sum(entry.stat().st_size for entry in os.scandir(path)))
 for name in sorted(os.listdir(own)):
-    # The file of a table or index has no suffix; those of its free space and visibility have one.
+    # The files of tables and indexes have no suffix; free space and visibility maps have one.
     if name.isdigit() and os.path.getsize(os.path.join(own, name)) > 0:
         shutil.copy(os.path.join(own, name), base)

@@ -1,4 +1,5 @@
-# Table spaces of MariaDB that sysbench has filled and written to: rows of random digits between dashes, updated, deleted and inserted again.
+# MariaDB's table spaces, filled and modified by sysbench: rows of random digits between dashes,
+# updated, deleted and reinserted.
 import glob, os, shutil, subprocess, sys, time
 out = sys.argv[1]
 folder, path = os.path.join(out, "data"), os.path.join(out, "mariadb.sock")

@@ -1,4 +1,4 @@
-# A database of SQLite as a web service keeps it: users, events with JSON, an index.
+# An SQLite database like that of a web service: users, events with JSON, an index.
 import json, os, random, sqlite3, sys
 random.seed(11)
 db = sqlite3.connect(os.path.join(sys.argv[1], "database"))

@@ -1,4 +1,5 @@
-;; Buffers of Go sources with their syntax marked, compiled and uncompiled Lisp, an outline, undo lists.
+;; Buffers of Go sources with syntax highlighting, compiled and uncompiled Lisp, an outline, undo
+;; lists.
 (require 'org)
 (require 'perl-mode)
 (setq gc-cons-threshold 400000 large-file-warning-threshold nil undo-limit 1600000)

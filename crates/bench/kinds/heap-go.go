@@ -1,4 +1,4 @@
-// Words of web pages and of JavaScript in maps, trees and slices of structures, and JSON that was parsed.
+// Words of web pages and of JavaScript in maps, trees and slices of structures, and parsed JSON.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Characters by name, an index of the words of Go sources, and orders, in the collections of java.util.
+// Characters by name, a word index of Go sources, and orders, in java.util collections.
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;

@@ -1,4 +1,4 @@
-# A Redis server that has sessions, cached pages, carts, rankings, queues and counters.
+# A Redis server with sessions, cached pages, carts, rankings, queues and counters.
 import glob, json, os, random, re, socket, subprocess, sys, time
 random.seed(23)
 folder = sys.argv[1]

@@ -1,4 +1,4 @@
-# Ruby's own library as syntax trees, tables of languages and places from JSON, and orders.
+# Ruby's standard library as syntax trees, tables of languages and places from JSON, and orders.
 require "date"
 require "json"
 require "ripper"

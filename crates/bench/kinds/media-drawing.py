@@ -1,4 +1,4 @@
-# Drawn pictures and screen shots, decoded: 8 bits a channel, with the alpha channel where there is one.
+# Drawn pictures and screenshots, decoded: 8 bits per channel, with the alpha channel if present.
 import os, subprocess, sys
 out = os.path.join(sys.argv[1], "media-drawing")
 os.mkdir(out)
@@ -11,7 +11,7 @@ paths = [path for path in paths if not os.path.islink(path) and 1500 < os.path.g
 total = 0
 for number, path in enumerate(paths[:: max(1, len(paths) // 1500)]):
     decoded = subprocess.run(["pngtopam", "-alphapam", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
-    # A large one should not be most of the kind.
+    # A large picture should not dominate the kind.
     if 4096 <= len(decoded) <= 8 << 20:
         with open(os.path.join(out, "%05d" % number), "wb") as picture:
             picture.write(decoded)

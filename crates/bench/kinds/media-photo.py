@@ -1,4 +1,4 @@
-# Photographs, decoded: 8 bits a channel.
+# Photographs, decoded: 8 bits per channel.
 import glob, os, subprocess, sys
 out = os.path.join(sys.argv[1], "media-photo")
 os.mkdir(out)

@@ -1,4 +1,4 @@
-# Tables of columns: an Arrow file, not compressed, and a Parquet file with its encodings only.
+# Columnar tables: uncompressed Arrow files, and Parquet files with encodings but no compression.
 import csv, math, os, random, sys
 import pyarrow as arrow, pyarrow.parquet as parquet
 random.seed(41)

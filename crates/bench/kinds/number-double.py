@@ -1,4 +1,5 @@
-# Arrays of 64-bit floats: coefficients of an ephemeris, orbits computed step by step, a wave on a grid, statistics of files.
+# Arrays of 64-bit floats: coefficients of an ephemeris, simulated orbits, a wave on a grid,
+# statistics of files.
 import array, math, os, sys
 out = os.path.join(sys.argv[1], "number-double")
 os.mkdir(out)
@@ -11,7 +12,8 @@ def keep(name, numbers):
         array.array("d", numbers).tofile(file)
 
 
-# Five bodies by the leapfrog method: places and speeds of all, one step after another. Units: AU, days, solar masses.
+# Five bodies by the leapfrog method: all positions and velocities, step by step. Units: AU, days,
+# solar masses.
 bodies = [[0, 0, 0, 0, 0, 0, 1.0], [5.2, 0, 0.1, 0, 0.0075, 0, 9.5e-4], [0, 9.55, 0.3, -0.0056, 0, 0.0001, 2.9e-4],
     [-19.2, 0, -0.2, 0, -0.0039, 0, 4.4e-5], [0.1, -30.1, 0.5, 0.0031, 0, 0, 5.1e-5]]
 pull, step, orbits = 2.959e-4, 20.0, []

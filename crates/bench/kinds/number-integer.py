@@ -1,4 +1,5 @@
-# Arrays of integers: an inverted index of Go sources, the suffix array of a part of them, lengths and times of files.
+# Arrays of integers: an inverted index of Go sources, the suffix array of a part of them, sizes and
+# times of files.
 import array, os, re, sys
 out = os.path.join(sys.argv[1], "number-integer")
 os.mkdir(out)
@@ -28,7 +29,7 @@ for word in sorted(index):
         counts.append(len(index[word]))
         documents += [number for number, _ in index[word]]
         places += [place for _, place in index[word]]
-# As 32-bit words of an index in memory; no more of each than makes two MiB.
+# As 32-bit words, like an index in memory; documents and places are cut to 2.8 MB each.
 keep("documents", "I", documents[:700000])
 keep("places", "I", places[:700000])
 keep("counts", "I", counts)
@@ -36,5 +37,5 @@ keep("lengths", "q", lengths)
 keep("times", "q", times)
 joined = b"".join(texts)[:400000]
 keep("suffixes", "I", sorted(range(len(joined)), key=lambda at: joined[at:at + 40]))
-# 16-bit words: how many letters each line of the sources has.
+# As 16-bit words: the lengths of the sources' lines in bytes.
 keep("widths", "H", [min(len(line), 65535) for text in texts for line in text.split(b"\n")][:1000000])

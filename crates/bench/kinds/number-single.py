@@ -1,4 +1,5 @@
-# Arrays of 32-bit floats: photographs in linear light, three channels, as they are edited; their brightness smoothed over.
+# Arrays of 32-bit floats: photographs in linear light with three channels, as an editor keeps them,
+# and their smoothed brightness.
 import array, glob, os, subprocess, sys
 out = os.path.join(sys.argv[1], "number-single")
 os.mkdir(out)

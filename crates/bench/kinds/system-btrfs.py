@@ -5,5 +5,5 @@ with open(image, "wb") as file:
 run("mkfs.btrfs", "-q", "--metadata", "single", "--rootdir", tree, image)
 dump = os.path.join(out, "dump")
 run("btrfs-image", "-c", "0", image, dump)
-# A file with holes for all that is not metadata.
+# A file with holes in place of everything except metadata.
 run("btrfs-image", "-r", dump, os.path.join(out, "system-btrfs"))

@@ -1,4 +1,4 @@
-# A virtual machine that does ordinary work: its disk, its memory, and the page tables of its processes.
+# A virtual machine that does ordinary work: its disk, its memory, and its processes' page tables.
 import glob, json, mmap, os, shutil, socket, stat, struct, subprocess, sys, time
 out = sys.argv[1]
 parts = os.path.realpath("target/guest")
@@ -14,7 +14,7 @@ def run(*command):
     return done.stdout.decode(errors="replace")
 
 
-# The programs, with all that they depend on, as this machine has them.
+# This machine's programs with all their dependencies.
 wanted = ["bash", "coreutils", "perl", "python3", "grep", "sed", "mawk", "tar", "gzip", "findutils", "xz-utils", "diffutils", "mount", "dash"]
 depends = run("apt-cache", "depends", "--recurse", "--installed", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks",
     "--no-replaces", "--no-enhances", *wanted)
@@ -40,7 +40,7 @@ for path in sorted(set(run("dpkg", "--listfiles", *packages).split("\n"))):
         shutil.copy2(path, target, follow_symlinks=False)
     except OSError:
         continue
-# What links of /etc/alternatives name is not among the packages' own files.
+# Packages do not list the links of /etc/alternatives.
 shutil.copy2(os.path.realpath("/usr/bin/mawk"), os.path.join(tree, "usr/bin/awk"))
 WORK = r"""#!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C
@@ -87,7 +87,7 @@ with open(disk, "wb") as file:
     file.truncate(1 << 30)
 run("mkfs.ext4", "-q", "-d", tree, disk)
 
-# The first file system: a shell, modules, and a script that goes on with the disk.
+# The initramfs: a shell, modules, and a script that switches to the disk.
 first = os.path.join(out, "first")
 os.makedirs(os.path.join(first, "modules"))
 shutil.copy(os.path.join(parts, "busybox"), first)
@@ -166,8 +166,8 @@ finally:
     machine.kill()
     machine.wait()
 
-# Four levels of tables of 512 entries (Intel's manual, volume 3, 4.5). All processes have the kernel's half of the first level in
-# common: by it the first levels are found.
+# Four levels of tables of 512 entries (Intel's manual, volume 3, 4.5). All processes share the
+# kernel's half of the top level, which identifies the top-level tables.
 PAGE, PRESENT, LARGE, ADDRESS = 4096, 1, 1 << 7, 0xffffffffff000
 top = int([word[4:] for word in registers.split() if word.startswith("CR3=")][0], 16) & ADDRESS
 with open(dump, "rb") as file:

@@ -25,6 +25,6 @@ with open(prototype, "w") as file:
     file.write("\n".join(lines) + "\n")
 run("mkfs.xfs", "-q", "-d", "file,size=1g,name=" + image, "-p", prototype)
 dump = os.path.join(out, "dump")
-# As it is: names are not made unreadable, and unused parts are not zeroed.
+# Verbatim: names are not obfuscated, and unused parts are not zeroed.
 run("xfs_metadump", "-a", "-o", image, dump)
 run("xfs_mdrestore", dump, os.path.join(out, "system-xfs"))

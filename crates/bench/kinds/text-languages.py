@@ -1,4 +1,4 @@
-# Manual pages in seven languages, one after another, sources of troff.
+# Manual pages in seven languages, concatenated, as troff source.
 import glob, gzip, os, sys
 out = os.path.join(sys.argv[1], "text-languages")
 os.mkdir(out)

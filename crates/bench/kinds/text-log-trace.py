@@ -1,4 +1,4 @@
-# What strace says of ordinary commands, with times and processes.
+# strace's log of ordinary commands, with times and process numbers.
 import os, subprocess, sys
 path = os.path.join(sys.argv[1], "text-log-trace")
 commands = [
@@ -18,6 +18,6 @@ with open(path, "wb") as log:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if not os.path.exists(part):
             sys.exit("strace fails: may this process trace others?")
-        # The same of each: some commands make many more calls.
+        # At most 3 MiB of each: some commands make many more calls.
         log.write(open(part, "rb").read()[:3 << 20])
         os.remove(part)

@@ -1,4 +1,4 @@
-# What the recipes of file systems have in common.
+# Functions shared by the recipes of file systems.
 import os, random, shutil, subprocess, sys
 
 

@@ -1,25 +1,25 @@
-//! Instructions counted by callgrind, against a committed table: a gate against slowdowns that a
-//! busy machine does not move.
+//! Counts instructions with callgrind and compares them with a committed table. A busy machine does
+//! not change the counts, so this catches slowdowns reliably.
 
 use std::{collections::BTreeMap, env, fmt::Write, fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, ensure};
 
-/// What begins the table's line that says what it was made with.
+/// Prefix of the table's line that says what produced it.
 const MADE_WITH: &str = "Made with: ";
 
-/// What is counted, and the committed table of it.
+/// A committed table of counts.
 pub(crate) struct CountTable<'a> {
     pub(crate) file: &'a PathBuf,
     /// The table's first line.
     pub(crate) title: &'a str,
-    /// More instructions than the table says, by this share, are a slowdown.
+    /// A count above the table's by more than this share is a slowdown.
     pub(crate) tolerance: f64,
 }
 
 impl CountTable<'_> {
-    /// Counts, and writes the table or fails where a count is above the table's. Without valgrind,
-    /// or with a table of another compiler or processor, it says so and does neither.
+    /// Counts, then writes the table or fails if a count exceeds the table's. Without valgrind, or
+    /// if the table is from another compiler or processor, prints a note and does neither.
     pub(crate) fn run(
         &self,
         update: bool,
@@ -77,9 +77,8 @@ fn skipped(why: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What counts depend on besides the source: the compiler, and which instructions the processor
-/// has, as codecs and the C library look for them at run time. Under valgrind that is no more than
-/// AVX2 and its like.
+/// Returns what counts depend on besides the source: the compiler, and the processor's instruction
+/// sets, which codecs and the C library detect at run time. Valgrind supports AVX2 at most.
 fn made_with() -> String {
     let rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output();
     let rustc = rustc.map_or_else(
@@ -99,8 +98,8 @@ fn made_with() -> String {
     text
 }
 
-/// Runs this program with `args` under callgrind, collecting only inside the function that
-/// `function` names, with wildcards.
+/// Runs this program with `args` under callgrind, which counts only inside the function that
+/// `function` names. `function` may have wildcards.
 pub(crate) fn counted(function: &str, args: &[&str]) -> anyhow::Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])

@@ -21,7 +21,7 @@ use kinds::{DataKind, Set};
 use measure::{Measured, Race};
 use subject::Subject;
 
-/// How pages are chosen and timed, for `--help` and for whoever reads the figures.
+/// How pages are chosen and timed, for `--help` and for readers of the figures.
 const METHOD: &str = "\
 Pages: every 4 KiB page of a kind of data, a last partial page left out. Blocks of 64 pages take turns: the pages of even \
 blocks train tables and dictionaries, those of odd blocks are measured, for every subject alike (smaller blocks where a \
@@ -44,39 +44,39 @@ and its graph for numbers of a page of 64-bit ones, both at level 1 and without 
 #[derive(clap::Args)]
 #[command(after_long_help = METHOD)]
 pub(crate) struct Args {
-    /// Files whose pages are compressed, each a kind of data of its own. Without it: this machine's
+    /// Files whose pages are compressed, each its own kind of data. Without it: this machine's
     /// binaries, text, XML and images, heaps of programs started for it, a database, and synthetic
     /// pages of given ratios
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// The folder of kinds that `gather` filled: those that codecs may be tuned on and those that
-    /// are only measured are reported apart, and the targets are about the latter
+    /// The folder of kinds that `gather` filled. Kinds that codecs may be tuned on and kinds that
+    /// are only measured are reported separately; the targets apply to the latter
     #[arg(long, value_name = "DIR", conflicts_with = "data")]
     kinds: Option<PathBuf>,
     /// Names of codecs and peers [default: all]
     #[arg(long, value_delimiter = ',')]
     codecs: Vec<String>,
-    /// Pages of each kind, spread evenly over it
+    /// Number of pages measured of each kind, spread evenly over it
     #[arg(long, default_value_t = MEASURED_PAGES, value_parser = crate::count)]
     pages: usize,
     /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "7", value_parser = crate::count)]
     rounds: usize,
-    /// Train tables and dictionaries once, on the sample pages of all kinds together, not on each
-    /// kind's own
+    /// Train tables and dictionaries once, on the sample pages of all kinds together, instead of on
+    /// each kind's own sample
     #[arg(long, conflicts_with = "kinds")]
     train_together: bool,
-    /// Print one JSON object per line on standard output, and tables and verdicts on standard error
+    /// Print one JSON object per line on standard output; tables and verdicts go to standard error
     #[arg(long)]
     json: bool,
 }
 
-/// Sample pages that tables are trained on, at most, of one kind: 16 MiB.
+/// Maximum number of sample pages per kind for training tables: 16 MiB.
 const SAMPLE_PAGES: usize = 4096;
-/// Pages measured of one kind, where nothing else is asked for: 8 MiB.
+/// Default number of pages measured per kind: 8 MiB.
 const MEASURED_PAGES: usize = 2048;
 
-/// Kinds of a folder that are measured together. Their pages, and every subject's objects, are in
+/// Kinds of a folder that are measured together. Their pages and every subject's objects are in
 /// memory: 2 GiB for all subjects.
 const KINDS_TOGETHER: usize = 8;
 
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Races all subjects on the named data and reports what each did.
+/// Races all subjects on the named data and returns their results.
 fn measure(args: &Args, named: &[(String, Vec<u8>)]) -> anyhow::Result<Vec<Measured>> {
     let corpora: Vec<Corpus> =
         named.iter().map(|(name, bytes)| Corpus::split(name, bytes, SAMPLE_PAGES, args.pages)).collect();

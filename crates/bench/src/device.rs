@@ -1,6 +1,6 @@
-//! `pagefold-bench device`: the store in this process against the kernel's zram through `O_DIRECT`,
-//! and against the codec alone: the same pages, the same requests, the same threads, pass by pass
-//! in turn.
+//! `pagefold-bench device`: compares the store in this process with the kernel's zram through
+//! `O_DIRECT` and with the bare codec. All get the same pages, requests and threads, and take turns
+//! pass by pass.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Files whose pages are stored [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// MiB of the device; fewer pages are repeated
+    /// MiB of the device; if there are fewer pages, they repeat
     #[arg(long, default_value = "32", value_parser = crate::count)]
     mib: usize,
     /// Number of threads; 0 means all CPUs
@@ -39,8 +39,8 @@ pub(crate) struct Args {
     /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
-    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
-    /// lost)
+    /// Leave out the kernel's zram, which needs root and an unused /dev/zram0, whose contents are
+    /// lost
     #[arg(long)]
     no_zram: bool,
     /// Print one JSON object per line
@@ -48,7 +48,8 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// In this order: the first fills an empty device, whose memory comes from the system page by page.
+/// The order matters: the first pattern fills an empty device, whose memory comes from the system
+/// page by page.
 const PATTERNS: [Pattern; 5] = [
     Pattern { name: "first-write", writes: true, random: false, fills: true },
     Pattern { name: "seq-write", writes: true, random: false, fills: false },
@@ -66,7 +67,7 @@ struct Pattern {
     fills: bool,
 }
 
-/// Threads, pages a request, and each thread's slots.
+/// Number of threads, pages per request, and slots per thread.
 #[derive(Clone, Copy)]
 struct Shape {
     threads: usize,
@@ -74,7 +75,7 @@ struct Shape {
     part: usize,
 }
 
-/// A device in the table.
+/// A kind of device to measure.
 enum Subject {
     Store(Arc<dyn Codec>),
     Bare(Arc<dyn Codec>),
@@ -91,7 +92,7 @@ enum Made {
 #[derive(Default)]
 struct PassTable {
     passes: BTreeMap<(String, &'static str), Done>,
-    /// Of each subject: bytes of the pages that it holds, compressed bytes, and all memory spent.
+    /// Per subject: bytes of its pages, compressed bytes, and all memory spent.
     bytes: BTreeMap<&'static str, (u64, u64, u64)>,
 }
 
@@ -114,8 +115,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let mut tables: Vec<PassTable> = kinds.iter().map(|_| PassTable::default()).collect();
-    // Rounds of one case lie far apart: other work of the machine that lasts for seconds meets few
-    // of them.
+    // The rounds of one case are far apart, so a disturbance that lasts seconds affects few of
+    // them.
     for round in 0..args.rounds {
         for (data, table) in kinds.iter().zip(&mut tables) {
             for &shape in &shapes {
@@ -149,8 +150,8 @@ fn case_of(data: &Data, pattern: Pattern, shape: Shape) -> String {
     format!("{}/{}/{}k/{}", data.name, pattern.name, shape.request * 4, shape.threads)
 }
 
-/// Every subject through every pattern, once. There is one zram disk, so that each round of a
-/// subject begins with a fresh device.
+/// Runs every pattern once on every subject. There is one zram disk, so each round of a subject
+/// begins with a fresh device.
 fn measure(
     data: &Data,
     shape: Shape,
@@ -218,7 +219,7 @@ impl PassTable {
         Some(done.read_mb_s() + done.write_mb_s())
     }
 
-    /// The ratios that have a target, from 4 KiB requests where there are several sizes.
+    /// Prints the ratios that have a target, for the first request size.
     fn ratios(&self, args: &Args, data: &str, threads: &[usize]) {
         let kib = args.request_kib.first().copied().unwrap_or(4);
         let case = |pattern: &str, threads: usize| format!("{data}/{pattern}/{kib}k/{threads}");
@@ -253,7 +254,7 @@ impl PassTable {
                     let scaling =
                         |subject| Some(self.speed(&at, subject)? / self.speed(&case(pattern, first), subject)?);
                     let (Some(store), Some(codec)) = (scaling(ours), scaling(bare)) else { continue };
-                    // What this machine lets threads do that share nothing.
+                    // The speedup that this machine gives threads that share nothing.
                     target_line(args.json, &at, &format!("{bare} {threads}/{first} threads"), codec, "≥", target);
                     target_line(args.json, &at, &format!("{ours} {threads}/{first} threads"), store, "≥", target);
                     let of = format!("{ours} {threads}/{first} threads, of {bare}'s");
@@ -264,7 +265,7 @@ impl PassTable {
     }
 }
 
-/// Patterns over slots that hold pages.
+/// The patterns whose slots already hold pages.
 const EVERY: [&str; 4] = ["seq-write", "rand-write", "seq-read", "rand-read"];
 
 fn target_line(json: bool, case: &str, subject: &str, ratio: f64, relation: &str, target: f64) {
@@ -275,7 +276,7 @@ fn target_line(json: bool, case: &str, subject: &str, ratio: f64, relation: &str
     }
 }
 
-/// One thread's part of a pass: the requests of its slots in their order.
+/// One thread's part of a pass: its slots' requests in order.
 struct ThreadPass<'a> {
     shape: Shape,
     thread: usize,
@@ -283,16 +284,15 @@ struct ThreadPass<'a> {
     salt: usize,
 }
 
-/// A pass goes over its slots again until it has lasted so long, since threads do not start and end
-/// at one moment: not the one that fills the device.
+/// Minimum duration of a pass, which repeats until then, since threads do not start and end at the
+/// same moment. The pass that fills the device does not repeat.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// How many requests are sent between two looks at the clock.
+/// Requests between two clock readings.
 const LOOK: usize = 32;
 
-/// Runs one thread's part. A write puts other pages in its slots each time; neighbouring ones go to
-/// different threads, so that all have the same work. A read finds what the last write left and
-/// does not look at it.
+/// Runs one thread's part. Each write puts different pages in its slots. Neighbouring pages go to
+/// different threads, so that all threads have equal work. A read does not check the data.
 fn requests(pages: &Pages, part: ThreadPass<'_>, pattern: Pattern, worker: &mut dyn Worker) -> anyhow::Result<Done> {
     let ThreadPass { shape: Shape { threads, request, .. }, thread, order, salt } = part;
     let mut buffer = Pages::new(request);
@@ -338,7 +338,7 @@ impl Made {
         }
     }
 
-    /// Compressed bytes and all memory spent.
+    /// Returns the compressed bytes and all memory spent.
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
         Ok(match self {
             Self::Store(store) => {

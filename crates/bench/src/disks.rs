@@ -1,5 +1,5 @@
-//! `pagefold-bench disks`: what a pool of many disks must show: memory and time of a disk, many
-//! disks written beside one, and writing at the memory limit.
+//! `pagefold-bench disks`: checks the targets for a pool of many disks: memory and time per disk,
+//! many disks compared with one, and writes at the memory limit.
 
 mod idle;
 pub(crate) mod instructions;
@@ -33,18 +33,18 @@ pub(crate) struct Args {
     /// Number of writing threads; 0 means all CPUs
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool beside it spends
-    /// half as much
+    /// Memory limit of the pool that is filled, such as 512M or 16G; a second pool next to it
+    /// spends half as much
     #[arg(long, default_value = "1G", value_parser = size_bytes)]
     limit: u64,
-    /// Rounds, which take turns; each speed at the limit is the median of its rounds, each of many
-    /// disks that of the fastest
+    /// Number of rounds, in which pools take turns; a speed at the limit is the median of the
+    /// rounds, a speed of many disks is the fastest round's
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
     /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = DisksBench::value_variants().to_vec())]
     parts: Vec<DisksBench>,
-    /// Print one JSON object per line on standard output, and the verdicts on standard error
+    /// Print one JSON object per line on standard output; verdicts go to standard error
     #[arg(long)]
     json: bool,
 }
@@ -54,9 +54,9 @@ pub(crate) struct Args {
 enum DisksBench {
     /// Memory of disks that hold nothing or little, and the time to make and drop one
     Idle,
-    /// A thousand disks written by all threads, beside one disk of the same bytes
+    /// A thousand disks written by all threads, compared with one disk of the same bytes
     Many,
-    /// A pool filled to its memory limit and overwritten, beside one with half as much in it
+    /// A pool filled to its memory limit and overwritten, compared with one filled half as much
     Limit,
 }
 
@@ -65,7 +65,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let threads = if args.threads == 0 { cpus() } else { args.threads };
     let mut output = Output::new("disks", args.json);
     if args.parts.contains(&DisksBench::Idle) {
-        // Before anything else: what the allocator has kept of other work would hold the disks.
+        // This must run first: memory that the allocator kept from other work would be reused for
+        // the disks.
         idle::empty(&mut output)?;
     }
     let data = mixed(gather(&args.data, args.mib << 8)?);
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The pages of all kinds in one.
+/// Concatenates the pages of all kinds.
 pub(crate) fn mixed(kinds: Vec<Data>) -> Data {
     let mut pages = Pages::new(kinds.iter().map(|data| data.pages.len()).sum());
     let all = kinds.iter().flat_map(|data| &*data.pages);
@@ -93,7 +94,7 @@ pub(crate) fn mixed(kinds: Vec<Data>) -> Data {
     Data { name: names.join("+"), pages }
 }
 
-/// A number of bytes, with K, M, G or T behind it for powers of 1024.
+/// Parses a number of bytes with an optional suffix K, M, G or T for powers of 1024.
 pub(crate) fn size_bytes(text: &str) -> anyhow::Result<u64> {
     let (number, shift) = match text.char_indices().last() {
         Some((at, 'K')) => (&text[..at], 10),

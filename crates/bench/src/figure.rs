@@ -1,4 +1,4 @@
-//! What a bench found, one figure a line.
+//! A bench's results, one figure per line.
 
 use serde_json::Value;
 
@@ -13,15 +13,15 @@ pub(crate) struct Figure<'a> {
 }
 
 impl Figure<'_> {
-    /// Prints the figure as a line of JSON. What is no number, since nothing was measured, has no
-    /// line.
+    /// Prints the figure as a line of JSON. A value that is not finite, because nothing was
+    /// measured, prints nothing.
     pub(crate) fn print_json(&self) {
         if self.value.is_finite() {
             println!("{}", self.json());
         }
     }
 
-    /// With the keys in the order in which they are promised, which `serde_json`'s maps do not
+    /// Formats the figure with its keys in the documented order, which `serde_json`'s maps do not
     /// keep.
     pub(crate) fn json(&self) -> String {
         let text = |text: &str| Value::from(text).to_string();
@@ -37,7 +37,7 @@ impl Figure<'_> {
     }
 }
 
-/// The middle value, or the mean of the two in the middle; NaN of nothing.
+/// Returns the middle value, or the mean of the two middle ones; NaN if `values` is empty.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -49,7 +49,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The geometric mean of positive values; NaN of nothing.
+/// Returns the geometric mean of positive values; NaN if `values` is empty.
 pub(crate) fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }

@@ -1,5 +1,5 @@
-//! `pagefold-bench fork`: what forks of a packed disk must show, beside other ways to have many
-//! disks of one.
+//! `pagefold-bench fork`: checks the targets for forks of a packed disk, and compares them with
+//! other ways to make many disks from one.
 
 mod base;
 mod client;
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// An option of the server, such as --serve=--codec=pleat; repeat for more
+    /// An option for the server, such as --serve=--codec=pleat; repeat for more
     #[arg(long, allow_hyphen_values = true)]
     serve: Vec<String>,
     /// Directory on a disk for the base and its images
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Directory in tmpfs for the files of peers that work in memory
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
-    /// Print one JSON object per line on standard output, and the verdicts on standard error
+    /// Print one JSON object per line on standard output; verdicts go to standard error
     #[arg(long)]
     json: bool,
 }
@@ -86,31 +86,31 @@ pub(crate) struct Args {
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ForkBench {
-    /// As a library: time of a fork and its first read, memory of idle forks, and what stays of
-    /// them
+    /// As a library: time of a fork and its first read, memory of idle forks, and what remains
+    /// after they are dropped
     Idle,
     /// The same through the sockets of a server
     Socket,
-    /// Other ways to have a disk that begins as another is
+    /// Other ways to make a disk that starts as a copy of another
     Peers,
-    /// Snapshots and rollbacks, and how long they stall others
+    /// Snapshots and rollbacks, and how long they stall other threads
     Snapshot,
-    /// Reads of the base through a fork, beside the image library's own
+    /// Reads of the base through a fork, compared with the image library's
     Reads,
-    /// Writes to a fork, beside those to a plain disk
+    /// Writes to a fork, compared with writes to a plain disk
     Writes,
     /// Reads with many snapshots below
     Depth,
-    /// What keeping equal pages once costs and gains
+    /// Cost and gain of storing equal pages once
     Dedupe,
-    /// A fork with 1 % changed, frozen, beside packing the whole disk
+    /// Freezing a fork with 1 % changed, compared with packing the whole disk
     Freeze,
-    /// Memory of forks with the same files copied into each, beside qcow2 overlays
+    /// Memory of forks with the same files copied into each, compared with qcow2 overlays
     Work,
 }
 
 impl ForkBench {
-    /// Whether it needs a base of real files.
+    /// Whether this part needs a base of real files.
     fn needs_base(self) -> bool {
         matches!(self, Self::Idle | Self::Socket | Self::Peers | Self::Reads | Self::Freeze | Self::Work)
     }
@@ -129,7 +129,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None
     };
     if let Some((pagefold, base)) = &base {
-        // Before anything else: what the allocator has kept of other work would hold the forks.
+        // This must run first: memory that the allocator kept from other work would be reused for
+        // the forks.
         if wants(ForkBench::Idle) {
             idle::run(&mut output, base, args.forks)?;
         }
@@ -157,7 +158,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The parts that write pages of programs' heaps, which need no base.
+/// Runs the parts that write pages of programs' heaps and need no base.
 fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Result<()> {
     let wants = |part| args.parts.contains(&part);
     if wants(ForkBench::Snapshot) {

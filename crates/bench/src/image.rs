@@ -1,5 +1,5 @@
-//! `pagefold-bench image`: EROFS images beside `mkfs.erofs`, squashfs and ext4: built, read,
-//! mounted, extracted.
+//! `pagefold-bench image`: compares building, reading, mounting and extracting EROFS images with
+//! `mkfs.erofs`, squashfs and ext4.
 //!
 //! ```text
 //! round after round, for each data set, for each codec and cluster:
@@ -8,9 +8,9 @@
 //!     read in turn, extract in turn
 //! ```
 //!
-//! Of each figure the best of the rounds stands: what disturbs a run only ever makes it slower. The
-//! rounds of one case lie far apart, since a neighbour on the host disturbs for ten seconds at a
-//! time. One case's images lie on the disk at once.
+//! Each figure is the best of its rounds, since disturbances only slow a run down. The rounds of a
+//! case are far apart, because a neighbour on the host disturbs for ten seconds at a time. Only one
+//! case's images are on the disk at a time.
 
 pub(crate) mod builder;
 mod case;
@@ -60,8 +60,8 @@ it allocates one, so earlier passes would slow later ones.
 An image that a program cannot build or read is reported as not available. Kernel mounts need \
 root.")]
 pub(crate) struct Args {
-    /// A directory, or a file, to pack; by default text, a tree of this machine's files, and a disk
-    /// with that
+    /// A directory or file to pack [default: text, a tree of this machine's files, and a disk with
+    /// that tree]
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// MiB of each gathered data set
@@ -78,8 +78,8 @@ pub(crate) struct Args {
     /// Only build images
     #[arg(long)]
     build_only: bool,
-    /// Sequential reads of one large text file from ext4, EROFS and squashfs, from the disk and
-    /// from the page cache
+    /// Read one large text file sequentially from ext4, EROFS and squashfs, from the disk and from
+    /// the page cache
     #[arg(long, conflicts_with = "build_only")]
     source_table: bool,
     /// Directory of mkfs.erofs, fsck.erofs and erofsfuse [default: those on the PATH]
@@ -88,8 +88,8 @@ pub(crate) struct Args {
     /// Directory for images and files [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
-    /// Where images are extracted to; by default /dev/shm if it has 4 GiB, else the scratch
-    /// directory
+    /// Directory that images are extracted to [default: /dev/shm if it has 4 GiB, else the scratch
+    /// directory]
     #[arg(long, value_name = "DIR")]
     extract_to: Option<PathBuf>,
     /// The pagefold program [default: the one next to this program]
@@ -146,17 +146,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where files lie in memory.
+/// A directory in memory.
 const MEMORY: &str = "/dev/shm";
 
-/// Whether a directory is in memory and what is extracted finds room in it.
+/// Whether a directory is in memory and has room for the extracted files.
 fn has_room(folder: &Path) -> bool {
     const TMPFS: rustix::fs::FsWord = 0x0102_1994;
     rustix::fs::statfs(folder)
         .is_ok_and(|stat| stat.f_type == TMPFS && stat.f_bavail.saturating_mul(stat.f_bsize as u64) >= 4 << 30)
 }
 
-/// Says what is measured, with which version.
+/// Prints the measured programs and their versions.
 fn describe(tools: &Tools) {
     for (name, argument) in
         [("mkfs.erofs", "-V"), ("erofsfuse", "--version"), ("mksquashfs", "-version"), ("mkfs.ext4", "-V")]
@@ -169,7 +169,7 @@ fn describe(tools: &Tools) {
     eprintln!("CPUs: {}", cpus());
 }
 
-/// Numbers of threads, with their names in cases.
+/// Returns the numbers of threads, with their names in cases.
 fn thread_counts() -> Vec<(&'static str, usize)> {
     if cpus() > 1 { vec![("1", 1), ("all", cpus())] } else { vec![("all", 1)] }
 }
@@ -179,11 +179,11 @@ struct Bench<'a> {
     scratch: &'a Path,
     extracted: &'a Path,
     results: Results,
-    /// Whether what a reader reads of a case was the data, when it was compared.
+    /// Per case and reader, the result of comparing what it read with the data.
     verified: BTreeMap<(String, &'static str), anyhow::Result<()>>,
 }
 
-/// A way to read what was packed.
+/// A way to read an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ImageReader {
     Library,
@@ -221,7 +221,7 @@ impl ImageReader {
         }
     }
 
-    /// Who builds the image that it reads.
+    /// Returns the builder of the image that it reads.
     fn builder(self) -> Builder {
         match self {
             Self::Library | Self::PagefoldFuse | Self::KernelErofs | Self::ErofsFuse => Builder::Pagefold,
@@ -231,7 +231,7 @@ impl ImageReader {
         }
     }
 
-    /// Opens the image anew and does something with it.
+    /// Opens the image again and calls `act` with it.
     fn with<T>(
         self,
         tools: &Tools,
@@ -265,10 +265,10 @@ impl Bench<'_> {
         self.scratch.join(format!("{}.image", builder.subject()))
     }
 
-    /// Builds with each program; the images stay.
+    /// Builds with each program and keeps the images.
     fn build(&mut self, data: &Data, case: &Case) -> anyhow::Result<()> {
         for builder in Builder::ALL {
-            // An image of another case must not be taken for this one's.
+            // A leftover image of another case must not be taken for this one's.
             let _ = fs::remove_file(self.image(builder));
         }
         warm_tree(&data.folder)?;
@@ -367,7 +367,7 @@ impl Bench<'_> {
     }
 }
 
-/// Puts the files of a tree into the page cache.
+/// Reads a tree's files into the page cache.
 fn warm_tree(folder: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder)? {
         let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;

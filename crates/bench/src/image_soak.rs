@@ -1,5 +1,5 @@
-//! `pagefold-bench image-soak`: generated trees, built, read back, mounted and extracted, for as
-//! long as one likes.
+//! `pagefold-bench image-soak`: builds images of generated trees, reads them back, mounts and
+//! extracts them, for any length of time.
 
 use std::{
     fs,
@@ -44,11 +44,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// One case of this many goes through other programs too.
+/// One case in this many is also checked by other programs.
 const OTHERS_EVERY: u64 = 16;
-/// Cases that are tried to make one that fails smaller.
+/// Maximum attempts to shrink a failing case.
 const SHRINK_TRIES: usize = 5000;
-/// How often it is said how far the run is.
+/// How often progress is printed.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -60,13 +60,13 @@ struct Counts {
     repacked: AtomicU64,
 }
 
-/// What besides our reader looks at images.
+/// Other programs that check images.
 struct Others {
     fsck: Option<Fsck>,
-    /// Codecs that the kernel mounts.
+    /// Codecs that the kernel can mount.
     mounts: Vec<ClusterCodec>,
     plain_mounts: bool,
-    /// Else owners and devices are not extracted.
+    /// Without root, owners and devices are not extracted.
     is_root: bool,
 }
 
@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Others {
-    /// Says which of the others are not here.
+    /// Finds the other programs and prints which are missing.
     fn find() -> anyhow::Result<Self> {
         let is_root = rustix::process::geteuid().is_root();
         let fsck = program("fsck.erofs").ok().filter(|_| is_root).and_then(|path| Fsck::new(&path).ok());

@@ -1,25 +1,25 @@
-//! How long single operations take, in a space that does not grow with their number.
+//! Latencies of single operations, in constant space.
 
 use std::time::Instant;
 
 use crate::machine::preemptions;
 
-/// Each power of two is cut in 2^5 steps, so a time is right to 3 %.
+/// Each power of two is divided into 2^5 steps, so a time is accurate to 3 %.
 const STEP_BITS: u32 = 5;
 const STEPS: usize = 1 << STEP_BITS;
 
-/// Operations between two looks at how often the thread was preempted.
+/// Operations between two checks of whether the thread was preempted.
 const LOOK_OPERATIONS: u32 = 512;
 
-/// Operations quicker than this are not told apart by whether the thread was preempted.
+/// For shorter operations, preemption is not checked.
 const LONG_NS: u64 = 50_000;
 
-/// Times of one thread's operations, or of several threads'.
+/// Latencies of the operations of one or several threads.
 #[derive(Clone)]
 pub(crate) struct Latencies {
     counts: Vec<u64>,
     max_ns: u64,
-    /// The longest in which the kernel did not give the CPU to another thread.
+    /// The longest operation during which the thread was not preempted.
     max_running_ns: u64,
     preempted: u64,
     since_look: u32,
@@ -31,7 +31,7 @@ impl Latencies {
         Self { counts, max_ns: 0, max_running_ns: 0, preempted: 0, since_look: 0 }
     }
 
-    /// Runs `operation` and counts its time.
+    /// Runs `operation` and records its time.
     pub(crate) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
         if self.since_look == 0 {
             self.preempted = preemptions()?;
@@ -61,7 +61,7 @@ impl Latencies {
         self.max_running_ns = self.max_running_ns.max(other.max_running_ns);
     }
 
-    /// The time that `share` of the operations do not exceed, in nanoseconds.
+    /// Returns the time in nanoseconds that `share` of the operations do not exceed.
     pub(crate) fn at(&self, share: f64) -> f64 {
         let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
         let mut sum = 0;
@@ -72,7 +72,8 @@ impl Latencies {
         found.map_or(f64::NAN, |step| end_ns(step).min(self.max_ns as f64))
     }
 
-    /// How many operations took longer than `bound_ns`, to the exactness of [`at`](Self::at).
+    /// Returns how many operations took longer than `bound_ns`, with the accuracy of
+    /// [`at`](Self::at).
     pub(crate) fn longer_than(&self, bound_ns: u64) -> u64 {
         self.counts[step(bound_ns) + 1..].iter().sum()
     }
@@ -86,13 +87,13 @@ impl Latencies {
     }
 }
 
-/// The step of a time: below 2^[`STEP_BITS`] ns each ns is one.
+/// Returns the step of a time. Below 2^[`STEP_BITS`] ns, each ns is a step.
 fn step(ns: u64) -> usize {
     let power = (u64::BITS - ns.leading_zeros()).saturating_sub(STEP_BITS + 1);
     ((power as usize) << STEP_BITS) + (ns >> power) as usize
 }
 
-/// Where a step ends, exactly as far as `f64` is exact.
+/// Returns the end of a step, within the precision of `f64`.
 fn end_ns(step: usize) -> f64 {
     let power = (step >> STEP_BITS).saturating_sub(1);
     let first = step - (power << STEP_BITS);

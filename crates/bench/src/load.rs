@@ -1,5 +1,5 @@
-//! The load generator of the store's benches: threads that send page requests to a device and the
-//! time they take.
+//! The load generator of the store's benches: threads that send page requests to a device and
+//! measure the time.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
@@ -13,22 +13,22 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::machine::allowed_cpus;
 
-/// Something that pages are written to and read from.
+/// A device that pages are written to and read from.
 pub(crate) trait Device: Sync {
-    /// The access of thread `number` of a pass.
+    /// Returns the access for thread `number` of a pass.
     fn worker(&self, number: usize) -> anyhow::Result<Box<dyn Worker + '_>>;
 }
 
 /// One thread's access to a device.
 pub(crate) trait Worker {
-    /// Writes `pages` to the slots from `slot` on.
+    /// Writes `pages` to consecutive slots starting at `slot`.
     fn write(&mut self, slot: u64, pages: &[Page]) -> anyhow::Result<()>;
 
-    /// Fills `pages` from the slots from `slot` on.
+    /// Reads `pages` from consecutive slots starting at `slot`.
     fn read(&mut self, slot: u64, pages: &mut [Page]) -> anyhow::Result<()>;
 }
 
-/// A device in this process, whose slots any thread writes and reads page by page.
+/// A device in this process whose slots any thread reads and writes page by page.
 pub(crate) trait Slots: Sync {
     fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()>;
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()>;
@@ -50,9 +50,9 @@ impl<S: Slots> Worker for &S {
     }
 }
 
-/// What one thread does in one pass.
+/// The work of each thread in one pass.
 pub(crate) trait Job: Sync {
-    /// Runs thread `number`'s part and returns the pages it has read and written.
+    /// Runs thread `number`'s part and returns the pages that it read and wrote.
     fn run(&self, number: usize, worker: &mut dyn Worker) -> anyhow::Result<Done>;
 }
 
@@ -62,7 +62,7 @@ impl<F: Fn(usize, &mut dyn Worker) -> anyhow::Result<Done> + Sync> Job for F {
     }
 }
 
-/// Pages that were moved, and in what time.
+/// Pages moved, and the time taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) read_pages: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// MB (10⁶ bytes) of `pages` a second.
+    /// Returns the speed for `pages` in MB/s (10⁶ bytes per second).
     fn speed(self, pages: u64) -> f64 {
         (pages * 4096) as f64 / self.time.as_secs_f64() / 1e6
     }
@@ -84,16 +84,16 @@ impl Done {
         self.speed(self.written_pages)
     }
 
-    /// The faster of two passes.
+    /// Returns the faster of two passes.
     pub(crate) fn best(self, other: Self) -> Self {
         let faster = |done: Self| done.speed(done.read_pages + done.written_pages);
         if self.time.is_zero() || faster(other) > faster(self) { other } else { self }
     }
 }
 
-/// Runs `job` on `threads` threads at once, from a common start to the end of the last. Threads
-/// that can be shared out evenly over the CPUs are, and stay there: left alone, two threads of a
-/// short pass often share a CPU.
+/// Runs `job` on `threads` threads at once, and times it from the common start to the end of the
+/// last thread. Threads that can be spread evenly over the CPUs are pinned: otherwise, two threads
+/// of a short pass often share a CPU.
 pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
     if threads == 1 {
         let mut worker = device.worker(0)?;
@@ -111,7 +111,7 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
             moved = sched_setaffinity(None, &cpu);
         }
         let worker = device.worker(number);
-        // Nobody sleeps until the start: waking up takes as long as a hundred reads.
+        // No thread sleeps before the start: waking takes as long as a hundred reads.
         ready.fetch_add(1, SeqCst);
         while ready.load(SeqCst) < threads {
             thread::yield_now();
@@ -139,7 +139,7 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
     })
 }
 
-/// A small generator of random numbers (Marsaglia's xorshift64*), the same in every run.
+/// A small random number generator (Marsaglia's xorshift64*), the same in every run.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -154,12 +154,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 
-    /// The numbers from 0 to `end`, shuffled.
+    /// Returns the numbers below `end`, shuffled.
     pub(crate) fn permutation(&mut self, end: u64) -> Vec<u64> {
         let mut numbers: Vec<u64> = (0..end).collect();
         for at in (1..numbers.len()).rev() {

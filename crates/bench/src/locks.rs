@@ -1,13 +1,13 @@
-//! `pagefold-bench locks`: the entry-lock strategies under the two loads with which zram chose its
-//! own (May 2014, "zram: remove global tb_lock with fine grain lock").
+//! `pagefold-bench locks`: the entry-lock strategies under the two loads on which zram based its
+//! choice (May 2014, "zram: remove global tb_lock with fine grain lock").
 //!
-//! The first is iozone's, `-t 4 -R -r 16K -s 200M` in a disk of 1 GiB: four threads, each with 200
-//! MiB of its own, eleven patterns. The second sets entries under contention: four jobs over all of
-//! a 10 MiB disk in requests of 32 KiB, many loops.
+//! The first load is iozone's `-t 4 -R -r 16K -s 200M` on a disk of 1 GiB: four threads, each with
+//! its own 200 MiB, and eleven patterns. The second load contends for entries: four jobs that each
+//! cover a whole 10 MiB disk in requests of 32 KiB, many times.
 //!
 //! Five columns are the locks compared there, in the small store of `pagefold-published`: they
-//! differ in nothing but the lock. The sixth, `hazard`, is the product's store, which differs in
-//! its allocator, streams, table and counters too (docs/locks.md).
+//! differ only in the lock. The sixth, `hazard`, is the product's store, which also differs in its
+//! allocator, streams, table and counters (docs/locks.md).
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Files whose pages are written [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Threads
+    /// Number of threads
     #[arg(long, default_value = "4", value_parser = crate::count)]
     threads: usize,
     /// MiB per thread in the first load
@@ -55,11 +55,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Pages of the contended disk and of its requests.
+/// Pages of the contended disk, and of each of its requests.
 const CONTENDED_PAGES: usize = (10 << 20) / PAGE_SIZE;
 const CONTENDED_REQUEST: usize = (32 << 10) / PAGE_SIZE;
 
-/// iozone's default for a stride, in records.
+/// iozone's default stride, in records.
 const STRIDE: u64 = 17;
 
 #[derive(Clone, Copy)]
@@ -81,9 +81,9 @@ enum Order {
 enum Mode {
     Read,
     Write,
-    /// Even threads read and odd ones write.
+    /// Even threads read, odd threads write.
     ByThread,
-    /// Each request reads or writes by the toss of a coin.
+    /// Each request reads or writes at random.
     ByRequest,
 }
 
@@ -112,10 +112,10 @@ const CONTENDED: [Pattern; 4] = [
     pattern("contended-rand-rw", Order::Random, Mode::ByRequest),
 ];
 
-/// Makes an empty store of some slots.
+/// Makes an empty store with the given number of slots.
 type Make = fn(u64, Arc<dyn Codec>) -> anyhow::Result<Box<dyn Device>>;
 
-/// A strategy, made usable beside the others.
+/// A strategy behind a common interface.
 struct Subject {
     name: &'static str,
     entry_bytes: usize,
@@ -130,7 +130,7 @@ fn subject<L: EntryLock>() -> Subject {
     }
 }
 
-/// The product's store.
+/// Returns the product's store.
 fn product() -> Subject {
     Subject {
         name: "hazard",
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         subject::<BitSpin>(),
         product(),
     ];
-    // Warm pages that fit the caches, so that the entries count and not the memory.
+    // Few pages, which stay in the CPU caches, so that entries dominate and not memory.
     let data = gather(&args.data, 1024)?;
     let patterns: Vec<Pattern> = IOZONE.into_iter().chain(CONTENDED).collect();
     let own = (args.mib << 20) / PAGE_SIZE / record * record;
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 let make = |subject: &Subject| (subject.make)(pages as u64, Arc::clone(&codec));
                 subjects.iter().map(make).collect::<anyhow::Result<Vec<_>>>()
             };
-            // Strategies take turns pattern by pattern, another one first in each round.
+            // Strategies take turns pattern by pattern. Each round starts with a different one.
             let mut in_turn = |devices: &[Box<dyn Device>], pattern: usize, range: &(dyn Fn(usize) -> Range + Sync)| {
                 for turn in 0..subjects.len() {
                     let column = (round + turn) % subjects.len();
@@ -191,7 +191,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The slots that a thread works on, pages a request, and how often it goes over them.
+/// A thread's slots, the pages per request, and how often it covers the slots.
 #[derive(Clone, Copy)]
 struct Range {
     first: u64,
@@ -218,7 +218,7 @@ fn requests(
                 Order::Forward => number,
                 Order::Backward => records - 1 - number,
                 Order::Stride => {
-                    // Every record once: the columns of a matrix with rows of `STRIDE`.
+                    // Each record once: column by column through a matrix with rows of `STRIDE`.
                     let rows = records / STRIDE;
                     if number < rows * STRIDE { number % rows * STRIDE + number / rows } else { number }
                 }
@@ -295,8 +295,7 @@ fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
     }
 }
 
-/// Geometric means of each strategy's speeds, as ratios to those of the base, the lock of the
-/// table.
+/// Prints geometric means of each strategy's speeds, as ratios to the table lock, the base.
 fn print_means(subjects: &[Subject], best: &[Vec<Done>]) {
     let (own, shared) = best.split_at(IOZONE.len());
     let speed = |done: &Done| done.read_mb_s() + done.write_mb_s();

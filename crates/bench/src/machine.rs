@@ -1,4 +1,4 @@
-//! What the system says of this machine's CPUs and of processes' memory.
+//! What the system reports about this machine's CPUs and about processes' memory.
 
 use std::{fmt::Display, fs, num::NonZero, thread, time::Duration};
 
@@ -8,12 +8,12 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// How many CPUs this process may use.
+/// Returns the number of CPUs that this process may use.
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// The numbers of the CPUs that this thread may run on, at least one.
+/// Returns the numbers of the CPUs that this thread may run on. There is at least one.
 pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
@@ -21,7 +21,7 @@ pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// A figure that `/proc/PROCESS/status` has in kB, such as `VmRSS`, in bytes. Fails once the
+/// Returns in bytes a figure that `/proc/PROCESS/status` gives in kB, such as `VmRSS`. Fails if the
 /// process has ended.
 pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/status")).context("the process is gone")?;
@@ -32,13 +32,13 @@ pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Resul
     Ok(kib * 1024)
 }
 
-/// Bytes of this process's anonymous memory.
+/// Returns this process's anonymous memory in bytes.
 pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
     anonymous_bytes_of("self")
 }
 
-/// Bytes of a process's anonymous memory, added up page by page: the counters of
-/// `/proc/PROCESS/status` are off by some dozen pages a CPU.
+/// Returns a process's anonymous memory in bytes, summed page by page. The counters of
+/// `/proc/PROCESS/status` are off by some dozen pages per CPU.
 pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).context("no sum of the process's memory")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;
@@ -46,12 +46,12 @@ pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
     Ok(kib * 1024)
 }
 
-/// CPU time that this process has used, all threads together.
+/// Returns the CPU time that all threads of this process have used.
 pub(crate) fn cpu_time() -> Duration {
     time_of(ClockId::ProcessCPUTime)
 }
 
-/// CPU time that this thread has used.
+/// Returns the CPU time that this thread has used.
 pub(crate) fn thread_cpu_time() -> Duration {
     time_of(ClockId::ThreadCPUTime)
 }
@@ -61,7 +61,7 @@ fn time_of(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// How often the kernel has given this thread's CPU to another while it wanted to run.
+/// Returns how often the kernel has preempted this thread.
 pub(crate) fn preemptions() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/thread-self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));

@@ -1,4 +1,4 @@
-//! `pagefold-bench`: the project's tables, measured in the same run as the peers.
+//! `pagefold-bench`: measures pagefold and its peers in the same run.
 
 mod callgrind;
 mod codec;
@@ -43,30 +43,30 @@ enum Bench {
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
     Gather(codec::kinds::Args),
-    /// Detection of same-filled pages, compared with a page copy
+    /// Detection of same-filled pages, compared with copying the page
     SameFilled(same_filled::Args),
-    /// LZ4 decoded in place and from a separate buffer, at EROFS's cluster sizes
+    /// LZ4 decompressed in place and from a separate buffer, at EROFS's cluster sizes
     InPlace(codec::in_place::Args),
     /// Compressed bytes of fixed pages, checked against the committed table
     Sizes(codec::sizes::Args),
-    /// Each codec's instructions for fixed pages under callgrind, checked against the committed
-    /// table
+    /// Instructions that each codec executes for fixed pages under callgrind, checked against the
+    /// committed table
     Instructions(codec::instructions::Args),
     /// Instructions of the store's writes and reads under callgrind, checked against the committed
     /// table
     StoreInstructions(disks::instructions::Args),
-    /// The NBD server and nbdkit's memory plugin, with fio
+    /// The NBD server compared with nbdkit's memory plugin, with fio
     Nbd(nbd::Args),
-    /// Verified writes at the memory limit
+    /// Writes at the memory limit, each read back and verified
     Soak(soak::Args),
     /// EROFS images: building, reading, mounting and extracting, compared with erofs-utils,
     /// squashfs and ext4
     Image(image::Args),
     /// Images of generated trees: read back, mounted, extracted and compared
     ImageSoak(image_soak::Args),
-    /// The store, the kernel's zram, and the codec alone
+    /// The store, the kernel's zram, and the bare codec
     Device(device::Args),
-    /// Stream policies of zram and of the store, under one to ten jobs
+    /// Stream policies of zram and of the store, with one to ten jobs
     Streams(streams::Args),
     /// Lock strategies for zram's table and the store's, with and without contention
     Locks(locks::Args),
@@ -75,8 +75,8 @@ enum Bench {
     /// Forks: latency, memory, snapshots, speed, depth, and a real workload compared with qcow2
     /// overlays
     Fork(fork::Args),
-    /// Memory of compressed pages in the store, in zram and in older allocators, and speed of the
-    /// allocators
+    /// Memory of compressed pages in the store, in zram and in older allocators, and the
+    /// allocators' speed
     Pool(pool::Args),
     /// All of these, in turns, as one HTML page: verdicts, the sources' tables, raw figures
     Report(report::Args),
@@ -84,7 +84,7 @@ enum Bench {
     Training(training::Args),
 }
 
-/// A number from 1 on, as of rounds.
+/// Parses a count of at least 1, such as the number of rounds.
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("not a number from 1 on".to_owned()),

@@ -1,5 +1,5 @@
-//! Memory of a pool's disks, as the pool counts it and as the process has it, and what stays of it
-//! once they are gone.
+//! Memory of a pool's disks, by the pool's count and by the process's, and what remains of it after
+//! the disks are dropped.
 
 use std::{thread, time::Duration};
 
@@ -10,15 +10,15 @@ use crate::{
     verdict::{Output, Target::AtMost},
 };
 
-/// What may stay of what disks took that are gone, and what the C library keeps of its own heap
-/// beside that: [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
+/// Share of the dropped disks' memory that may remain, and in addition what the C library may keep
+/// of its heap, see [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).
 const LEFT_SHARE: f64 = 0.02;
 const KEPT_BYTES: f64 = (4 << 20) as f64;
 
-/// How long a pool is left alone before what it has not given back counts.
+/// How long a pool stays idle before memory that it has not returned counts.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What a pool spends, and what the process has.
+/// Memory that a pool spends, and memory that the process has.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     spent_bytes: u64,
@@ -30,7 +30,7 @@ impl Memory {
         Ok(Self { spent_bytes: pool.stats().spent_bytes, resident_bytes: anonymous_bytes()? })
     }
 
-    /// Both beside what they were before.
+    /// Returns the increase of both since `before`.
     pub(crate) fn since(self, before: Self) -> [(&'static str, f64); 2] {
         [
             ("spent", self.spent_bytes as f64 - before.spent_bytes as f64),
@@ -38,8 +38,8 @@ impl Memory {
         ]
     }
 
-    /// Judges whether a pool and the process take as much as `before`, once the disks of the pool
-    /// are gone that were made since.
+    /// Judges whether the process is back at its memory of `before`, after the disks made since
+    /// then were dropped, and reports how much more the pool spends.
     pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();
         thread::sleep(QUIET);
@@ -50,8 +50,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Judges what is not given back of all that disks took which are gone: this much, beside what
-    /// was there `before` them.
+    /// Judges how much memory dropped disks have not returned. `before` is the memory before they
+    /// were made, `self` the memory with them.
     pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         pool.compact();
         thread::sleep(QUIET);

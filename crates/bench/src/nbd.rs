@@ -1,4 +1,4 @@
-//! `pagefold-bench nbd`: the same fio jobs on pagefold and on nbdkit's memory plugin, in turn.
+//! `pagefold-bench nbd`: runs the same fio jobs on pagefold and on nbdkit's memory plugin, in turn.
 
 use std::{
     collections::BTreeMap,
@@ -73,7 +73,7 @@ impl Case {
         format!("fio-60/{}/{}/{}", self.pattern, self.block, self.connections)
     }
 
-    /// The sides of fio's report that the pattern fills, with the names of their metrics.
+    /// Returns the sides of fio's report that the pattern fills, with the names of their metrics.
     fn sides(&self) -> &'static [[&'static str; 3]] {
         const READ: [&str; 3] = ["read", "read_mb_s", "read_p99_us"];
         const WRITE: [&str; 3] = ["write", "write_mb_s", "write_p99_us"];
@@ -131,8 +131,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Speeds and ratios; where the figures go to standard output as JSON, the table goes to standard
-/// error.
+/// Prints speeds and ratios: to standard error if standard output is for JSON.
 fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &str), f64>) {
     let line = |text: String| if json { eprintln!("{text}") } else { println!("{text}") };
     let get = |case: &Case, subject, metric| figures.get(&(case.name(), subject, metric)).copied().unwrap_or(f64::NAN);

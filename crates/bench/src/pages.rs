@@ -1,5 +1,5 @@
-//! The pages that the store's benches write: a file's, or those of heaps that the bench starts
-//! itself.
+//! The pages that the store's benches write: from files, or from heaps of programs that the bench
+//! starts.
 
 use std::{ops::Deref, path::PathBuf};
 
@@ -8,7 +8,7 @@ use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
 use crate::codec::{gather::files, kinds};
 
-/// Pages in one piece of memory that begins at a page boundary, as `O_DIRECT` wants it.
+/// Pages in one allocation that begins at a page boundary, as `O_DIRECT` requires.
 pub(crate) struct Pages {
     bytes: Vec<u8>,
     start: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// `count` pages of zeros.
+    /// Makes `count` pages of zeros.
     pub(crate) fn new(count: usize) -> Self {
         let bytes = vec![0u8; (count + 1) * PAGE_SIZE];
         let start = bytes.as_ptr().align_offset(PAGE_SIZE);
@@ -36,24 +36,24 @@ impl Deref for Pages {
     }
 }
 
-/// Pages with the name they have in a case.
+/// Pages with the name that cases use for them.
 pub(crate) struct Data {
     pub(crate) name: String,
     pub(crate) pages: Pages,
 }
 
-/// Pages read of a heap, at most: 128 MiB.
+/// Maximum pages read of a heap: 128 MiB.
 const HEAP_PAGES: usize = 32768;
 
-/// The data that the options name, each with at least 32 and at most `pages_max` pages that are not
-/// same-filled; without any, the heaps of programs that are started for it.
+/// Returns the data that the options name, each with 32 to `pages_max` pages that are not
+/// same-filled. Without options, returns the heaps of programs that it starts.
 pub(crate) fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
     let kinds = if paths.is_empty() { heaps()? } else { files(paths)? };
     kinds.into_iter().map(|(name, bytes)| select(name, bytes.as_chunks().0, pages_max)).collect()
 }
 
-/// Keeps the pages that are not same-filled, spread evenly over all of them, in whole groups of 32:
-/// the largest request.
+/// Keeps pages that are not same-filled, spread evenly over all of them. Their number is a multiple
+/// of 32, the largest request.
 fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> {
     let mixed: Vec<&Page> = all.iter().filter(|page| same_filled(page).is_none()).collect();
     let count = mixed.len().min(pages_max) / 32 * 32;

@@ -1,13 +1,13 @@
-//! The processor's counters, where there are any.
+//! The processor's performance counters, where available.
 
 use std::io;
 
 use perf_event::{Builder, Counter, events::Hardware};
 
-/// Counters of this process and of the threads it starts while they are open.
+/// Counters of this process and of the threads that it starts while they are open.
 pub(crate) struct Perf;
 
-/// Counters that run.
+/// Running counters.
 pub(crate) struct Counting {
     counters: [Counter; EVENTS.len()],
 }
@@ -18,18 +18,17 @@ const EVENTS: [(&str, Hardware); 3] = [
     ("branch_misses", Hardware::BRANCH_MISSES),
 ];
 
-/// What was counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts([u64; EVENTS.len()]);
 
 impl Perf {
-    /// Finds out whether this machine counts; most virtual ones do not.
+    /// Checks whether this machine has performance counters; most virtual machines do not.
     pub(crate) fn new() -> io::Result<Self> {
         open()?;
         Ok(Self)
     }
 
-    /// Starts to count from zero.
+    /// Starts counting from zero.
     pub(crate) fn start(&self) -> io::Result<Counting> {
         let mut counters = open()?;
         for counter in &mut counters {
@@ -40,7 +39,7 @@ impl Perf {
 }
 
 impl Counting {
-    /// What was counted since the start, threads that have ended included.
+    /// Returns the counts since the start, including those of threads that have ended.
     pub(crate) fn stop(mut self) -> io::Result<Counts> {
         let mut counts = [0; EVENTS.len()];
         for (counter, count) in self.counters.iter_mut().zip(&mut counts) {
@@ -52,13 +51,13 @@ impl Counting {
 }
 
 impl Counts {
-    /// The counts by the names of their metrics.
+    /// Returns the counts with the names of their metrics.
     pub(crate) fn figures(self) -> [(&'static str, u64); EVENTS.len()] {
         std::array::from_fn(|at| (EVENTS[at].0, self.0[at]))
     }
 }
 
-/// One by one: counters that threads inherit cannot be read as a group.
+/// Opens the counters one by one: inherited counters cannot be read as a group.
 fn open() -> io::Result<[Counter; EVENTS.len()]> {
     let open = |at: usize| Builder::new(EVENTS[at].1).inherit(true).build();
     Ok([open(0)?, open(1)?, open(2)?])

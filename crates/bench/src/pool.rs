@@ -1,10 +1,10 @@
-//! `pagefold-bench pool`: the memory that compressed pages take in the product's store (`mosaic`)
-//! and in the kernel's zram, after filling, through churn and after discards; its allocator's speed
-//! and memory beside those of xvmalloc and xcfmalloc.
+//! `pagefold-bench pool`: the memory of compressed pages in the product's store (`mosaic`) and in
+//! the kernel's zram, after filling, during churn and after discards; and the speed and memory of
+//! its allocator compared with xvmalloc and xcfmalloc.
 //!
-//! The last two are measured in the small store of `pagefold-published`. Beside the allocator that
-//! differs from the product's in what it has for zeros (no object; the product keeps any page of
-//! one word in its entry), and in its table and streams, which count in `spent_bytes`.
+//! Those two run in the small store of `pagefold-published`. Besides the allocator, it differs from
+//! the product in its handling of zeros (no object; the product keeps every same-filled page in its
+//! entry), and in its table and streams, which count in `spent_bytes`.
 
 mod experiment;
 mod memory;
@@ -21,13 +21,13 @@ use crate::{figure::Figure, machine::cpus, pages::gather};
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages fill the stores [default: the heap of a python3 that the bench starts]
+    /// Files whose pages fill the stores [default: heaps of programs that the bench starts]
     #[arg(long, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// File whose pages overwrite those of every other; the first of --data overwrites it
+    /// File whose pages overwrite those of each --data file [default: the next --data file]
     #[arg(long)]
     other: Option<PathBuf>,
-    /// Maximum MiB of each file; the store has as many pages
+    /// Maximum MiB of each file; the store has the same number of pages
     #[arg(long, default_value_t = 64)]
     mib: usize,
     /// Names of the codecs
@@ -36,8 +36,8 @@ pub(crate) struct Args {
     /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = PoolBench::value_variants().to_vec())]
     parts: Vec<PoolBench>,
-    /// Leave the kernel's zram out (its part needs root and an unused /dev/zram0, whose content is
-    /// lost)
+    /// Leave out the kernel's zram, which needs root and an unused /dev/zram0, whose contents are
+    /// lost
     #[arg(long)]
     no_zram: bool,
     /// Print one JSON object per line
@@ -45,23 +45,23 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The row of the product's store: how its objects lie in memory is called that.
+/// The row of the product's store, after the name of its memory layout.
 const MOSAIC: &str = "mosaic";
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum PoolBench {
-    /// Memory spent after filling, through churn and after discards
+    /// Memory spent after filling, during churn and after discards
     Memory,
     /// Speed of allocating and freeing
     Speed,
     /// A thousand small stores
     Small,
-    /// The experiment that xcfmalloc was proposed with
+    /// The experiment with which xcfmalloc was proposed
     Experiment,
 }
 
-/// Where figures go.
+/// The destination of figures.
 struct Output {
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! pagefold's own store as the benches use it: the one file here that knows its interface.
+//! pagefold's store as the benches use it: the only file here that knows its interface.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use pagefold_store::{Disk, Error, Objects, Pool, PoolConfig};
 
 use crate::load::Slots;
 
-/// For the start of a bench that looks at the process's memory.
+/// To be called at the start of a bench that reads the process's memory.
 pub(crate) use pagefold_store::keep_no_large_blocks;
 
-/// Bytes of an entry.
+/// Size of an entry.
 pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 
 /// A pool with one disk.
@@ -19,7 +19,7 @@ pub(crate) struct Product {
     pub(crate) pool: Pool,
 }
 
-/// What the pool holds and spends, as its `Stats` has it.
+/// Figures of the pool's `Stats`.
 #[derive(Clone, Copy)]
 pub(crate) struct Figures {
     pub(crate) compr_data_size: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Figures {
 }
 
 impl Product {
-    /// An empty disk of `slots` slots.
+    /// Makes an empty disk of `slots` slots.
     pub(crate) fn new(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec))
     }
@@ -44,17 +44,17 @@ impl Product {
         Ok(Self { disk: pool.disk(slots)?, pool })
     }
 
-    /// One that does not train the codec's tables.
+    /// Makes one that does not train the codec's tables.
     pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec).train(false))
     }
 
-    /// One whose pool spends at most `limit_bytes`.
+    /// Makes one whose pool spends at most `limit_bytes`.
     pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec).memory_limit(limit_bytes))
     }
 
-    /// Writes a page. False: the limit leaves no room for it.
+    /// Writes a page. Returns false if the limit leaves no room for it.
     pub(crate) fn write_or_refuse(&self, slot: u64, page: &Page) -> anyhow::Result<bool> {
         match self.disk.write(slot, page) {
             Ok(()) => Ok(true),
@@ -63,7 +63,7 @@ impl Product {
         }
     }
 
-    /// The codec of a pool for which none was chosen.
+    /// Returns the default codec of a pool.
     pub(crate) fn default_codec() -> Arc<dyn Codec> {
         Arc::new(Fold)
     }
@@ -72,12 +72,12 @@ impl Product {
         Ok(self.disk.discard(slot..slot + 1)?)
     }
 
-    /// Moves objects together until no more memory can be given back.
+    /// Compacts until no more memory can be returned.
     pub(crate) fn compact(&self) {
         self.pool.compact();
     }
 
-    /// Looks the whole pool over, with no other thread in it.
+    /// Checks the whole pool. No other thread may use it meanwhile.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }
@@ -108,8 +108,8 @@ impl Slots for Product {
     }
 }
 
-/// A pool with any number of disks, whose slots are numbered through: the first disk's, the
-/// second's, and so on.
+/// A pool with any number of disks, whose slots are numbered consecutively: the first disk's, then
+/// the second's, and so on.
 pub(crate) struct ProductDisks {
     disks: Vec<Disk>,
     slots_each: u64,
@@ -117,7 +117,7 @@ pub(crate) struct ProductDisks {
 }
 
 impl ProductDisks {
-    /// A pool without any disk; those that will be made have `slots_each` slots.
+    /// Makes a pool without disks. Disks added later have `slots_each` slots.
     pub(crate) fn new(slots_each: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
         Ok(Self { disks: Vec::new(), slots_each, pool: Pool::new(PoolConfig::default().codec(codec))? })
     }
@@ -141,12 +141,12 @@ impl ProductDisks {
         self.pool.stats().spent_bytes
     }
 
-    /// What the tables of all disks take.
+    /// Returns the bytes of all disks' tables.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
     }
 
-    /// Looks the whole pool over, with no other thread in it.
+    /// Checks the whole pool. No other thread may use it meanwhile.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }
@@ -168,24 +168,24 @@ impl Slots for ProductDisks {
     }
 }
 
-/// The pool's objects without the pool around them.
+/// The pool's heap without the pool around it.
 pub(crate) struct ProductHeap(Objects);
 
 /// An object of a [`ProductHeap`].
 pub(crate) use pagefold_store::Object as ProductObject;
 
 impl ProductHeap {
-    /// An empty heap.
+    /// Makes an empty heap.
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self(Objects::new()?))
     }
 
-    /// Makes an object of `len_bytes` whose bytes are unspecified.
+    /// Makes an object of `len_bytes` bytes with unspecified contents.
     pub(crate) fn room(&self, len_bytes: usize) -> Option<ProductObject> {
         self.0.room(len_bytes)
     }
 
-    /// Makes an object of `bytes`.
+    /// Makes an object with the contents `bytes`.
     pub(crate) fn put(&self, bytes: &[u8]) -> Option<ProductObject> {
         self.0.put(bytes)
     }
@@ -194,7 +194,7 @@ impl ProductHeap {
         self.0.remove(object);
     }
 
-    /// All memory that it holds.
+    /// Returns all memory of the heap in bytes.
     pub(crate) fn spent_bytes(&self) -> u64 {
         self.0.spent_bytes()
     }

@@ -1,8 +1,7 @@
-//! `pagefold-bench report`: all that the other benches measure, in turns, as one page that needs
-//! nothing else.
+//! `pagefold-bench report`: runs all the other benches in turns and writes one self-contained page.
 //!
-//! Each bench is a part, run as a process of its own; its lines of JSON are the interface. The page
-//! is made of those lines alone, so that it can be made again of a file that has them.
+//! Each bench is a part and runs as a separate process, whose lines of JSON are the interface. The
+//! page is made only from those lines, so it can be made again from a file of them.
 
 mod bars;
 mod baseline;
@@ -56,10 +55,10 @@ pub(crate) struct Args {
     /// Files and directories to store, compress and pack [default: data of this machine]
     #[arg(long, num_args = 1.., value_name = "PATH")]
     data: Vec<PathBuf>,
-    /// JSON lines of an earlier run: the page says what fell by more than its spread
+    /// JSON lines of an earlier run: the page shows what became worse by more than its spread
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// The page; the figures go next to it, with the ending .jsonl
+    /// The page; the figures go to a file next to it with the extension .jsonl
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
 }
@@ -128,9 +127,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Follows the plan.
+/// Runs the plan.
 fn measure(args: &Args) -> anyhow::Result<()> {
-    // Read first: it may be the file that the figures go to.
+    // Read first, because this run's figures may overwrite the file.
     let baseline = read_baseline(args.baseline.as_deref())?;
     let lines_path = args.output.with_extension("jsonl");
     ensure!(lines_path != args.output, "{}: the page cannot be where the JSON lines go", args.output.display());
@@ -143,7 +142,8 @@ fn measure(args: &Args) -> anyhow::Result<()> {
 
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // Also one that comes twice, as from `timeout`: ending a part and its mounts takes a second.
+        // Both signals only set the flag, even if one arrives twice, as from `timeout`: ending a
+        // part and its mounts takes a second.
         flag::register(signal, Arc::clone(&stop))?;
     }
     let mut run = Run::new(&program, &lines_path, &scratch, stop)?;
@@ -174,7 +174,7 @@ fn read_baseline(path: Option<&Path>) -> anyhow::Result<Option<Baseline>> {
     path.map(read).transpose()
 }
 
-/// Writes the page whole or not at all: a run may end at any time.
+/// Writes the page atomically, since a run may end at any time.
 fn write_page(path: &Path, page: &str) -> anyhow::Result<()> {
     let unfinished = path.with_extension("unfinished");
     fs::write(&unfinished, page)
@@ -182,24 +182,24 @@ fn write_page(path: &Path, page: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A folder on a disk, and one in memory where there is such a place.
+/// Returns a folder on a disk, and one in memory if possible.
 fn scratch() -> anyhow::Result<(TempDir, Option<TempDir>)> {
-    // /tmp may be in memory, and images are read from a disk.
+    // /tmp may be in memory, but images must be read from a disk.
     let parent = env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
     let disk = TempDir::with_prefix_in("pagefold-report-", &parent)
         .with_context(|| format!("no folder for the parts in {}; name another with TMPDIR", parent.display()))?;
     Ok((disk, TempDir::with_prefix_in("pagefold-report-", "/dev/shm").ok()))
 }
 
-/// Bytes that are taken of a directory's files where pages are wanted.
+/// Maximum bytes taken from a directory's files where pages are needed.
 const JOINED_BYTES: usize = 64 << 20;
 
-/// What the parts get of the data that the user named. Benches of pages want files: the files of a
-/// directory become one.
+/// Prepares the data that the user named for the parts. Benches of pages need files, so the files
+/// of a directory are joined.
 fn named(data: &[PathBuf], scratch: &Scratch) -> anyhow::Result<Named> {
     let mut named = Named::default();
     for (number, path) in data.iter().enumerate() {
-        // Parts run in this folder, too, but their commands are clearer with whole paths.
+        // Parts run in this folder too, but absolute paths make their commands clearer.
         let path = fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()))?;
         named.images.push(path.clone());
         if !path.is_dir() {
@@ -219,7 +219,7 @@ fn named(data: &[PathBuf], scratch: &Scratch) -> anyhow::Result<Named> {
     Ok(named)
 }
 
-/// The machine in words.
+/// Describes the machine.
 fn machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {

@@ -1,5 +1,5 @@
-//! `pagefold-bench same-filled`: the speed of finding pages that one word fills, beside a copy of
-//! the page.
+//! `pagefold-bench same-filled`: the speed of detecting pages filled with one word, compared with
+//! copying the page.
 
 use std::{
     hint::black_box,
@@ -10,7 +10,7 @@ use pagefold_codec::{PAGE_SIZE, Page, fill, same_filled};
 
 use crate::figure::Figure;
 
-/// Pages looked at in a round: what a first-level cache holds, and what only memory does.
+/// Pages per round: as many as fit a first-level cache, and more than any cache holds.
 const CACHED_PAGES: usize = 4;
 const UNCACHED_PAGES: usize = 64 << 10;
 
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 
 type Way = (&'static str, fn(&Page, &mut Page) -> bool);
 
-/// `same-filled` must read all of the page here.
+/// `same_filled` must read the whole page here.
 const WAYS: [Way; 2] = [
     ("same-filled", |page, _| same_filled(page).is_some()),
     ("memcpy", |page, other| {

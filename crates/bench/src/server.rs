@@ -15,13 +15,13 @@ use tempfile::TempDir;
 
 use crate::machine::{anonymous_bytes_of, memory_bytes};
 
-/// A server in a folder of its own, ended with this value.
+/// A server in its own folder, killed on drop.
 pub(crate) struct Server {
     child: Child,
     folder: TempDir,
 }
 
-/// The path of a program that must be there.
+/// Returns the path of a required program.
 pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").context("there is no PATH")?;
     env::split_paths(&path)
@@ -30,7 +30,7 @@ pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{name} is not installed; `make deps` installs it"))
 }
 
-/// The `pagefold` program: `given`, or the one beside this program.
+/// Returns the path of the `pagefold` program: `given`, or the one next to this program.
 pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match given {
         Some(path) => path.to_owned(),
@@ -40,7 +40,8 @@ pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The first job of the report that fio wrote to `path`. fio may print notes before the report.
+/// Returns the first job of the report that fio wrote to `path`. fio may print notes before the
+/// report.
 pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
     let text = fs::read_to_string(path).context("fio left no report")?;
     let mut report: Value =
@@ -48,13 +49,13 @@ pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
     Ok(report["jobs"][0].take())
 }
 
-/// A figure of fio's report.
+/// Returns a figure of fio's report.
 pub(crate) fn fio_number(value: &Value) -> anyhow::Result<f64> {
     value.as_f64().context("fio's report lacks a figure")
 }
 
 impl Server {
-    /// `pagefold serve` with `args`, on a socket of its own.
+    /// Starts `pagefold serve` with `args` on its own socket.
     pub(crate) fn pagefold(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
@@ -63,7 +64,7 @@ impl Server {
         })
     }
 
-    /// `nbdkit` with `args`, on a socket of its own.
+    /// Starts `nbdkit` with `args` on its own socket.
     pub(crate) fn nbdkit(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
@@ -72,7 +73,7 @@ impl Server {
         })
     }
 
-    /// `qemu-nbd` with a qcow2 image, on a socket of its own.
+    /// Starts `qemu-nbd` with a qcow2 image on its own socket.
     pub(crate) fn qemu_nbd(program: &Path, image: &Path) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
@@ -90,7 +91,7 @@ impl Server {
         let child = child.with_context(|| format!("cannot start {:?}", command.get_program()))?;
         let mut server = Self { child, folder };
         let deadline = Instant::now() + Duration::from_secs(10);
-        // A socket has its name before anybody listens on it.
+        // The socket's file exists before the server listens on it.
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = server.child.try_wait()? {
                 bail!("{command:?} ended at once: {status}");
@@ -101,7 +102,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The address of an export.
+    /// Returns the URI of an export.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
@@ -110,17 +111,17 @@ impl Server {
         self.folder.path().join("socket")
     }
 
-    /// A folder that goes with the server.
+    /// Returns a folder that is removed with the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Resident memory of the server's process.
+    /// Returns the resident memory of the server's process.
     pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
         Ok(memory_bytes(self.child.id(), "VmRSS").context("the server's memory")? as f64)
     }
 
-    /// Memory of the server's process that no file holds.
+    /// Returns the anonymous memory of the server's process.
     pub(crate) fn anonymous_bytes(&self) -> anyhow::Result<f64> {
         Ok(anonymous_bytes_of(self.child.id())? as f64)
     }
@@ -128,7 +129,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A server that has ended already is as good.
+        // The server may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

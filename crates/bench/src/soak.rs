@@ -1,5 +1,5 @@
-//! `pagefold-bench soak`: verified writing at the memory limit beside disks that come and go, for
-//! as long as one likes.
+//! `pagefold-bench soak`: verified writes at the memory limit while other disks are added and
+//! removed, for any length of time.
 
 mod visitors;
 
@@ -51,13 +51,13 @@ pub(crate) struct Args {
 
 const CONNECTIONS: u64 = 4;
 
-/// Each disk that comes and goes holds this part of the limit, before compression.
+/// The disks that are added and removed hold 1/16 of the limit each, before compression.
 const VISITORS_SHARE: u64 = 16;
 
-/// What the process may take beside its limit and 3 % of it: program, libraries, stacks.
+/// What the process may use beyond its limit and 3 % of it: program, libraries, stacks.
 const BASE_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
 
-/// How often the server's memory is looked at.
+/// How often the server's memory is read.
 const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -144,14 +144,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A fio job on the disk, every written block verified.
+/// A fio job on the disk; every written block is verified.
 struct Job {
     rw: &'static str,
     offset_mib: u64,
-    /// Of each connection, one after the other.
+    /// Per connection; the connections' parts follow one another.
     size_mib: u64,
     jobs: u64,
-    /// How much of a block is compressible.
+    /// Percentage of a block that is compressible.
     percent: u64,
     seed: u64,
 }
@@ -163,7 +163,7 @@ struct Totals {
     read: f64,
 }
 
-/// Runs the job, with `look` now and then meanwhile.
+/// Runs the job and calls `look` from time to time.
 fn run_job(
     fio: &Path,
     server: &Server,

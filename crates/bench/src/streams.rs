@@ -1,14 +1,14 @@
-//! `pagefold-bench streams`: the stream policies under one to ten jobs, in the shape of the table
+//! `pagefold-bench streams`: the stream policies under one to ten jobs, in the form of the table
 //! with which per-CPU streams came to zram (May 2016, "zram: user per-cpu compression streams"; its
 //! jobs are those of zram-perf-test).
 //!
-//! Every job covers the whole store, as fio's jobs cover the whole device: six passes, one after
-//! the other, with sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes
-//! each page by the toss of a coin.
+//! Every job covers the whole store, as fio's jobs cover the whole device: six successive passes
+//! with sequential, random and mixed requests of 4 KiB. A mixed pass reads or writes each page at
+//! random.
 //!
-//! Four columns are published policies, in the small store of `pagefold-published`: they differ in
-//! nothing but the policy. The fifth, `per-cpu`, is the product's store, which differs in its
-//! entries' lock, allocator, table and counters too (docs/locks.md).
+//! Four columns are published policies, in the small store of `pagefold-published`: they differ
+//! only in the policy. The fifth, `per-cpu`, is the product's store, which also differs in its
+//! entries' lock, allocator, table and counters (docs/locks.md).
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ use crate::{
 /// Options of `pagefold-bench streams`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Numbers of simultaneous jobs, each a row of the tables
+    /// Numbers of concurrent jobs, one row of the tables for each
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,5,6,7,8,9,10", value_parser = crate::count)]
     jobs: Vec<usize>,
     /// MiB of the store; each job covers all of it in each pass
@@ -42,11 +42,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The codec of the published table, which cases do not name.
+/// The codec of the published table, which case names omit.
 const CODEC: &str = "lz4";
 
 impl Args {
-    /// The first word of cases: the buffer, and the codec where it is another.
+    /// Returns the first word of cases: the buffer, and the codec if it is not [`CODEC`].
     fn data_name(&self, buffer: &str) -> String {
         if self.codec == CODEC { buffer.to_owned() } else { format!("{buffer}-{}", self.codec) }
     }
@@ -70,7 +70,7 @@ const PATTERNS: [Pattern; 6] = [
     Pattern { name: "mixed-seq", reads: true, writes: true, random: false },
 ];
 
-/// The source's lines, in its order: what each says, and the pattern that it is of.
+/// The source's lines in their order, each with its pattern.
 pub(crate) const LINES: [(&str, &str); 8] = [
     ("READ", "seq-read"),
     ("READ", "rand-read"),
@@ -90,7 +90,7 @@ struct Pattern {
     random: bool,
 }
 
-/// One policy's best passes, pattern by pattern, and what its last round counted.
+/// One policy's best passes, pattern by pattern, and the counts of its last round.
 #[derive(Default)]
 struct Column {
     passes: [Done; PATTERNS.len()],
@@ -152,7 +152,7 @@ fn round(
     Ok(())
 }
 
-/// One job's requests of one pass: every slot once.
+/// Runs one job's requests of one pass: one per slot.
 fn requests(pattern: Pattern, slots: u64, job: usize, page: &Page, worker: &mut dyn Worker) -> anyhow::Result<Done> {
     let mut random = Random::new(job as u64 + 1);
     let mut back = [[0; PAGE_SIZE]];
@@ -170,15 +170,15 @@ fn requests(pattern: Pattern, slots: u64, job: usize, page: &Page, worker: &mut 
     Ok(done)
 }
 
-/// fio's `buffer_pattern=0xbadc0ffee`: the five bytes again and again, which is no 8-byte word and
-/// so not same-filled.
+/// Returns fio's `buffer_pattern=0xbadc0ffee`: a repetition of five bytes, so the page is not
+/// same-filled.
 fn pattern_page() -> Page {
     const PATTERN: [u8; 5] = [0x0b, 0xad, 0xc0, 0xff, 0xee];
     std::array::from_fn(|at| PATTERN[at % 5])
 }
 
-/// fio's `buffer_compress_percentage=11`: in every 512 bytes 89 % are random and the rest are
-/// zeros.
+/// Returns fio's `buffer_compress_percentage=11`: 89 % of every 512 bytes are random and the rest
+/// are zeros.
 fn eleven_percent_page() -> Page {
     let mut random = Random::new(11);
     std::array::from_fn(|at| if at % 512 < 512 * 89 / 100 { random.next() as u8 } else { 0 })

@@ -1,5 +1,5 @@
-//! What the store's benches measure beside it: the published store, the kernel's zram, and a codec
-//! with nothing around it.
+//! What the store's benches compare it with: the published store, the kernel's zram, and a bare
+//! codec.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,8 +24,8 @@ impl<L: EntryLock> Slots for Store<L> {
     }
 }
 
-/// A codec and a page's room for each object: no table, no pool, no locks. Each thread has slots of
-/// its own.
+/// A codec and one page of room per object: no table, no pool, no locks. Each thread has its own
+/// slots.
 pub(crate) struct Bare {
     parts: Vec<Mutex<BareStripe>>,
 }
@@ -38,7 +38,8 @@ struct BareStripe {
 }
 
 impl Bare {
-    /// For `threads` threads, of which number `n` uses the slots from `n × part_slots` on.
+    /// Makes slots for `threads` threads. Thread `n` uses `part_slots` slots from `n × part_slots`
+    /// on.
     pub(crate) fn new(codec: &dyn Codec, threads: usize, part_slots: u64) -> anyhow::Result<Self> {
         let part = |number: usize| {
             anyhow::Ok(Mutex::new(BareStripe {
@@ -51,7 +52,7 @@ impl Bare {
         Ok(Self { parts: (0..threads).map(part).collect::<Result<_, _>>()? })
     }
 
-    /// Bytes of the objects.
+    /// Returns the compressed bytes of all objects.
     pub(crate) fn compressed_bytes(&self) -> u64 {
         let part = |part: &Mutex<BareStripe>| {
             part.lock().unwrap_or_else(PoisonError::into_inner).lens.iter().map(|&len| len as u64).sum::<u64>()
@@ -96,13 +97,13 @@ impl Worker for MutexGuard<'_, BareStripe> {
 
 const ZRAM: &str = "/sys/block/zram0";
 
-/// The kernel's compressed RAM disk, through `O_DIRECT`. Dropping it resets the disk.
+/// The kernel's compressed RAM disk, used with `O_DIRECT`. Dropping it resets the disk.
 pub(crate) struct Zram {
     file: File,
 }
 
 impl Zram {
-    /// Sets `/dev/zram0` up with `algorithm` and room for `slots` pages; its content is lost.
+    /// Sets up `/dev/zram0` with `algorithm` and room for `slots` pages. Its contents are lost.
     pub(crate) fn new(algorithm: &str, slots: u64) -> anyhow::Result<Self> {
         set("reset", "1").context("cannot reset zram0 (root only, and only while nobody uses it)")?;
         set("comp_algorithm", algorithm)?;
@@ -112,7 +113,8 @@ impl Zram {
         Ok(Self { file })
     }
 
-    /// Compressed bytes, and bytes of memory for them (the kernel's table is in neither).
+    /// Returns the compressed bytes, and the bytes of memory for them. Neither includes the
+    /// kernel's table.
     pub(crate) fn bytes(&self) -> anyhow::Result<(u64, u64)> {
         let stat = fs::read_to_string(format!("{ZRAM}/mm_stat"))?;
         let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
@@ -120,7 +122,7 @@ impl Zram {
         Ok((figures[1], figures[2]))
     }
 
-    /// Makes zram forget the slot's page.
+    /// Discards the slot's page.
     pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
         let page = PAGE_SIZE as u64;
         Ok(rustix::fs::fallocate(
@@ -131,7 +133,7 @@ impl Zram {
         )?)
     }
 
-    /// Makes zsmalloc move objects together.
+    /// Makes zsmalloc compact its objects.
     pub(crate) fn compact(&self) -> anyhow::Result<()> {
         set("compact", "1")
     }

@@ -1,9 +1,9 @@
-//! Pages made from a seed: the same on every machine and in every run.
+//! Pages generated from a seed: the same on every machine and in every run.
 
 use pagefold_codec::{PAGE_SIZE, Page};
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small,
-/// and seeded by any number.
+/// and any number can be a seed.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -19,12 +19,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number under `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// A number under `end`, small ones more often: the least of `draws`.
+    /// Returns a number below `end`, the least of `draws`, so small ones are more frequent.
     pub(crate) fn small(&mut self, end: usize, draws: usize) -> usize {
         (0..draws).map(|_| self.below(end)).min().unwrap_or(0)
     }
@@ -32,12 +32,12 @@ impl Random {
 
 /// Mean length of a segment.
 const SEGMENT: usize = 64;
-/// Bytes that a repeat costs LZ4 beside one among literals: token, offset, and what its hash misses
-/// at both ends.
+/// Bytes that a repeat costs LZ4 among literals: the token, the offset, and what its hash misses at
+/// both ends.
 const REPEAT_COST: f64 = 7.5;
 
-/// `count` pages that LZ4 compresses to about `percent` of their size: segments of 32 to 96 bytes,
-/// each either new random bytes or a copy of earlier ones of the page.
+/// Makes `count` pages that LZ4 compresses to about `percent` of their size: segments of 32 to 96
+/// bytes, each either new random bytes or a copy of earlier bytes of the page.
 pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
     let mut random = Random::new(percent as u64);
     let mean = SEGMENT as f64;
@@ -65,17 +65,17 @@ pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
 /// Makes the next page of a kind.
 pub(crate) type Maker = fn(&mut Random) -> Page;
 
-/// The kinds of page that stand for data everyone has, without being anyone's.
+/// Kinds of pages that imitate common data without containing anyone's.
 pub(crate) const KINDS: &[(&str, Maker)] =
     &[("text", text), ("heap", heap), ("binary", binary), ("records", records), ("random", random)];
 
-/// `count` pages of a kind of [`KINDS`]; another `seed`, other pages of the same kind.
+/// Makes `count` pages of a kind of [`KINDS`]. Another `seed` gives other pages of the same kind.
 pub(crate) fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
     let mut random = Random::new(seed);
     (0..count).map(|_| make(&mut random)).collect()
 }
 
-/// A page of `pieces`, one after another; the last is cut.
+/// Fills a page by repeated calls of `piece`; the last piece is cut.
 fn joined(mut piece: impl FnMut(&mut Vec<u8>)) -> Page {
     let mut bytes = Vec::with_capacity(PAGE_SIZE + 256);
     while bytes.len() < PAGE_SIZE {
@@ -86,7 +86,7 @@ fn joined(mut piece: impl FnMut(&mut Vec<u8>)) -> Page {
     page
 }
 
-/// Sentences of words from one vocabulary, frequent words short and often.
+/// Makes sentences from one vocabulary, in which short words are frequent.
 fn text(random: &mut Random) -> Page {
     const SYLLABLES: &[&str] = &[
         "a", "the", "in", "er", "on", "re", "st", "en", "nd", "ing", "to", "or", "is", "ar", "al", "te", "co", "de",
@@ -94,8 +94,8 @@ fn text(random: &mut Random) -> Page {
     ];
     let mut column = 0;
     joined(|bytes| {
-        // The word of a rank is the same on every page: its syllables are the digits of the rank's
-        // number.
+        // The word of a rank is the same on every page: its syllables are the digits of a number
+        // derived from the rank.
         let rank = random.small(4000, 3) + 1;
         let mut number = Random::new(rank as u64).next();
         for _ in 0..1 + rank.ilog2() / 4 {
@@ -112,7 +112,7 @@ fn text(random: &mut Random) -> Page {
     })
 }
 
-/// Objects of an interpreter: a count, a type, sizes, pointers into a few regions, and unused
+/// Makes an interpreter's objects: a count, a type, sizes, pointers into a few regions, and unused
 /// words.
 fn heap(random: &mut Random) -> Page {
     let region = 0x7f3a_0000_0000 | (random.below(64) as u64) << 20;
@@ -131,7 +131,7 @@ fn heap(random: &mut Random) -> Page {
     })
 }
 
-/// Machine code: few opcodes, few registers, short and long displacements, calls.
+/// Makes machine code: few opcodes, few registers, short and long displacements, calls.
 fn binary(random: &mut Random) -> Page {
     joined(|bytes| {
         let register = random.small(8, 2) as u8;
@@ -152,7 +152,8 @@ fn binary(random: &mut Random) -> Page {
     })
 }
 
-/// Rows of a table, 64 bytes each: a rising number, a rising time, a measurement, a name, flags.
+/// Makes rows of a table, 64 bytes each: a rising number, a rising time, a measurement, a name,
+/// flags.
 fn records(random: &mut Random) -> Page {
     let (mut number, mut time) = (random.below(1 << 24) as u64, 1_700_000_000_000 + random.below(1 << 30) as u64);
     joined(|bytes| {

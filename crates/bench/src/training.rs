@@ -1,9 +1,9 @@
-//! `pagefold-bench training`: what a store gains by tables or dictionaries trained on its own
-//! pages, beside the same store with what comes with the codec.
+//! `pagefold-bench training`: what a store gains from tables or dictionaries trained on its own
+//! pages, compared with the same store with the codec's built-in tables.
 //!
-//! Blocks of 64 pages take turns. The even ones are written first, over and over until 20,000 pages
-//! are, so that the store has trained. Then the odd ones are written and read, and are what is
-//! measured: no measured page was trained on.
+//! Blocks of 64 pages alternate. The even blocks are written first, repeatedly until 20,000 pages
+//! are written, so that the store trains. Then the odd blocks are written and read. Only these are
+//! measured, so no measured page was trained on.
 
 use std::{
     path::PathBuf,
@@ -24,7 +24,7 @@ use crate::{
 /// Options of `pagefold-bench training`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files whose pages are written, each to a store of its own
+    /// Files whose pages are written, each to its own store
     #[arg(long, num_args = 1.., required = true)]
     data: Vec<PathBuf>,
     /// Codecs that can be trained, separated by commas
@@ -39,12 +39,12 @@ pub(crate) struct Args {
 }
 
 const BLOCK_PAGES: usize = 64;
-/// Pages that are written so that the store trains.
+/// Pages that are written to make the store train.
 const TRAINING_PAGES: usize = 20_000;
-/// A training takes some seconds; after this long there was none to be had.
+/// A training takes some seconds. After this long the store did not train.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What one store did with the pages that it was not trained on.
+/// A store's results on pages that it was not trained on.
 struct Measured {
     bytes: u64,
     write_mb_s: f64,

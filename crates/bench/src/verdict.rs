@@ -1,8 +1,8 @@
-//! The figures of a run, and the targets that some of them have.
+//! The figures of a run, and the targets of some of them.
 
 use crate::figure::Figure;
 
-/// What a figure should be.
+/// The bound for a figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
     AtLeast(f64),
@@ -25,14 +25,14 @@ impl Target {
     }
 }
 
-/// Where the figures of a bench go.
+/// The destination of a bench's figures.
 pub(crate) struct Output {
     bench: &'static str,
     json: bool,
     verdicts: Vec<String>,
 }
 
-/// The subject of figures for which no other is named.
+/// The subject of figures when no other is named.
 const SUBJECT: &str = "pagefold";
 
 impl Output {
@@ -48,7 +48,7 @@ impl Output {
         }
     }
 
-    /// A figure of a peer.
+    /// Puts a figure of a peer.
     pub(crate) fn put_peer(&self, subject: &str, case: &str, metric: &str, value: f64, unit: &str) {
         if self.json {
             Figure { bench: self.bench, case, subject, metric, value, unit }.print_json();
@@ -57,13 +57,13 @@ impl Output {
         }
     }
 
-    /// What cannot be measured on this machine, and why.
+    /// Reports what cannot be measured on this machine, and why.
     pub(crate) fn skip(&mut self, case: &str, why: &str) {
         eprintln!("SKIPPED: {case}: {why}");
         self.verdicts.push(format!("not here {case}: {why}"));
     }
 
-    /// A figure that has a target.
+    /// Puts a figure and checks it against its target.
     pub(crate) fn judge(&mut self, case: &str, metric: &str, value: f64, unit: &str, target: Target) {
         self.put(case, metric, value, unit);
         let word = if target.is_met(value) { "PASS" } else { "miss" };

@@ -1,23 +1,23 @@
-//! One kind of data, as the pages to train on and the pages to measure.
+//! One kind of data, split into pages to train on and pages to measure.
 
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-/// Pages of a block, of which the even ones train and the odd ones are measured.
+/// Pages in a block. Even blocks train, odd blocks are measured.
 const BLOCK_PAGES: usize = 64;
 
-/// One kind of data. `sample` and `pages` have no page in common.
+/// One kind of data. `sample` and `pages` are disjoint.
 pub(super) struct Corpus<'a> {
     pub(super) name: String,
-    /// What tables and dictionaries are trained on.
+    /// The pages that tables and dictionaries are trained on.
     pub(super) sample: Vec<&'a Page>,
-    /// What is measured; none is filled with one word.
+    /// The pages that are measured. None is same-filled.
     pub(super) pages: Vec<&'a Page>,
-    /// Same-filled pages among those of the odd blocks.
+    /// Same-filled pages in the odd blocks.
     pub(super) same_pages: usize,
 }
 
 impl<'a> Corpus<'a> {
-    /// The pages of `bytes`, at most `sample_max` and `pages_max` of them, spread evenly.
+    /// Splits `bytes` into at most `sample_max` and `pages_max` pages, spread evenly.
     pub(super) fn split(name: &str, bytes: &'a [u8], sample_max: usize, pages_max: usize) -> Self {
         let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
         let block = (all.len() / 8).clamp(1, BLOCK_PAGES);
@@ -41,7 +41,7 @@ impl<'a> Corpus<'a> {
     }
 }
 
-/// At most `most` of `pages`, evenly spaced.
+/// Returns at most `most` of `pages`, evenly spaced.
 fn spread<'a>(pages: &[&'a Page], most: usize) -> Vec<&'a Page> {
     let take = pages.len().min(most);
     (0..take).map(|index| pages[index * pages.len() / take]).collect()

@@ -5,13 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Files smaller than this share their pages with others; those larger than [`LARGEST`] are left
-/// out.
+/// Smaller files would share their pages with others. Files larger than [`LARGEST`] are left out.
 const SMALLEST: u64 = 4096;
 const LARGEST: u64 = 8 << 20;
 
-/// Calls `each` with the regular files at or under `path` and their lengths, in the order of their
-/// paths, until it says that no more are wanted. Follows no links.
+/// Calls `each` with the regular files at or under `path` and their lengths, in path order, until
+/// it returns false. Does not follow links.
 pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
     let mut pending = vec![path.to_owned()];
     while let Some(path) = pending.pop() {
@@ -27,8 +26,8 @@ pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
     }
 }
 
-/// Up to `limit` bytes of the files under `roots` that `wanted` takes, in the order of their paths,
-/// one after another. What cannot be read is passed over.
+/// Concatenates up to `limit` bytes of the files under `roots` that `wanted` accepts, in path
+/// order. Skips files that cannot be read.
 pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     for root in roots {
@@ -46,7 +45,8 @@ pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8])
     bytes
 }
 
-/// Text as this bench understands it: UTF-8 without control characters but line ends and tabs.
+/// Whether `content` is text for this bench: UTF-8 with no control characters except line ends,
+/// tabs and form feeds.
 pub(crate) fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content)
         .is_ok_and(|text| !text.chars().any(|char| char.is_control() && !matches!(char, '\n' | '\r' | '\t' | '\x0c')))

@@ -1,4 +1,4 @@
-//! Files that were named, as kinds of data.
+//! Files named on the command line, as kinds of data.
 
 use std::{
     fs,
@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::Context;
 
-/// The content of each of `paths`, called by its file name; by its whole path where two have the
-/// same name.
+/// Returns the content of each of `paths`, named by its file name, or by its whole path if two
+/// files have the same name.
 pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let short = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let mut kinds = Vec::new();

@@ -1,5 +1,5 @@
-//! `pagefold-bench in-place`: LZ4 blocks of EROFS's sizes, decoded in the buffer they were read
-//! into, beside decoding from a buffer of their own and copying them out of the way first.
+//! `pagefold-bench in-place`: decompresses LZ4 blocks of EROFS's sizes in three ways: in the buffer
+//! they were read into, from a separate buffer, and after copying them out of the way.
 
 use std::{
     path::PathBuf,
@@ -15,13 +15,13 @@ use pagefold_codec::{
 use super::{gather, kinds};
 use crate::figure::{Figure, geometric_mean};
 
-/// Bytes of a block's output.
+/// Output sizes of a block, in bytes.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
-/// Output bytes decoded between two readings of the clock. All groups of all cases take their turn
-/// before one comes again, in whatever way: a processor learns the branches of a megabyte by heart,
-/// and of the two ways that share a decoder it would learn them twice as fast.
+/// Output bytes decompressed between two clock readings. Every group of every case is decompressed
+/// once before any is decompressed again. Otherwise a processor would learn the branches of a whole
+/// megabyte, and learn them twice as fast for the two ways that share a decoder.
 const GROUP_BYTES: usize = 256 << 10;
-/// Output bytes of a kind of data, at most.
+/// Maximum output bytes per kind of data.
 const LIMIT: usize = 4 << 20;
 
 /// Options of `pagefold-bench in-place`.
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 /// The three ways, in the order of their times.
 const WAYS: [&str; 3] = ["lz4-separate", "lz4-in-place", "lz4-copy"];
 
-/// A block, the buffer that it is decoded in, and the output it must give.
+/// A block, the buffer it is decompressed in, and the expected output.
 struct Work<'a> {
     block: Vec<u8>,
     buffer: Vec<u8>,
@@ -53,11 +53,11 @@ impl<'a> Work<'a> {
         let mut block = vec![0; compress_bound(expected.len())];
         let len = encoder.compress(expected, &mut block)?;
         block.truncate(len);
-        // An image keeps what does not shrink as it is.
+        // An image stores incompressible data raw.
         (len < expected.len()).then(|| Self { buffer: vec![0; expected.len() + in_place_margin(len)], block, expected })
     }
 
-    /// Puts the block where reading an image puts it: at the end of the buffer.
+    /// Puts the block where an image read puts it: at the end of the buffer.
     fn read(&mut self) {
         let start = self.buffer.len() - self.block.len();
         self.buffer[start..].copy_from_slice(&self.block);
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One kind of data in blocks of one size, and the best times of each group of them by each way.
+/// One kind of data in blocks of one size, with the best time of each group for each way.
 struct Case<'a> {
     name: String,
     size: usize,
@@ -132,7 +132,7 @@ struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// `None` if no block of this size becomes smaller.
+    /// Returns `None` if no block of this size shrinks.
     fn new(kind: &str, bytes: &'a [u8], size: usize) -> Option<Self> {
         let mut encoder = Lz4Encoder::new();
         let chunks: Vec<&[u8]> = bytes.chunks_exact(size).collect();
@@ -143,7 +143,7 @@ impl<'a> Case<'a> {
         (!work.is_empty()).then(|| Self { name: format!("{kind}/{}k", size >> 10), size, work, best })
     }
 
-    /// Decodes everything in one way.
+    /// Decompresses everything in one way.
     fn decode(&mut self, way: usize) -> anyhow::Result<()> {
         let mut aside = vec![0; self.size];
         for (group, best) in self.work.chunks_mut(GROUP_BYTES / self.size).zip(&mut self.best) {
@@ -160,7 +160,7 @@ impl<'a> Case<'a> {
         Ok(())
     }
 
-    /// MB/s of output by each way.
+    /// Returns the output speed of each way in MB/s.
     fn speeds(&self) -> [f64; 3] {
         let times: [Duration; 3] = std::array::from_fn(|way| self.best.iter().map(|best| best[way]).sum());
         let total = (self.work.len() * self.size) as f64;

@@ -1,6 +1,6 @@
-//! `pagefold-bench instructions`: how many instructions every codec takes for fixed pages, counted
-//! by callgrind, against a committed table: a gate against slowdowns that a busy machine does not
-//! move. `scripts/test` runs it.
+//! `pagefold-bench instructions`: counts the instructions that every codec executes for fixed
+//! pages, under callgrind, and compares them with a committed table. A busy machine does not change
+//! the counts, so this catches slowdowns reliably. `scripts/test` runs it.
 
 use std::{collections::BTreeMap, hint, path::PathBuf, thread};
 
@@ -13,17 +13,17 @@ use crate::{
     synthetic,
 };
 
-/// Pages of each kind, and how many others train tables.
+/// Pages of each kind that are counted, and further pages that train tables.
 const PAGES: usize = 16;
 const SAMPLE_PAGES: usize = 64;
 
-/// More instructions than the table says, by this share, are a slowdown: 2 %. The same source,
-/// compiled by the same compiler, gives the same counts: from one build to another in which other
-/// codecs had changed no count moved by more than 0.01 %. What is left to allow for is the C
-/// library's copies, of which a page's two take under 2 % of the quickest codec's instructions.
+/// A count above the table's by more than this share is a slowdown: 2 %. The same source and
+/// compiler give the same counts: across builds in which other codecs had changed, no count moved
+/// by more than 0.01 %. The remaining allowance is for the C library's copies: the two per page
+/// take less than 2 % of the fastest codec's instructions.
 const TOLERANCE: f64 = 0.02;
 
-/// Codecs with tables or dictionaries, which `subject::own_names` does not name.
+/// Codecs with tables or dictionaries, which `subject::own_names` leaves out.
 const TRAINED: &[&str] = &["pleat-trained", "fold-dict", "lz4-dict"];
 
 /// Options of `pagefold-bench instructions`.
@@ -32,11 +32,11 @@ pub(crate) struct Args {
     /// The committed table
     #[arg(long, default_value = "bench/results/instructions.txt")]
     file: PathBuf,
-    /// Write the table; without it, the run fails where a codec takes more instructions than the
+    /// Write the table; without it, the run fails if a codec executes more instructions than the
     /// table says
     #[arg(long)]
     update: bool,
-    /// Do the work that is counted: compress or decompress with this codec
+    /// Do the counted work: compress or decompress with this codec
     #[arg(long, hide = true, num_args = 2)]
     work: Vec<String>,
 }
@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     table.run(args.update, counts)
 }
 
-/// The counts of all codecs of ours, both ways. Two run at a time: they are counted, not timed.
+/// Returns the counts of all our codecs in both directions. Both directions run at once: they are
+/// counted, not timed.
 fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     let names: Vec<String> =
         subject::own_names().into_iter().chain(TRAINED.iter().map(|&name| name.to_owned())).collect();
@@ -87,7 +88,7 @@ fn work(direction: &str, name: &str) -> anyhow::Result<()> {
     let Some(mut subject) = Subject::by_name(name, &sample.iter().collect::<Vec<_>>())? else {
         bail!("{name} is not here");
     };
-    // Once without counting: what is made at the first page is not a page's cost.
+    // One uncounted pass: work done only for the first page is not part of a page's cost.
     let mut objects = Vec::new();
     compress_pages(&mut subject, &pages, |object| objects.push(object.to_vec()));
     match direction {

@@ -1,7 +1,7 @@
-//! Kinds of data: gathered once into a folder, measured from there.
+//! Kinds of data: gathered once into a folder and measured from there.
 //!
-//! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`. No page of these
-//! files is filled with one word, so that a kind is not measured by its zeros.
+//! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`, without
+//! same-filled pages, so that zeros do not dominate a kind's figures.
 
 mod even;
 mod found;
@@ -27,9 +27,9 @@ pub(super) use split::Set;
 
 use crate::synthetic;
 
-/// The most pages of one kind: 24 MiB, of which half trains tables and 8 MiB are measured.
+/// Maximum pages of one kind: 24 MiB. Half trains tables, and 8 MiB are measured.
 const LIMIT_PAGES: usize = 6144;
-/// A kind of fewer pages, 4 MiB, says little and is left out.
+/// A kind with fewer pages than this (4 MiB) says too little and is left out.
 const LEAST_PAGES: usize = 1024;
 /// Pages of each synthetic kind.
 const SYNTHETIC_PAGES: usize = 4096;
@@ -40,14 +40,15 @@ pub(crate) struct Args {
     /// Directory for the files KIND.pages
     #[arg(required_unless_present = "packages")]
     dir: Option<PathBuf>,
-    /// Recipes, instead of all of them; one that was followed before is followed again
+    /// Names of recipes to follow [default: all]; a named recipe is followed again even if its
+    /// kinds exist
     names: Vec<String>,
     /// Print the missing Debian packages, one per line, and gather nothing
     #[arg(long)]
     packages: bool,
 }
 
-/// One kind of data with its pages back to back.
+/// One gathered kind of data.
 pub(super) struct DataKind {
     pub(super) name: &'static str,
     pub(super) family: Family,
@@ -82,14 +83,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Follows `recipe` and keeps its kinds in `dir`.
+/// Follows `recipe` and writes its kinds to `dir`.
 fn gather(recipe: &Recipe, dir: &Path) -> anyhow::Result<()> {
     for (name, pages) in recipe.follow(Some(dir), LIMIT_PAGES)? {
         if pages.len() < LEAST_PAGES * PAGE_SIZE {
             eprintln!("SKIPPED: {name}: {} KiB of pages, which is too little", pages.len() >> 10);
             continue;
         }
-        // Whole or not at all: what is there is not gathered again.
+        // The rename is atomic: a partial file would be taken for a gathered kind.
         let unfinished = dir.join(format!("{name}.unfinished"));
         fs::write(&unfinished, &pages)?;
         fs::rename(&unfinished, file_of(dir, name))?;
@@ -102,7 +103,8 @@ fn file_of(dir: &Path, kind: &str) -> PathBuf {
     dir.join(format!("{kind}.pages"))
 }
 
-/// The kinds that `dir` has, in the order of families and names. A line says which it lacks.
+/// Returns the kinds found in `dir`, in order of family and name, and prints a line that lists the
+/// missing ones.
 pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
     let (mut kinds, mut missing) = (Vec::new(), Vec::new());
     for recipe in list::RECIPES {
@@ -123,15 +125,15 @@ pub(super) fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
 }
 
 impl DataKind {
-    /// Its pages, as they were gathered.
+    /// Reads its pages, as they were gathered.
     pub(super) fn pages(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
         let path = file_of(dir, self.name);
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 }
 
-/// The kinds that codecs were first tuned on, gathered now from this machine; a line names those it
-/// lacks.
+/// Gathers from this machine the kinds that codecs were first tuned on. Prints a line for each
+/// recipe that cannot be followed.
 pub(super) fn first() -> Vec<(String, Vec<u8>)> {
     let mut kinds = Vec::new();
     for recipe in list::RECIPES.iter().filter(|recipe| recipe.first) {
@@ -144,8 +146,9 @@ pub(super) fn first() -> Vec<(String, Vec<u8>)> {
 }
 
 impl Recipe {
-    /// The pages of each of its kinds, at most `limit_pages` of one, spread evenly; none is filled
-    /// with one word. `dir` is the folder of kinds, which may have a Python environment.
+    /// Returns the pages of each of its kinds: at most `limit_pages` per kind, spread evenly,
+    /// without same-filled pages. `dir` is the folder of kinds, which may contain a Python
+    /// environment.
     pub(crate) fn follow(
         &self,
         dir: Option<&Path>,

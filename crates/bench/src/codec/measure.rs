@@ -7,7 +7,7 @@ use pagefold_codec::{PAGE_SIZE, Page};
 
 use super::{Corpus, Subject};
 
-/// Pages timed with one reading of the clock.
+/// Pages timed per clock reading.
 const BLOCK_PAGES: usize = 32;
 
 /// Time of a single page in nanoseconds, at two percentiles.
@@ -31,7 +31,7 @@ impl Percentiles {
     }
 }
 
-/// What one subject did with one kind of data.
+/// The results of one subject on one kind of data.
 pub(super) struct Measured {
     pub(super) case: String,
     pub(super) subject: String,
@@ -44,7 +44,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Of 100 pages, each way in `micros`.
+    /// Makes results for 100 pages that took `micros` in each direction.
     #[cfg(test)]
     pub(super) fn of_times(case: &str, subject: &str, compressed_bytes: usize, micros: u64) -> Self {
         Self {
@@ -72,14 +72,14 @@ impl Measured {
     }
 }
 
-/// The objects of a subject, back to back; a page that did not become smaller is its own object.
+/// A subject's objects, back to back. A page that did not shrink is stored raw.
 struct Objects {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Objects {
-    /// Compresses every page and proves that each comes back.
+    /// Compresses every page and checks that each decompresses to itself.
     fn of(subject: &mut Subject, corpus: &Corpus, out: &mut [u8]) -> anyhow::Result<Self> {
         let mut objects = Self { bytes: Vec::new(), ends: vec![0] };
         let mut back = [0; PAGE_SIZE];
@@ -100,7 +100,7 @@ impl Objects {
     }
 }
 
-/// One subject at work: its objects and its best times so far.
+/// A subject being timed, with its objects and its best times so far.
 struct Run {
     subject: Subject,
     objects: Objects,
@@ -136,11 +136,11 @@ impl<'a> Race<'a> {
         Ok(Self { corpus, runs })
     }
 
-    /// Has each subject compress and decode everything once more.
+    /// Lets each subject compress and decompress everything once more.
     pub(super) fn round(&mut self, number: usize) -> anyhow::Result<()> {
         let mut out = [0; 2 * PAGE_SIZE];
-        // Whoever goes first finds other caches than the rest: each round begins with another
-        // subject.
+        // The first subject finds the caches in another state than the rest, so each round starts
+        // with a different subject.
         let first = number % self.runs.len().max(1);
         for turn in (first..self.runs.len()).chain(0..first) {
             let run = &mut self.runs[turn];

@@ -1,4 +1,4 @@
-//! The peers: other people's codecs, called the way their users call them.
+//! The peers: other projects' codecs, called as their users call them.
 
 #[cfg(feature = "openzl")]
 mod openzl;
@@ -29,10 +29,10 @@ pub(super) const NAMES: &[&str] = &[
     "memcpy",
 ];
 
-/// Lengths that libzstd's trainer is asked for. 110 KiB is what the zstd program asks for.
+/// Dictionary sizes requested from libzstd's trainer. 110 KiB is the zstd program's default.
 const DICTIONARIES: &[(&str, usize)] = &[("libzstd-1-dict-16k", 16 << 10), ("libzstd-1-dict-110k", 110 << 10)];
 
-/// The peer called `name`, or `None` if this machine does not have it.
+/// Returns the peer called `name`, or `None` if this machine does not have it.
 pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box<dyn Stream>>> {
     Ok(Some(match name {
         "liblz4" => Box::new(Liblz4),
@@ -69,8 +69,8 @@ pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box
     }))
 }
 
-/// A dictionary of at most `len` bytes by `ZDICT_trainFromBuffer`; `None` where it finds nothing to
-/// make one of.
+/// Returns a dictionary of at most `len` bytes made by `ZDICT_trainFromBuffer`, or `None` if
+/// training fails, as with a sample that has too little in common.
 fn trained(len: usize, sample: &[&Page]) -> Option<Vec<u8>> {
     let pages: Vec<u8> = sample.iter().flat_map(|page| page.iter().copied()).collect();
     let mut dictionary = vec![0; len];
@@ -122,7 +122,7 @@ impl Stream for Lzo {
     }
 }
 
-/// `ZSTD_compressCCtx` at level 1 with a context that is used again.
+/// `ZSTD_compressCCtx` at level 1 with a reused context.
 struct Zstd {
     compressor: CCtx<'static>,
     decompressor: DCtx<'static>,
@@ -213,7 +213,7 @@ impl Stream for Snappy {
     }
 }
 
-/// Single blocks of ZXC, without a file's framing; each has a header of 8 bytes.
+/// Single ZXC blocks without file framing. Each block has an 8-byte header.
 struct Zxc {
     compressor: zxc::Cctx,
     decompressor: zxc::Dctx,
@@ -237,13 +237,13 @@ impl Stream for Zxc {
         exactly_a_page(self.decompressor.decompress_block_safe(object, page, &options))
     }
 
-    /// Not told.
+    /// ZXC does not report it.
     fn memory_bytes(&self) -> usize {
         0
     }
 }
 
-/// A copy of the page, the floor under every time.
+/// A copy of the page: a lower bound for every time.
 struct Memcpy;
 
 impl Stream for Memcpy {

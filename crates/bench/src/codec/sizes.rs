@@ -1,5 +1,5 @@
-//! `pagefold-bench sizes`: what every codec makes of fixed pages, as a committed table, so that a
-//! change of ratio shows in a diff.
+//! `pagefold-bench sizes`: compressed sizes of fixed pages for every codec, as a committed table,
+//! so that a diff shows a change of ratio.
 
 use std::{
     fmt::Write,
@@ -16,19 +16,19 @@ use super::{
 };
 use crate::synthetic;
 
-/// Pages of each kind, and how many others train tables.
+/// Pages of each kind that are compressed, and further pages that train tables.
 const PAGES: usize = 128;
 const SAMPLE_PAGES: usize = 256;
 
 /// Options of `pagefold-bench sizes`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The committed table [default: bench/results/codec-sizes.txt, of kinds
-    /// bench/results/codec-kinds.txt]
+    /// The committed table [default: bench/results/codec-sizes.txt, or
+    /// bench/results/codec-kinds.txt with --kinds]
     #[arg(long)]
     file: Option<PathBuf>,
-    /// The folder of kinds that `gather` filled, instead of synthetic pages. Kinds whose pages are
-    /// others than those of the table are named and not compared
+    /// The folder of kinds that `gather` filled, instead of synthetic pages. Kinds whose pages
+    /// differ from those of the table are named and not compared
     #[arg(long, value_name = "DIR")]
     kinds: Option<PathBuf>,
     /// Write the table; without it, the run fails if the table has changed

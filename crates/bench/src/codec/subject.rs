@@ -1,28 +1,27 @@
-//! One codec or peer under measurement.
+//! A codec or peer being measured.
 
 use anyhow::bail;
 use pagefold_codec::{NAMES, PAGE_SIZE, Page, Stream, trained};
 
 use super::peer;
 
-/// The levels measured of codecs that have levels, where none is named.
+/// Levels measured by default, for codecs that have levels.
 const LEVELS: &[(&str, &[&str])] = &[("lz4hc", &["9"]), ("zstd", &["1", "3"]), ("deflate", &["1"])];
 
-/// A codec of ours, or a peer behind the same interface.
 pub(super) struct Subject {
     pub(super) name: String,
     stream: Box<dyn Stream>,
-    /// Bytes of output room that it is called with.
+    /// Bytes of output buffer that it gets.
     room: usize,
 }
 
-/// All subjects: our codecs, then the peers.
+/// Returns the names of all subjects: our codecs, then the peers.
 pub(super) fn all_names() -> Vec<String> {
     own_names().into_iter().chain(peer::NAMES.iter().map(|&name| name.to_owned())).collect()
 }
 
-/// Our codecs by their names, those with levels at the usual ones, without those that need a
-/// sample.
+/// Returns the names of our codecs, with their default levels where they have levels, without those
+/// that need a sample.
 pub(super) fn own_names() -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for &name in NAMES {
@@ -36,8 +35,8 @@ pub(super) fn own_names() -> Vec<String> {
 }
 
 impl Subject {
-    /// The codec or peer called `name`, its tables trained on `sample` if it has any. `None`, after
-    /// a line that says so: a peer that this machine does not have.
+    /// Returns the codec or peer called `name`, its tables trained on `sample` if it has any. If
+    /// this machine does not have the peer, prints a line and returns `None`.
     pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Self>> {
         if peer::NAMES.contains(&name) {
             let stream = match peer::by_name(name, sample)? {
@@ -57,12 +56,12 @@ impl Subject {
         Ok(Some(Self { name: name.to_owned(), stream, room: PAGE_SIZE }))
     }
 
-    /// Compresses `page`; `None` if that makes it no smaller. `out` holds two pages.
+    /// Compresses `page`. Returns `None` if it does not shrink. `out` has two pages.
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         self.stream.compress(page, &mut out[..self.room]).filter(|&len| len < PAGE_SIZE)
     }
 
-    /// Decodes an object, or copies a page that was kept as it is.
+    /// Decompresses an object, or copies a page that was stored raw.
     pub(super) fn decompress(&mut self, object: &[u8], page: &mut Page) -> anyhow::Result<()> {
         if let Ok(raw) = <&Page>::try_from(object) {
             *page = *raw;

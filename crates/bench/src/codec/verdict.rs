@@ -1,12 +1,12 @@
-//! The tables at the end: every subject against liblz4 and zstd level 1, their means and worst
-//! kinds, and the targets.
+//! The tables at the end: every subject against liblz4 and zstd level 1, means and worst kinds, and
+//! the targets.
 
 use std::{fmt::Write, io};
 
 use super::Measured;
 use crate::figure::geometric_mean;
 
-/// What is compared.
+/// The quantity compared.
 #[derive(Clone, Copy, PartialEq)]
 enum Metric {
     Bytes,
@@ -34,14 +34,14 @@ impl Metric {
 
 const METRICS: [Metric; 3] = [Metric::Bytes, Metric::Compress, Metric::Decompress];
 
-/// Which figures a target is about.
+/// The figures that a target covers.
 #[derive(Clone, Copy)]
 enum Scope {
     /// Geometric mean over the kinds whose name begins with `heap`.
     Heaps,
     /// Geometric mean over all kinds.
     All,
-    /// The worst of all kinds.
+    /// The worst kind.
     Each,
 }
 
@@ -60,7 +60,7 @@ struct Target {
     peer: &'static str,
     metric: Metric,
     scope: Scope,
-    /// The most for bytes, the least for speeds.
+    /// Maximum for bytes, minimum for speeds.
     bound: f64,
 }
 
@@ -103,7 +103,7 @@ const TARGETS: &[Target] = &[
     target("lzo", "liblzo2", Metric::Decompress, Scope::Each, 1.0),
 ];
 
-/// The figures of one run, found by kind and subject.
+/// The figures of one run, looked up by kind and subject.
 struct RunFigures<'a> {
     measured: &'a [Measured],
     cases: Vec<&'a str>,
@@ -124,13 +124,13 @@ impl<'a> RunFigures<'a> {
         table
     }
 
-    /// `subject`'s figure over `peer`'s on one kind of data.
+    /// Returns `subject`'s figure divided by `peer`'s on one kind of data.
     fn quotient(&self, case: &str, subject: &str, peer: &str, metric: Metric) -> Option<f64> {
         let of = |name: &str| self.measured.iter().find(|one| one.case == case && one.subject == name);
         Some(metric.of(of(subject)?) / metric.of(of(peer)?))
     }
 
-    /// The quotients on all kinds, or on heaps, each with its kind.
+    /// Returns the quotients for all kinds or for heaps only, each with its kind.
     fn quotients(&self, subject: &str, peer: &str, metric: Metric, heaps_only: bool) -> Vec<(&'a str, f64)> {
         self.cases
             .iter()
@@ -139,8 +139,8 @@ impl<'a> RunFigures<'a> {
             .collect()
     }
 
-    /// The figure that `target` is about, and the kind that it is of, if it is one's; `None` if
-    /// this run did not measure it.
+    /// Returns the figure that `target` refers to, and its kind if it belongs to a single one.
+    /// Returns `None` if this run did not measure it.
     fn reached(&self, target: &Target) -> Option<(f64, Option<&'a str>)> {
         let heaps_only = matches!(target.scope, Scope::Heaps);
         let quotients = self.quotients(target.subject, target.peer, target.metric, heaps_only);
@@ -150,7 +150,7 @@ impl<'a> RunFigures<'a> {
         }
     }
 
-    /// A row for each kind, a column for each subject.
+    /// Writes a row for each kind and a column for each subject.
     fn write_matrix(&self, text: &mut String, peer: &str, metric: Metric) -> std::fmt::Result {
         if !self.subjects.contains(&peer) {
             return Ok(());
@@ -187,8 +187,8 @@ impl<'a> RunFigures<'a> {
         Ok(())
     }
 
-    /// A row for each subject against `peer`: means over all kinds and over heaps, and the worst
-    /// kind by its name.
+    /// Writes a row for each subject against `peer`: the means over all kinds and over heaps, and
+    /// the worst kind with its name.
     fn write_summary(&self, text: &mut String, peer: &str) -> std::fmt::Result {
         if !self.subjects.contains(&peer) {
             return Ok(());
@@ -217,7 +217,7 @@ impl<'a> RunFigures<'a> {
 /// Wide enough for the names of kinds and the headings of tables.
 const NAME_WIDTH: usize = 34;
 
-/// The name of a case's kind, without the set's.
+/// Returns the name of a case's kind, without the set.
 fn kind(case: &str) -> &str {
     case.rsplit_once('/').map_or(case, |(_, kind)| kind)
 }
@@ -233,7 +233,7 @@ fn worst<'a>(quotients: &[(&'a str, f64)], metric: Metric) -> Option<(&'a str, f
     })
 }
 
-/// The tables of `measured`; the targets too if they are about these kinds.
+/// Renders the tables of `measured`, and the targets if `targets` is set.
 fn render(measured: &[Measured], targets: bool) -> Result<String, std::fmt::Error> {
     let table = RunFigures::new(measured);
     let mut text = String::new();
@@ -268,8 +268,8 @@ fn render(measured: &[Measured], targets: bool) -> Result<String, std::fmt::Erro
     Ok(text)
 }
 
-/// Prints the tables of what this run measured, and which `targets` it reached; on the standard
-/// error if the standard output is `json`.
+/// Prints the tables of what this run measured, and the targets if `targets` is set; to standard
+/// error if standard output is for `json`.
 pub(super) fn print(measured: &[Measured], targets: bool, json: bool) {
     // Writing to a string cannot fail.
     let text = render(measured, targets).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Memory of disks that hold nothing or little, the time to make and drop one, and what stays once
-//! they are gone.
+//! Memory of disks that hold nothing or little, the time to make and drop one, and what remains
+//! after they are dropped.
 
 use std::time::Instant;
 
@@ -16,14 +16,14 @@ use crate::{
 const SLOTS: u64 = (8 << 30) / 4096;
 const DISKS: usize = 10_000;
 
-/// Disks whose time of making is the figure at the first and at the last.
+/// Number of disks at the beginning and at the end whose creation time is a figure.
 const TIMED: usize = 200;
 
-/// Disks with some pages each, scattered over them, as a fork has that wrote little.
+/// Disks with some scattered pages each, as in a fork that wrote little.
 const FORKS: usize = 100;
 const FORK_PAGES: u64 = 1000;
 
-/// Disks that hold nothing.
+/// Measures empty disks.
 pub(super) fn empty(output: &mut Output) -> anyhow::Result<()> {
     let mut pool = ProductDisks::new(SLOTS, Product::default_codec())?;
     let mut times = Vec::with_capacity(DISKS);
@@ -62,7 +62,7 @@ pub(super) fn empty(output: &mut Output) -> anyhow::Result<()> {
     pool.check()
 }
 
-/// Disks that came to little each: what their tables take, and whether all of it comes back.
+/// Measures disks with few pages: the memory of their tables, and whether all of it is returned.
 pub(super) fn forks(output: &mut Output, data: &Data) -> anyhow::Result<()> {
     let mut pool = ProductDisks::new(SLOTS, Product::default_codec())?;
     let before = Memory::of(&pool.pool)?;

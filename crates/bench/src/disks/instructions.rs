@@ -1,5 +1,6 @@
-//! `pagefold-bench store-instructions`: how many instructions a disk takes to write, overwrite and
-//! read a page, with its codec and beside it, counted by callgrind, against a committed table.
+//! `pagefold-bench store-instructions`: counts the instructions that a disk executes to write,
+//! overwrite and read a page, inside and outside its codec, under callgrind, and compares them with
+//! a committed table.
 
 use std::{collections::BTreeMap, hint, path::PathBuf};
 
@@ -15,17 +16,17 @@ use crate::{
     synthetic,
 };
 
-/// Pages of each kind, and how often each is stored.
+/// Pages of each kind, and how often each one is stored.
 const PAGES: usize = 16;
 const TIMES: usize = 16;
 
-/// More instructions than the table says, by this share, are a slowdown: 1 %. The counts of one
-/// build differ by less.
+/// A count above the table's by more than this share is a slowdown: 1 %. Counts of the same build
+/// differ by less.
 const TOLERANCE: f64 = 0.01;
 
 const CODECS: [&str; 2] = ["fold", "lz4"];
 
-/// What a disk does, and which of its codec's operations are in that.
+/// A disk's operations, and the codec operation that each includes.
 const OPERATIONS: [(&str, &str); 3] = [("write", "compress"), ("overwrite", "compress"), ("read", "decompress")];
 
 /// Options of `pagefold-bench store-instructions`.
@@ -34,11 +35,11 @@ pub(crate) struct Args {
     /// The committed table
     #[arg(long, default_value = "bench/results/instructions-store.txt")]
     file: PathBuf,
-    /// Write the table; without it, the run fails where a disk takes more instructions than the
+    /// Write the table; without it, the run fails if a disk executes more instructions than the
     /// table says
     #[arg(long)]
     update: bool,
-    /// Do the work that is counted: this operation with this codec
+    /// Do the counted work: this operation with this codec
     #[arg(long, hide = true, num_args = 2)]
     work: Vec<String>,
 }
@@ -75,7 +76,7 @@ fn counted(operation: &str, codec: &str) -> anyhow::Result<u64> {
 }
 
 fn work(operation: &str, codec: &str) -> anyhow::Result<()> {
-    // With one CPU there is one stream, and nothing depends on where the thread runs.
+    // With one CPU there is one stream, and the counts do not depend on where the thread runs.
     let mut cpu = CpuSet::new();
     cpu.set(allowed_cpus()?[0]);
     sched_setaffinity(None, &cpu)?;
@@ -85,7 +86,8 @@ fn work(operation: &str, codec: &str) -> anyhow::Result<()> {
     let mut random = Random::new(3);
     let mut shuffled = || random.permutation(slots);
     let (first, second, third) = (shuffled(), shuffled(), shuffled());
-    // What is made at the first page is not a page's cost: that goes to slots of its own.
+    // The warm-up uses other slots: work done only for the first pages is not part of a page's
+    // cost.
     let product = Product::untrained(2 * slots, by_name(codec)?)?;
     let write = |order: &[u64], base: u64| {
         order.iter().enumerate().try_for_each(|(at, slot)| product.write_slot(base + slot, &pages[at % pages.len()]))

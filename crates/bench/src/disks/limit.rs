@@ -1,4 +1,4 @@
-//! A pool at its memory limit, overwritten at random, beside one with half as much in it.
+//! A pool at its memory limit, overwritten at random, compared with one filled half as much.
 
 use std::{
     array,
@@ -23,40 +23,40 @@ use crate::{
     },
 };
 
-/// The full pool spends this share of its limit, unless a write is refused before.
+/// The share of its limit that the full pool spends, unless a write is refused earlier.
 const FULL: f64 = 0.99;
 
-/// How long the threads write in a round.
+/// Duration of the writes in a round.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Writes between two looks at the clock, at what is spent, or at the end of the slots.
+/// Writes between two checks of the clock, of the spent bytes, or for the end of the slots.
 const BATCH: u64 = 64;
 
-/// Pages that this bench's data, compressed, is never smaller than: so many slots a byte of the
-/// limit has.
+/// Lower bound for a compressed page of this bench's data. A pool has one slot for each 64 bytes of
+/// its limit.
 const OBJECT_BYTES_LEAST: u64 = 64;
 
 /// A pool with its first slots filled.
 struct Filled {
     product: Product,
     slots: u64,
-    /// Whether a write was refused while it was filled.
+    /// Whether a write was refused while the pool was filled.
     refused: bool,
     fill_mb_s: f64,
     fill_latencies: Latencies,
 }
 
-/// What the rounds on one pool gave.
+/// Results of the rounds on one pool.
 #[derive(Default)]
 struct Rounds {
     mb_s: Vec<f64>,
-    /// Microseconds of CPU time a write, the background thread's included.
+    /// Microseconds of CPU time per write, including the background thread's.
     cpu_us: Vec<f64>,
     refused: u64,
     written: u64,
 }
 
-/// How much the process's resident memory may exceed the limit: 3 % and 8 MiB.
+/// Returns how large the process's resident memory may become: the limit plus 3 % and 8 MiB.
 fn resident_most(limit_bytes: u64) -> f64 {
     limit_bytes as f64 * 1.03 + f64::from(8 << 20)
 }
@@ -135,12 +135,12 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Makes a pool and writes pages of `data`, taken at random, to its slots in order until so much is
-/// spent.
+/// Makes a pool and writes random pages of `data` to its slots in order until it spends
+/// `spent_bytes`.
 fn filled(codec: &str, data: &Data, limit_bytes: u64, spent_bytes: u64, threads: usize) -> anyhow::Result<Filled> {
     let slots_most = limit_bytes / OBJECT_BYTES_LEAST;
     let product = Product::limited(slots_most, by_name(codec)?, limit_bytes)?;
-    // Batches of slots are handed out until some thread has seen that it is enough.
+    // Threads take batches of slots until one of them sees that enough is spent.
     let (next, end) = (AtomicU64::new(0), AtomicU64::new(slots_most / BATCH * BATCH));
     let refused = AtomicU64::new(0);
     let fill_latencies = Mutex::new(Latencies::new());
@@ -182,7 +182,7 @@ fn filled(codec: &str, data: &Data, limit_bytes: u64, spent_bytes: u64, threads:
 }
 
 /// Overwrites random slots with random pages for [`ROUND`]. Returns what was written, how many
-/// writes were refused, and how long each took.
+/// writes were refused, and the latencies.
 fn overwrite(pool: &Filled, data: &Data, threads: usize, seed: u64) -> anyhow::Result<(Done, u64, Latencies)> {
     let Filled { product, slots, .. } = pool;
     let refused = AtomicU64::new(0);

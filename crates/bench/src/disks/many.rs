@@ -1,4 +1,4 @@
-//! A thousand disks written and read by several threads, beside one disk of the same bytes.
+//! A thousand disks written and read by several threads, compared with one disk of the same bytes.
 
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
@@ -19,18 +19,18 @@ const DISKS: u64 = 1000;
 /// Pages of a disk: 1 MiB.
 const SLOTS: u64 = 256;
 
-/// Pages that follow one another in the data and that a thread writes or reads one after another.
+/// Consecutive pages of the data that a thread writes or reads one after another.
 const RUN_PAGES: u64 = 8;
 
-/// What the threads do, in this order.
+/// The passes, in order.
 const PASSES: [&str; 3] = ["fill", "overwrite", "read"];
 
-/// What one shape of the pool gave: the fastest of each pass, the least CPU time of each, and the
-/// most memory.
+/// Results for one shape of the pool: the fastest run and least CPU time of each pass, and the most
+/// memory.
 #[derive(Clone, Copy)]
 struct Measured {
     passes: [Done; PASSES.len()],
-    /// Microseconds of CPU time a page, the background thread's included.
+    /// Microseconds of CPU time per page, including the background thread's.
     cpu_us: [f64; PASSES.len()],
     spent_bytes: u64,
     resident_bytes: u64,
@@ -44,8 +44,8 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
         [Measured { passes: Default::default(), cpu_us: [f64::INFINITY; 3], spent_bytes: 0, resident_bytes: 0 }; 2];
     for round in 0..rounds {
         for turn in 0..2 {
-            // The first of a round begins with more of the process's memory: each is that every
-            // other time.
+            // The first shape of a round starts with more of the process's memory, so they
+            // alternate.
             let which = (turn + round) % 2;
             one_round(&mut measured[which], codec, data, shapes[which].1, threads)?;
         }
@@ -82,7 +82,7 @@ fn one_round(measured: &mut Measured, codec: &str, data: &Data, disks: u64, thre
         let seed = (at * threads) as u64;
         let job = |number: usize, worker: &mut dyn Worker| {
             let mut random = Random::new(seed + number as u64 + 1);
-            // A thread fills its own part, disk by disk, and then uses all of them.
+            // A thread fills its own part disk by disk, and later accesses all disks.
             let runs = slots / RUN_PAGES / threads as u64;
             let first = number as u64 * runs;
             let mut pages = [[0; PAGE_SIZE]; RUN_PAGES as usize];

@@ -1,4 +1,4 @@
-//! A disk of real files, as it is and packed.
+//! A disk of real files, raw and packed.
 
 use std::{
     fs::{self, File},
@@ -22,10 +22,10 @@ use crate::{
     verdict::Output,
 };
 
-/// The cache of decoded clusters of every reader, the server's default.
+/// Size of every reader's cache of decoded clusters: the server's default.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
 
-/// An ext4 disk, and an EROFS image that holds it, in a folder that goes with this value.
+/// An ext4 disk and an EROFS image of it, in a folder that is removed on drop.
 pub(super) struct BaseFiles {
     scratch: TempDir,
     pub(super) len_bytes: u64,
@@ -33,8 +33,8 @@ pub(super) struct BaseFiles {
 }
 
 impl BaseFiles {
-    /// Copies the files, makes a disk of them with room for what is copied into forks, and packs
-    /// it.
+    /// Copies the files, makes a disk from them with room for the files that are copied into forks,
+    /// and packs it.
     pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
         let scratch = TempDir::new_in(&args.scratch).context("no folder for the base")?;
         let tree = scratch.path().join("tree");
@@ -44,7 +44,7 @@ impl BaseFiles {
         let mut mkfs = Command::new(tool::find("mkfs.ext4")?);
         mkfs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N"]);
         mkfs.arg((inodes + more_inodes + 64).to_string()).arg("-d").arg(&tree).arg(scratch.path().join("base.img"));
-        // A tenth and 64 MiB for tables and the journal.
+        // A tenth more and 64 MiB for tables and the journal.
         mkfs.arg(((blocks + more_blocks) * 11 / 10 + (64 << 8)).to_string());
         process::run(&mut mkfs, 1)?;
         fs::remove_dir_all(&tree)?;
@@ -56,24 +56,24 @@ impl BaseFiles {
         Ok(base)
     }
 
-    /// The disk as it is.
+    /// Returns the path of the raw disk.
     pub(super) fn raw(&self) -> PathBuf {
         self.scratch.path().join("base.img")
     }
 
-    /// The image that holds it.
+    /// Returns the path of the packed disk.
     pub(super) fn packed(&self) -> PathBuf {
         self.scratch.path().join("base.erofs")
     }
 
-    /// Opens the packed disk with a cache of its own.
+    /// Opens the packed disk with its own cache.
     pub(super) fn open(&self) -> anyhow::Result<Arc<dyn BlockDevice>> {
         let base =
             Base::open(&self.packed(), &Options::default(), &Cache::new(CACHE_BYTES), |line| eprintln!("{line}"))?;
         Ok(Arc::new(Checked::new(base)))
     }
 
-    /// The disk as it is, to compare with.
+    /// Opens the raw disk, to compare with.
     pub(super) fn raw_file(&self) -> anyhow::Result<File> {
         File::open(self.raw()).context("the base is gone")
     }

@@ -1,5 +1,4 @@
-//! What the bench says to servers: the control socket's JSON, and as much of NBD as reads and
-//! writes need.
+//! A client for servers: the control socket's JSON, and the part of NBD that reads and writes need.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -16,7 +15,7 @@ use pagefold_serve::protocol::{
 };
 use serde_json::{Value, json};
 
-/// The most that a server says in one reply to an option.
+/// Maximum size of a server's reply to an option.
 const MAX_REPLY_BYTES: usize = 64 << 10;
 
 fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
@@ -28,7 +27,7 @@ pub(super) struct Control(BufReader<UnixStream>);
 
 impl Control {
     pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
-        // A server makes it after the other socket.
+        // The server creates this socket after the other one.
         let deadline = Instant::now() + Duration::from_secs(10);
         while !socket.exists() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -38,7 +37,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Makes a disk that begins as `from` is.
+    /// Makes a disk that starts as a copy of `from`.
     pub(super) fn fork(&mut self, from: &str, name: &str) -> anyhow::Result<()> {
         self.call(&json!({ "command": "fork", "from": from, "names": [name] })).map(drop)
     }
@@ -47,7 +46,7 @@ impl Control {
         self.call(&json!({ "command": "remove", "name": name })).map(drop)
     }
 
-    /// A figure of the server.
+    /// Returns a figure of the server.
     pub(super) fn figure(&mut self, name: &str) -> anyhow::Result<f64> {
         let stat = self.call(&json!({ "command": "stat" }))?;
         stat["server"]["figures"][name].as_f64().with_context(|| format!("the server has no figure {name}"))
@@ -81,7 +80,7 @@ impl Nbd {
         let mut hello = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes().to_vec();
         hello.extend(OPTION_MAGIC.to_be_bytes());
         hello.extend(option::GO.to_be_bytes());
-        // The length of the name, the name, and no requests for information.
+        // The length of the name, the name, and zero information requests.
         hello.extend((4 + export.len() as u32 + 2).to_be_bytes());
         hello.extend((export.len() as u32).to_be_bytes());
         hello.extend(export.as_bytes());

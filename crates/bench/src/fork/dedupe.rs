@@ -1,5 +1,4 @@
-//! What keeping equal pages once costs where no page equals another, and what it gains where all
-//! do.
+//! Cost of deduplication if all pages differ, and its gain if all are equal.
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
@@ -11,14 +10,14 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// Two disks with the same to do, of pools that keep each page for itself and equal ones once.
+/// Two disks with the same work: in a pool without deduplication, and in one with it.
 const DEDUPE: [bool; 2] = [false, true];
 
-/// Pages that differ from all others, over others like them; then the pages of the first disk to a
-/// second one; then reads of that.
+/// Writes unique pages, overwrites them with other unique pages, writes the first disk's pages to a
+/// second disk, and reads those.
 const PASSES: [&str; 4] = ["write_different", "overwrite_different", "write_equal", "read_equal"];
 
-/// Operations of a turn.
+/// Operations per turn.
 const CHUNK: usize = 512;
 
 pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rounds: usize) -> anyhow::Result<()> {
@@ -66,7 +65,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
     Ok(())
 }
 
-/// A page like the data's that no other equals.
+/// Makes a unique page that resembles the data's.
 fn different<'a>(data: &Data, slot: u64, pass: u64, page: &'a mut Page) -> &'a Page {
     page.copy_from_slice(page_of(data, slot * 7 + pass));
     page[1000..1008].copy_from_slice(&(slot << 8 | pass).to_le_bytes());

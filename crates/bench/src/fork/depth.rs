@@ -1,5 +1,5 @@
-//! Reads of a disk with many snapshots below it, and at the end of a chain of forks, beside one
-//! with a single snapshot.
+//! Reads of a disk with many snapshots below it, and at the end of a chain of forks, compared with
+//! a disk with a single snapshot.
 
 use std::mem;
 
@@ -14,25 +14,25 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// Snapshots that are kept, and with how many of them the others are compared.
+/// Numbers of kept snapshots, and the one that the others are compared with.
 const DEPTHS: [usize; 4] = [0, 1, 100, 1000];
 const COMPARED: usize = 1;
 
 /// The depth at which reads have a target.
 const JUDGED: usize = 100;
 
-/// How the depth comes about: a disk that goes on above its snapshots, or each fork made of the one
-/// before.
+/// How the depth arises: a disk above its successive snapshots, or each fork made from the previous
+/// one.
 const SHAPES: [&str; 2] = ["snapshots", "chain"];
 
-/// One page in so many is written between the first snapshot and the last.
+/// One page in this many is written between the first snapshot and the last.
 const WRITTEN: u64 = 2;
 
-/// Turns of each disk in a round, and reads of each turn.
+/// Turns of each disk per round, and reads per turn.
 const CHUNKS: usize = 100;
 const CHUNK_READS: u64 = 1000;
 
-/// A disk and what it was forked from.
+/// A disk and the disks it was forked from.
 struct Deep {
     pool: Pool,
     disk: RamDisk,
@@ -79,7 +79,8 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
 }
 
 impl Deep {
-    /// A full disk with `depth` snapshots, and the same pages written after the first of them.
+    /// Makes a full disk with `depth` snapshots. The pages written after the first snapshot are the
+    /// same for every depth.
     fn make(codec: &str, data: &Data, pages: u64, depth: usize, shape: &str) -> anyhow::Result<Self> {
         let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?))?;
         let mut disk = disk_of(&pool, data, pages)?;
@@ -100,7 +101,7 @@ impl Deep {
     }
 }
 
-/// A disk in which every page is written.
+/// Makes a disk with every page written.
 pub(super) fn disk_of(pool: &Pool, data: &Data, pages: u64) -> anyhow::Result<RamDisk> {
     let disk = RamDisk::new(pool, pages * PAGE_SIZE as u64)?;
     for slot in 0..pages {
@@ -109,7 +110,7 @@ pub(super) fn disk_of(pool: &Pool, data: &Data, pages: u64) -> anyhow::Result<Ra
     Ok(disk)
 }
 
-/// One of the pages, over and over.
+/// Returns a page of the data, which repeats.
 pub(super) fn page_of(data: &Data, number: u64) -> &Page {
     &data.pages[(number % data.pages.len() as u64) as usize]
 }

@@ -1,4 +1,4 @@
-//! Freezing a fork of which 1 % was changed, beside packing the whole disk.
+//! Freezing a fork with 1 % changed, compared with packing the whole disk.
 
 use std::{
     fs::{self, File},
@@ -25,15 +25,15 @@ use crate::{
     verdict::{Output, Target::AtMost},
 };
 
-/// How the base is packed: a name, and `pack`'s options.
+/// How the base is packed: a name and `pack`'s options.
 const WAYS: [(&str, [&str; 4]); 2] =
     [("lz4/4K", ["--codec", "lz4", "--cluster", "4K"]), ("zstd-3/64K", ["--codec", "zstd,3", "--cluster", "64K"])];
 
-/// The part of the disk that is changed.
+/// One byte in this many is changed.
 const CHANGED_SHARE: u64 = 100;
 
-/// Bytes of one change, as programs write files; pages alone are the other extreme, for which there
-/// is no target.
+/// Sizes of a change in bytes. Programs write files in large pieces; single pages are the other
+/// extreme, which has no target.
 const CHANGES: [(&str, u64); 2] = [("files", 256 << 10), ("pages", PAGE_SIZE as u64)];
 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
@@ -63,7 +63,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
             }
             let _ = fs::remove_file(&target);
             packs.push(process::run(&mut pack_to(pagefold, options, base, &target), 0)?.seconds);
-            // What every freeze has to do where files cannot share blocks.
+            // The part of every freeze that is unavoidable where files cannot share blocks.
             let _ = fs::remove_file(&target);
             copies.push(process::run(Command::new("cp").arg(&image).arg(&target), 0)?.seconds);
         }
@@ -88,7 +88,7 @@ fn pack_to(pagefold: &Path, options: [&str; 4], base: &BaseFiles, target: &Path)
     pack
 }
 
-/// Changes a part of a disk in stretches of `len_bytes`, each to what the base has elsewhere.
+/// Changes part of a disk in pieces of `len_bytes`, each to content from elsewhere in the base.
 fn change(disk: &mut Nbd, base: &BaseFiles, len_bytes: u64) -> anyhow::Result<()> {
     let (raw, mut random): (File, _) = (base.raw_file()?, Random::new(1));
     let mut bytes = vec![0; len_bytes as usize];

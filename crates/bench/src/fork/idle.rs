@@ -1,5 +1,5 @@
-//! Forks as a library makes them: time to the first byte, memory, and what stays once they are
-//! gone.
+//! Forks made through the library: time to the first byte, memory, and what remains after they are
+//! dropped.
 
 use std::{os::unix::fs::FileExt, time::Instant};
 
@@ -15,13 +15,13 @@ use crate::{
     verdict::{Output, Target::AtMost},
 };
 
-/// Forks whose time is a figure of its own: the first and the last so many.
+/// Number of first and of last forks whose times are separate figures.
 pub(super) const TIMED: usize = 100;
 
-/// What a fork may take that nobody writes to.
+/// Maximum memory of a fork without writes.
 pub(super) const IDLE_BYTES: f64 = 8192.0;
 
-/// The longest that a fork and its first read may take.
+/// Maximum time for a fork and its first read.
 pub(super) const FORK_US: f64 = 1000.0;
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow::Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow
     let pages = base.len_bytes / PAGE_SIZE as u64;
     let (mut random, raw) = (Random::new(1), base.raw_file()?);
     let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-    // The cache is there before the forks are.
+    // The cache must be full before the forks are made.
     warm(pages, |offset, page| Ok(parent.read(offset, page)?))?;
     let mut times = Times::new(forks);
     let mut made = Vec::with_capacity(forks);
@@ -59,13 +59,13 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow
     pool.check().map_err(anyhow::Error::msg)
 }
 
-/// Reads every page once, at random, so that a cache is as full as it gets.
+/// Reads every page once, in random order, to fill the cache.
 pub(super) fn warm(pages: u64, mut read: impl FnMut(u64, &mut Page) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut page = [0; PAGE_SIZE];
     Random::new(2).permutation(pages).iter().try_for_each(|slot| read(slot * PAGE_SIZE as u64, &mut page))
 }
 
-/// Times of forks one after another: of all, of the first and of the last.
+/// Times of successive forks: of all, of the first and of the last.
 pub(super) struct Times {
     forks: usize,
     done: usize,
@@ -93,7 +93,7 @@ impl Times {
         Ok(done)
     }
 
-    /// All of them, and the first and the last where no fork is both.
+    /// Returns all times, and those of the first and the last forks if no fork is in both groups.
     fn named(&self) -> impl Iterator<Item = (&'static str, &Latencies)> {
         let named = [("all", &self.all), ("first", &self.first), ("last", &self.last)];
         named.into_iter().take(if self.done < 2 * TIMED { 1 } else { 3 })
@@ -110,7 +110,7 @@ impl Times {
         }
     }
 
-    /// The times of a peer, which have no target.
+    /// Puts the times of a peer, which have no target.
     pub(super) fn put_peer(&self, output: &Output, subject: &str, case: &str) {
         for (name, times) in self.named() {
             output.put_peer(subject, case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");

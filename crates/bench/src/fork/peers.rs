@@ -1,4 +1,4 @@
-//! Other ways to have a disk that begins as another is: how long one takes until its first byte is
+//! Other ways to make a disk that starts as a copy of another: the time until its first byte is
 //! read.
 
 use std::{
@@ -16,13 +16,13 @@ use tempfile::TempDir;
 use super::{base::BaseFiles, client::Nbd, idle::Times, tool};
 use crate::{image::Mounted, load::Random, server::Server, verdict::Output};
 
-/// Disks that are made of each kind.
+/// Number of disks of each type.
 const OVERLAYS: usize = 100;
 const COPIES: usize = 10;
 const REFLINKS: usize = 1000;
 const SNAPSHOTS: usize = 100;
 
-/// The export of qemu-nbd.
+/// The export name of qemu-nbd.
 pub(super) const EXPORT: &str = "";
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
@@ -38,18 +38,18 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow
     Ok(())
 }
 
-/// A qcow2 overlay of the base in tmpfs.
+/// Makes a qcow2 overlay of the base in tmpfs.
 pub(super) fn overlay(base: &BaseFiles, path: &Path) -> anyhow::Result<()> {
     let mut create = Command::new(tool::find("qemu-img")?);
     tool::run(create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(base.raw()).arg(path))
 }
 
-/// A server of an overlay, which keeps what was written in the file's memory.
+/// Starts a server for an overlay. Written data is in the overlay file, in tmpfs.
 pub(super) fn overlay_server(path: &Path) -> anyhow::Result<Server> {
     Server::qemu_nbd(&tool::find("qemu-nbd")?, path)
 }
 
-/// A qcow2 overlay for each, and a qemu-nbd that serves it.
+/// Makes a qcow2 overlay and a qemu-nbd for each disk.
 fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     let mut made = Made::new(base, OVERLAYS);
     let mut servers = Vec::new();
@@ -72,7 +72,7 @@ fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<
     Ok(())
 }
 
-/// A copy of the whole disk for each.
+/// Copies the whole disk for each disk.
 fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     let mut made = Made::new(base, COPIES);
     for number in 0..COPIES {
@@ -91,8 +91,8 @@ fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result
     Ok(())
 }
 
-/// A clone of a file in btrfs on a loop device over a file in tmpfs, opened and read without any
-/// server.
+/// Clones a file for each disk, in btrfs on a loop device over a file in tmpfs. Clones are opened
+/// and read without a server.
 fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     let image = tmpfs.join("btrfs");
     File::create(&image)?.set_len(base.len_bytes * 2 + (1 << 30))?;
@@ -120,7 +120,7 @@ fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Resu
     Ok(())
 }
 
-/// A snapshot of the device mapper for each, over a loop device for what changes.
+/// Makes a device-mapper snapshot for each disk, with a loop device for its changes.
 fn snapshots(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "it needs root");
     let known = fs::read_to_string("/proc/misc").unwrap_or_default();
@@ -145,7 +145,7 @@ fn snapshots(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Res
     Ok(())
 }
 
-/// A loop device over a file, given back with this value.
+/// A loop device over a file, detached on drop.
 struct Loop {
     device: String,
 }
@@ -164,7 +164,7 @@ impl Drop for Loop {
     }
 }
 
-/// A device of the device mapper, removed with this value.
+/// A device-mapper device, removed on drop.
 struct Mapped {
     name: String,
     _changes: Loop,
@@ -187,8 +187,8 @@ impl Drop for Mapped {
     }
 }
 
-/// Disks of one kind: the time to make each and read from it, and what is read held against the
-/// base.
+/// Disks of one type: measures the time to make each and to read from it, and compares the data
+/// with the base.
 struct Made<'a> {
     base: &'a BaseFiles,
     count: usize,
@@ -201,7 +201,7 @@ impl<'a> Made<'a> {
         Self { base, count, times: Times::new(count), random: Random::new(1) }
     }
 
-    /// Runs `make`, which makes a disk and reads a page at an offset.
+    /// Times `make`, which makes a disk and reads a page at an offset.
     fn time(&mut self, make: impl FnOnce(u64, &mut Page) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let offset = self.random.below(self.base.len_bytes / PAGE_SIZE as u64) * PAGE_SIZE as u64;
         let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -216,7 +216,7 @@ impl<'a> Made<'a> {
     }
 }
 
-/// Bytes that the files of a folder take.
+/// Returns the allocated bytes of the files in a folder.
 pub(super) fn stored_bytes(folder: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {

@@ -1,4 +1,4 @@
-//! Reads of the base through a fork, beside the image library's own.
+//! Reads of the base through a fork, compared with the image library's.
 
 use std::{fs::File, ops::Range};
 
@@ -17,17 +17,17 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// Turns of each reader in a round, and reads of each turn.
+/// Turns of each reader per round, and reads per turn.
 const CHUNKS: u64 = 50;
 const CHUNK_READS: u64 = 400;
 
-/// What lies in the cache after one pass.
+/// Size of a range that is in the cache after one pass.
 const CACHED_BYTES: u64 = (CACHE_BYTES / 4) as u64;
 
-/// The share of a fork's pages that it wrote, in the case in which it did.
+/// The share of a fork's pages that were written, in the changed case.
 const CHANGED: f64 = 0.01;
 
-/// Something that is read at places of the base.
+/// A reader of the base at given offsets.
 type Read<'a> = Box<dyn FnMut(u64, &mut Page) -> anyhow::Result<()> + 'a>;
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, rounds: usize) -> anyhow::Result<()> {
@@ -84,8 +84,8 @@ fn measure(
         warm(base.len_bytes / PAGE_SIZE as u64, &mut readers[at].1)?;
     }
     let mut speeds: [Speed; 3] = Default::default();
-    // Each reads what no other has just read of the file: their places differ, but not from run to
-    // run.
+    // Each reader reads other offsets, so that it does not profit from the file data that another
+    // has just read. The offsets are the same in every run.
     let mut randoms = [1, 2, 3].map(Random::new);
     for chunk in 0..rounds as u64 * CHUNKS {
         for turn in 0..readers.len() {

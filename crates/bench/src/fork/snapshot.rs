@@ -1,4 +1,4 @@
-//! Snapshots and rollbacks: how long they take, and how long they stall one who writes.
+//! Snapshots and rollbacks: how long they take, and how long they stall a concurrent writer.
 
 use std::{
     collections::VecDeque,
@@ -20,21 +20,21 @@ use crate::{
     verdict::{Output, Target::AtMost},
 };
 
-/// What a snapshot, a rollback, or the write of another may take at most.
+/// Maximum time of a snapshot, of a rollback, or of a write by another thread.
 const BOUND_NS: u64 = 1_000_000;
 const BOUND_US: f64 = BOUND_NS as f64 / 1e3;
 
-/// Snapshots, and rollbacks, that are taken one after another with a few writes between.
+/// Number of successive snapshots and of rollbacks, with a few writes between.
 const MANY: usize = 1000;
 const WRITES_BETWEEN: u64 = 16;
 
-/// How long one writes while another does something.
+/// How long a thread writes while another acts.
 const WRITING: Duration = Duration::from_secs(5);
 
-/// The pause between two snapshots, or rollbacks, beside one who writes.
+/// The pause between two snapshots or rollbacks during concurrent writes.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Snapshots that are kept beside one who writes; older ones are dropped.
+/// Snapshots kept during concurrent writes; older ones are dropped.
 const KEPT: usize = 16;
 
 pub(super) fn run(output: &mut Output, data: &Data, changed_bytes: u64, rounds: usize) -> anyhow::Result<()> {
@@ -66,8 +66,8 @@ pub(super) fn run(output: &mut Output, data: &Data, changed_bytes: u64, rounds: 
     beside_a_writer(output, &case, &pool, disk, data)
 }
 
-/// Times of snapshots, rollbacks or drops, and the most CPU time of one: what the machine's others
-/// do is not in that.
+/// Times of snapshots, rollbacks or drops, and the maximum CPU time of one, which excludes other
+/// work on the machine.
 struct Acts {
     times: Latencies,
     max_cpu_us: f64,
@@ -86,7 +86,7 @@ impl Acts {
     }
 }
 
-/// Many snapshots and rollbacks of a disk that is written a little between.
+/// Takes many snapshots and rollbacks of a disk with a few writes between.
 fn many(output: &mut Output, case: &str, disk: &RamDisk, data: &Data) -> anyhow::Result<()> {
     let slots = disk.size_bytes() / PAGE_SIZE as u64;
     let (mut snapshots, mut rollbacks) = (Acts::new(), Acts::new());
@@ -113,10 +113,10 @@ fn many(output: &mut Output, case: &str, disk: &RamDisk, data: &Data) -> anyhow:
     Ok(())
 }
 
-/// The longest writes of one thread while another does nothing, takes snapshots, rolls back, and
+/// Measures the longest writes of one thread while another idles, takes snapshots, rolls back, and
 /// drops a large fork.
 fn beside_a_writer(output: &mut Output, case: &str, pool: &Pool, disk: RamDisk, data: &Data) -> anyhow::Result<()> {
-    // A wait of the same length, so that only the work between makes a difference.
+    // The same pauses without work, so that only the work makes a difference.
     let quiet = stalls(&disk, data, &mut || Ok(()))?;
     let mut kept = VecDeque::new();
     let snapshots = stalls(&disk, data, &mut || {
@@ -153,8 +153,8 @@ fn beside_a_writer(output: &mut Output, case: &str, pool: &Pool, disk: RamDisk, 
     Ok(())
 }
 
-/// Times of random writes for a while, during which this thread does `act` again and again. Returns
-/// how often, too.
+/// Measures random writes for [`WRITING`] while this thread repeats `act`. Returns their times and
+/// the number of repetitions.
 fn stalls(
     disk: &RamDisk,
     data: &Data,

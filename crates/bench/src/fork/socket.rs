@@ -22,13 +22,13 @@ use crate::{
 /// The base's export.
 pub(super) const BASE: &str = "base";
 
-/// What may stay of the memory of forks that are gone.
+/// Share of the forks' memory that may remain after they are removed.
 const LEFT_SHARE: f64 = 0.02;
 
-/// How long a server is left alone before its memory is looked at.
+/// How long a server stays idle before its memory is read.
 pub(super) const QUIET: Duration = Duration::from_secs(2);
 
-/// A server of the packed base, whose cache is full.
+/// Starts a server of the packed base and fills its cache.
 pub(super) fn serve(pagefold: &Path, base: &BaseFiles, options: &[String]) -> anyhow::Result<(Server, Control)> {
     let image = base.packed().to_string_lossy().into_owned();
     let args: Vec<&str> = options.iter().chain([&image]).map(String::as_str).collect();
@@ -40,7 +40,7 @@ pub(super) fn serve(pagefold: &Path, base: &BaseFiles, options: &[String]) -> an
     Ok((server, control))
 }
 
-/// Connections to the base before there are forks, to hold the first reads of forks against.
+/// Connections to the base before forks exist, for comparison with the forks' first reads.
 const CONNECTIONS: usize = 1000;
 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
@@ -68,7 +68,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
         ensure!(page == expected, "{name} has something else than its base at {offset}");
     }
     times.judge(output, &case);
-    // What of it is the command, and what a connection and a read take without one.
+    // The command's part of the time, and the time of a connection and a read without a command.
     for (name, times) in [("command", &commands), ("without_command", &reads)] {
         output.put(&case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
         output.put(&case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us");

@@ -1,10 +1,10 @@
-//! The speed of one thread on each of several devices that take turns every few milliseconds.
+//! The speed of one thread on several devices that take turns every few milliseconds.
 
 use std::time::Instant;
 
 use crate::{figure::median, machine::thread_cpu_time};
 
-/// How fast one device was, chunk by chunk.
+/// The speed of one device, chunk by chunk.
 #[derive(Clone, Default)]
 pub(super) struct Speed {
     per_s: Vec<f64>,
@@ -12,7 +12,7 @@ pub(super) struct Speed {
 }
 
 impl Speed {
-    /// Runs a chunk of so many operations.
+    /// Runs and times a chunk of `operations` operations.
     pub(super) fn chunk(&mut self, operations: u64, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let (start, cpu_start) = (Instant::now(), thread_cpu_time());
         run()?;
@@ -22,12 +22,13 @@ impl Speed {
         Ok(())
     }
 
-    /// Operations a second: the median of the chunks.
+    /// Returns operations per second: the median of the chunks.
     pub(super) fn per_s(&self) -> f64 {
         median(&self.per_s)
     }
 
-    /// Operations a second of this thread's CPU time, which others of the machine disturb less.
+    /// Returns operations per second of this thread's CPU time, which other work on the machine
+    /// disturbs less.
     pub(super) fn per_cpu_s(&self) -> f64 {
         median(&self.per_cpu_s)
     }

@@ -1,10 +1,10 @@
-//! The programs of others that the bench runs.
+//! Other projects' programs that the bench runs.
 
 use std::{env, path::PathBuf, process::Command};
 
 use anyhow::{Context, ensure};
 
-/// The path of a program, which only root's PATH may have.
+/// Returns the path of a program, which may be only in root's PATH.
 pub(super) fn find(name: &str) -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -13,7 +13,7 @@ pub(super) fn find(name: &str) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{name} is not installed"))
 }
 
-/// Runs a program to its end. What it says is shown only where it fails.
+/// Runs a program to completion. Shows its error output only if it fails.
 pub(super) fn run(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot start {name}"))?;

@@ -1,5 +1,5 @@
-//! Forks in each of which the same files are installed, through the kernel's ext4, beside qcow2
-//! overlays with the same done to them.
+//! Forks with the same files installed in each through the kernel's ext4, compared with qcow2
+//! overlays that get the same.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ const OVERLAYS: &str = "qcow2-in-tmpfs";
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     let name = args.install.file_name().context("the files to install have no name")?.to_string_lossy();
     let case = format!("work/{name}/{}", args.workers);
-    // What keeps a file system from being mounted here is no failure of the bench.
+    // If this machine cannot mount a file system, the bench skips this part and does not fail.
     if let Err(error) = can_mount(base) {
         output.skip(&case, &format!("{error:#}"));
         return Ok(());
@@ -71,12 +71,12 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     Ok(())
 }
 
-/// What was installed is compared in the first and in the last.
+/// Whether the installed files are compared: in the first disk and in the last.
 fn is_looked_at(number: usize, args: &Args) -> bool {
     number == 0 || number + 1 == args.workers
 }
 
-/// Mounts the base itself, which changes nothing in it.
+/// Mounts the base itself, which does not change it.
 fn can_mount(base: &BaseFiles) -> anyhow::Result<()> {
     ensure!(Path::new("/dev/fuse").exists(), "this kernel has no FUSE");
     for program in ["nbdfuse", "qemu-img", "qemu-nbd", "fusermount3"] {
@@ -85,8 +85,8 @@ fn can_mount(base: &BaseFiles) -> anyhow::Result<()> {
     Mounted::kernel(&base.raw(), "ext4").map(drop)
 }
 
-/// Copies `files` into the ext4 of an export, and ends when all of it is there. Returns the seconds
-/// that took.
+/// Copies `files` into the ext4 file system of an export. Returns the seconds until everything is
+/// written back.
 fn install(uri: &str, files: &Path, compare: bool) -> anyhow::Result<f64> {
     let disk = DiskFile::new(uri)?;
     let start = Instant::now();
@@ -102,7 +102,7 @@ fn install(uri: &str, files: &Path, compare: bool) -> anyhow::Result<f64> {
     Ok(seconds)
 }
 
-/// An export as a file, by `nbdfuse`, as long as this value is there.
+/// An export as a file, through `nbdfuse`, unmounted on drop.
 struct DiskFile {
     nbdfuse: Child,
     at: TempDir,
@@ -131,7 +131,7 @@ impl DiskFile {
 
 impl Drop for DiskFile {
     fn drop(&mut self) {
-        // The loop device over the file goes a moment after its mount.
+        // The loop device over the file is released shortly after the unmount.
         for _ in 0..100 {
             if self.nbdfuse.try_wait().is_ok_and(|status| status.is_some()) {
                 return;

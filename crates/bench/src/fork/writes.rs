@@ -1,4 +1,4 @@
-//! Writes to a fork, beside those to a plain disk.
+//! Writes to a fork, compared with writes to a plain disk.
 
 use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
@@ -13,14 +13,13 @@ use crate::{
     verdict::{Output, Target::AtLeast},
 };
 
-/// What is written to: a disk on its own; a fork of a disk that holds nothing; a fork of one that
-/// holds every page.
+/// The disk written to: a plain disk; a fork of an empty disk; a fork of a full disk.
 const SHAPES: [&str; 3] = ["plain", "fork-of-empty", "fork-of-full"];
 
-/// First all slots at random, then so many again.
+/// Writes all slots in random order, then the same number of slots again.
 const PASSES: [&str; 2] = ["first-write", "overwrite"];
 
-/// Writes of a turn.
+/// Writes per turn.
 const CHUNK_WRITES: usize = 512;
 
 pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rounds: usize) -> anyhow::Result<()> {
@@ -61,14 +60,15 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
     Ok(())
 }
 
-/// What is written to, in a pool with other disks that are held as long as it is.
+/// The disk written to, in a pool with other disks that live as long.
 struct Written {
     disk: RamDisk,
     _others: Vec<RamDisk>,
 }
 
 impl Written {
-    /// Every pool has a full disk, so that tables were trained and memory was taken in all of them.
+    /// Makes it in a pool with a full disk, so that every shape's pool has trained tables and
+    /// allocated memory.
     fn new(codec: &str, data: &Data, pages: u64, shape: &str) -> anyhow::Result<Self> {
         let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?))?;
         let full = disk_of(&pool, data, pages)?;

@@ -1,4 +1,4 @@
-//! Programs that make an image of a directory.
+//! Programs that build an image from a directory.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
@@ -10,7 +10,6 @@ use super::{
     tools::Tools,
 };
 
-/// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Builder {
     Pagefold,
@@ -22,7 +21,7 @@ pub(super) enum Builder {
 impl Builder {
     pub(super) const ALL: [Self; 4] = [Self::Pagefold, Self::MkfsErofs, Self::MkSquashfs, Self::MkfsExt4];
 
-    /// The name in figures.
+    /// Returns the name used in figures.
     pub(super) fn subject(self) -> &'static str {
         match self {
             Self::Pagefold => "pagefold",
@@ -32,8 +31,8 @@ impl Builder {
         }
     }
 
-    /// Makes `image` of the directory `source` with that many threads. `case` is nothing to ext4,
-    /// which compresses nothing.
+    /// Builds `image` from the directory `source` with `threads` threads. ext4 ignores `case`,
+    /// since it does not compress.
     pub(super) fn build(
         self,
         tools: &Tools,
@@ -71,7 +70,7 @@ impl Builder {
                     bail!("mkfs.ext4 has no threads");
                 }
                 let (blocks, inodes) = needs(source)?;
-                // Room for the tables; what no file takes stays a hole of the image, which is not
+                // Leave room for the tables. Unused blocks remain holes in the image and are not
                 // counted.
                 let blocks = blocks + blocks / 8 + inodes / 8 + 4096;
                 command.args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-b", "4096"]);
@@ -83,7 +82,7 @@ impl Builder {
     }
 }
 
-/// The bytes of an image, without the holes that `mkfs.ext4` leaves in it.
+/// Returns the size of an image, without the holes that `mkfs.ext4` leaves in it.
 pub(super) fn image_bytes(builder: Builder, image: &Path) -> anyhow::Result<f64> {
     let metadata = fs::metadata(image)?;
     Ok(match builder {
@@ -95,7 +94,7 @@ pub(super) fn image_bytes(builder: Builder, image: &Path) -> anyhow::Result<f64>
     })
 }
 
-/// The blocks of 4096 bytes and the inodes that a tree needs.
+/// Returns the number of 4096-byte blocks and of inodes that a tree needs.
 pub(crate) fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
     let (mut blocks, mut inodes) = (1, 1);
     for entry in fs::read_dir(folder)? {

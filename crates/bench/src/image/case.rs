@@ -1,8 +1,8 @@
-//! How files are compressed, in the words of each program.
+//! How files are compressed, as options of each program.
 
 use std::str::FromStr;
 
-/// A codec, its level, and the longest cluster.
+/// A codec, its level, and the maximum cluster size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     codec: String,
@@ -13,7 +13,7 @@ pub(super) struct Case {
 impl FromStr for Case {
     type Err = String;
 
-    /// As in `zstd,3@64K`.
+    /// Parses a case such as `zstd,3@64K`.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("'{text}' is not CODEC[,LEVEL]@CLUSTER, as in lz4@4K or zstd,3@64K");
         let (codec, cluster) = text.split_once('@').ok_or_else(wrong)?;
@@ -33,20 +33,20 @@ impl FromStr for Case {
 }
 
 impl Case {
-    /// As it stands in the names of figures: `zstd-3/64k`.
+    /// Returns the name used in figures, such as `zstd-3/64k`.
     pub(super) fn name(&self) -> String {
         let level = self.level.map(|level| format!("-{level}")).unwrap_or_default();
         format!("{}{level}/{}k", self.codec, self.cluster_bytes >> 10)
     }
 
-    /// Options of `pagefold pack`.
+    /// Returns the options of `pagefold pack`.
     pub(super) fn pagefold(&self) -> Vec<String> {
         let level = self.level.map(|level| format!(",{level}")).unwrap_or_default();
         vec!["--codec".into(), format!("{}{level}", self.codec), "--cluster".into(), self.cluster_bytes.to_string()]
     }
 
-    /// Options of `mkfs.erofs`. DEFLATE is libdeflate's, as ours is, and Zstandard and LZMA get the
-    /// history that ours have.
+    /// Returns the options of `mkfs.erofs`. DEFLATE is libdeflate's, like ours. Zstandard and LZMA
+    /// get the same history size as ours.
     pub(super) fn mkfs_erofs(&self) -> Vec<String> {
         let level = self.level.map(|level| format!(",{level}")).unwrap_or_default();
         let history = |most| (self.cluster_bytes * 16).next_power_of_two().clamp(1 << 16, most);
@@ -59,8 +59,8 @@ impl Case {
         vec![format!("-z{codec}"), format!("-C{}", self.cluster_bytes)]
     }
 
-    /// Options of `mksquashfs`, whose blocks are of input. Its gzip is zlib's DEFLATE, its xz
-    /// LZMA2.
+    /// Returns the options of `mksquashfs`, whose block size counts input. Its gzip is zlib's
+    /// DEFLATE, its xz is LZMA2.
     pub(super) fn mksquashfs(&self) -> Vec<String> {
         let mut options = vec!["-b".into(), self.cluster_bytes.to_string(), "-comp".into()];
         options.push(match self.codec.as_str() {

@@ -1,4 +1,4 @@
-//! What is packed: what the user names, or what this machine has.
+//! The data to pack: named by the user, or gathered from this machine.
 
 use std::{
     fs, os,
@@ -12,13 +12,13 @@ use tempfile::TempDir;
 use super::{builder::needs, process, tools::Tools};
 use crate::codec::files::{is_text, joined};
 
-/// A directory that images are made of, with its name in cases.
+/// A directory that is packed, with its name in cases.
 pub(super) struct Data {
     pub(super) name: String,
     pub(super) folder: PathBuf,
 }
 
-/// A data set of `path`: the directory, or one that holds nothing but the file.
+/// Returns a data set for `path`: the directory itself, or a new one that contains only the file.
 pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
     let name = path.file_name().context("the data has no name")?.to_string_lossy().into_owned();
     if fs::metadata(path).with_context(|| path.display().to_string())?.is_dir() {
@@ -26,14 +26,14 @@ pub(super) fn named(path: &Path, scratch: &TempDir) -> anyhow::Result<Data> {
     }
     let folder = scratch.path().join("data");
     fs::create_dir(&folder)?;
-    // A copy has no holes.
+    // A link keeps the file's holes; a copy does not.
     let original = fs::canonicalize(path)?;
     fs::hard_link(&original, folder.join(&name)).or_else(|_| fs::copy(&original, folder.join(&name)).map(drop))?;
     Ok(Data { name, folder })
 }
 
-/// Text of this machine as one file, and a tree of its files, each of about `mib` MiB, and a disk
-/// with that tree.
+/// Gathers text of this machine as one file, a tree of its files, each of about `mib` MiB, and a
+/// disk with that tree.
 pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Vec<Data>> {
     let tree = scratch.path().join("tree");
     copied(["/usr/share", "/usr/lib", "/usr/include"].map(Path::new), mib, &tree)?;
@@ -42,7 +42,7 @@ pub(super) fn gathered(mib: u64, tools: &Tools, scratch: &TempDir) -> anyhow::Re
     Ok(sets.into_iter().flatten().collect())
 }
 
-/// Copies files of `roots`, about `mib` MiB and no more than 20,000, to a new tree at `to`.
+/// Copies about `mib` MiB and at most 20,000 files of `roots` to a new tree at `to`.
 pub(crate) fn copied<'a>(roots: impl IntoIterator<Item = &'a Path>, mib: u64, to: &Path) -> anyhow::Result<()> {
     let mut budget = Allowance { bytes: mib << 20, files: 20_000 };
     for root in roots {
@@ -51,8 +51,8 @@ pub(crate) fn copied<'a>(roots: impl IntoIterator<Item = &'a Path>, mib: u64, to
     Ok(())
 }
 
-/// The image of a disk with ext4 on it, twice as long as the files of `tree` that lie there: the
-/// rest are holes.
+/// Makes a disk image with an ext4 file system that contains the files of `tree`. It is twice as
+/// large as they need; the rest are holes.
 fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<Data>> {
     let Some(program) = tools.find("mkfs.ext4") else {
         eprintln!("SKIPPED: disk: mkfs.ext4 is not installed");
@@ -68,7 +68,7 @@ fn disk(tree: &Path, tools: &Tools, scratch: &TempDir) -> anyhow::Result<Option<
     Ok(Some(Data { name: "disk".to_owned(), folder }))
 }
 
-/// Text of this machine as one file.
+/// Gathers text of this machine as one file.
 pub(super) fn text(mib: u64, scratch: &TempDir) -> anyhow::Result<Data> {
     let folder = scratch.path().join("text");
     fs::create_dir(&folder)?;
@@ -87,8 +87,7 @@ struct Allowance {
     files: u64,
 }
 
-/// Copies files and links in the order of their names until the budget is spent. What cannot be
-/// read is left out.
+/// Copies files and links in name order until the budget is spent. Skips files that cannot be read.
 fn copy(from: &Path, to: &Path, budget: &mut Allowance) -> anyhow::Result<()> {
     let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
     fs::create_dir_all(to)?;

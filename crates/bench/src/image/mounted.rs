@@ -1,4 +1,4 @@
-//! Images that are mounted for as long as they are read.
+//! Images that are mounted while they are read.
 
 use std::{ffi::OsStr, path::Path, process::Command, thread, time::Duration};
 
@@ -7,19 +7,20 @@ use tempfile::TempDir;
 
 use super::process;
 
-/// A mounted image, unmounted with this value.
+/// A mounted image, unmounted on drop.
 pub(crate) struct Mounted {
     at: TempDir,
     unmount: &'static [&'static str],
 }
 
 impl Mounted {
-    /// Mounts a file with the kernel's `file_system` over a loop device, which needs root.
+    /// Mounts a file read-only with the kernel's `file_system` over a loop device, which needs
+    /// root.
     pub(crate) fn kernel(image: &Path, file_system: &str) -> anyhow::Result<Self> {
         Self::kernel_with(image, file_system, "loop,ro")
     }
 
-    /// The same, to be written to.
+    /// Mounts it writable.
     pub(crate) fn kernel_writable(image: &Path, file_system: &str) -> anyhow::Result<Self> {
         Self::kernel_with(image, file_system, "loop")
     }
@@ -35,7 +36,7 @@ impl Mounted {
         Ok(Self { at, unmount: &["umount"] })
     }
 
-    /// Runs a program that mounts `image` over FUSE and goes to the background.
+    /// Runs a program that mounts `image` over FUSE and moves to the background.
     pub(super) fn fuse(program: &Path, arguments: &[&str], image: &Path) -> anyhow::Result<Self> {
         let at = TempDir::new()?;
         let mut command = Command::new(program);
@@ -56,7 +57,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Something may still look at a fresh mount for a moment.
+        // Another program may still use a fresh mount for a moment.
         for _ in 0..20 {
             let status = Command::new(self.unmount[0]).args(&self.unmount[1..]).arg(self.at.path()).status();
             if status.is_ok_and(|status| status.success()) {

@@ -1,4 +1,4 @@
-//! Programs whose time and memory are measured.
+//! Runs programs and measures their time and memory.
 
 use std::{
     fs::File,
@@ -14,29 +14,27 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::machine::{allowed_cpus, memory_bytes};
 
-/// How often a program's memory is looked at.
+/// How often a program's memory is sampled.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// What one run of a program took.
+/// The time and memory of one run of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran {
-    /// From before the start to after the end.
+    /// From before the start until after the exit.
     pub(crate) seconds: f64,
-    /// The most memory that it had resident at once, as Linux counts it (`VmHWM`); what it grew by
-    /// in its last two milliseconds is not seen. (`wait4` counts the memory of this process before
-    /// the program began, too.)
+    /// Maximum resident memory as Linux counts it (`VmHWM`). Growth in the last two milliseconds is
+    /// missed. (`wait4` would also count this process's memory before the program was executed.)
     pub(crate) peak_rss_bytes: f64,
 }
 
-/// Runs a program to its end, on one CPU if `threads` is 1. What it says is shown only where it
-/// fails.
+/// Runs a program to completion, on one CPU if `threads` is 1. Shows its output only if it fails.
 pub(crate) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> {
     let mut said = tempfile::tempfile().context("no file for what a program says")?;
     let to = |file: &File| anyhow::Ok(Stdio::from(file.try_clone()?));
     command.stdin(Stdio::null()).stdout(to(&said)?).stderr(to(&said)?);
     let name = command.get_program().to_string_lossy().into_owned();
     let start = Instant::now();
-    // A child has the CPUs of the thread that starts it.
+    // A child inherits the CPUs of the thread that starts it.
     let child = if threads == 1 {
         let before = sched_getaffinity(None)?;
         let mut one = CpuSet::new();

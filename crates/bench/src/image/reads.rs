@@ -23,27 +23,27 @@ use rustix::{
 
 use crate::{load::Random, machine::allowed_cpus};
 
-/// Bytes of one sequential request.
+/// Size of a sequential request.
 const REQUEST: usize = 128 << 10;
-/// Bytes at most that a thread reads one after another before it takes the next part, so that
-/// several share a large file; fewer if some threads would have nothing to read.
+/// Maximum bytes that a thread reads sequentially before it takes the next part, so that several
+/// threads share a large file. Less if some threads would otherwise have nothing to read.
 const PART: u64 = 8 << 20;
-/// Bytes of one random request.
+/// Size of a random request.
 const PAGE: usize = 4096;
-/// Random requests of a pass.
+/// Random requests per pass.
 const RANDOM_READS: usize = 8192;
 
-/// What is read: the largest files of a tree.
+/// The files to read: the largest ones of a tree.
 pub(super) struct Reads {
-    /// Paths below the root, with their lengths.
+    /// Paths relative to the root, with their lengths.
     files: Vec<(PathBuf, u64)>,
-    /// Pages that are not zeros alone, as the number of the file and the offset: all different. A
-    /// random read in a long run of zeros decodes up to 4 MiB of them, which nobody does who looks
-    /// for data.
+    /// Distinct pages that are not all zeros, as file number and offset. A random read in a long
+    /// run of zeros decodes up to 4 MiB of zeros, which does not occur when a program looks for
+    /// data.
     pages: Vec<(usize, u64)>,
 }
 
-/// How a tree is reached.
+/// How a tree is accessed.
 pub(super) enum Access<'a> {
     Library(&'a Image),
     Folder(&'a Path),
@@ -74,7 +74,7 @@ impl Opened {
 }
 
 impl Reads {
-    /// The largest files under `root`, up to `limit` bytes of them.
+    /// Selects the largest files under `root`, up to `limit` bytes in total.
     pub(super) fn of(root: &Path, limit: u64) -> anyhow::Result<Self> {
         let mut files = Vec::new();
         collect(root, Path::new(""), &mut files)?;
@@ -106,7 +106,8 @@ impl Reads {
         self.files.iter().map(|(_, len)| len).sum()
     }
 
-    /// Parts of files for so many threads, as the number of the file, the offset and the length.
+    /// Splits the files into parts for `threads` threads. Each part is a file number, an offset and
+    /// a length.
     fn parts(&self, threads: usize) -> Vec<(usize, u64, u64)> {
         let part = self.bytes().div_ceil(threads as u64).next_multiple_of(REQUEST as u64).min(PART);
         let files = self.files.iter().enumerate();
@@ -132,7 +133,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Reads everything in order, 128 KiB at a time, and returns MB a second.
+    /// Reads everything in order, 128 KiB at a time. Returns MB/s.
     pub(super) fn sequential(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
         let (next, parts) = (AtomicUsize::new(0), self.parts(threads));
         let time = in_threads(threads, |start| {
@@ -150,11 +151,11 @@ impl Reads {
         Ok(self.bytes() as f64 / time.as_secs_f64() / 1e6)
     }
 
-    /// Reads pages in random order and returns the microseconds that one takes its thread. Of
-    /// mounted files the kernel is told that reads are random, so that it reads nothing ahead.
+    /// Reads pages in random order and returns the microseconds per read and thread. For mounted
+    /// files it advises the kernel that reads are random, which turns readahead off.
     pub(super) fn random(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
         let time = in_threads(threads, |start| {
-            // With all files open in each thread there might be too many.
+            // If every thread opened all files, there could be too many open files.
             let pages: Vec<_> = self.pages.iter().skip(start.thread).step_by(threads).collect();
             let mut opened = HashMap::new();
             for (number, _) in &pages {
@@ -178,13 +179,13 @@ impl Reads {
     }
 }
 
-/// Puts a file into the page cache.
+/// Reads a file into the page cache.
 pub(super) fn warm(path: &Path) -> anyhow::Result<()> {
     std::io::copy(&mut File::open(path)?, &mut std::io::sink())?;
     Ok(())
 }
 
-/// Takes a file out of the page cache.
+/// Evicts a file from the page cache.
 pub(super) fn cool(path: &Path) -> anyhow::Result<()> {
     let file = File::open(path)?;
     rustix::fs::fsync(&file)?;
@@ -205,8 +206,8 @@ fn collect(root: &Path, below: &Path, files: &mut Vec<(PathBuf, u64)>) -> anyhow
     Ok(())
 }
 
-/// Runs `work` in threads, each on a CPU of its own where there are as many, and returns the time
-/// from when the first passes the common start to when the last is done. Each must pass the start
+/// Runs `work` in threads, each on its own CPU if `threads` equals the number of CPUs. Returns the
+/// time from the first thread's start to the last one's end. Each thread must call [`Start::wait`]
 /// once, or fail.
 fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
     let barrier = Barrier::new(threads);
@@ -234,7 +235,7 @@ fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync
     Ok(first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first))
 }
 
-/// The common start of threads. One that fails before it does not keep the others waiting.
+/// The common start of threads. A thread that fails earlier does not block the others.
 struct Start<'a> {
     /// The thread's number.
     thread: usize,

@@ -1,11 +1,11 @@
-//! What was found, what could not be, and how it stands to the targets.
+//! Figures, subjects that could not be measured, and the targets.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::figure::{Figure, geometric_mean};
 
-/// A metric, its unit, and whether more of it is better.
+/// A metric; it has a unit and a direction that is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Metric {
     ImageBytes,
@@ -61,18 +61,18 @@ impl Metric {
 pub(super) struct Results {
     /// By case, metric and subject.
     figures: BTreeMap<(String, Metric, String), f64>,
-    /// Subjects that could not be measured, with why, once for each reason.
+    /// Subjects that could not be measured, once for each reason.
     missing: Vec<(String, String, String)>,
 }
 
-/// One of the project's targets: the subject's figure over the peer's, or by itself where there is
-/// no peer.
+/// One of the project's targets: the subject's figure divided by the peer's, or the figure itself
+/// if there is no peer.
 struct Target {
     subject: &'static str,
     peer: Option<&'static str>,
     metric: Metric,
     bound: f64,
-    /// Only cases with this in their name.
+    /// Only cases whose name contains this.
     only: &'static str,
 }
 
@@ -94,7 +94,7 @@ const TARGETS: &[Target] = &[
 ];
 
 impl Results {
-    /// Takes a figure, of which the best of a run stands.
+    /// Adds a figure and keeps the best one.
     pub(super) fn add(&mut self, case: &str, subject: &str, metric: Metric, value: f64) {
         let best = if metric.more_is_better() { f64::max } else { f64::min };
         self.figures
@@ -103,7 +103,7 @@ impl Results {
             .or_insert(value);
     }
 
-    /// Notes that a subject was not measured, and says so at once.
+    /// Records that a subject was not measured, and prints the reason.
     pub(super) fn miss(&mut self, case: &str, subject: &str, error: &anyhow::Error) {
         let why = format!("{error:#}");
         if !self.missing.iter().any(|(_, name, said)| name == subject && *said == why) {
@@ -167,7 +167,8 @@ impl Results {
         Ok(text)
     }
 
-    /// Prints the figures as lines of JSON if `json`, and the tables: to standard error then.
+    /// Prints the figures as lines of JSON if `json` is set, and the tables; with `json` to
+    /// standard error.
     pub(super) fn print(&self, json: bool) {
         if json {
             for ((case, metric, subject), value) in &self.figures {

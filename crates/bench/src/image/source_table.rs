@@ -1,5 +1,5 @@
-//! The table of EROFS's paper (Gao et al., USENIX ATC 2019, section 5): one large text file read in
-//! order from ext4, EROFS and squashfs, with the sizes of the images.
+//! The table of the EROFS paper (Gao et al., USENIX ATC 2019, section 5): one large text file read
+//! sequentially from ext4, EROFS and squashfs, with the image sizes.
 
 use std::path::Path;
 
@@ -11,9 +11,9 @@ use super::{
     tools::Tools,
 };
 
-/// Builds an image of each kind, and reads each in turn: `cold`, the image out of this machine's
-/// page cache before each pass, and `warm`, the image in it. One thread, 128 KiB requests, kernel
-/// mounts over loop devices.
+/// Builds an image of each type and reads them in turn: `cold`, with the image evicted from this
+/// machine's page cache before each pass, and `warm`, with the image cached. Uses one thread,
+/// 128 KiB requests, and kernel mounts over loop devices.
 pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, json: bool) -> anyhow::Result<()> {
     let mut results = Results::default();
     let reads = Reads::of(&data.folder, u64::MAX)?;

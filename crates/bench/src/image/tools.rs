@@ -1,4 +1,4 @@
-//! The programs that are measured, as they are found.
+//! Finds the programs to measure.
 
 use std::{
     env,
@@ -8,33 +8,33 @@ use std::{
 
 use anyhow::ensure;
 
-/// Where programs are looked for.
+/// Where to look for programs.
 pub(super) struct Tools {
     pub(super) pagefold: PathBuf,
-    /// Comes before the PATH for the programs of erofs-utils.
+    /// Searched before the PATH for the programs of erofs-utils.
     erofs_utils: Option<PathBuf>,
 }
 
 impl Tools {
     pub(super) fn new(pagefold: PathBuf, erofs_utils: Option<PathBuf>) -> anyhow::Result<Self> {
         if let Some(folder) = &erofs_utils {
-            // Or the PATH's programs would be measured in place of those that were named.
+            // Otherwise, the PATH's programs would be measured instead of the requested ones.
             let has_any = ["mkfs.erofs", "fsck.erofs", "erofsfuse"].iter().any(|name| folder.join(name).is_file());
             ensure!(has_any, "{} has none of mkfs.erofs, fsck.erofs and erofsfuse", folder.display());
         }
         Ok(Self { pagefold, erofs_utils })
     }
 
-    /// The program `name`, or `None` where there is none.
+    /// Returns the path of program `name`, or `None` if it is not found.
     pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
         let path = env::var_os("PATH").unwrap_or_default();
         let folders = self.erofs_utils.iter().filter(|_| name.contains("erofs")).cloned();
-        // File systems are made by programs that only root's PATH has.
+        // Often only root's PATH has the programs that make file systems.
         let folders = folders.chain(env::split_paths(&path)).chain(["/usr/sbin".into(), "/sbin".into()]);
         folders.map(|folder| folder.join(name)).find(|full| full.is_file())
     }
 
-    /// Whether the help of a program names `option`.
+    /// Whether a program's help mentions `option`.
     pub(super) fn knows(program: &Path, arguments: &[&str], option: &str) -> bool {
         let output = Command::new(program).args(arguments).arg("--help").output();
         output.is_ok_and(|output| {
@@ -43,7 +43,7 @@ impl Tools {
         })
     }
 
-    /// What a program says of its version, in one line.
+    /// Returns the first line of a program's version output.
     pub(super) fn version(program: &Path, argument: &str) -> String {
         let output = Command::new(program).arg(argument).output();
         let first = |text: &[u8]| String::from_utf8_lossy(text).lines().next().unwrap_or_default().trim().to_owned();

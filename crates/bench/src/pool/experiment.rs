@@ -1,5 +1,5 @@
-//! The experiment that xcfmalloc was proposed with ("staging: zcache: xcfmalloc support", 2011):
-//! pages of zeros, and text that LZO makes to 75 % with little deviation. The figure is its
+//! The experiment with which xcfmalloc was proposed ("staging: zcache: xcfmalloc support", 2011):
+//! pages of zeros, and text that LZO compresses to 75 % with little deviation. The figure is its
 //! *effective compression*: memory spent / page bytes.
 
 use anyhow::{Context, ensure};
@@ -16,7 +16,7 @@ use crate::{
 
 const PAGES: usize = 64 << 10;
 
-/// Different pages of text; the others are these again.
+/// Distinct pages of text; the others repeat them.
 const TEXTS: usize = 2048;
 const TEXT_BYTES: std::ops::RangeInclusive<usize> = PAGE_SIZE * 3 / 4 - 24..=PAGE_SIZE * 3 / 4 + 24;
 
@@ -79,7 +79,7 @@ pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages of words, some from a small vocabulary and as many that never come again as 75 % asks for.
+/// Makes pages of words: some from a small vocabulary, and enough unique ones to compress to 75 %.
 fn texts(stream: &mut dyn Stream) -> anyhow::Result<Pages> {
     let mut random = Random::new(75);
     let vocabulary: Vec<Vec<u8>> = (0..200).map(|_| word(&mut random)).collect();
@@ -107,13 +107,13 @@ fn ratio(text: &Page, stream: &mut dyn Stream) -> f64 {
     stream.compress(text, &mut object).unwrap_or(PAGE_SIZE) as f64 / PAGE_SIZE as f64
 }
 
-/// Fills a page with words, of which `new_words` in a thousand are new ones.
+/// Fills a page with words, of which `new_words` in a thousand are unique.
 fn fill(text: &mut Page, vocabulary: &[Vec<u8>], new_words: u64, seed: u64) {
     let mut random = Random::new(seed);
     let mut at = 0;
     while at < PAGE_SIZE {
-        // The same random numbers whatever `new_words` is, so that more of them never make a page
-        // shorter.
+        // The random numbers do not depend on `new_words`, so that more new words never make a page
+        // compress better.
         let known = &vocabulary[random.below(vocabulary.len() as u64) as usize];
         let new = word(&mut random);
         let word = if random.below(1000) < new_words { &new } else { known };

@@ -1,4 +1,4 @@
-//! Memory spent after filling, through churn and after discards.
+//! Memory spent after filling, during churn and after discards.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,23 +17,23 @@ use crate::{
     subjects::Zram,
 };
 
-/// Times that every page is overwritten with pages of the other kind.
+/// How often every page is overwritten with pages of the other kind.
 const OTHER_PASSES: usize = 3;
 
-/// Reads that are timed while nothing is written.
+/// Reads that are timed while there are no writes.
 const QUIET_READS: usize = 50_000;
 
-/// How long the store is left alone after discards.
+/// How long the store stays idle after discards.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Something that holds pages and says what that costs.
+/// A device that reports the memory it uses.
 trait Holder: Sync {
     fn device(&self) -> &dyn Device;
-    /// Compressed bytes and all memory spent.
+    /// Returns the compressed bytes and all memory spent.
     fn bytes(&self) -> anyhow::Result<(u64, u64)>;
     fn discard(&self, slot: u64) -> anyhow::Result<()>;
     fn compact(&self) -> anyhow::Result<()>;
-    /// Writes between two looks at the bytes while pages are overwritten.
+    /// Returns the number of writes between two readings of the bytes during churn.
     fn look_every(&self) -> usize;
 }
 
@@ -83,7 +83,7 @@ impl Holder for Zram {
     }
 }
 
-/// Measures the product's store, and zram where it has the codec, on pages of two kinds.
+/// Measures the product's store, and zram if it supports the codec, on pages of two kinds.
 pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zram: bool) -> anyhow::Result<()> {
     let case = format!("{}-{}/{codec}", first.name, second.name);
     let slots = first.pages.len() as u64;
@@ -163,7 +163,7 @@ fn measure(
 }
 
 /// Overwrites every page in random order, three times with pages of the second kind and then with
-/// the first. Returns the most memory that was spent for a compressed byte, and the time.
+/// the first. Returns the maximum memory spent per compressed byte, and the time.
 fn churn(
     holder: &dyn Holder,
     first: &Data,
@@ -193,15 +193,15 @@ fn churn(
     Ok((worst, time))
 }
 
-/// How long reads took, in nanoseconds.
+/// Latencies of reads, in nanoseconds.
 struct Latencies {
     p99: f64,
     max: f64,
-    /// The longest in which the kernel did not give the CPU to another thread.
+    /// The longest read during which the thread was not preempted.
     max_running: f64,
 }
 
-/// Times reads of random slots: `count` of them, or until `stop`.
+/// Times `count` reads of random slots, or fewer if `stop` is set.
 fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<Latencies> {
     let mut reader = holder.device().worker(2)?;
     let mut page = crate::pages::Pages::new(1);
@@ -223,7 +223,7 @@ fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -
     Ok(Latencies { p99: at(0.99), max: at(1.0), max_running: max_running as f64 })
 }
 
-/// Bytes of this process's memory that are resident.
+/// Returns this process's resident memory in bytes.
 pub(super) fn resident_bytes() -> anyhow::Result<u64> {
     memory_bytes("self", "VmRSS")
 }

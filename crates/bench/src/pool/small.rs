@@ -1,4 +1,4 @@
-//! Many small stores: what a process with a thousand forks spends.
+//! Many small stores: the memory of a process with a thousand forks.
 
 use pagefold_codec::by_name;
 
@@ -9,8 +9,8 @@ const STORES: usize = 1000;
 const SLOTS: u64 = (8 << 30) / 4096;
 const PAGES: usize = 64;
 
-/// Makes the stores, each of 8 GiB with 64 pages spread over it, and compares what they say with
-/// the process's growth.
+/// Makes the stores, each of 8 GiB with 64 pages, and compares their reported memory with the
+/// process's growth.
 pub(super) fn run(output: &Output, codec: &str, data: &Data) -> anyhow::Result<()> {
     let case = format!("{STORES}-stores/{}/{codec}", data.name);
     let before = resident_bytes()?;

@@ -1,7 +1,7 @@
-//! How fast objects are allocated and freed: the same sequence of lengths in the product's
-//! allocator, in the published ones, in mimalloc and in the system's allocator. One thread's time
-//! is its CPU's, so that other work on the machine does not count; that of several is what a clock
-//! on the wall says.
+//! The speed of allocating and freeing objects: the same sequence of lengths in the product's
+//! allocator, in the published ones, in mimalloc and in the system's allocator. A single thread is
+//! timed by its CPU clock, so that other work on the machine does not count; several threads are
+//! timed by the wall clock.
 #![allow(unsafe_code)] // calls the peers' allocators
 
 use std::{
@@ -24,15 +24,15 @@ use crate::{
     product::{ProductHeap, ProductObject},
 };
 
-/// Frees and allocations that each thread makes in a round.
+/// Frees and allocations of each thread per round.
 const STEPS: usize = 300_000;
 const ROUNDS: usize = 5;
 
-/// What allocates.
+/// An allocator under test.
 trait Allocator: Sync {
     type Held: Send;
     fn name(&self) -> &'static str;
-    /// Allocates `bytes.len()` bytes, and if `fill` stores them there.
+    /// Allocates `bytes.len()` bytes, and copies `bytes` there if `fill` is set.
     fn put(&self, bytes: &[u8], fill: bool) -> Option<Self::Held>;
     fn remove(&self, held: Self::Held);
 }
@@ -105,7 +105,7 @@ impl<A: GlobalAlloc + Sync> Allocator for Peer<A> {
     }
 }
 
-/// Measures the allocators and their peers with the lengths that `data`'s pages have under `codec`.
+/// Measures the allocators and their peers with the lengths of `data`'s pages under `codec`.
 pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[usize]) -> anyhow::Result<()> {
     let mut stream = codec.stream()?;
     let mut object = [0; PAGE_SIZE];
@@ -138,15 +138,15 @@ pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[us
     Ok(())
 }
 
-/// What the clock says that measures a thread of `threads`.
+/// Returns the time of the clock that times one of `threads` threads.
 fn now(threads: usize) -> Duration {
     let clock = if threads == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
     let now = clock_gettime(clock);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Fills an allocator, then frees random objects and allocates others in their place. Returns the
-/// time of the latter.
+/// Fills an allocator, then replaces random objects with new ones. Returns the time of the
+/// replacements.
 fn round<A: Allocator>(
     allocator: &A,
     lens: &[usize],
@@ -165,7 +165,7 @@ fn round<A: Allocator>(
         for _ in 0..STEPS {
             let slot = random.below(held.len() as u64) as usize;
             let len = lens[random.below(lens.len() as u64) as usize];
-            // As a store does: the new object is there before the old one goes.
+            // As in the store: the new object exists before the old one is freed.
             let new = allocator.put(&bytes[..len], fill).context("out of memory")?;
             if let Some(old) = held[slot].replace(new) {
                 allocator.remove(old);

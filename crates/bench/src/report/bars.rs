@@ -1,4 +1,4 @@
-//! Charts that stand by themselves, as SVG files: bars of absolute figures next to peers.
+//! Standalone charts as SVG files: bars of absolute figures next to peers'.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::{
     words::grouped,
 };
 
-/// One chart.
+/// A chart.
 pub(super) struct Chart {
     /// The file's name.
     pub(super) file: &'static str,
@@ -28,7 +28,7 @@ struct Group {
     bars: Vec<Bar>,
 }
 
-/// The charts that a run has figures for.
+/// Returns the charts that the run has figures for.
 pub(super) fn charts(record: &Record) -> Vec<Chart> {
     let drawn = [
         ("ram.svg", "RAM for the same pages of program heaps, % of their size", ram(record), 1, "%"),
@@ -42,8 +42,8 @@ pub(super) fn charts(record: &Record) -> Vec<Chart> {
         .collect()
 }
 
-/// Pages of heaps in zram and in the store: of all that a run stored, those whose name begins with
-/// `heap`.
+/// Memory of pages of heaps in zram and in the store: of all data sets stored, those whose name
+/// begins with `heap`.
 fn ram(record: &Record) -> Vec<Group> {
     const SUBJECTS: [(&str, &str); 4] = [
         ("zram-lz4", "zram, lz4"),
@@ -86,7 +86,7 @@ fn io(record: &Record) -> Vec<Group> {
         .into()
 }
 
-/// How long a disk that begins as another takes.
+/// Time to make a disk that starts as a copy of another.
 fn forks(record: &Record) -> Vec<Group> {
     const SUBJECTS: [(&str, &str, &str); 5] = [
         ("cp-tmpfs", "a copy in tmpfs", "idle/peer/*"),
@@ -102,7 +102,7 @@ fn forks(record: &Record) -> Vec<Group> {
     vec![Group { heading: String::new(), bars: SUBJECTS.into_iter().filter_map(bar).collect() }]
 }
 
-/// Width of a chart; of the names at the left; room for a figure at the right.
+/// Widths of a chart, of the names at the left, and of a figure at the right.
 const WIDTH: f64 = 720.0;
 const NAMES: f64 = 210.0;
 const FIGURE: f64 = 90.0;
@@ -170,7 +170,7 @@ mod tests {
         }
         figures.push(("fork", "idle/socket/9", "pagefold", "all_p50_us", 280.0));
         let charts = charts(&record(&figures));
-        // A single bar says nothing.
+        // A single bar is not drawn.
         assert_eq!(charts.iter().map(|chart| chart.file).collect::<Vec<_>>(), ["ram.svg"]);
         let svg = &charts[0].svg;
         assert_eq!((svg.matches("<rect").count(), svg.matches("class=\"ours\"").count()), (2, 1));

@@ -1,4 +1,4 @@
-//! Two runs compared: what fell, or rose, by more than its spread.
+//! Compares two runs: what became worse, or better, by more than its spread.
 
 use super::{
     comparisons::COMPARISONS,
@@ -7,8 +7,8 @@ use super::{
 };
 use crate::figure::median;
 
-/// What may differ between two runs where the spread says less: bytes hardly differ; times do, and
-/// those of a single turn have no spread of their own.
+/// Minimum difference between two runs that counts, even if the spread is smaller. Bytes hardly
+/// vary. Times do, and times of a single turn have no spread.
 const FLOOR_BYTES: f64 = 0.01;
 const FLOOR_TIMES: f64 = 0.03;
 const FLOOR_SINGLE: f64 = 0.10;
@@ -23,20 +23,20 @@ pub(super) struct Change<T> {
     pub(super) factor: f64,
 }
 
-/// What changed from one run to another.
+/// Changes from one run to another.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Comparisons with peers that fell, the most first, and that rose. Each run's peers were
-    /// measured in it, so that a slower machine is in neither.
+    /// Comparisons with peers that became worse, the largest change first, and those that became
+    /// better. Each run measured its own peers, so a slower machine changes neither.
     pub(super) ratios_fell: Vec<Change<Comparison>>,
     pub(super) ratios_rose: Vec<Change<Comparison>>,
     pub(super) ratios: usize,
-    /// pagefold's own figures that fell.
+    /// pagefold's own figures that became worse.
     pub(super) fell: Vec<Change<(Key, String)>>,
     pub(super) rose: usize,
     pub(super) figures: usize,
-    /// The median change of what peers' programs did, which have not changed: how much faster the
-    /// machine was.
+    /// The median change of the peers' figures. Their programs are the same, so this is how much
+    /// faster the machine was.
     pub(super) peers_factor: Option<f64>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn changes(before: &Record, after: &Record) -> Changes {
     for comparison in COMPARISONS {
         let (Some(old), Some(new)) = (verdict(before, comparison), verdict(after, comparison)) else { continue };
         changes.ratios += 1;
-        // A ratio is of the kind that more of is better, whatever it is made of.
+        // More is better for a ratio, whatever its figures are.
         let floor = if comparison.measure == Measure::Bytes { FLOOR_BYTES } else { FLOOR_TIMES };
         let change = Change {
             of: *comparison,
@@ -90,8 +90,8 @@ pub(super) fn changes(before: &Record, after: &Record) -> Changes {
     changes
 }
 
-/// Whether a figure rose (`true`) or fell by more than the spread of either run and more than
-/// `floor`.
+/// Whether a figure became better (`true`) or worse by more than the spread of either run and more
+/// than `floor`.
 fn direction<T>(measure: Measure, floor: f64, change: &Change<T>) -> Option<bool> {
     let Change { before, after, factor, .. } = change;
     let width = |spread: &Spread| (spread.high - spread.low) / spread.median;
@@ -109,7 +109,7 @@ fn direction<T>(measure: Measure, floor: f64, change: &Change<T>) -> Option<bool
     }
 }
 
-/// Whether a subject is somebody else's program.
+/// Whether a subject is another project's program.
 fn is_peer(subject: &str) -> bool {
     let is_ours = COMPARISONS.iter().any(|comparison| comparison.ours.subject == subject);
     let is_named = COMPARISONS.iter().any(|comparison| comparison.peer.subject == subject);
@@ -121,7 +121,7 @@ fn is_peer(subject: &str) -> bool {
 mod tests {
     use super::{super::record::Line, *};
 
-    /// A run of turns with the speed of fold and of liblz4.
+    /// Makes a run of turns with the speeds of fold and of liblz4.
     fn record(turns: &[(f64, f64)]) -> Record {
         let mut record = Record::default();
         for (number, (fold, liblz4)) in turns.iter().enumerate() {
@@ -153,7 +153,7 @@ mod tests {
         let after = record(&[(98.0, 50.0), (110.0, 52.0)]);
         let same = changes(&before, &after);
         assert!(same.ratios_fell.is_empty() && same.fell.is_empty() && same.rose == 0);
-        // A single turn has no spread: 5 % says nothing.
+        // A single turn has no spread: a difference of 5 % does not count.
         let single = changes(&record(&[(100.0, 50.0)]), &record(&[(95.0, 50.0)]));
         assert!(single.fell.is_empty());
         assert_eq!(changes(&record(&[(100.0, 50.0)]), &record(&[(80.0, 50.0)])).fell.len(), 1);

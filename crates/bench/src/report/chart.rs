@@ -12,23 +12,23 @@ use std::fmt::Write;
 
 use super::{record::Spread, verdict::Winner};
 
-/// The axis goes from one over this to this. What lies beyond stands at the edge, as an arrow.
+/// The axis runs from 1 / `END` to `END`. Ratios beyond it are arrows at the edge.
 const END: f64 = 8.0;
 
 /// Ticks and their labels.
 const TICKS: [(f64, &str); 7] =
     [(0.125, "⅛"), (0.25, "¼"), (0.5, "½"), (1.0, "1"), (2.0, "2×"), (4.0, "4×"), (8.0, "8×")];
 
-/// Room for half a dot at either end, in percent.
+/// Room for half a dot at each end, in percent.
 const MARGIN: f64 = 3.0;
 
-/// Where a ratio stands, in percent of the width.
+/// Returns the position of a ratio, in percent of the width.
 fn place(ratio: f64) -> f64 {
     let share = ratio.clamp(1.0 / END, END).ln() / END.ln();
     50.0 + share * (50.0 - MARGIN)
 }
 
-/// The axis of a group of rows.
+/// Draws the axis of a group of rows.
 pub(super) fn axis() -> String {
     let mut svg = r#"<svg class="axis" height="16" role="img" aria-label="times better, logarithmic">"#.to_owned();
     for (ratio, label) in TICKS {
@@ -38,7 +38,7 @@ pub(super) fn axis() -> String {
     svg
 }
 
-/// One row: how many times better pagefold is.
+/// Draws one row: how many times better pagefold is.
 pub(super) fn strip(ratio: Spread, winner: Winner) -> String {
     let class = match winner {
         Winner::Pagefold => "ours",

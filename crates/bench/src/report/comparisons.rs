@@ -1,5 +1,4 @@
-//! The comparisons of the report, in its order. A row where a peer is better is as much a row as
-//! the others.
+//! The comparisons of the report, in its order. Comparisons that a peer wins are included.
 
 use super::{
     record::Pick,
@@ -10,7 +9,7 @@ use super::{
     },
 };
 
-/// What a group compares, and what differs between the two sides.
+/// What a group compares, and how the two sides differ.
 pub(super) struct Group {
     pub(super) name: &'static str,
     pub(super) note: &'static str,
@@ -59,7 +58,7 @@ const NBD: &str = "NBD servers";
 const IMAGES: &str = "Images";
 const FORKS: &str = "Forks of a disk";
 
-/// Both sides have the same case and metric.
+/// Makes a comparison whose two sides have the same case and metric.
 const fn same(
     group: &'static str,
     what: &'static str,

@@ -1,11 +1,11 @@
-//! HTML as text: escaping, tables, and the frame of a page that needs nothing else.
+//! HTML as text: escaping, tables, and the frame of a self-contained page.
 
 use std::fmt::{Display, Write};
 
 /// Styles of the page, for screens of any width, light and dark, and for paper.
 const STYLE: &str = include_str!("style.css");
 
-/// Text as it stands in an element or in a quoted attribute.
+/// Escapes text for an element or a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -15,7 +15,7 @@ pub(super) fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // HTML has no other control characters.
+            // HTML allows no other control characters.
             '\n' | '\t' => out.push(character),
             character if character.is_control() => out.push('\u{fffd}'),
             character => out.push(character),
@@ -24,7 +24,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// A whole page of `body`, which is HTML.
+/// Returns a whole page with `body`, which is HTML.
 pub(super) fn page(title: &str, body: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -35,13 +35,14 @@ pub(super) fn page(title: &str, body: &str) -> String {
     )
 }
 
-/// A table that scrolls within its place where it is too wide.
+/// A table that scrolls if it is too wide for its place.
 pub(super) struct HtmlTable {
     text: String,
 }
 
 impl HtmlTable {
-    /// `columns` are headings: the first of names, the others of numbers.
+    /// Begins a table. The first of `columns` is the heading of the names, the others are headings
+    /// of numbers.
     pub(super) fn new(class: &str, caption: &str, columns: &[&str]) -> Self {
         let mut text = format!("<div class=\"scroll\"><table class=\"{class}\">");
         if !caption.is_empty() {
@@ -55,12 +56,12 @@ impl HtmlTable {
         Self { text }
     }
 
-    /// A row whose first cell names it.
+    /// Adds a row whose first cell is its name.
     pub(super) fn row(&mut self, name: &str, cells: impl IntoIterator<Item = impl Display>) {
         self.row_of("", name, cells);
     }
 
-    /// A row of a class.
+    /// Adds a row with a class.
     pub(super) fn row_of(&mut self, class: &str, name: &str, cells: impl IntoIterator<Item = impl Display>) {
         let _ = write!(self.text, "<tr class=\"{class}\"><th scope=\"row\">{}</th>", escape(name));
         for cell in cells {
@@ -79,8 +80,7 @@ impl HtmlTable {
 pub(super) mod tests {
     use super::*;
 
-    /// Panics where elements of `html` are not closed in their order, or a character stands
-    /// unescaped.
+    /// Panics if elements of `html` are not closed in order, or if a character is not escaped.
     pub(in super::super) fn assert_well_formed(html: &str) {
         let (mut open, mut rest) = (Vec::new(), html.strip_prefix("<!DOCTYPE html>").expect("a doctype"));
         while let Some(at) = rest.find('<') {

@@ -23,7 +23,7 @@ pub(super) struct Baseline {
     pub(super) record: Record,
 }
 
-/// The whole page. `lines` is the name of the file that has the figures.
+/// Returns the whole page. `lines` is the name of the file with the figures.
 pub(super) fn page(record: &Record, lines: &str, baseline: Option<&Baseline>) -> String {
     let verdicts = verdicts(record);
     let mut body = String::new();
@@ -183,7 +183,7 @@ fn comparison_name(comparison: &Comparison) -> String {
     format!("{group}: {what}, {ours_name} / {peer_name}")
 }
 
-/// A figure's median with its turns.
+/// Formats a figure's median with the range of its turns.
 fn values(spread: Spread) -> String {
     if spread.turns < 2 {
         return figure(spread.median);
@@ -209,7 +209,7 @@ fn section_published(record: &Record) -> String {
         );
         let published = table.published_values();
         let has_groups = table.rows.iter().any(|row| !row.group.is_empty());
-        // Two wide tables do not fit beside each other.
+        // Two wide tables do not fit side by side.
         let class = if table.published.len() > 4 { "pair wide" } else { "pair" };
         let pair = |rows: &dyn Fn(&[&str], &Values, &str) -> String| {
             format!(
@@ -243,7 +243,7 @@ fn all_rows(table: &published::PublishedTable, columns: &[&str], values: &Values
     let mut out = HtmlTable::new("numbers", caption, &[&[""], columns].concat());
     let mut group = "";
     for (row, values) in table.rows.iter().zip(values) {
-        // What one side has alone does not stand on the other.
+        // Rows without a published figure are left out of the published side.
         if values.iter().all(Option::is_none) && caption.starts_with("Published") {
             continue;
         }
@@ -260,7 +260,7 @@ fn all_rows(table: &published::PublishedTable, columns: &[&str], values: &Values
     out.end()
 }
 
-/// A row for each group: the geometric mean of its rows, each over the first column.
+/// Makes a row for each group: the geometric mean of its rows, each divided by its first column.
 fn group_means(table: &published::PublishedTable, columns: &[&str], values: &Values, caption: &str) -> String {
     if !is_measured(values) {
         return format!("<p class=\"quiet\">{}: {NOT_MEASURED}.</p>", escape(caption));
@@ -372,7 +372,7 @@ mod tests {
         *,
     };
 
-    /// A run with figures for every comparison, some won and some lost.
+    /// Makes a run with figures for every comparison, some won and some lost.
     fn whole(turns: u32, slower: f64) -> Record {
         let mut record = Record::default();
         record.add(Line::about("", "2 CPUs of a machine", "machine", 1.8e9, ""));

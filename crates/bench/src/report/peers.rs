@@ -1,5 +1,5 @@
-//! The programs and devices of others that a run compares with: which are here, and how to get
-//! those that are not.
+//! Other projects' programs and devices that a run compares with: which are available, and how to
+//! get the missing ones.
 
 use std::{
     env, fs,
@@ -11,16 +11,16 @@ use pagefold_oracle::Liblzo2;
 
 use super::record::Line;
 
-/// A peer, what it is for, and how it is had.
+/// A peer, how to find it, and how to get it.
 struct Peer {
     name: &'static str,
     kind: PeerKind,
-    /// What a reader does to have it.
+    /// How a reader can get it.
     how: &'static str,
 }
 
 enum PeerKind {
-    /// A program on the PATH, or where root's are.
+    /// A program in the PATH or in root's directories.
     Program,
     /// A file system that the kernel mounts, which needs root.
     FileSystem,
@@ -61,7 +61,7 @@ const PEERS: &[Peer] = &[
     Peer { name: "kernel ext4", kind: FileSystem, how: "as root, with a kernel that has ext4 (modprobe ext4)" },
 ];
 
-/// Which peers this machine has.
+/// The peers that this machine has.
 pub(super) struct Peers {
     found: Vec<(&'static str, Option<String>, &'static str)>,
 }
@@ -72,17 +72,17 @@ impl Peers {
         Self { found }
     }
 
-    /// Whether a peer is here.
+    /// Whether a peer is available.
     pub(super) fn has(&self, name: &str) -> bool {
         self.found.iter().any(|(other, found, _)| *other == name && found.is_some())
     }
 
-    /// How to get a peer.
+    /// Returns how to get a peer.
     pub(super) fn how(&self, name: &str) -> &'static str {
         self.found.iter().find(|(other, ..)| *other == name).map_or("", |(.., how)| how)
     }
 
-    /// A line of the record for each.
+    /// Returns a line of the record for each peer.
     pub(super) fn lines(&self) -> impl Iterator<Item = Line> + '_ {
         self.found.iter().map(|(name, found, how)| {
             let is_here = f64::from(u8::from(found.is_some()));
@@ -92,7 +92,7 @@ impl Peers {
 }
 
 impl Peer {
-    /// Where it is; `None` where it is not.
+    /// Returns where the peer is, or `None` if it is missing.
     fn found(&self) -> Option<String> {
         match self.kind {
             Program => program(self.name).map(|path| path.display().to_string()),
@@ -103,7 +103,7 @@ impl Peer {
                     .then(|| "kernel".to_owned())
             }
             Zram => {
-                // A disk that somebody has set up is not ours to reset.
+                // A disk that is already set up must not be reset.
                 let size = fs::read_to_string("/sys/block/zram0/disksize").ok()?;
                 let is_ours = size.trim() == "0" && OpenOptions::new().write(true).open(ZRAM_RESET).is_ok();
                 is_ours.then(|| "/dev/zram0".to_owned())
@@ -115,9 +115,9 @@ impl Peer {
 
 const ZRAM_RESET: &str = "/sys/block/zram0/reset";
 
-/// Gives back what a part that was killed has left in zram. Only for a disk that was unused before.
+/// Frees what a killed part left in zram. Only for a disk that was unused before.
 pub(super) fn reset_zram() {
-    // Where it was not set up, there is nothing to reset.
+    // If it was not set up, there is nothing to reset.
     let _ = fs::write(ZRAM_RESET, "1");
 }
 

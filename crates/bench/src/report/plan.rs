@@ -1,4 +1,4 @@
-//! What a report runs: other benches of this program, as parts, with the time that each takes.
+//! What a report runs: other benches of this program as parts, each with its expected time.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,9 @@ use super::peers::Peers;
 #[derive(Clone, Debug)]
 pub(super) struct PlannedBench {
     pub(super) name: String,
-    /// The command line of this program.
+    /// Command line of this program.
     pub(super) args: Vec<String>,
-    /// What a turn takes on two CPUs, where nothing of this run is known yet.
+    /// Expected duration of a turn on two CPUs, used until this run has measured it.
     pub(super) seconds: f64,
     /// Peers without which there is nothing to measure.
     pub(super) needs: &'static [&'static str],
@@ -21,7 +21,8 @@ pub(super) struct PlannedBench {
 pub(super) struct Plan {
     pub(super) parts: Vec<PlannedBench>,
     pub(super) turns: u32,
-    /// A part that would end later does not begin, and one that does is ended.
+    /// Time limit. A part that would end later is not started, and a part that runs longer is
+    /// ended.
     pub(super) limit_s: f64,
 }
 
@@ -29,13 +30,13 @@ pub(super) struct Plan {
 #[derive(Clone, Debug)]
 pub(super) struct Scratch {
     pub(super) disk: PathBuf,
-    /// In memory, where there is such a folder.
+    /// In memory if possible.
     pub(super) memory: PathBuf,
 }
 
 impl Scratch {
-    /// A command line as a reader can run it: with the folders in which these were made, since they
-    /// are gone after the run.
+    /// Returns a command line that a reader can run: temporary folders, which are removed after the
+    /// run, are replaced by their parents.
     pub(super) fn without_names(&self, line: &str) -> String {
         let mut line = line.to_owned();
         for folder in [&self.disk, &self.memory] {
@@ -47,7 +48,7 @@ impl Scratch {
     }
 }
 
-/// What the user named to be measured.
+/// The data that the user named.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
     /// Files whose pages are stored and compressed.
@@ -58,11 +59,11 @@ pub(super) struct Named {
     pub(super) directories: Vec<PathBuf>,
 }
 
-/// Five and 45 minutes, less what the last page and a part that ends late take.
+/// 5 and 45 minutes, less the time for the last page and for a part that ends late.
 const QUICK_LIMIT_S: f64 = 285.0;
 const FULL_LIMIT_S: f64 = 2640.0;
 
-/// Codecs of the sources' tables and of the comparisons.
+/// Codecs in the sources' tables and in the comparisons.
 const CODECS: &str = "lz4,lz4dyn,fold,lzo,pleat,pleat-trained,liblz4,liblzo2,libzstd-1,libzstd-1-dict,snappy,zxc-3";
 const MORE_CODECS: &str = ",842,deflate-1,lz4hc-9,zstd-1,libdeflate-1,zxc-1";
 
@@ -78,7 +79,7 @@ impl Plan {
     }
 }
 
-/// The plan as it grows.
+/// A plan under construction.
 struct Parts<'a> {
     parts: Vec<PlannedBench>,
     quick: bool,
@@ -86,7 +87,7 @@ struct Parts<'a> {
     scratch: &'a Scratch,
 }
 
-/// A command line of a quick run and one of a full run.
+/// The command lines for a quick run and a full run.
 struct Lines {
     quick: &'static str,
     full: &'static str,
@@ -108,7 +109,7 @@ impl Parts<'_> {
         &mut self.parts[at]
     }
 
-    /// A part that writes pages: those of the files that the user named.
+    /// Adds a part that writes pages: those of the files that the user named.
     fn add_pages(&mut self, name: &str, lines: &Lines, seconds: (f64, f64)) -> &mut PlannedBench {
         let files: Vec<String> = self.named.files.iter().map(|path| path.display().to_string()).collect();
         let part = self.add(name, lines, seconds, &[]);
@@ -119,8 +120,8 @@ impl Parts<'_> {
         part
     }
 
-    /// The store in this process: beside zram, and with the published locks, streams and
-    /// allocators.
+    /// Adds the parts for the store in this process: compared with zram, and with the published
+    /// locks, streams and allocators.
     fn store(&mut self, peers: &Peers) {
         let without_zram = |part: &mut PlannedBench| {
             if !peers.has("zram") {

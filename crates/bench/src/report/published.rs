@@ -1,14 +1,14 @@
-//! The tables of the five sources, and where the same figures of a run are.
+//! The tables of the five sources, and where a run has the same figures.
 
 mod fio;
 
 use super::record::{Pick, Record};
 use crate::{figure::geometric_mean, streams::LINES};
 
-/// A table of a source beside the same table as measured.
+/// A source's table next to the same table as measured here.
 pub(super) struct PublishedTable {
     pub(super) title: &'static str,
-    /// Who published it, where, when.
+    /// Who published it, where and when.
     pub(super) source: &'static str,
     /// How it was measured there.
     pub(super) there: &'static str,
@@ -18,22 +18,22 @@ pub(super) struct PublishedTable {
     pub(super) published: &'static [&'static str],
     pub(super) measured: &'static [&'static str],
     pub(super) rows: Vec<Row>,
-    /// Numbers behind the point.
+    /// Decimal places.
     pub(super) decimals: usize,
-    /// Whether a row of means, compared with each side's first column, says something.
+    /// Whether means compared with each side's first column are meaningful.
     pub(super) has_means: bool,
 }
 
 pub(super) struct Row {
-    /// Rows of one group stand together, with a heading; empty where there are no groups.
+    /// Consecutive rows of a group share a heading; empty if there are no groups.
     pub(super) group: String,
     pub(super) name: String,
-    /// One value a column; none where the source has none.
+    /// One value per column; `None` where the source has none.
     pub(super) published: Vec<Option<f64>>,
     pub(super) measured: Vec<Cell>,
 }
 
-/// Where a figure of a run is.
+/// Where a run has a figure.
 pub(super) struct Cell {
     bench: &'static str,
     case: String,
@@ -41,16 +41,16 @@ pub(super) struct Cell {
     take: Take,
 }
 
-/// How a cell's figure is made of a run's.
+/// How a cell's figure is computed from a run's.
 #[derive(Clone, Copy)]
 enum Take {
-    /// Times a factor, for the source's unit.
+    /// The metric times a factor, for the source's unit.
     Scaled(&'static str, f64),
-    /// One over it.
+    /// The reciprocal of the metric.
     Inverse(&'static str),
-    /// The first in percent of the second.
+    /// The first metric in percent of the second.
     Percent(&'static str, &'static str),
-    /// Seconds to compress and decompress so many MB.
+    /// Seconds to compress and decompress this many MB.
     Coding(f64),
     /// Not measured.
     Nothing,
@@ -69,7 +69,7 @@ impl Cell {
     }
 }
 
-/// Values side by side, as they are shown: the source's or the run's.
+/// The rows' values as shown, of the source or of the run.
 pub(super) type Values = Vec<Vec<Option<f64>>>;
 
 impl PublishedTable {
@@ -82,8 +82,8 @@ impl PublishedTable {
     }
 }
 
-/// Of each column the geometric mean of its values over the first column's, in the rows that have
-/// both.
+/// Returns for each column the geometric mean of its values divided by the first column's, over the
+/// rows that have both.
 pub(super) fn means(values: &[&[Option<f64>]]) -> Vec<Option<f64>> {
     let columns = values.first().map_or(0, |row| row.len());
     let of = |column: usize| {
@@ -93,7 +93,7 @@ pub(super) fn means(values: &[&[Option<f64>]]) -> Vec<Option<f64>> {
     (0..columns).map(of).collect()
 }
 
-/// All tables, by source.
+/// Returns all tables, by source.
 pub(super) fn tables() -> Vec<PublishedTable> {
     vec![
         backends_speed(),
@@ -187,7 +187,7 @@ fn backends_size() -> PublishedTable {
     }
 }
 
-/// A line of zram-perf-test's tables: what it says, and the pattern that it is of.
+/// A line of zram-perf-test's tables: its direction and its pattern.
 type Line = (&'static str, &'static str);
 
 const DYNAMIC_LINES: [Line; 8] = [
@@ -201,7 +201,7 @@ const DYNAMIC_LINES: [Line; 8] = [
     ("WRITE", "mixed-rand"),
 ];
 
-/// The rows of a table of zram-perf-test. `columns` are the buffers and subjects here.
+/// Returns the rows of a table of zram-perf-test. `columns` are this run's buffers and subjects.
 fn fio_rows<const N: usize>(
     published: &[[[f64; N]; 8]; 10],
     lines: [Line; 8],
@@ -253,7 +253,7 @@ const LOCKS: &[&str] = &["table rwlock", "CAS", "spinlock", "rwlock", "bit_spinl
 const LOCKS_AND_OURS: &[&str] = &["table rwlock", "CAS", "spinlock", "rwlock", "bit_spinlock", "pagefold"];
 const LOCK_SUBJECTS: [&str; 6] = ["table-rwlock", "cas", "spin", "rwlock", "bit-spin", "hazard"];
 
-/// KB/s (1024 bytes) of a MB/s (10⁶ bytes).
+/// Converts MB/s (10⁶ bytes) to KB/s (1024 bytes).
 const KB_OF_MB: f64 = 1e6 / 1024.0;
 
 fn lock_row(name: &str, pattern: &str, published: [f64; 5]) -> Row {
@@ -410,7 +410,7 @@ fn dynamic_speeds() -> PublishedTable {
 
 const EROFS_SOURCE: &str = "Gao Xiang, “staging: erofs: decompression inplace approach”, Linux lists, June 2019";
 
-/// Images of the source, and the subject here.
+/// The source's images, with the subjects here.
 const EROFS_ROWS: [(&str, &str, f64, f64); 6] = [
     ("ext4", "kernel-ext4", 1_000_000_000.0, 745.0),
     ("erofs 4k", "kernel-erofs-4k", 558_133_248.0, 755.4),
@@ -420,7 +420,7 @@ const EROFS_ROWS: [(&str, &str, f64, f64); 6] = [
     ("squashfs 128k", "kernel-squashfs-128k", 398_204_928.0, 291.6),
 ];
 
-/// What is measured here besides.
+/// Further images measured here.
 const EROFS_MORE: [(&str, &str); 2] =
     [("erofs 4k by mkfs.erofs", "kernel-mkfs.erofs-4k"), ("pagefold, library", "pagefold-4k")];
 
@@ -477,7 +477,7 @@ fn sequential_reads() -> PublishedTable {
     }
 }
 
-/// MiB of a MB.
+/// Converts MB to MiB.
 const MIB_OF_MB: f64 = 1e6 / (1 << 20) as f64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The figures of a run, turn by turn, and what the run says about itself, as lines of JSON.
+//! The figures of a run by turn, and the run's description of itself, as lines of JSON.
 //!
 //! Each line is a figure as every bench writes it. Figures of the bench `report` describe the run:
 //! which turn of a part begins, how long it took, what failed, which peers are missing.
@@ -15,10 +15,10 @@ use serde::Deserialize;
 
 use crate::figure::{Figure, geometric_mean, median};
 
-/// The bench of the lines that describe a run.
+/// The bench name of lines that describe a run.
 pub(super) const ABOUT: &str = "report";
 
-/// A figure as it is read. Keys that are not named here are allowed and ignored.
+/// A parsed figure. Unknown keys are ignored.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub(super) struct Line {
     pub(super) bench: String,
@@ -36,7 +36,7 @@ impl Line {
         Ok(line)
     }
 
-    /// A line about the run.
+    /// Makes a line about the run.
     pub(super) fn about(case: &str, subject: &str, metric: &str, value: f64, unit: &str) -> Self {
         Self {
             bench: ABOUT.to_owned(),
@@ -54,7 +54,7 @@ impl Line {
     }
 }
 
-/// What a figure is of.
+/// Identifies a figure.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) bench: String,
@@ -63,7 +63,7 @@ pub(super) struct Key {
     pub(super) metric: String,
 }
 
-/// The values of one figure, by turn.
+/// The values of a figure by turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Series {
     pub(super) unit: String,
@@ -71,7 +71,7 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// One value a turn: the median of those that a bench gave in it.
+    /// Returns one value per turn: the median of those that the bench gave in it.
     pub(super) fn by_turn(&self) -> impl Iterator<Item = (u32, f64)> + '_ {
         self.values.iter().map(|(&turn, values)| (turn, median(values)))
     }
@@ -85,7 +85,7 @@ impl Series {
     }
 }
 
-/// The middle of some turns' values, and how far they lie apart.
+/// The median and the range of the turns' values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -105,16 +105,16 @@ impl Spread {
     }
 }
 
-/// How one turn of a part went.
+/// The course of one turn of a part.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Turn {
     pub(super) part: String,
     pub(super) number: u32,
     pub(super) command: String,
-    /// `None` while it runs, or where the run ended with it.
+    /// `None` while it runs, or if the run ended during it.
     pub(super) seconds: Option<f64>,
     pub(super) failure: Option<String>,
-    /// What the part said it could not measure.
+    /// What the part reported as not measurable.
     pub(super) missing: Vec<String>,
 }
 
@@ -123,19 +123,19 @@ pub(super) struct Turn {
 pub(super) struct PeerFound {
     pub(super) name: String,
     pub(super) is_here: bool,
-    /// Its version where it is here, else how to get it.
+    /// Its version if it is here, else how to get it.
     pub(super) text: String,
 }
 
-/// All that is known of a run.
+/// Everything known about a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Record {
     pub(super) series: BTreeMap<Key, Series>,
     pub(super) turns: Vec<Turn>,
     pub(super) peers: Vec<PeerFound>,
-    /// The machine, in words.
+    /// Description of the machine.
     pub(super) machine: String,
-    /// When the run began, in seconds since 1970.
+    /// Start of the run, in seconds since 1970.
     pub(super) began_s: Option<u64>,
     /// Why the run ended before its plan did.
     pub(super) cut_short: Option<String>,
@@ -145,8 +145,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Reads the lines of a run or of a bench. The last line may be cut off, as where a run was
-    /// killed.
+    /// Reads the lines of a run or of a bench. The last line may be incomplete, as in a run that
+    /// was killed.
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
         let name = path.display();
         let mut file = BufReader::new(File::open(path).with_context(|| format!("cannot open {name}"))?);
@@ -167,7 +167,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Takes a line of a run.
+    /// Adds a line of a run.
     pub(super) fn add(&mut self, line: Line) {
         if line.bench == ABOUT {
             self.describe(line);
@@ -175,7 +175,8 @@ impl Record {
         }
         let Line { bench, case, subject, metric, value, unit } = line;
         let series = self.series.entry(Key { bench, case, subject, metric }).or_default();
-        // Lines that no report wrote are in turns, too: the rounds of one bench after another.
+        // Lines that were not written by a report are numbered as turns too: a bench's successive
+        // rounds.
         let turn = self.turn.unwrap_or(series.values.len() as u32 + 1);
         series.unit = unit;
         series.values.entry(turn).or_default().push(value);
@@ -186,7 +187,7 @@ impl Record {
         let current = self.turns.iter_mut().rfind(|turn| turn.part == case);
         match (metric.as_str(), current) {
             ("turn", _) => {
-                // A float becomes the nearest number that a turn can have.
+                // The cast clamps to the range of turn numbers.
                 let number = value as u32;
                 self.turn = Some(number);
                 let turn =
@@ -207,13 +208,13 @@ impl Record {
         }
     }
 
-    /// The figures of a bench whose case, subject and metric match.
+    /// Returns the figures whose bench, case, subject and metric match.
     pub(super) fn matching<'a>(&'a self, pick: &'a Pick<'_>) -> impl Iterator<Item = (&'a Key, &'a Series)> {
         self.series.iter().filter(|(key, _)| pick.takes(key))
     }
 
-    /// The geometric mean over the cases that `pick` takes, of each case the sum of its figures,
-    /// each the median of its turns.
+    /// Returns the geometric mean over the cases that `pick` matches. Each case counts as the sum
+    /// of its figures, each figure as the median of its turns.
     pub(super) fn mean(&self, pick: &Pick<'_>) -> Option<f64> {
         let mut cases: BTreeMap<&str, f64> = BTreeMap::new();
         for (key, series) in self.matching(pick) {
@@ -224,7 +225,7 @@ impl Record {
     }
 }
 
-/// Some figures of a bench. In `case` and `metric` a `*` stands for any text.
+/// Selects figures of a bench. In `case` and `metric`, `*` matches any text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pick<'a> {
     pub(super) bench: &'a str,
@@ -242,7 +243,7 @@ impl Pick<'_> {
     }
 }
 
-/// Whether `text` is `pattern` with some text for each `*`.
+/// Whether `text` matches `pattern`, in which each `*` matches any text.
 pub(super) fn fits(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
@@ -250,7 +251,7 @@ pub(super) fn fits(pattern: &str, text: &str) -> bool {
     let mut last = None;
     for part in parts {
         if let Some(middle) = last.replace(part) {
-            // The earliest place leaves the most for the parts that follow.
+            // The earliest match leaves the most text for the following parts.
             let Some(at) = rest.find(middle) else { return false };
             rest = &rest[at + middle.len()..];
         }

@@ -1,4 +1,4 @@
-//! The verdicts of a run as a page of Markdown, for docs/results.md.
+//! The verdicts of a run as a Markdown page, for docs/results.md.
 
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ use super::{
     words::{between, difference, plural, range, utc},
 };
 
-/// The longest line of prose, in bytes.
+/// Maximum length of a line of prose, in bytes.
 const COLUMNS: usize = 100;
 
-/// The whole page. `command` is the one that makes it.
+/// Returns the whole page. `command` is the command that makes it.
 pub(super) fn results(record: &Record, command: &str) -> String {
     let verdicts = verdicts(record);
     let mut text = "# Results\n\n".to_owned();

@@ -1,5 +1,5 @@
-//! Runs the parts of a plan in turns, each as a process of its own, and keeps every figure as it
-//! comes.
+//! Runs the parts of a plan in turns, each as a separate process, and records every figure
+//! immediately.
 //!
 //! ```text
 //! for each turn, for each part:
@@ -32,19 +32,19 @@ use super::{
     record::{ABOUT, Line, Record},
 };
 
-/// How often a part, the limit and signals are looked at.
+/// How often a part, the limit and signals are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a part's output is waited for once it has ended: what it started may hold its pipes.
+/// How long to wait for a part's output after it exited: its children may hold its pipes open.
 const AFTER_END: Duration = Duration::from_secs(2);
 
-/// Lines of a part's standard error that are kept for the reason of a failure.
+/// Lines of a part's standard error that are kept to explain a failure.
 const LAST_LINES: usize = 20;
 
-/// Turns that a part may fail before it is left out of the others.
+/// Failed turns after which a part is left out.
 const TRIES: usize = 2;
 
-/// A run: what it has so far, and where that goes.
+/// A run: its results so far and where they go.
 pub(super) struct Run<'a> {
     pub(super) record: Record,
     lines: File,
@@ -52,17 +52,17 @@ pub(super) struct Run<'a> {
     scratch: &'a Scratch,
     stop: Arc<AtomicBool>,
     began: Instant,
-    /// What the last turn of each part took.
+    /// Duration of each part's last turn.
     took_s: BTreeMap<String, f64>,
 }
 
-/// What a part wrote.
+/// A line written by a part.
 enum Output {
     Figure(String),
     Said(String),
 }
 
-/// Why a part was ended.
+/// Why a part ended.
 #[derive(Clone, Copy, PartialEq)]
 enum Ended {
     Itself,
@@ -71,8 +71,8 @@ enum Ended {
 }
 
 impl<'a> Run<'a> {
-    /// A run of `program` whose lines go to `path`, which is emptied. It ends early once `stop` is
-    /// set.
+    /// Makes a run of `program` whose lines go to `path`, which is truncated. The run ends early
+    /// once `stop` is set.
     pub(super) fn new(
         program: &Path,
         path: &Path,
@@ -91,16 +91,16 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Keeps a line: in the record, and at once in the file.
+    /// Records a line and writes it to the file immediately.
     pub(super) fn keep(&mut self, line: Line) -> anyhow::Result<()> {
         writeln!(self.lines, "{}", line.json()).context("cannot write the JSON lines")?;
         self.record.add(line);
         Ok(())
     }
 
-    /// Runs the plan. `page` is called with what there is after each part; `clean` after a part
-    /// that was killed. What parts do not get done is in the record; an error is one of this
-    /// program's own files.
+    /// Runs the plan. Calls `page` with the results so far after each part, and `clean` after a
+    /// part that was killed. Failures of parts are in the record; an error concerns this program's
+    /// own files.
     pub(super) fn follow(
         &mut self,
         plan: &Plan,
@@ -143,7 +143,7 @@ impl<'a> Run<'a> {
                 }
                 let failures = self.record.turns.iter().filter(|turn| turn.part == part.name && turn.failure.is_some());
                 if failures.count() == TRIES {
-                    // Its time is worth more to the others.
+                    // The other parts make better use of its time.
                     out.push(&part.name);
                 }
             }
@@ -151,7 +151,8 @@ impl<'a> Run<'a> {
         page(&self.record)
     }
 
-    /// What a part takes: what it took, or what the plan says at the pace of this machine.
+    /// Returns the expected duration of a part: that of its last turn, or the plan's at this
+    /// machine's pace.
     fn expected_s(&self, plan: &Plan, part: &PlannedBench) -> f64 {
         if let Some(&took) = self.took_s.get(&part.name) {
             return took;
@@ -163,7 +164,7 @@ impl<'a> Run<'a> {
         part.seconds * pace
     }
 
-    /// What the rest of the run takes, from a part of a turn on.
+    /// Returns the expected duration of the rest of the run, beginning with a part of a turn.
     fn left_s(&self, plan: &Plan, out: &[&str], turn: u32, at: usize) -> f64 {
         let expected = |part: &PlannedBench| {
             if out.contains(&part.name.as_str()) { 0.0 } else { self.expected_s(plan, part) }
@@ -173,7 +174,7 @@ impl<'a> Run<'a> {
         (this + others).min(plan.limit_s - self.began.elapsed().as_secs_f64())
     }
 
-    /// Runs one turn of one part, for `limit_s` at most.
+    /// Runs one turn of one part, for at most `limit_s`.
     fn part(&mut self, part: &PlannedBench, turn: u32, limit_s: f64, note: &str, left_s: f64) -> anyhow::Result<Ended> {
         let command = self.scratch.without_names(&format!("pagefold-bench {} --json", part.args.join(" ")));
         self.keep(Line::about(&part.name, &command, "turn", f64::from(turn), ""))?;
@@ -183,13 +184,13 @@ impl<'a> Run<'a> {
             .args(&part.args)
             .arg("--json")
             .env("TMPDIR", &self.scratch.disk)
-            // The reason of a failure is one line.
+            // A backtrace would hide the one line that explains a failure.
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own: the terminal's ^C is for this program alone, and what a part
-            // starts ends with it.
+            // A separate process group: the terminal's ^C reaches only this program, and what a
+            // part starts can be ended with it.
             .process_group(0)
             .spawn();
         let mut child = match child {
@@ -206,7 +207,7 @@ impl<'a> Run<'a> {
             match output.recv_timeout(LOOK) {
                 Ok(Output::Figure(text)) => match Line::parse(&text) {
                     Ok(line) if line.bench != ABOUT => self.keep(line)?,
-                    // Nothing else comes from a bench that is asked for JSON.
+                    // With --json, a bench prints only figures.
                     _ => last.push_back(format!("not a figure: {text}")),
                 },
                 Ok(Output::Said(text)) => {
@@ -218,7 +219,7 @@ impl<'a> Run<'a> {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) if status.is_some() => break,
-                // The part has closed its output and goes on.
+                // The part has closed its output but still runs.
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK),
             }
             last.drain(..last.len().saturating_sub(LAST_LINES));
@@ -237,7 +238,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        // Servers that a part left behind.
+        // A part may leave servers behind.
         end_group(&child);
         progress.end();
         let seconds = start.elapsed().as_secs_f64();
@@ -273,7 +274,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Why a part failed, in one line.
+/// Returns in one line why a part failed.
 fn failure(status: Option<ExitStatus>, last: &VecDeque<String>) -> String {
     let said = last.iter().rfind(|line| line.starts_with("Error: ")).or(last.back());
     let said = said.map(|line| line.trim_start_matches("Error: ").to_owned());
@@ -284,15 +285,15 @@ fn failure(status: Option<ExitStatus>, last: &VecDeque<String>) -> String {
     }
 }
 
-/// Ends all processes of a part.
+/// Kills all processes of a part.
 fn end_group(child: &Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // A group that has ended is as good.
+        // The group may have exited already.
         let _ = kill_process_group(pid, Signal::KILL);
     }
 }
 
-/// The lines of a process, as they come.
+/// Returns a channel with the lines that a process writes.
 fn outputs(child: &mut Child) -> Receiver<Output> {
     let (sender, receiver) = mpsc::channel();
     if let Some(stdout) = child.stdout.take() {
@@ -318,8 +319,8 @@ fn pass_on(from: impl Read + Send + 'static, to: Sender<Output>, of: fn(String) 
     });
 }
 
-/// The line on the terminal that says what runs and how long the rest takes. Where there is no
-/// terminal, a line for each part.
+/// Shows on the terminal what runs and how long the rest will take. Without a terminal, prints a
+/// line for each part.
 struct Progress<'a> {
     note: &'a str,
     left_s: f64,
@@ -350,13 +351,13 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// A time in words, as in `3 min 20 s`.
+/// Formats a duration, as in `3 min 20 s`.
 pub(super) fn minutes(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
     if seconds < 60 { format!("{seconds} s") } else { format!("{} min {} s", seconds / 60, seconds % 60) }
 }
 
-/// Unmounts what a part that was killed has left mounted in the folders of a run.
+/// Unmounts what a killed part left mounted in the run's folders.
 pub(super) fn unmount_below(scratch: &Scratch) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let below: Vec<PathBuf> = mounts
@@ -364,7 +365,7 @@ pub(super) fn unmount_below(scratch: &Scratch) {
         .filter_map(|line| line.split(' ').nth(1).map(PathBuf::from))
         .filter(|at| at.starts_with(&scratch.disk) || at.starts_with(&scratch.memory))
         .collect();
-    // The last mounted first. A lazy unmount ends it whoever still has a file open there.
+    // In reverse order of mounting. A lazy unmount works even if a process has a file open there.
     for at in below.iter().rev() {
         let unmounted = |command: &[&str]| {
             let status = Command::new(command[0]).args(&command[1..]).arg(at).stderr(Stdio::null()).status();
@@ -376,7 +377,7 @@ pub(super) fn unmount_below(scratch: &Scratch) {
     }
 }
 
-/// Peers by name, with how to get those that are missing.
+/// Returns a function that tells for a peer's name whether it is here, or how to get it.
 pub(super) fn needs(peers: &super::peers::Peers) -> impl Fn(&str) -> Result<(), String> + '_ {
     let mut known: HashMap<String, Result<(), String>> = HashMap::new();
     for line in peers.lines() {
@@ -397,7 +398,7 @@ mod tests {
         stop: Arc<AtomicBool>,
     }
 
-    /// A script that prints a figure of a case.
+    /// Returns a script that prints a figure of a case.
     fn figure(case: &str, value: f64) -> String {
         let line = Line { bench: "b".to_owned(), ..Line::about(case, "pagefold", "m", value, "MB/s") };
         format!("echo '{}'", line.json())
@@ -420,7 +421,7 @@ mod tests {
             Plan { parts: scripts.iter().enumerate().map(part).collect(), turns, limit_s }
         }
 
-        /// The record of a run, as its file has it, and how many pages there were.
+        /// Returns the record read back from a run's file, and the number of pages written.
         fn run(&self, plan: &Plan, after_page: &mut dyn FnMut(&Record)) -> (Record, usize) {
             let path = self.folder.path().join("run.jsonl");
             let mut run = Run::new(Path::new("/bin/sh"), &path, &self.scratch, Arc::clone(&self.stop)).unwrap();
@@ -460,7 +461,7 @@ mod tests {
         let (record, _) = fixture
             .run(&Fixture::plan(&[&failing, "kill -9 $$", "echo nonsense; exit 3", &last], 3, 60.0), &mut |_| ());
         let failures: Vec<Option<&str>> = record.turns.iter().map(|turn| turn.failure.as_deref()).collect();
-        // Those that failed twice are not tried again.
+        // Parts that failed twice are not tried again.
         let turn = [Some("no <disk>"), Some("killed by signal 9"), Some("not a figure: nonsense"), None];
         assert_eq!(failures, [&turn[..], &turn[..], &[None]].concat());
         assert_eq!(record.turns[0].missing, ["zram: no root"]);
@@ -493,7 +494,7 @@ mod tests {
         let (record, _) = fixture.run(&Fixture::plan(&scripts, 2, 100.0), &mut |record| {
             seen.push(record.series.len());
             let stop = Arc::clone(&stop);
-            // As a signal would while the second part runs.
+            // As a signal would during the second part.
             thread::spawn(move || {
                 thread::sleep(Duration::from_millis(500));
                 stop.store(true, Relaxed);

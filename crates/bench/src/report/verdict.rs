@@ -1,4 +1,4 @@
-//! Who is better, and by how much: ratios of figures that were measured in the same turn.
+//! Who wins, and by how much: ratios of figures measured in the same turn.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::figure::geometric_mean;
 
-/// What a figure counts, and so whether more of it is better.
+/// The quantity of a figure, which determines whether more is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measure {
     /// More is better.
@@ -20,7 +20,7 @@ pub(super) enum Measure {
 }
 
 impl Measure {
-    /// How many times better `ours` is than `theirs`.
+    /// Returns how many times better `ours` is than `theirs`.
     pub(super) fn times_better(self, ours: f64, theirs: f64) -> f64 {
         match self {
             Self::Speed => ours / theirs,
@@ -28,8 +28,8 @@ impl Measure {
         }
     }
 
-    /// What a figure with this unit and name counts; `None` for one that is neither better nor
-    /// worse.
+    /// Returns the quantity of a figure with this name and unit, or `None` if it is neither better
+    /// nor worse.
     pub(super) fn of(metric: &str, unit: &str) -> Option<Self> {
         match unit {
             "MB/s" | "Mop/s" => Some(Self::Speed),
@@ -41,11 +41,11 @@ impl Measure {
     }
 }
 
-/// A pair of subjects that do the same work.
+/// Two subjects that do the same work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Comparison {
     pub(super) group: &'static str,
-    /// What is done, such as `random 4 KiB reads`.
+    /// The work, such as `random 4 KiB reads`.
     pub(super) what: &'static str,
     pub(super) ours_name: &'static str,
     pub(super) peer_name: &'static str,
@@ -55,38 +55,38 @@ pub(super) struct Comparison {
     pub(super) pairs: Pairs,
 }
 
-/// Which figures stand against each other.
+/// Which figures are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pairs {
-    /// Those with the same case and metric.
+    /// Figures with the same case and metric.
     Same,
-    /// The means of all cases on either side, where the two count cases differently.
+    /// The means of all cases on each side, if the two sides count cases differently.
     Means,
 }
 
-/// Differences smaller than this are none: 1 %.
+/// Smaller differences count as equal: 1 %.
 const EQUAL: f64 = 0.01;
 
-/// Differences of speeds and times smaller than this are none where a single turn has no spread:
-/// 5 %.
+/// Smaller differences of speeds and times count as equal if there is a single turn, which has no
+/// spread: 5 %.
 const EQUAL_SINGLE: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Winner {
     Pagefold,
     Peer,
-    /// The turns lie on both sides of 1, or so near to it that nobody would notice.
+    /// The turns are on both sides of 1, or the difference counts as equal.
     Neither,
 }
 
-/// A case and how many times better pagefold is in it.
+/// A case, and how many times better pagefold is in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OfCase {
     pub(super) case: String,
     pub(super) ratio: f64,
 }
 
-/// How a comparison came out.
+/// The result of a comparison.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
     pub(super) comparison: Comparison,
@@ -112,18 +112,18 @@ impl Verdict {
     }
 }
 
-/// The verdicts of all comparisons that a run has figures of, in their order.
+/// Returns the verdicts of all comparisons that the run has figures for, in order.
 pub(super) fn verdicts(record: &Record) -> Vec<Verdict> {
     COMPARISONS.iter().filter_map(|comparison| verdict(record, comparison)).collect()
 }
 
-/// The comparisons that a run has no figures of.
+/// Returns the comparisons that the run has no figures for.
 pub(super) fn without_figures(record: &Record) -> Vec<&'static Comparison> {
     COMPARISONS.iter().filter(|comparison| verdict(record, comparison).is_none()).collect()
 }
 
 pub(super) fn verdict(record: &Record, comparison: &Comparison) -> Option<Verdict> {
-    // By what stands against each other, the ratio of each turn.
+    // Per pair of figures, the ratio of each turn.
     let mut ratios: BTreeMap<String, BTreeMap<u32, f64>> = BTreeMap::new();
     match comparison.pairs {
         Pairs::Same => {
@@ -155,7 +155,7 @@ pub(super) fn verdict(record: &Record, comparison: &Comparison) -> Option<Verdic
     for (turn, ratio) in ratios.values().flatten() {
         turns.entry(*turn).or_default().push(*ratio);
     }
-    // A turn that was cut short lacks cases: its mean would be of something else.
+    // A turn that was cut short lacks cases, so its mean is not comparable.
     let most = turns.values().map(Vec::len).max()?;
     let means: Vec<f64> =
         turns.values().filter(|ratios| ratios.len() == most).map(|ratios| geometric_mean(ratios)).collect();
@@ -168,14 +168,14 @@ pub(super) fn verdict(record: &Record, comparison: &Comparison) -> Option<Verdic
     Some(Verdict { comparison: *comparison, ratio: Spread::of(&means), cases: cases.len(), worst, best })
 }
 
-/// Keeps the ratio of two measured figures. There is none where one of them is 0.
+/// Adds a ratio of two figures, unless one of them is 0.
 fn add(pair: &mut BTreeMap<u32, f64>, turn: u32, ratio: f64) {
     if ratio.is_finite() && ratio > 0.0 {
         pair.insert(turn, ratio);
     }
 }
 
-/// Of each turn a value for each case: the sum of its figures.
+/// Returns for each turn one value per case: the sum of the case's figures.
 fn by_turn(record: &Record, pick: &Pick<'_>) -> BTreeMap<u32, Vec<f64>> {
     let mut sums: BTreeMap<(u32, &str), f64> = BTreeMap::new();
     for (key, series) in record.matching(pick) {
@@ -207,7 +207,7 @@ mod tests {
         pairs: Pairs::Same,
     };
 
-    /// A turn of figures: case, subject, value.
+    /// Makes a record of turns. A figure is a case, a subject and a value.
     fn record(turns: &[&[(&str, &str, f64)]]) -> Record {
         let mut record = Record::default();
         for (number, figures) in turns.iter().enumerate() {
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(winner(&[0.5, 0.8]), Winner::Pagefold);
         assert_eq!(winner(&[1.5, 0.9, 1.4]), Winner::Neither);
         assert_eq!(winner(&[1.002, 1.004]), Winner::Neither);
-        // One turn must say more than two that agree.
+        // One turn needs a larger difference than two that agree.
         assert_eq!((winner(&[1.04]), winner(&[1.04, 1.03])), (Winner::Neither, Winner::Peer));
     }
 

@@ -2,10 +2,10 @@
 
 use super::{record::Spread, verdict::Measure};
 
-/// Differences smaller than this are not worth a number: 0.5 %.
+/// Smaller differences are reported as equal: 0.5 %.
 const SAME: f64 = 0.005;
 
-/// What `times_better` means for pagefold, as in `54 % less`, `2.1× faster`, `12 % slower`.
+/// Describes `times_better` for pagefold, as in `54 % less`, `2.1× faster`, `12 % slower`.
 pub(super) fn difference(measure: Measure, times_better: f64) -> String {
     let (better, worse) = match measure {
         Measure::Speed | Measure::Time => ("faster", "slower"),
@@ -15,7 +15,7 @@ pub(super) fn difference(measure: Measure, times_better: f64) -> String {
         return "equal".to_owned();
     }
     if times_better >= 1.0 {
-        // Of bytes, half as many are 50 % less, and of ten times fewer the factor says more.
+        // Half the bytes are "50 % less"; from a factor of 10 on, the factor says more.
         return match measure {
             Measure::Bytes if times_better < 10.0 => format!("{} % {better}", percent(1.0 - 1.0 / times_better)),
             _ => more(times_better, better),
@@ -37,7 +37,7 @@ fn percent(share: f64) -> String {
     if percent < 9.95 { format!("{percent:.1}") } else { format!("{percent:.0}") }
 }
 
-/// A factor, as in `0.46×`, `2.1×`, `130×`.
+/// Formats a factor, as in `0.46×`, `2.1×`, `130×`.
 pub(super) fn times(factor: f64) -> String {
     if !factor.is_finite() {
         return "–".to_owned();
@@ -52,12 +52,12 @@ pub(super) fn times(factor: f64) -> String {
     format!("{}×", grouped(factor, decimals))
 }
 
-/// Two factors, as in `1.2–1.9×`.
+/// Formats two factors, as in `1.2–1.9×`.
 pub(super) fn between(low: f64, high: f64) -> String {
     format!("{}–{}", times(low).trim_end_matches('×'), times(high))
 }
 
-/// From the lowest turn to the highest.
+/// Formats the range from the lowest turn to the highest.
 pub(super) fn range(ratio: Spread) -> String {
     match ratio.turns {
         1 => format!("{}, 1 turn", times(ratio.median)),
@@ -66,12 +66,12 @@ pub(super) fn range(ratio: Spread) -> String {
     }
 }
 
-/// A word for one or several.
+/// Returns the singular or plural of a word.
 pub(super) fn plural(count: usize, word: &str) -> String {
     if count == 1 { word.to_owned() } else { format!("{word}s") }
 }
 
-/// A number with so many decimals and thousands apart, as in `1,414,200`.
+/// Formats a number with `decimals` decimal places and grouped thousands, as in `1,414,200`.
 pub(super) fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{:.decimals$}", value.abs());
     let (whole, rest) = text.split_once('.').unwrap_or((&text, ""));
@@ -89,7 +89,7 @@ pub(super) fn grouped(value: f64, decimals: usize) -> String {
     if value < 0.0 { format!("−{out}") } else { out }
 }
 
-/// A figure of any size with about four digits, as raw tables show it.
+/// Formats a figure with about four digits, for the raw tables.
 pub(super) fn figure(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 1000.0 || size == 0.0 => 0,
@@ -101,17 +101,17 @@ pub(super) fn figure(value: f64) -> String {
     grouped(value, decimals)
 }
 
-/// A day and time of day in UTC.
+/// Formats a date and time in UTC.
 pub(super) fn utc(unix_s: u64) -> String {
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);
     let (year, month, day) = civil(days);
     format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", second / 3600, second / 60 % 60)
 }
 
-/// Year, month and day of a day counted from 1970-01-01.
+/// Converts a number of days since 1970-01-01 to year, month and day.
 fn civil(days: u64) -> (u64, u64, u64) {
     let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // 400 years have 146,097 days; what remains is counted year by year.
+    // 400 years have 146,097 days; the remainder is counted year by year.
     let (mut year, mut left) = (1970 + days / 146_097 * 400, days % 146_097);
     loop {
         let len = if is_leap(year) { 366 } else { 365 };

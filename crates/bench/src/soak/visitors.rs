@@ -1,4 +1,4 @@
-//! Disks that come and go beside the soak's own.
+//! Disks that are added and removed while the soak runs on its own disk.
 
 use std::{
     fs,
@@ -14,26 +14,26 @@ use crate::{
     synthetic,
 };
 
-/// Disks at a time.
+/// Number of disks at a time.
 const DISKS: usize = 4;
 
-/// How far pages compress, as those of the soak's own disk do.
+/// Percentage that pages compress to, like those of the soak's own disk.
 const PERCENT: usize = 40;
 
-/// Those that come later are smaller by one part in this many, so that they fit in what the first
-/// leave.
+/// Later disks are smaller by one part in this many, so that they fit in the memory that the first
+/// ones free.
 const SMALLER: usize = 16;
 
-/// Some disks, each with pages that no other has had.
+/// The disks. No two disks ever have a page in common.
 pub(super) struct Visitors<'a> {
     server: &'a Server,
     pagefold: &'a Path,
     nbdcopy: PathBuf,
     pages: Vec<Page>,
-    /// The generation of each disk that is there.
+    /// The disks that exist.
     disks: [Option<Disk>; DISKS],
     generations: u64,
-    /// Disks that took all of their pages, and those that were refused room for them.
+    /// Numbers of disks that accepted all of their pages, and of disks that were refused room.
     pub(super) written: u64,
     pub(super) refused: u64,
 }
@@ -71,7 +71,7 @@ impl<'a> Visitors<'a> {
         Ok(visitors)
     }
 
-    /// Compares the oldest disk with what was written to it, removes it, and puts another in its
+    /// Compares the oldest disk with the data written to it, removes it, and adds another in its
     /// place.
     pub(super) fn change(&mut self) -> anyhow::Result<()> {
         let at = self.generations as usize % DISKS;
@@ -82,7 +82,7 @@ impl<'a> Visitors<'a> {
         self.come(at, self.pages.len() - self.pages.len() / SMALLER)
     }
 
-    /// Compares all disks with what was written to them.
+    /// Compares all disks with the data written to them.
     pub(super) fn compare_all(&self) -> anyhow::Result<()> {
         self.disks.iter().flatten().try_for_each(|&disk| self.compare(disk))
     }
@@ -113,7 +113,7 @@ impl<'a> Visitors<'a> {
         Ok(())
     }
 
-    /// What is written to a disk: each page is its generation's and its own.
+    /// Returns the data of a disk: each page has the disk's generation and its own number.
     fn content(&self, disk: Disk) -> Vec<u8> {
         let Disk { generation, pages } = disk;
         let mut bytes = Vec::with_capacity(pages * PAGE_SIZE);
@@ -126,7 +126,7 @@ impl<'a> Visitors<'a> {
         bytes
     }
 
-    /// Tells the server something.
+    /// Runs a command of `pagefold` on the server.
     fn control(&self, args: &[&str]) -> anyhow::Result<()> {
         let mut command = Command::new(self.pagefold);
         let output =

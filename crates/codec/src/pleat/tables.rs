@@ -377,7 +377,8 @@ fn nibbles(bytes: &[u8], count: usize) -> Result<Vec<u8>, BadTables> {
 }
 
 fn token_set(lengths: &[u8], triples: &[u16]) -> Result<TokenSet, BadTables> {
-    let codes = huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token code lengths are not a valid code" })?;
+    let codes =
+        huffman::codes(lengths, TOKEN_MAX).ok_or(BadTables { what: "token code lengths are not a valid code" })?;
     if codes.iter().take(COARSE).any(|code| code.length == 0) {
         return Err(BadTables { what: "a coarse token without a code" });
     }
@@ -405,8 +406,8 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
     // One symbol by context and bits: its length, and its literal unless it is the escape.
     let mut symbols = vec![(0, None); CONTEXTS << LITERAL_MAX];
     for (context, lengths) in lengths.iter().enumerate() {
-        let codes =
-            huffman::codes(lengths, LITERAL_MAX).ok_or(BadTables { what: "literal code lengths are not a valid code" })?;
+        let codes = huffman::codes(lengths, LITERAL_MAX)
+            .ok_or(BadTables { what: "literal code lengths are not a valid code" })?;
         let escape = codes[ESCAPE];
         if escape.length == 0 {
             return Err(BadTables { what: "literal code without an escape" });

@@ -38,11 +38,7 @@ pub struct Compression {
 /// Different compression for some files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
-<<<<<<< HEAD
-    /// Which: as in [`ScanOptions::excludes`](crate::ScanOptions::excludes).
-=======
-    /// The files, with a pattern as in [`ScanOptions::excludes`].
->>>>>>> prose-erofs
+    /// The files, with a pattern as in [`ScanOptions::excludes`](crate::ScanOptions::excludes).
     pub pattern: Vec<u8>,
     /// Their compression; `None` for uncompressed.
     pub compression: Option<Compression>,

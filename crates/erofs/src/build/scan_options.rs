@@ -20,13 +20,8 @@ pub struct ScanOptions {
     pub gid_map: IdMap,
     /// Skips extended attributes.
     pub no_xattrs: bool,
-<<<<<<< HEAD
-    /// Leave out files and directories that cannot be read when the tree is scanned, each with a
-    /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable).
-=======
     /// Skips files and directories that cannot be read when the tree is scanned, each with a
-    /// [`WarningKind::Unreadable`].
->>>>>>> prose-erofs
+    /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable).
     pub skip_unreadable: bool,
     /// Patterns for paths below the root that are skipped, including everything below them. `*`
     /// matches any bytes within a name, `?` one byte. A pattern without a slash matches names at

@@ -7,11 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::MAX_PCLUSTER_BYTES;
 
 impl BuildOptions {
-<<<<<<< HEAD
-    /// Whether images can be built in this way; [`build()`](crate::build()) asks that first.
-=======
-    /// Checks whether images can be built with these options; [`build()`] does so first.
->>>>>>> prose-erofs
+    /// Checks whether images can be built with these options; [`build()`](crate::build()) does so first.
     ///
     /// # Errors
     /// [`Error::Options`] with the reason.

@@ -27,12 +27,8 @@ impl File {
     /// Reads and validates the whole mapping, but not the content.
     ///
     /// # Errors
-<<<<<<< HEAD
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where it is not: content that lies outside the image, or extents that do not cover the file.
-=======
-    /// [`Error::Corrupt`] if the mapping is invalid: content outside the image, or extents that do
-    /// not cover the file.
->>>>>>> prose-erofs
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the mapping is invalid: content outside the image,
+    /// or extents that do not cover the file.
     pub fn runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
         let data = self.data();
         match data.inode.layout {

@@ -1,15 +1,14 @@
-//! Pages spread evenly over more than may be kept.
+//! Keeps a bounded number of pages, spread evenly over a longer stream.
 
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-/// Pages that stay together: as many as a block that trains or is measured has.
+/// Neighbouring pages that stay together: the size of a block that trains or is measured.
 const BLOCK_PAGES: usize = 64;
 
-/// Takes pages one after another and keeps blocks of neighbours, evenly spaced, in memory for twice
-/// the limit.
+/// Keeps evenly spaced blocks of the pages pushed to it. Uses memory for twice the limit.
 pub(super) struct Even {
     limit_pages: usize,
-    /// Blocks `0`, `stride`, `2 * stride`, … of those seen.
+    /// Blocks `0`, `stride`, `2 * stride`, … of those seen so far.
     kept: Vec<Vec<u8>>,
     stride: usize,
     seen_blocks: usize,
@@ -21,7 +20,7 @@ impl Even {
         Self { limit_pages, kept: Vec::new(), stride: 1, seen_blocks: 0, block: Vec::new() }
     }
 
-    /// Takes `page` unless one word fills it.
+    /// Adds `page` unless it is same-filled.
     pub(super) fn push(&mut self, page: &Page) {
         if same_filled(page).is_some() {
             return;
@@ -48,7 +47,7 @@ impl Even {
         }
     }
 
-    /// The pages that are kept, at most the limit.
+    /// Returns the kept pages, at most the limit.
     pub(super) fn finish(mut self) -> Vec<u8> {
         if !self.block.is_empty() {
             self.end_block();

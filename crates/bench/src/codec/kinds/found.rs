@@ -1,5 +1,5 @@
-//! Files of this machine as a kind's pages. Each file begins at a page, as on a disk; its last
-//! partial page is left out.
+//! Files of this machine as a kind's pages. Each file begins at a page boundary, as on a disk, and
+//! its partial last page is left out.
 
 use std::{
     fs::File,
@@ -13,19 +13,19 @@ use pagefold_codec::PAGE_SIZE;
 use super::even::Even;
 use crate::codec::files::walk;
 
-/// A larger file is left out of searches: one should not be most of its kind.
+/// Searches skip larger files, so that no single file makes up most of its kind.
 const LARGEST_BYTES: u64 = 8 << 20;
 
-/// Which files a kind is made of.
+/// Selects the files that make up a kind.
 pub(super) struct Wanted {
     /// Folders to search.
     pub(super) roots: &'static [&'static str],
-    /// Chooses by the path and the file's first page.
+    /// Decides by the path and the file's first page.
     pub(super) takes: fn(&Path, &[u8]) -> bool,
 }
 
 impl Wanted {
-    /// The files, in the order of their paths. What cannot be read is passed over.
+    /// Returns the files in path order. Skips files that cannot be read.
     pub(super) fn list(&self) -> Vec<PathBuf> {
         let mut taken = Vec::new();
         for root in self.roots {
@@ -48,7 +48,7 @@ fn first_page(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The file at `path`, or all under it.
+/// Returns the file at `path`, or all files under it.
 pub(super) fn all_under(path: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     walk(path, &mut |file, _| {
@@ -58,7 +58,7 @@ pub(super) fn all_under(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// At most `limit_pages` of the pages of `files`, spread evenly.
+/// Returns at most `limit_pages` of the pages of `files`, spread evenly.
 pub(super) fn pages(files: &[PathBuf], limit_pages: usize) -> anyhow::Result<Vec<u8>> {
     let mut even = Even::new(limit_pages);
     let mut buffer = vec![0; 256 * PAGE_SIZE];
@@ -89,12 +89,12 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
     Ok(filled)
 }
 
-/// Does the path end with one of `extensions`?
+/// Whether the path ends in one of `extensions`.
 pub(super) fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     path.extension().and_then(|extension| extension.to_str()).is_some_and(|found| extensions.contains(&found))
 }
 
-/// Is the first page UTF-8 text, but for a character that its end cuts?
+/// Whether the first page is UTF-8 text, apart from a character cut at its end.
 pub(super) fn begins_as_text(first: &[u8]) -> bool {
     let whole = match std::str::from_utf8(first) {
         Ok(_) => first,
@@ -126,7 +126,7 @@ mod tests {
             fs::write(folder.path().join(name), content).unwrap();
         }
         let pages = pages(&all_under(folder.path()), 100).unwrap();
-        // The second page of a is filled with one word, and c has no whole page.
+        // The second page of a is same-filled, and c has no whole page.
         assert_eq!(pages.len(), 2 * PAGE_SIZE);
         assert_eq!([pages[1], pages[PAGE_SIZE + 1]], [1, 2]);
     }

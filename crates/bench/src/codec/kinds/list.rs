@@ -1,4 +1,4 @@
-//! All recipes, family by family in the order of names.
+//! All recipes, grouped by family and sorted by name.
 
 use super::{
     found::{Wanted, begins_as_text, has_extension},
@@ -6,7 +6,7 @@ use super::{
     script::Script,
 };
 
-/// Debian's own Python, which has the modules that Debian's packages bring.
+/// Debian's own Python, which has the modules of Debian's packages.
 const SYSTEM_PYTHON: &[&str] = &["/usr/bin/python3"];
 
 const fn script(command: &'static [&'static str], file: &'static str, source: &'static str) -> RecipeSource {
@@ -35,7 +35,7 @@ pub(crate) const NODE: Recipe = Recipe {
     kinds: &[of("heap-node", Family::Heap)],
 };
 
-/// All of them.
+/// All recipes.
 pub(super) const RECIPES: &[Recipe] = &[
     Recipe {
         name: "heap-emacs",
@@ -245,7 +245,8 @@ pub(super) const RECIPES: &[Recipe] = &[
         needs: &[],
         source: RecipeSource::Files(Wanted {
             roots: &["/usr/bin", "/usr/lib"],
-            // Machine 62: those of the cross compilers, and debug information, are other kinds.
+            // Machine 62 is x86-64. Cross compilers' libraries and debug information are other
+            // kinds.
             takes: |path, first| {
                 first.starts_with(b"\x7fELF")
                     && first.get(18..20) == Some(&[62, 0])

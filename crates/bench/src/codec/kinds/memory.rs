@@ -1,4 +1,4 @@
-//! The memory that a process has to itself or shares by fork, read while the process waits.
+//! Memory that a process owns, or shares by fork, read while the process waits.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,7 @@ use pagefold_codec::PAGE_SIZE;
 
 use super::even::Even;
 
-/// At most `limit_pages` of the pages in the process's anonymous mappings, spread evenly.
+/// Returns at most `limit_pages` pages of the process's anonymous mappings, spread evenly.
 pub(super) fn pages(pid: u32, limit_pages: usize) -> anyhow::Result<Vec<u8>> {
     let open = |name: &str| {
         let path = format!("/proc/{pid}/{name}");
@@ -30,9 +30,9 @@ pub(super) fn pages(pid: u32, limit_pages: usize) -> anyhow::Result<Vec<u8>> {
     Ok(even.finish())
 }
 
-/// The range of a line of `/proc/PID/maps`, if it is writable and backed by no file
-/// (proc_pid_maps(5): `start-end perms offset dev inode [name]`). Anonymous memory that is shared
-/// has the name `/dev/zero (deleted)`; an allocator may give names as `[anon:name]`.
+/// Returns the address range of a line of `/proc/PID/maps` if it is writable and not backed by a
+/// file (proc_pid_maps(5): `start-end perms offset dev inode [name]`). Shared anonymous memory is
+/// named `/dev/zero (deleted)`; an allocator may give names such as `[anon:name]`.
 fn anonymous(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.split_whitespace();
     let (range, permissions) = (fields.next()?, fields.next()?);
@@ -46,8 +46,8 @@ fn anonymous(line: &str) -> Option<(u64, u64)> {
     Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
-/// Is the page in memory or swapped out (proc_pid_pagemap(5): bits 63 and 62)? All others would
-/// read as zeros.
+/// Whether the page is in memory or swapped out (bits 63 and 62 of proc_pid_pagemap(5)). Any other
+/// page would read as zeros.
 fn was_touched(pagemap: &File, address: u64) -> anyhow::Result<bool> {
     let mut word = [0; 8];
     pagemap.read_exact_at(&mut word, address / PAGE_SIZE as u64 * 8)?;

@@ -1,4 +1,4 @@
-//! How kinds of data are come by.
+//! How kinds of data are obtained.
 
 use std::{
     env,
@@ -8,14 +8,14 @@ use std::{
 
 use super::{found::Wanted, script::Script};
 
-/// What kinds have in common. Both sets have every family but the synthetic one.
+/// A group of similar kinds. Both sets contain every family except the synthetic one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::codec) enum Family {
     /// Memory of programs in languages that manage it, and of servers.
     Heap,
     /// Files and memory of databases.
     Database,
-    /// What people or programs read as characters.
+    /// Characters that people or programs read.
     Text,
     /// Programs, libraries, fonts.
     Binary,
@@ -23,9 +23,9 @@ pub(in crate::codec) enum Family {
     Media,
     /// Columns and arrays of numbers.
     Number,
-    /// What file systems and virtual machines keep.
+    /// Data of file systems and virtual machines.
     System,
-    /// Pages made from a seed.
+    /// Pages generated from a seed.
     Synthetic,
 }
 
@@ -35,14 +35,14 @@ pub(super) struct Yield {
     pub(super) family: Family,
 }
 
-/// One way to come by pages of one kind or of several that have content in common.
+/// A way to obtain pages of one kind, or of several kinds with content in common.
 pub(crate) struct Recipe {
     pub(super) name: &'static str,
-    /// Were codecs tuned on it before the sets were split?
+    /// Whether codecs were tuned on it before the sets were split.
     pub(super) first: bool,
     pub(super) needs: &'static [Need],
     pub(super) source: RecipeSource,
-    /// At least one. The family of the first is the recipe's.
+    /// At least one. The first one's family is the recipe's family.
     pub(super) kinds: &'static [Yield],
 }
 
@@ -53,26 +53,26 @@ pub(super) enum RecipeSource {
     Synthetic(usize),
 }
 
-/// Something that a recipe does not work without.
+/// A prerequisite of a recipe.
 pub(super) enum Need {
-    /// A program, and the Debian package that has it.
+    /// A program, and the Debian package that contains it.
     Program(&'static str, &'static str),
-    /// A file or folder, and the Debian package that has it.
+    /// A file or folder, and the Debian package that contains it.
     Path(&'static str, &'static str),
-    /// A module of Python that `scripts/kinds` installs in the folder of kinds.
+    /// A Python module that `scripts/kinds` installs in the folder of kinds.
     Module(&'static str),
-    /// The kernel and the shell of test guests.
+    /// The kernel and the shell for test guests.
     Guest,
 }
 
-/// Where `scripts/guest` leaves the kernel, from the repository's root.
+/// Where `scripts/guest` puts the kernel, relative to the repository's root.
 pub(super) const GUEST: &str = "target/guest";
 
-/// Where programs may be that an ordinary user's `PATH` lacks.
+/// Directories with programs that an ordinary user's `PATH` may lack.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
 impl Recipe {
-    /// What is missing here.
+    /// Returns the prerequisites that this machine lacks.
     pub(super) fn missing(&self, dir: Option<&Path>) -> impl Iterator<Item = &'static Need> {
         self.needs.iter().filter(move |need| !need.is_met(dir))
     }
@@ -94,7 +94,7 @@ impl Need {
         }
     }
 
-    /// The Debian package to install, if one helps.
+    /// Returns the Debian package to install, if one provides it.
     pub(super) fn package(&self) -> Option<&'static str> {
         match self {
             Need::Program(_, package) | Need::Path(_, package) => Some(package),
@@ -116,12 +116,13 @@ impl Need {
     }
 }
 
-/// The programs of the Python environment in the folder of kinds.
+/// Returns the program directory of the Python environment in the folder of kinds.
 pub(super) fn environment(dir: &Path) -> PathBuf {
     dir.join("python/bin")
 }
 
-/// Where recipes find programs: first in the Python environment of `dir`, if it is given.
+/// Returns the search path for recipes' programs. If `dir` is given, its Python environment comes
+/// first.
 pub(super) fn search_path(dir: Option<&Path>) -> String {
     let path = env::var("PATH").unwrap_or_default();
     let first = dir.map(|dir| format!("{}:", environment(dir).display())).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Recipes that are programs of their own: the bench starts one, reads the memory it is told to,
-//! and takes the files it leaves.
+//! Recipes that are programs: the bench starts one, reads the memory that it names, and takes the
+//! files that it leaves.
 //!
-//! A script is called with a folder to leave files in, as its last argument. For a line `memory
-//! KIND PID` on its output the bench reads that process's memory as KIND and then writes an empty
-//! line to its input. A file or folder `KIND` that it leaves is that kind. A script that cannot do
-//! its work says why on its error output and fails.
+//! The script's last argument is a folder for its files. When the script prints a line
+//! `memory KIND PID`, the bench reads that process's memory as KIND and then writes an empty line
+//! to the script's input. A file or folder named `KIND` that the script leaves is that kind. If the
+//! script cannot do its work, it writes the reason to standard error and fails.
 
 use std::{
     collections::BTreeMap,
@@ -23,39 +23,39 @@ use super::{
     recipe::{Yield, search_path},
 };
 
-/// A script, and how it is started.
+/// A script and how to start it.
 pub(super) struct Script {
     /// Program and arguments before the script's path.
     pub(super) command: &'static [&'static str],
-    /// The script's file name, where its program minds it.
+    /// The script's file name, in case its interpreter depends on it.
     pub(super) file: &'static str,
     pub(super) source: &'static str,
-    /// Does it run in the Python environment of the folder of kinds?
+    /// Whether it runs in the Python environment of the folder of kinds.
     pub(super) in_environment: bool,
 }
 
-/// How long a script that was told to end may take.
+/// How long a script may take to end after its input was closed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Ends the script when it is dropped.
+/// A running script, ended on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // What the script started ends with it, once its input has ended.
+        // When its input ends, the script exits and ends what it started.
         drop(self.0.stdin.take());
         let deadline = Instant::now() + PATIENCE;
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
         }
-        // It may have ended by itself; then there is nothing left to end.
+        // It may have exited already; then there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Script {
-    /// The pages of `kinds`, at most `limit_pages` of each.
+    /// Returns the pages of `kinds`, at most `limit_pages` of each.
     pub(super) fn run(
         &self,
         kinds: &[Yield],

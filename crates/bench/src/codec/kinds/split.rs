@@ -1,18 +1,18 @@
-//! Which kinds may be looked at while codecs are tuned, and which are only measured.
+//! Which kinds may be inspected while codecs are tuned, and which are only measured.
 //!
-//! The rule: in each family the recipes, in the order of their names, take turns; the first is only
-//! measured, the second may be looked at, and so on. Recipes that codecs were tuned on before there
-//! was a rule may be looked at, and take no turn. All kinds of one recipe are in its set, since
-//! they have content in common.
+//! In each family, recipes alternate in order of their names: the first is only measured, the
+//! second may be inspected, and so on. Recipes that codecs were tuned on before this rule existed
+//! may be inspected and do not count. All kinds of a recipe are in its set, because they have
+//! content in common.
 
 use super::{list::RECIPES, recipe::Recipe};
 
-/// What a kind is for.
+/// A kind's purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::codec) enum Set {
-    /// May be looked at while codecs are tuned.
+    /// May be inspected while codecs are tuned.
     Tuned,
-    /// Nobody looks at it while codecs are tuned; targets count on it.
+    /// Not inspected while codecs are tuned. The targets apply to these kinds.
     Measured,
 }
 
@@ -26,7 +26,7 @@ impl Set {
 }
 
 impl Recipe {
-    /// The set of its kinds.
+    /// Returns the set of the recipe's kinds.
     pub(super) fn set(&self) -> Set {
         let family = |recipe: &Recipe| recipe.kinds[0].family;
         let before = RECIPES

@@ -1,5 +1,5 @@
-//! The committed table of compressed bytes by kind. Speeds are not in it, so that it says the same
-//! on every machine that has the same pages.
+//! The committed table of compressed bytes by kind. It has no speeds, so it is the same on every
+//! machine with the same pages.
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, thread};
 
@@ -14,7 +14,7 @@ use crate::{
     machine,
 };
 
-/// What is compared; those with dictionaries or trained tables have their own for each kind.
+/// The subjects compared. Those with dictionaries or trained tables train for each kind.
 const SUBJECTS: &[&str] = &[
     "lz4",
     "lz4-dict",
@@ -33,7 +33,7 @@ const SUBJECTS: &[&str] = &[
     "zxc-3",
 ];
 
-/// Subjects and the peers that they are held against.
+/// Subjects and the peers that they are compared with.
 const QUOTIENTS: &[(&str, &str)] = &[
     ("lz4dyn", "liblz4"),
     ("fold", "liblz4"),
@@ -82,7 +82,7 @@ impl Row {
     }
 }
 
-/// The table of the kinds in `dir`.
+/// Returns the table of the kinds in `dir`.
 pub(in crate::codec) fn table(dir: &Path) -> anyhow::Result<String> {
     let mut kinds = gathered(dir)?;
     kinds.sort_by_key(|kind| kind.set);
@@ -135,11 +135,11 @@ fn rendered(rows: &[Row]) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
-/// Do the two tables say different things of the same pages? A line names each kind whose pages are
-/// not the same.
+/// Whether two tables disagree about the same pages. Prints a line for each kind whose pages
+/// differ.
 pub(in crate::codec) fn differs(committed: &str, found: &str) -> bool {
-    // Set, kind, pages and sum are the key; the columns' names too, so that a table of other
-    // subjects differs.
+    // The key is set, kind, pages and checksum. The column names form a row too, so a table of
+    // other subjects differs.
     let rows = |text: &str| -> BTreeMap<String, String> {
         let lines = text.lines().skip(2).take_while(|line| !line.is_empty());
         lines

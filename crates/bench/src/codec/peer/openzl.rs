@@ -1,5 +1,5 @@
-//! OpenZL without training: a page of bytes by its generic graph, or of 64-bit numbers by its graph
-//! for numbers.
+//! OpenZL without training: treats a page as bytes, with the generic graph, or as 64-bit numbers,
+//! with the graph for numbers.
 #![allow(unsafe_code)] // Calls of a C library.
 
 use std::ptr::NonNull;
@@ -8,14 +8,14 @@ use anyhow::{Context, ensure};
 use openzl_sys::*;
 use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream};
 
-/// What a page is taken for.
+/// How to interpret a page.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum As {
     Bytes,
     Numbers,
 }
 
-/// `ZL_CCtx_compress` at level 1 and `ZL_DCtx_decompress`, with contexts that are used again and no
+/// `ZL_CCtx_compress` at level 1 and `ZL_DCtx_decompress`, with reused contexts and without
 /// checksums.
 pub(super) struct OpenZl {
     graphs: NonNull<ZL_Compressor>,
@@ -23,18 +23,18 @@ pub(super) struct OpenZl {
     decompressor: NonNull<ZL_DCtx>,
 }
 
-// SAFETY: the library's objects belong to no thread, and nobody else has a pointer to these.
+// SAFETY: the library's objects are not tied to a thread, and no other pointer to these exists.
 unsafe impl Send for OpenZl {}
 
-/// The value of a report; `None` if it is an error.
+/// Returns the value of a report, or `None` if it is an error.
 fn value(report: ZL_Report) -> Option<usize> {
-    // SAFETY: both look at the report alone.
+    // SAFETY: both functions only read the report.
     unsafe { (ZL_isError(report) == 0).then(|| ZL_validResult(report)) }
 }
 
 impl OpenZl {
     pub(super) fn new(page: As) -> anyhow::Result<Self> {
-        // SAFETY: they are made here and freed when this is dropped.
+        // SAFETY: the objects are created here and freed on drop.
         let made = unsafe { (ZL_Compressor_create(), ZL_CCtx_create(), ZL_DCtx_create()) };
         let (Some(graphs), Some(compressor), Some(decompressor)) =
             (NonNull::new(made.0), NonNull::new(made.1), NonNull::new(made.2))
@@ -49,7 +49,7 @@ impl OpenZl {
             (ZL_CParam_contentChecksum, ZL_TernaryParam_disable),
         ];
         let graphs = graphs.as_ptr();
-        // SAFETY: all of it is alive, and the compressor does not outlive the graphs that it refers
+        // SAFETY: all objects are alive, and the compressor does not outlive the graphs it refers
         // to.
         unsafe {
             let mut graph = ZL_GraphID { gid: ZL_StandardGraphID_compress_generic };
@@ -74,19 +74,19 @@ impl OpenZl {
 impl Stream for OpenZl {
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let (to, room) = (out.as_mut_ptr().cast(), out.len());
-        // SAFETY: it writes `room` bytes at most and reads a page.
+        // SAFETY: it writes at most `room` bytes and reads one page.
         value(unsafe { ZL_CCtx_compress(self.compressor.as_ptr(), to, room, page.as_ptr().cast(), PAGE_SIZE) })
     }
 
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
         let (from, len) = (object.as_ptr().cast(), object.len());
         let to = page.as_mut_ptr().cast();
-        // SAFETY: it writes a page at most and reads `len` bytes.
+        // SAFETY: it writes at most one page and reads `len` bytes.
         let decoded = unsafe { ZL_DCtx_decompress(self.decompressor.as_ptr(), to, PAGE_SIZE, from, len) };
         super::exactly_a_page(value(decoded).ok_or(()))
     }
 
-    /// Not told.
+    /// OpenZL does not report it.
     fn memory_bytes(&self) -> usize {
         0
     }
@@ -94,7 +94,7 @@ impl Stream for OpenZl {
 
 impl Drop for OpenZl {
     fn drop(&mut self) {
-        // SAFETY: they were made by `new` and are used no more.
+        // SAFETY: `new` created them, and they are not used again.
         unsafe {
             ZL_DCtx_free(self.decompressor.as_ptr());
             ZL_CCtx_free(self.compressor.as_ptr());

@@ -1,9 +1,9 @@
-//! What fio measured in two of the sources, MB/s: by jobs from 1 to 10, then by the lines of a
-//! source, then by its columns.
+//! fio's figures in two of the sources in MB/s: by number of jobs from 1 to 10, then by line of a
+//! source, then by its column.
 //!
-//! The sources give speeds below 1000 MB/s in KB/s; 1024 of them are a MB/s, as fio counts.
+//! The sources give speeds below 1000 MB/s in KB/s. As in fio, 1024 KB/s are 1 MB/s.
 
-/// "zram: user per-cpu compression streams": 4 streams, 8 streams, one a CPU.
+/// "zram: user per-cpu compression streams": 4 streams, 8 streams, one stream per CPU.
 pub(super) const STREAMS: [[[f64; 3]; 8]; 10] = [
     [
         [2520.1, 2566.5, 2491.5],
