@@ -26,7 +26,7 @@ use crate::{
     parts::{Counts, NOTHING, Parts, Unused},
     pins::{Pin, Pins},
     sync::{Ordering::Acquire, yield_now},
-    tree::{Found, Place, Tree},
+    tree::{EntryPlace, Found, Tree},
 };
 
 pub(crate) const POISON: u64 = u64::MAX;
@@ -80,7 +80,7 @@ impl World {
     }
 
     /// Returns the slot's place in a tree, created if necessary.
-    fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> Place<'a> {
+    fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> EntryPlace<'a> {
         tree.find_own(&self.leaves, slot).unwrap_or_else(|| {
             let mut changing = tree.change(self.parts(), Some(Purpose::Keep));
             let place = changing.own(slot, SLOTS).expect("no limit");
