@@ -168,7 +168,7 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
         (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster size must be a multiple of the block size"),
         (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': no zstd encoder: levels are -7 to 22"),
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
-        (["--block", "8G"], "pagefold: the block is too large\n"),
+        (["--block", "8G"], "pagefold: the block size is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
         (["--gid-map", "1:2:0"], "range of IDs"),
     ] {
@@ -518,7 +518,7 @@ fn plain_files_are_packed_in_chunks() {
             "the chunk size must be a power of two from the block size to 16 MiB",
         ),
         (&["--codec", "none", "--chunk", "32M"], "the chunk size must be a power of two from the block size to 16 MiB"),
-        (&["--codec", "none", "--chunk", "8G"], "the chunk is too large"),
+        (&["--codec", "none", "--chunk", "8G"], "the chunk size is too large"),
         (&["--chunk", "16K"], "chunks need uncompressed files"),
         (&["--xattr-prefix", "overlay."], "the xattr prefix 'overlay.' must be longer than user."),
     ] {
