@@ -27,7 +27,7 @@ pub enum OpenError {
     /// The content indicates another format than the name does. The content of a raw disk is chosen
     /// by the guest that writes it, so it is not trusted.
     #[error(
-        "{}: it has the contents of {}, but its name does not end in '.{}': give its format, {} or {}",
+        "{}: contains {}, but its name does not end in '.{}': specify its format, {} or {}",
         path.display(), found.described(), found.name(), found.name(), Format::Raw.name()
     )]
     Doubtful {

@@ -70,8 +70,7 @@ impl Format {
         match (content, name) {
             (Self::Raw, Some(named)) if named != Self::Raw => {
                 let (named, raw) = (named.described(), Self::Raw.name());
-                let what =
-                    format!("it has the name of {named}, but not its contents: if it is raw, give its format as {raw}");
+                let what = format!("named like {named}, but is not one: if it is raw, specify the format {raw}");
                 Err(OpenError::Unfit { path: path.into(), what })
             }
             (content, name) if content == name.unwrap_or(Self::Raw) => Ok(content),
@@ -92,6 +91,6 @@ impl FromStr for Format {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = || Self::ALL.map(Self::name).join(", ");
         let found = Self::ALL.into_iter().find(|format| format.name() == text);
-        found.ok_or_else(|| format!("unknown format '{text}'; known are {}", known()))
+        found.ok_or_else(|| format!("unknown format '{text}'; known formats: {}", known()))
     }
 }

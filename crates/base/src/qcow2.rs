@@ -86,7 +86,7 @@ impl Qcow2 {
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
         // imago allocates as many as the header claims, and reports all other errors in it.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
-            return Err(unfit("the image is damaged: its L1 table lies outside the file"));
+            return Err(unfit("the image is damaged: its L1 table is outside the file"));
         }
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
@@ -109,14 +109,14 @@ impl Qcow2 {
             match mapping {
                 Mapping::Zero { .. } => holes.add(at..at + len),
                 Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
-                    let what = format!("the data of disk byte {at} lie outside the file");
+                    let what = format!("the data of disk byte {at} are outside the file");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 _ => {}
             }
             at += len;
         }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "its data are too fragmented"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the image is too fragmented"))
     }
 
     /// Returns the mapping at `at`, and its length: at least 1 byte and at most `most`.

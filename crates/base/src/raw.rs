@@ -54,7 +54,10 @@ impl Content for Raw {
         self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let (len, asked) = (self.len_bytes, buf.len());
-                let what = format!("the file ends before byte {}; it had {len} bytes", offset + asked as u64);
+                let what = format!(
+                    "the file ends before byte {}; it had {len} bytes when it was opened",
+                    offset + asked as u64
+                );
                 Error::Io(io::Error::new(io::ErrorKind::UnexpectedEof, what))
             }
             _ => Error::Io(error),

@@ -43,7 +43,7 @@ impl CountTable<'_> {
             theirs => skipped(&format!(
                 "{} was made with {}, this is {made_with}; --update rewrites it",
                 self.file.display(),
-                theirs.unwrap_or("nobody knows what")
+                theirs.unwrap_or("an unknown compiler")
             )),
         }
     }

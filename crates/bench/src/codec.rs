@@ -23,16 +23,16 @@ use subject::Subject;
 
 /// How pages are chosen and timed, for `--help` and for readers of the figures.
 const METHOD: &str = "\
-Pages: every 4 KiB page of a kind of data, a last partial page left out. Blocks of 64 pages take turns: the pages of even \
-blocks train tables and dictionaries, those of odd blocks are measured, for every subject alike (smaller blocks where a \
-kind has fewer than 512 pages). Pages filled with one 8-byte word are counted as same_pages and not compressed. A page \
+Pages: every 4 KiB page of a kind of data; partial last pages are left out. Blocks of 64 pages take turns: the pages of \
+even blocks train tables and dictionaries, those of odd blocks are measured, the same for every subject (smaller blocks \
+where a kind has fewer than 512 pages). Pages filled with one 8-byte word are counted as same_pages and not compressed. A page \
 that does not become smaller counts as 4096 bytes, and decoding it as a copy.
 
 Timing: one thread; in each round all subjects take turns at every kind of data, one kind after the other (of a folder's \
 kinds, eight at a time); the time of each block of 32 pages is that of its fastest \
 round. Every page is compressed into one buffer and decoded into one buffer. Percentiles are of single pages, clock \
-included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their own worst case, where \
-they are fastest; ours get one page, as the store calls them.
+included (about 25 ns), from the round where they are lowest. Peers get an output buffer of their \
+worst-case size, with which they are fastest; ours get one page, as in the store.
 
 libzstd-1-dict: the best dictionary of 16, 60 and 110 KiB by ZDICT_trainFromBuffer and of plain sample pages, as decided \
 on held-out sample pages; libzstd-1 where none helps. libzstd-1-dict-16k and -110k: what ZDICT_trainFromBuffer makes of the \

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let request = kib / 4;
             ensure!(kib.is_multiple_of(4), "{kib} KiB are not whole pages");
             let fits = kinds.iter().all(|data| request > 0 && data.pages.len().min(slots / threads) >= request);
-            ensure!(fits, "{kib} KiB is no request size here");
+            ensure!(fits, "{kib} KiB is not a supported request size");
             shapes.push(Shape { threads, request, part: slots / threads / request * request });
         }
     }

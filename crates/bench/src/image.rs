@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(folder) => TempDir::new_in(folder),
         None => TempDir::new(),
     };
-    let scratch = scratch.context("no folder for images")?;
+    let scratch = scratch.context("cannot create a temporary directory for images")?;
     describe(&tools);
     if args.source_table {
         let data = match &args.data {
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None if has_room(Path::new(MEMORY)) => TempDir::new_in(MEMORY),
         None => TempDir::new_in(scratch.path()),
     };
-    let extracted = extracted.context("no folder to extract to")?;
+    let extracted = extracted.context("cannot create a temporary directory to extract to")?;
     let mut bench = Bench {
         tools,
         scratch: scratch.path(),

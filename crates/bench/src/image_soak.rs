@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let workers: Vec<_> = (0..threads)
             .map(|_| {
                 scope.spawn(|| -> anyhow::Result<()> {
-                    let folder = tempfile::tempdir().context("no folder for images")?;
+                    let folder = tempfile::tempdir().context("cannot create a temporary directory for images")?;
                     while !end.load(Ordering::Relaxed) && Instant::now() < deadline {
                         let seed = next.fetch_add(1, Ordering::Relaxed);
                         if seed >= last {
@@ -144,7 +144,9 @@ impl Others {
         let is_root = rustix::process::geteuid().is_root();
         let fsck = program("fsck.erofs").ok().filter(|_| is_root).and_then(|path| Fsck::new(&path).ok());
         match &fsck {
-            Some(fsck) => eprintln!("extracted by fsck.erofs {}.{} what it takes", fsck.version().0, fsck.version().1),
+            Some(fsck) => {
+                eprintln!("extracted by fsck.erofs {}.{} if it supports them", fsck.version().0, fsck.version().1)
+            }
             None => eprintln!("SKIPPED: extraction needs root and fsck.erofs"),
         }
         let folder = tempfile::tempdir()?;

@@ -24,11 +24,11 @@ pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
 /// Returns in bytes a figure that `/proc/PROCESS/status` gives in kB, such as `VmRSS`. Fails if the
 /// process has ended.
 pub(crate) fn memory_bytes(process: impl Display, figure: &str) -> anyhow::Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/status")).context("the process is gone")?;
+    let text = fs::read_to_string(format!("/proc/{process}/status")).context("the process has exited")?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     let (_, value) = lines.find(|(name, _)| *name == figure).with_context(|| format!("no {figure}"))?;
     let kib: u64 =
-        value.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{figure} is no number"))?;
+        value.trim().trim_end_matches("kB").trim().parse().with_context(|| format!("{figure} is not a number"))?;
     Ok(kib * 1024)
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
 pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).context("no sum of the process's memory")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("the sum is no number")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("the sum is not a number")?;
     Ok(kib * 1024)
 }
 

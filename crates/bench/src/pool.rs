@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output { json: args.json };
     if !args.json {
         println!(
-            "mosaic is the product's store; xvmalloc and xcfmalloc stand in a smaller one where pages are stored (docs/store.md)"
+            "mosaic is the product's store; xvmalloc and xcfmalloc run in a smaller store when pages are stored (docs/store.md)"
         );
     }
     let pages_max = args.mib << 8;

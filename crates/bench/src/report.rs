@@ -133,7 +133,7 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     let baseline = read_baseline(args.baseline.as_deref())?;
     let lines_path = args.output.with_extension("jsonl");
     ensure!(lines_path != args.output, "{}: the page cannot be where the JSON lines go", args.output.display());
-    let program = env::current_exe().context("where is this program?")?;
+    let program = env::current_exe().context("cannot find the path of this program")?;
     let (on_disk, in_memory) = scratch()?;
     let scratch =
         Scratch { disk: on_disk.path().to_owned(), memory: in_memory.as_ref().unwrap_or(&on_disk).path().to_owned() };
@@ -186,8 +186,9 @@ fn write_page(path: &Path, page: &str) -> anyhow::Result<()> {
 fn scratch() -> anyhow::Result<(TempDir, Option<TempDir>)> {
     // /tmp may be in memory, but images must be read from a disk.
     let parent = env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-    let disk = TempDir::with_prefix_in("pagefold-report-", &parent)
-        .with_context(|| format!("no folder for the parts in {}; name another with TMPDIR", parent.display()))?;
+    let disk = TempDir::with_prefix_in("pagefold-report-", &parent).with_context(|| {
+        format!("cannot create a temporary directory in {}; set TMPDIR to choose another place", parent.display())
+    })?;
     Ok((disk, TempDir::with_prefix_in("pagefold-report-", "/dev/shm").ok()))
 }
 

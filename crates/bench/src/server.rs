@@ -34,16 +34,16 @@ pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
 pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match given {
         Some(path) => path.to_owned(),
-        None => env::current_exe().context("where is this program?")?.with_file_name("pagefold"),
+        None => env::current_exe().context("cannot find the path of this program")?.with_file_name("pagefold"),
     };
-    ensure!(path.is_file(), "{} is not there; `make build` builds it", path.display());
+    ensure!(path.is_file(), "{} does not exist; `make build` builds it", path.display());
     Ok(path)
 }
 
 /// Returns the first job of the report that fio wrote to `path`. fio may print notes before the
 /// report.
 pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
-    let text = fs::read_to_string(path).context("fio left no report")?;
+    let text = fs::read_to_string(path).context("fio wrote no report")?;
     let mut report: Value =
         serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
     Ok(report["jobs"][0].take())
@@ -84,7 +84,7 @@ impl Server {
     }
 
     fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
-        let folder = TempDir::new().context("no folder for a socket")?;
+        let folder = TempDir::new().context("cannot create a temporary directory for a socket")?;
         let socket = folder.path().join("socket");
         let mut command = command(&socket);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();

@@ -211,6 +211,6 @@ fn spent_bytes(pagefold: &Path, server: &Server) -> anyhow::Result<f64> {
     ensure!(output.status.success(), "stat failed: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let line = lines.find(|line| line["metric"] == "spent_bytes").context("stat says nothing of spent_bytes")?;
-    line["value"].as_f64().context("spent_bytes is no number")
+    let line = lines.find(|line| line["metric"] == "spent_bytes").context("stat does not report spent_bytes")?;
+    line["value"].as_f64().context("spent_bytes is not a number")
 }

@@ -105,7 +105,7 @@ pub(crate) struct Zram {
 impl Zram {
     /// Sets up `/dev/zram0` with `algorithm` and room for `slots` pages. Its contents are lost.
     pub(crate) fn new(algorithm: &str, slots: u64) -> anyhow::Result<Self> {
-        set("reset", "1").context("cannot reset zram0 (root only, and only while nobody uses it)")?;
+        set("reset", "1").context("cannot reset zram0 (root only, and only while it is unused)")?;
         set("comp_algorithm", algorithm)?;
         set("disksize", &(slots * PAGE_SIZE as u64).to_string())?;
         let direct = OFlags::DIRECT.bits() as i32;

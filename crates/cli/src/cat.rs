@@ -53,7 +53,10 @@ fn follow(image: &Image, path: &[u8]) -> anyhow::Result<Inode> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let image = args.image.open(&args.place.image)?;
     if args.place.path.is_empty() {
-        return Err(misuse(anyhow!("which file? Name it behind the image: {}:PATH", args.place.image.display())));
+        return Err(misuse(anyhow!(
+            "no file given: append its path to the image, as in {}:PATH",
+            args.place.image.display()
+        )));
     }
     let file = image.file(&follow(&image, &args.place.path)?)?;
     let mut out = output();

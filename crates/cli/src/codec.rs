@@ -45,7 +45,7 @@ pub(crate) fn of_clusters(text: &str, pcluster_bytes: u32) -> anyhow::Result<Opt
             dict_bytes: history.clamp(1 << 16, 8 << 20) as u32,
         },
         ("none" | "lz4", Some(_)) => bail!("{family} has no levels"),
-        _ => bail!("unknown codec '{family}'; known are {CLUSTER_CODECS}"),
+        _ => bail!("unknown codec '{family}'; known codecs: {CLUSTER_CODECS}"),
     }))
 }
 

@@ -63,7 +63,7 @@ impl Log {
             return;
         }
         if *lost > 0 {
-            write(Level::Warn, &format!("{lost} lines were lost, as nobody read standard error"));
+            write(Level::Warn, &format!("{lost} lines were lost because standard error was not read"));
             *lost = 0;
             if !has_room() {
                 *lost += 1;

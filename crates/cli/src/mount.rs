@@ -110,7 +110,7 @@ impl FromStr for Flag {
             "rw" => return Err("an EROFS image can only be read; leave 'rw' out".to_owned()),
             _ => {
                 let known = "dev, nodev, suid, nosuid, exec, noexec, allow_other or ro";
-                return Err(format!("'{text}' is not a mount option here; write {known}"));
+                return Err(format!("'{text}' is not a supported mount option: use {known}"));
             }
         })
     }
@@ -168,7 +168,7 @@ fn start() -> anyhow::Result<()> {
 /// Mounts and serves until unmounted.
 fn serve(args: &Args) -> anyhow::Result<()> {
     if args.announce {
-        rustix::thread::set_name(NAME).context("cannot take a name")?;
+        rustix::thread::set_name(NAME).context("cannot set the name of the process")?;
     }
     let shown = args.path.display();
     let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;

@@ -186,9 +186,9 @@ impl Args {
     }
 
     fn build_options(&self) -> anyhow::Result<BuildOptions> {
-        let block_bytes = u32::try_from(self.block).ok().context("the block is too large")?;
+        let block_bytes = u32::try_from(self.block).ok().context("the block size is too large")?;
         let cluster = self.cluster.unwrap_or(self.block);
-        let pcluster_bytes = u32::try_from(cluster).ok().context("the cluster is too large")?;
+        let pcluster_bytes = u32::try_from(cluster).ok().context("the cluster size is too large")?;
         let mut volume_name = [0; 16];
         match volume_name.get_mut(..self.volume_name.len()) {
             Some(front) => front.copy_from_slice(self.volume_name.as_bytes()),
@@ -206,7 +206,7 @@ impl Args {
             ztailpacking: self.ztailpacking,
             fragments: self.fragments.unwrap_or(Fragments::Off),
             dedupe: self.dedupe,
-            chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk is too large")?,
+            chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk size is too large")?,
             xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
             threads: self.threads,
             uuid: self.uuid,

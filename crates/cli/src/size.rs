@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
             }
         }
     };
-    let too_large = || format!("'{text}' is more than a 64-bit number of bytes");
+    let too_large = || format!("'{text}' does not fit a 64-bit number of bytes");
     if let Some((whole, fraction)) = number.split_once('.') {
         let whole: u64 = whole.parse().map_err(|_| bad(text))?;
         let digits = u32::try_from(fraction.len()).ok().filter(|&digits| (1..=9).contains(&digits));

@@ -36,7 +36,7 @@ pub enum ClientError {
     Failed(#[from] Failure),
     /// The server's protocol has a different version.
     #[error(
-        "the server is pagefold {version} with control protocol {protocol}, this program knows {PROTOCOL}: use that pagefold"
+        "the server is pagefold {version} with control protocol {protocol}, but this program supports {PROTOCOL}: use pagefold {version}"
     )]
     Version {
         /// Protocol version of the server.
@@ -111,7 +111,9 @@ impl Client {
         })?;
         match serde_json::from_slice(&line).map_err(foreign)? {
             Reply { error: Some(failure), .. } => Err(failure.into()),
-            Reply { id: found, .. } if found != id => Err(ClientError::Foreign(format!("it answers {found} to {id}"))),
+            Reply { id: found, .. } if found != id => {
+                Err(ClientError::Foreign(format!("it replied to request {found} instead of {id}")))
+            }
             Reply { result, .. } => serde_json::from_value(result.unwrap_or_default()).map_err(foreign),
         }
     }

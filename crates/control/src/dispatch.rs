@@ -235,7 +235,7 @@ fn command(mut fields: Map<String, Value>) -> Result<Command, Failure> {
     };
     if !COMMANDS.contains(&name.as_str()) {
         let known = COMMANDS.join(", ");
-        return Err(Failure::new(Code::UnknownCommand, format!("unknown command '{name}'; known are {known}")));
+        return Err(Failure::new(Code::UnknownCommand, format!("unknown command '{name}'; known commands: {known}")));
     }
     let prefix = format!("{name}.");
     let tagged = Value::Object(Map::from_iter([(name, Value::Object(fields))]));
@@ -380,7 +380,7 @@ fn check_fork(fork: &Fork) -> Result<(), Failure> {
         if !seen.insert(name) {
             return Err(Failure::new(
                 Code::NameInUse,
-                format!("'{name}' is there twice: each fork needs its own name"),
+                format!("'{name}' is given twice: each fork needs its own name"),
             ));
         }
     }

@@ -173,7 +173,7 @@ impl Manage for Model {
         let prefix = snapshot_name(name, "");
         let is_snapshot = |other: &str| other.starts_with(&prefix);
         if !snapshots && state.disks.keys().any(|other| is_snapshot(other)) {
-            return Err(Failure::new(Code::HasSnapshots, "say snapshots"));
+            return Err(Failure::new(Code::HasSnapshots, "the disk has snapshots; set snapshots to drop them too"));
         }
         let disk = state.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
         state.disks.retain(|other, _| !is_snapshot(other));
@@ -185,7 +185,7 @@ impl Manage for Model {
         let disk = state.get(name)?;
         let before_bytes = disk.size_bytes;
         if size_bytes < before_bytes && !shrink {
-            return Err(Failure::new(Code::WouldShrink, "say shrink"));
+            return Err(Failure::new(Code::WouldShrink, "shrinking the disk loses data; set shrink to allow this"));
         }
         disk.size_bytes = size_bytes;
         Ok(Resized { name: name.to_owned(), before_bytes, size_bytes })

@@ -16,7 +16,7 @@ pub enum Error {
     #[error("the device is read-only")]
     ReadOnly,
     /// The range is not within the device (EINVAL; ENOSPC for a write, as NBD specifies).
-    #[error("{len_bytes} bytes at offset {offset} lie outside a device of {size_bytes} bytes")]
+    #[error("{len_bytes} bytes at offset {offset} are outside a device of {size_bytes} bytes")]
     OutOfRange {
         /// The first byte requested.
         offset: u64,

@@ -161,7 +161,7 @@ impl<'a> Comparison<'a> {
             }
             for name in found.into_keys() {
                 let extra = self.paths.add(path, name);
-                self.differs(extra, "is in the image alone");
+                self.differs(extra, "is only in the image");
             }
             // The tree bounds the depth, so a cycle of directories in the image ends where the tree
             // ends.
@@ -188,7 +188,7 @@ impl<'a> Comparison<'a> {
             }
             self.nids.insert(id, inode.nid);
             if self.nodes.insert(inode.nid, id).is_some() {
-                self.differs(path, "is one file with another name in the image, and should be its own");
+                self.differs(path, "is a hard link to another file in the image, but should be a separate file");
             }
         }
         let mut facts = vec![
@@ -223,7 +223,7 @@ impl<'a> Comparison<'a> {
         match &node.kind {
             NodeKind::Symlink(target) => match self.image.read_link(inode) {
                 Ok(found) if found == *target => {}
-                Ok(_) => self.differs(path, "the link has another target"),
+                Ok(_) => self.differs(path, "the link has a different target"),
                 Err(error) => self.differs(path, error.to_string()),
             },
             NodeKind::Regular { content, size } if inode.size == *size => self.hand_over(path, content, inode),
@@ -298,7 +298,7 @@ impl Part<'_> {
         let len = read(of_image).map_err(|error| (at, error.to_string()))?;
         let found = self.content.read(at, len, of_tree).map_err(|error| {
             let what = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "is shorter than it was".to_owned(),
+                io::ErrorKind::UnexpectedEof => "has become shorter".to_owned(),
                 _ => format!("cannot be read again: {error}"),
             };
             (at, what)
@@ -349,10 +349,10 @@ fn different_xattrs(expected: &[Xattr], found: &[Xattr]) -> Option<String> {
     for (name, value) in &expected {
         match found.get(name) {
             None => return Some(format!("the xattr {} is missing in the image", show(name))),
-            Some(other) if other != value => return Some(format!("the xattr {} has another value", show(name))),
+            Some(other) if other != value => return Some(format!("the xattr {} has a different value", show(name))),
             Some(_) => {}
         }
     }
     let extra = found.keys().find(|name| !expected.contains_key(*name))?;
-    Some(format!("the xattr {} is in the image alone", show(extra)))
+    Some(format!("the xattr {} is only in the image", show(extra)))
 }

@@ -23,7 +23,7 @@ pub enum Error {
     Unsupported(String),
     /// The content exceeds the caller's limit
     /// ([`ExtractOptions::max_bytes`](crate::ExtractOptions::max_bytes)).
-    #[error("its {needed} bytes exceed what remains of the {allowed} allowed")]
+    #[error("{needed} bytes exceed what is left of the limit of {allowed} bytes")]
     TooMuch {
         /// The size in bytes of the file that was skipped.
         needed: u64,

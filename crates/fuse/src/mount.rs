@@ -85,8 +85,8 @@ impl Mount {
     /// missing, or `fusermount3` is missing for a user other than root. Nothing is mounted then.
     pub fn new(image: Image, at: &Path, options: MountOptions) -> io::Result<Self> {
         if (options.dev || options.suid) && !rustix::process::geteuid().is_root() {
-            let what = if options.dev { "dev: device files" } else { "suid: set-id programs" };
-            let what = format!("only root may mount with {what} of the image would take effect");
+            let what = if options.dev { "device files (dev)" } else { "set-id programs (suid)" };
+            let what = format!("only root may enable the image's {what}");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
         let at = at.canonicalize()?;
@@ -146,7 +146,7 @@ impl Mount {
         match done.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => self.place.unmount().and(Err(error)),
-            Err(_) => self.place.unmount().and(Err(io::Error::other("a thread that answers panicked"))),
+            Err(_) => self.place.unmount().and(Err(io::Error::other("a request thread panicked"))),
         }
     }
 }
@@ -184,9 +184,9 @@ impl MountPoint {
 fn explain(error: io::Error) -> io::Error {
     let denied = error.raw_os_error().is_some() && error.kind() == io::ErrorKind::PermissionDenied;
     match error.kind() {
-        io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no /dev/fuse, or no fusermount3"),
+        io::ErrorKind::NotFound => io::Error::new(error.kind(), "/dev/fuse or fusermount3 is missing"),
         _ if denied => {
-            let what = "this user may not open /dev/fuse, which is open to all on most systems (mode 0666)";
+            let what = "this user may not open /dev/fuse; on most systems, everybody may (mode 0666)";
             io::Error::new(error.kind(), what)
         }
         // The message of `fusermount3` ends with a newline.

@@ -62,7 +62,7 @@ impl StoreConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no memory for an object.
-    #[error("the heap has no room for another object: use fewer threads")]
+    #[error("the heap is full: use fewer threads")]
     Full,
     /// There is no memory for a stream.
     #[error(transparent)]
@@ -178,7 +178,7 @@ impl<L: EntryLock> Store<L> {
         };
         let (found, counted) = ((0..self.table.slots()).map(len_bytes).sum::<u64>(), self.stats().compr_data_size);
         if found != counted || found > live_bytes {
-            return Err(format!("the entries name {found} bytes, {counted} are counted, {live_bytes} are live"));
+            return Err(format!("bytes in entries: {found}, counted: {counted}, live in the heap: {live_bytes}"));
         }
         Ok(())
     }

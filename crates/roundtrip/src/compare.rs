@@ -173,7 +173,7 @@ impl<'a> Comparison<'a> {
         }
         shown.compare(wanted).map_err(failed)?;
         if self.keeps.links && *self.inodes.entry(inode).or_insert(named.inode) != named.inode {
-            return Err(failed("is the same file as another that it must not be".to_owned()));
+            return Err(failed("is a hard link to another file, but should be a separate file".to_owned()));
         }
         self.found += 1;
         Ok(())
@@ -299,7 +299,7 @@ fn read_parts(image: &Image, inode: &Inode, content: &[u8], numbers: &mut Number
         let end = at.checked_add(run.len).filter(|end| run.len > 0 && *end <= size);
         let Some(end) = end else { return Err(format!("run of {} bytes at {at} of {size}", run.len)) };
         if run.hole && content[at as usize..end as usize].iter().any(|byte| *byte != 0) {
-            return Err(format!("data is called a hole at {at}"));
+            return Err(format!("data is reported as a hole at {at}"));
         }
         at = end;
     }

@@ -33,7 +33,7 @@ impl Fsck {
             let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
             Some((major.parse().ok()?, minor.parse().ok()?))
         });
-        let version = numbers.next().ok_or_else(|| format!("{} says no version", program.display()))?;
+        let version = numbers.next().ok_or_else(|| format!("{} does not print its version", program.display()))?;
         Ok(Self { program: program.to_owned(), version, says: [version_text, ask("--help")?].concat() })
     }
 

@@ -35,7 +35,7 @@ pub fn repack(case: &Case, expected: &Expected, image: &Path, target: &Path) -> 
     if before != after {
         let at = before.iter().zip(&after).position(|(before, after)| before != after);
         return Err(format!(
-            "packed again it is another image: {} bytes, now {}, from {at:?}",
+            "packing it again changes the image: {} bytes, now {}, first difference at {at:?}",
             before.len(),
             after.len()
         ));

@@ -49,7 +49,7 @@ fn build_in(case: &Case, expected: &Expected, threads: usize, store: Store, out:
     let tree = case.tree(&expected.contents, store)?;
     let report = build(&tree, &BuildOptions { threads, ..case.options.clone() }, out)?;
     let len = out.metadata().map_err(|source| Error::Io { what: "the image's length".to_owned(), source })?.len();
-    assert_eq!(report.image_bytes, len, "the builder reports another length of the image");
+    assert_eq!(report.image_bytes, len, "the builder reports a wrong length of the image");
     Ok(())
 }
 

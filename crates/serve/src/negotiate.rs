@@ -44,17 +44,17 @@ pub(crate) enum Ended {
     Io(#[from] io::Error),
     #[error("the client sent flags that were not offered")]
     ClientFlags,
-    #[error("an option of {0} bytes")]
+    #[error("an option of {0} bytes exceeds the maximum")]
     OptionTooBig(u32),
     #[error("no such export")]
     NoSuchExport,
-    #[error("an option that does not go with extended headers")]
+    #[error("an option that is not allowed with extended headers")]
     OldOption,
     #[error("too many connections")]
     TooMany,
     #[error("the client ended the negotiation")]
     Aborted,
-    #[error("a payload of {0} bytes")]
+    #[error("a payload of {0} bytes exceeds the maximum")]
     PayloadTooBig(u64),
     #[error(transparent)]
     ReadBroke(#[from] ReadBroke),

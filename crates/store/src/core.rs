@@ -350,13 +350,13 @@ impl Core {
     pub(crate) unsafe fn decode(&self, entry: Entry, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         match entry {
             Entry::Empty | Entry::Hole => page.fill(0),
-            Entry::Link(_) | Entry::Shared { .. } => return Err(Corrupt("an entry that leads to no page")),
+            Entry::Link(_) | Entry::Shared { .. } => return Err(Corrupt("entry does not lead to a page")),
             Entry::Same(word) => fill(page, word.word()),
             // SAFETY: guaranteed by the caller.
             Entry::Raw { at } => unsafe { self.heap.read(at, page) },
             Entry::Object { tables, len_bytes, at } => {
                 if !prepare(self.training.as_ref(), &mut *coder.stream, &mut coder.trained, tables) {
-                    return Err(Corrupt("an object of tables that the pool does not have"));
+                    return Err(Corrupt("object uses tables that the pool does not have"));
                 }
                 // SAFETY: guaranteed by the caller.
                 let bytes = match unsafe { self.heap.bytes(at, len_bytes) } {

@@ -317,7 +317,7 @@ impl Leaves {
             let gone = self.words(number).iter().filter(|word| word.load(Relaxed) == GONE).count();
             let expected = if taken(&number) { 0 } else { LEAF_SLOTS };
             if gone != expected {
-                return Err(format!("leaf {number}: {gone} of its entries are nobody's, not {expected}"));
+                return Err(format!("leaf {number}: {gone} entries are unused, expected {expected}"));
             }
             for (index, word) in self.words(number).iter().enumerate() {
                 let to = match Entry::decode(word.load(Relaxed)) {
@@ -335,16 +335,16 @@ impl Leaves {
                 let found = links.remove(&(number, index)).unwrap_or(0);
                 let counted = counts.map_or(0, |counts| counts[index].load(Relaxed));
                 if found != counted {
-                    return Err(format!("entry {index} of leaf {number}: {found} link to it, {counted} are counted"));
+                    return Err(format!("entry {index} of leaf {number}: {found} links found, {counted} counted"));
                 }
                 lives += found;
             }
             if lives != self.lives(number).load(Relaxed) || lives == 0 {
-                return Err(format!("leaf {number}: {lives} keep it, not {:?}", self.lives(number)));
+                return Err(format!("leaf {number}: {lives} references found, {:?} counted", self.lives(number)));
             }
         }
         match links.keys().next() {
-            Some((leaf, index)) => Err(format!("a link to entry {index} of leaf {leaf}, which is nobody's")),
+            Some((leaf, index)) => Err(format!("a link to entry {index} of leaf {leaf}, which is unused")),
             None => Ok(()),
         }
     }

@@ -9,7 +9,7 @@
 //! ```
 //! use pagefold_store::{PoolConfig, Error, PAGE_SIZE, Page, Pool};
 //!
-//! // All that the disks' pages take may be 64 MiB: compressed bytes, waste, tables, everything.
+//! // The pool may use 64 MiB in total: compressed bytes, waste, tables, everything.
 //! let pool = Pool::new(PoolConfig::default().memory_limit(64 << 20))?;
 //! let disk = pool.disk(1 << 20)?; // 4 GiB of slots
 //!
@@ -25,7 +25,7 @@
 //! // Part of a page, with no other operation on the slot in between.
 //! disk.update(5, |page| page[..2].copy_from_slice(b"hi"))?;
 //!
-//! // Every operation says what went wrong, and leaves the slot as it was.
+//! // A failed operation returns the reason and leaves the slot unchanged.
 //! match disk.write(1 << 20, &page) {
 //!     Err(Error::NoSuchSlot { slot, slots }) => assert_eq!((slot, slots), (1 << 20, 1 << 20)),
 //!     Err(Error::Full) => unreachable!("64 MiB are not used up: evict, or give the caller the error"),

@@ -280,7 +280,7 @@ impl Pool {
         let parts =
             stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes + stats.beside_bytes;
         if parts != stats.spent_bytes {
-            return Err(format!("the parts make {parts} bytes, the budget says {}", stats.spent_bytes));
+            return Err(format!("the parts add up to {parts} bytes, the budget has {}", stats.spent_bytes));
         }
         let entries = || (0..core.leaves.end()).filter_map(|number| core.leaves.entry(number));
         if let Some(training) = &core.training {
@@ -288,7 +288,7 @@ impl Pool {
         }
         let (found, counted) = (Sums::of_entries(entries()), core.layers.total());
         if found != counted {
-            return Err(format!("entries make {found:?}, the counters say {counted:?}"));
+            return Err(format!("entries add up to {found:?}, the counters have {counted:?}"));
         }
         Ok(())
     }

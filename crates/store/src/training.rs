@@ -234,15 +234,15 @@ impl Training {
         let mut found = [0; NUMBERS];
         for entry in entries {
             if let Entry::Object { tables, .. } = entry {
-                *found.get_mut(usize::from(tables)).ok_or("an object of a number beyond all")? += 1;
+                *found.get_mut(usize::from(tables)).ok_or("an object with an invalid table number")? += 1;
             }
         }
         let sets = lock(&self.sets);
         if found != counted {
-            return Err(format!("tables have {found:?} objects, counted are {counted:?}"));
+            return Err(format!("objects per table: found {found:?}, counted {counted:?}"));
         }
         if let Some(number) = (0..NUMBERS).find(|&number| found[number] > 0 && sets.of[number].is_none()) {
-            return Err(format!("the tables of {} objects are gone", found[number]));
+            return Err(format!("{} objects use tables that the pool does not have", found[number]));
         }
         Ok(())
     }

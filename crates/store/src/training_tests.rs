@@ -206,7 +206,7 @@ fn an_object_of_unknown_tables_is_an_error() {
             other => other,
         });
         let mut back = [0; PAGE_SIZE];
-        let unknown = Error::Corrupt { slot: 1, what: "an object of tables that the pool does not have" };
+        let unknown = Error::Corrupt { slot: 1, what: "object uses tables that the pool does not have" };
         assert_eq!(store.read(1, &mut back), Err(unknown));
         assert_eq!(store.update(1, |_| {}), Err(unknown));
         assert!(store.check().is_err());

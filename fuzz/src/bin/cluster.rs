@@ -35,11 +35,11 @@ fuzz_target!(|data: &[u8]| {
     let len = usize::from(u16::from_le_bytes([low, high])) % (4 * PAGE_SIZE);
     if mode % 2 == 0 {
         let whole = decode(data, len, Portion::Whole, 0x5a);
-        assert!(whole == decode(data, len, Portion::Whole, 0xa5), "the same bytes, another answer");
+        assert!(whole == decode(data, len, Portion::Whole, 0xa5), "same bytes, different result");
         let front = decode(data, len / 2, Portion::Prefix, 0x5a);
-        assert!(front == decode(data, len / 2, Portion::Prefix, 0xa5), "the same bytes, another front");
+        assert!(front == decode(data, len / 2, Portion::Prefix, 0xa5), "same bytes, different prefix");
         if let Some(whole) = whole {
-            assert!(front.as_deref() == Some(&whole[..len / 2]), "the front of the whole is another");
+            assert!(front.as_deref() == Some(&whole[..len / 2]), "the prefix differs from the whole");
         }
         return;
     }
@@ -49,11 +49,11 @@ fuzz_target!(|data: &[u8]| {
         encoder.restart();
         let filled = encoder.fill(&input, &mut cluster);
         encoder.restart();
-        assert_eq!(encoder.fill(&input, &mut again), filled, "the same input, another length");
+        assert_eq!(encoder.fill(&input, &mut again), filled, "same input, different length");
         let Some(filled) = filled else { return };
         assert!(filled.written < filled.consumed && cluster[0] != 0, "{filled:?}");
-        assert!(cluster[..filled.written] == again[..filled.written], "the same input, another cluster");
+        assert!(cluster[..filled.written] == again[..filled.written], "same input, different cluster");
         let back = decode(&cluster[..filled.written], filled.consumed, Portion::Whole, 0);
-        assert!(back.as_deref() == Some(&input[..filled.consumed]), "another input came back");
+        assert!(back.as_deref() == Some(&input[..filled.consumed]), "decoded input differs");
     });
 });

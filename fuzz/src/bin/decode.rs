@@ -25,9 +25,9 @@ fuzz_target!(|object: &[u8]| {
                 stream.set_tables(&own);
             }
             other.fill(0xff);
-            assert_eq!(stream.decompress(object, &mut other), first, "the same bytes, another answer");
+            assert_eq!(stream.decompress(object, &mut other), first, "same bytes, different result");
             if first.is_ok() {
-                assert!(one == other, "another page, or bytes of it that were never written");
+                assert!(one == other, "different page, or bytes never written");
             }
         }
     });

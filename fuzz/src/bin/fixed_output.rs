@@ -44,5 +44,5 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut back = vec![0; taken].into_boxed_slice();
     assert_eq!(lz4::decompress(&out[..len], &mut back).expect("a block"), taken);
-    assert!(*back == input[..taken], "another input came back");
+    assert!(*back == input[..taken], "decoded input differs");
 });

@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
         let mut back = [0; PAGE_SIZE];
         for stream in streams {
             let mut again = vec![0xa5; room].into_boxed_slice();
-            assert_eq!(stream.compress(&page, &mut again), fitted, "the same page, another length");
+            assert_eq!(stream.compress(&page, &mut again), fitted, "same page, different length");
             let mut roomy = vec![0; 2 * PAGE_SIZE];
             let Some(len) = stream.compress(&page, &mut roomy) else {
                 // `fold`'s object of a page is shorter than the page, or there is none.
@@ -32,12 +32,12 @@ fuzz_target!(|data: &[u8]| {
                 continue;
             };
             stream.decompress(&roomy[..len], &mut back).expect("what was just compressed");
-            assert!(back == page, "another page came back");
+            assert!(back == page, "decoded page differs");
             if let Some(len) = fitted {
-                assert_eq!(out[..len], again[..len], "the same page, another object");
+                assert_eq!(out[..len], again[..len], "same page, different object");
                 back.fill(0);
                 stream.decompress(&out[..len], &mut back).expect("what was just compressed");
-                assert!(back == page, "another page came back from little room");
+                assert!(back == page, "decoded page differs with a small output");
             }
         }
     });

@@ -67,10 +67,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         packages.iter().for_each(|package| println!("{package}"));
         return Ok(());
     }
-    let dir = args.dir.as_deref().context("no folder")?;
+    let dir = args.dir.as_deref().context("no directory given")?;
     if let Some(name) = args.names.iter().find(|name| list::RECIPES.iter().all(|recipe| recipe.name != **name)) {
         let names: Vec<&str> = list::RECIPES.iter().map(|recipe| recipe.name).collect();
-        bail!("no recipe is called '{name}'; there are {}", names.join(", "));
+        bail!("unknown recipe '{name}'; known recipes: {}", names.join(", "));
     }
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     for recipe in list::RECIPES {
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn gather(recipe: &Recipe, dir: &Path) -> anyhow::Result<()> {
     for (name, pages) in recipe.follow(Some(dir), LIMIT_PAGES)? {
         if pages.len() < LEAST_PAGES * PAGE_SIZE {
-            eprintln!("SKIPPED: {name}: {} KiB of pages, which is too little", pages.len() >> 10);
+            eprintln!("SKIPPED: {name}: only {} KiB of pages", pages.len() >> 10);
             continue;
         }
         // The rename is atomic: a partial file would be taken for a gathered kind.

@@ -36,7 +36,7 @@ impl BaseFiles {
     /// Copies the files, makes a disk from them with room for the files that are copied into forks,
     /// and packs it.
     pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
-        let scratch = TempDir::new_in(&args.scratch).context("no folder for the base")?;
+        let scratch = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for the base")?;
         let tree = scratch.path().join("tree");
         copied(args.data.iter().map(PathBuf::as_path), args.mib, &tree)?;
         let (blocks, inodes) = needs(&tree)?;
@@ -75,7 +75,7 @@ impl BaseFiles {
 
     /// Opens the raw disk, to compare with.
     pub(super) fn raw_file(&self) -> anyhow::Result<File> {
-        File::open(self.raw()).context("the base is gone")
+        File::open(self.raw()).context("cannot open the base")
     }
 
     pub(super) fn print(&self, output: &Output) {

@@ -33,7 +33,7 @@ impl Control {
             thread::sleep(Duration::from_millis(1));
         }
         let mut control = Self(BufReader::new(connected(socket)?));
-        ensure!(control.line()?["name"] == "pagefold", "what listens there is not a pagefold server");
+        ensure!(control.line()?["name"] == "pagefold", "no pagefold server listens there");
         Ok(control)
     }
 
@@ -75,7 +75,7 @@ impl Nbd {
     pub(super) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
         let mut client = Self(connected(socket)?);
         let greeting: [u8; GREETING_BYTES] = client.receive()?;
-        ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "what listens there is not an NBD server");
+        ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "no NBD server listens there");
 
         let mut hello = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes().to_vec();
         hello.extend(OPTION_MAGIC.to_be_bytes());
@@ -88,10 +88,10 @@ impl Nbd {
         client.0.write_all(&hello)?;
         loop {
             let header: [u8; OPTION_REPLY_HEADER_BYTES] = client.receive()?;
-            ensure!(header[..8] == OPTION_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
+            ensure!(header[..8] == OPTION_REPLY_MAGIC.to_be_bytes(), "unexpected reply from the server");
             let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
             let len = word(16) as usize;
-            ensure!(len <= MAX_REPLY_BYTES, "the server says too much");
+            ensure!(len <= MAX_REPLY_BYTES, "the server's reply is too long");
             let mut data = vec![0; len];
             client.0.read_exact(&mut data)?;
             match word(12) {
@@ -121,7 +121,7 @@ impl Nbd {
         request.extend(data);
         self.0.write_all(&request)?;
         let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
-        ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "the server answers something else");
+        ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "unexpected reply from the server");
         ensure!(header[4..8] == [0; 4], "a request at {offset} failed");
         Ok(())
     }

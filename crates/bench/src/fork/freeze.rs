@@ -39,7 +39,7 @@ const CHANGES: [(&str, u64); 2] = [("files", 256 << 10), ("pages", PAGE_SIZE as 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     for (name, options) in WAYS {
         let case = format!("freeze/{name}");
-        let folder = TempDir::new_in(&args.scratch).context("no folder for images")?;
+        let folder = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for images")?;
         let (image, target) = (folder.path().join("base.erofs"), folder.path().join("target"));
         process::run(&mut pack_to(pagefold, options, base, &image), 0)?;
         let shown = image.to_string_lossy().into_owned();

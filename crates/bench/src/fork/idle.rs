@@ -44,7 +44,7 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow
             anyhow::Ok(fork)
         })??;
         raw.read_exact_at(&mut expected, offset)?;
-        ensure!(page == expected, "a fork has something else than its base at {offset}");
+        ensure!(page == expected, "a fork differs from its base at {offset}");
         made.push(fork);
     }
     times.judge(output, &case);

@@ -30,7 +30,7 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow
     let peers: [(&str, Peer); 4] =
         [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks), ("dm-snapshot", snapshots)];
     for (name, peer) in peers {
-        let folder = TempDir::new_in(tmpfs).context("no folder in tmpfs")?;
+        let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {
             output.skip(&format!("idle/{name}"), &format!("{error:#}"));
         }
@@ -207,7 +207,7 @@ impl<'a> Made<'a> {
         let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         self.times.time(|| make(offset, &mut page))??;
         self.base.raw_file()?.read_exact_at(&mut expected, offset)?;
-        ensure!(page == expected, "a disk has something else than its base at {offset}");
+        ensure!(page == expected, "a disk differs from its base at {offset}");
         Ok(())
     }
 

@@ -65,7 +65,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
             Nbd::connect(&server.socket(), &name)?.read(offset, &mut page)
         })??;
         raw.read_exact_at(&mut expected, offset)?;
-        ensure!(page == expected, "{name} has something else than its base at {offset}");
+        ensure!(page == expected, "{name} differs from its base at {offset}");
     }
     times.judge(output, &case);
     // The command's part of the time, and the time of a connection and a read without a command.

@@ -55,7 +55,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     output.put(&case, "install_s", median(&times), "s");
     drop(server);
 
-    let folder = TempDir::new_in(&args.tmpfs).context("no folder in tmpfs")?;
+    let folder = TempDir::new_in(&args.tmpfs).context("cannot create a temporary directory in tmpfs")?;
     times.clear();
     for number in 0..args.workers {
         let path = folder.path().join(number.to_string());
@@ -143,7 +143,7 @@ impl Drop for DiskFile {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        eprintln!("{} stays mounted", self.at.path().display());
+        eprintln!("{} could not be unmounted", self.at.path().display());
         let _ = self.nbdfuse.kill();
         let _ = self.nbdfuse.wait();
     }

@@ -22,7 +22,7 @@ impl FromStr for Case {
             None => (codec, None),
         };
         if !["lz4", "lz4hc", "zstd", "deflate", "lzma"].contains(&codec) {
-            return Err(format!("unknown codec '{codec}'; known are lz4, lz4hc, zstd, deflate, lzma"));
+            return Err(format!("unknown codec '{codec}'; known codecs: lz4, lz4hc, zstd, deflate, lzma"));
         }
         let kib: u64 = cluster.strip_suffix(['K', 'k']).and_then(|kib| kib.parse().ok()).ok_or_else(wrong)?;
         if !kib.is_power_of_two() || !(4..=1024).contains(&kib) {

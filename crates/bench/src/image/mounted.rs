@@ -65,6 +65,6 @@ impl Drop for Mounted {
             }
             thread::sleep(Duration::from_millis(50));
         }
-        eprintln!("{} stays mounted", self.at.path().display());
+        eprintln!("{} could not be unmounted", self.at.path().display());
     }
 }

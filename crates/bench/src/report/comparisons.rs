@@ -36,12 +36,13 @@ pub(super) const GROUPS: &[Group] = &[
     Group {
         name: NBD,
         note: "fio with 60 % compressible buffers at queue depth 16. pagefold compresses what is written; nbdkit's \
-               malloc allocator stores it as it is, and its zstd allocator compresses blocks of 32 KiB.",
+               malloc allocator stores it uncompressed, and its zstd allocator compresses blocks of 32 KiB.",
     },
     Group {
         name: IMAGES,
-        note: "The same files, codec, level and cluster for each program. squashfs's blocks are of input, EROFS's \
-               clusters of output. The library reads in the process; a kernel or FUSE mount is reached by system calls.",
+        note: "The same files, codec, level and cluster for each program. squashfs's block size counts input, \
+               EROFS's cluster size counts output. The library reads in the process; a kernel or FUSE mount is reached by \
+               system calls.",
     },
     Group {
         name: FORKS,

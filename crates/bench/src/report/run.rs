@@ -372,7 +372,7 @@ pub(super) fn unmount_below(scratch: &Scratch) {
             status.is_ok_and(|status| status.success())
         };
         if !unmounted(&["umount", "-l"]) && !unmounted(&["fusermount3", "-uz"]) {
-            eprintln!("{} stays mounted", at.display());
+            eprintln!("{} could not be unmounted", at.display());
         }
     }
 }

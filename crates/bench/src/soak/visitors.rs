@@ -54,7 +54,7 @@ impl<'a> Visitors<'a> {
     /// Adds disks of `bytes` each and writes them.
     pub(super) fn new(server: &'a Server, pagefold: &'a Path, bytes: u64) -> anyhow::Result<Self> {
         let count = (bytes / PAGE_SIZE as u64) as usize;
-        ensure!(count >= SMALLER, "the limit is too small for disks beside the first");
+        ensure!(count >= SMALLER, "the limit is too small for additional disks");
         let mut visitors = Self {
             server,
             pagefold,

@@ -163,7 +163,7 @@ impl Args {
             return Ok(None);
         }
         let pcluster_bytes = self.cluster.unwrap_or(BLOCK_BYTES.into());
-        let pcluster_bytes = u32::try_from(pcluster_bytes).ok().context("the cluster is too large")?;
+        let pcluster_bytes = u32::try_from(pcluster_bytes).ok().context("the cluster size is too large")?;
         let codec = codec::of_clusters(self.codec.as_deref().unwrap_or("lz4"), pcluster_bytes)?;
         let options = BuildOptions { codec, pcluster_bytes, threads: self.threads, ..BuildOptions::default() };
         options.check()?;

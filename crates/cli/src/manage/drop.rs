@@ -48,8 +48,8 @@ fn words(Dropped { disk, file_users }: &Dropped) -> String {
         count => format!(" with its {count} snapshots"),
     };
     let still = match (disk.kind, file_users) {
-        (DiskKind::Base, 1) => "; 1 disk goes on reading its file".to_owned(),
-        (DiskKind::Base, 2..) => format!("; {file_users} disks go on reading its file"),
+        (DiskKind::Base, 1) => "; 1 disk still reads its file".to_owned(),
+        (DiskKind::Base, 2..) => format!("; {file_users} disks still read its file"),
         _ => String::new(),
     };
     format!("dropped '{}'{with}, {}{still}", disk.name, size::show(disk.size_bytes))

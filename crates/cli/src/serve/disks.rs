@@ -392,7 +392,7 @@ impl Disks {
         let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
             let what = format!(
-                "disk '{name}' has {before_bytes} bytes: shrinking it loses the data past {size_bytes}; set shrink to allow this"
+                "disk '{name}' has {before_bytes} bytes: shrinking it loses the data past {size_bytes}; set shrink (--shrink) to allow this"
             );
             return Err(Failure::new(Code::WouldShrink, what));
         }

@@ -16,7 +16,7 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
             return Err("all disks have the server's codec: give --codec".to_owned());
         }
         let index = KNOWN.iter().position(|known| *known == key);
-        let index = index.ok_or_else(|| format!("unknown '{key}'; known are {}", KNOWN.join(", ")))?;
+        let index = index.ok_or_else(|| format!("unknown key '{key}'; known keys: {}", KNOWN.join(", ")))?;
         let value = match (key, value) {
             ("read-only", None) => "",
             ("read-only", Some(_)) => return Err("'read-only' takes no value; leave it out for a disk to write".into()),
@@ -28,8 +28,8 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     }
     let [name, size_bytes, limit, read_only] = values;
     Ok(Add {
-        name: name.ok_or("it needs name=NAME")?.to_owned(),
-        size_bytes: size::parse(size_bytes.ok_or("it needs size=SIZE")?)?,
+        name: name.ok_or("name=NAME is missing")?.to_owned(),
+        size_bytes: size::parse(size_bytes.ok_or("size=SIZE is missing")?)?,
         limit_bytes: limit.map(size::parse).transpose()?,
         read_only: read_only.is_some(),
     })
@@ -44,7 +44,7 @@ pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
 }
 
 pub(crate) fn parse_connections(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "not a number from 1 on".to_owned())
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "not a number of at least 1".to_owned())
 }
 
 #[cfg(test)]

@@ -253,7 +253,7 @@ fn warn_of(tree: &Tree) {
     for warning in tree.warnings() {
         if warning.kind == WarningKind::Unreadable {
             for example in &warning.examples {
-                tell(&format!("left out: {}", show(example.as_bytes())));
+                tell(&format!("skipped: {}", show(example.as_bytes())));
             }
         }
         tell(&format!("warning: {}", show(warning.to_string().as_bytes())));

@@ -95,7 +95,7 @@ fn what_is_doubtful_is_refused_before_anything_is_served() {
     let refused =
         |args: &[&str]| run_to_fail(pagefold().arg("serve").args(args).arg("--dir").arg(folder.path().join("d")));
     let line = refused(&[text(&written)]);
-    assert!(line.contains("it has the contents of an EROFS image"), "{line}");
+    assert!(line.contains("contains an EROFS image, but its name"), "{line}");
     let line = refused(&[text(&image), text(&image)]);
     assert!(line.contains("a disk named 'debian' already exists"), "{line}");
     let line = refused(&[&format!("{}:/none", image.display())]);

@@ -186,7 +186,7 @@ fn forks_of_a_packed_file_system_are_disks_of_their_own() {
     assert_eq!((&disks[0]["from"], &disks[0]["path"]), (&"debian".into(), &text(&image).into()));
     assert_eq!(disks[0]["changed_bytes"], 4 * PAGE);
     let line = run(&mut server.ask(&["drop", "debian"]));
-    assert_eq!(line, format!("dropped 'debian', 16.0 MiB; {} disks go on reading its file\n", FORKS + 1));
+    assert_eq!(line, format!("dropped 'debian', 16.0 MiB; {} disks still read its file\n", FORKS + 1));
     let mut expected = base.clone();
     fills[7].iter().for_each(|fill| fill.to(&mut expected));
     clients.check(&server, "job-7", &expected);

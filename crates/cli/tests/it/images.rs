@@ -165,10 +165,10 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
     for (wrong, named) in [
         (["--hint", "text"], "PATTERN=CODEC"),
         (["--hint", "text=lz5"], "'lz5'"),
-        (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster must be a multiple of the block"),
+        (["--hint", "text=lz4@5000"], "the hint for 'text': the cluster size must be a multiple of the block size"),
         (["--hint", "no-such-file=zstd,99"], "the hint for 'no-such-file': no zstd encoder: levels are -7 to 22"),
         (["--codec", "zstd,x"], "pagefold: 'x' is not a level\n"),
-        (["--block", "8G"], "pagefold: the block is too large\n"),
+        (["--block", "8G"], "pagefold: the block size is too large\n"),
         (["--uid-map", "1:2:3:4"], "FROM:TO"),
         (["--gid-map", "1:2:0"], "range of IDs"),
     ] {
@@ -323,7 +323,7 @@ fn an_extraction_that_comes_to_its_limit_says_so() {
     fs::write(at("tree/text"), "a line of some text\n".repeat(5000)).expect("a file");
     output(pagefold().args(["pack", &at("tree"), "-o", &at("image")]));
     let message = run_to_fail(pagefold().args(["extract", &at("image"), "-C", &at("out"), "--max-size", "50K"]));
-    assert!(message.contains("text: its 100000 bytes exceed what remains of the 51200"), "{message}");
+    assert!(message.contains("text: 100000 bytes exceed what is left of the limit of 51200 bytes"), "{message}");
     assert!(message.contains("--max-size 50.0 KiB was reached") && !message.contains("unsupported"), "{message}");
     output(pagefold().args(["extract", &at("image"), "-C", &at("all"), "--max-size", "100005"]));
 }
@@ -513,10 +513,13 @@ fn plain_files_are_packed_in_chunks() {
     output(pagefold().args(["extract", &at("image"), "-C", &at("out")]));
     assert_eq!(fs::read(at("out/second")).expect("the file"), fs::read(at("tree/second")).expect("a file"));
     for (options, why) in [
-        (&["--codec", "none", "--chunk", "12K"][..], "the chunk must be a power of two from the block to 16 MiB"),
-        (&["--codec", "none", "--chunk", "32M"], "the chunk must be a power of two from the block to 16 MiB"),
-        (&["--codec", "none", "--chunk", "8G"], "the chunk is too large"),
-        (&["--chunk", "16K"], "chunks are for files that are not compressed"),
+        (
+            &["--codec", "none", "--chunk", "12K"][..],
+            "the chunk size must be a power of two from the block size to 16 MiB",
+        ),
+        (&["--codec", "none", "--chunk", "32M"], "the chunk size must be a power of two from the block size to 16 MiB"),
+        (&["--codec", "none", "--chunk", "8G"], "the chunk size is too large"),
+        (&["--chunk", "16K"], "chunks need uncompressed files"),
         (&["--xattr-prefix", "overlay."], "the xattr prefix 'overlay.' must be longer than user."),
     ] {
         let message = run_to_fail(&mut pack(options));

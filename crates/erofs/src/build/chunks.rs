@@ -36,7 +36,9 @@ impl Chunking {
         let Self { chunk_bytes, block_bytes } = self;
         if !chunk_bytes.is_power_of_two() || chunk_bytes < block_bytes || u64::from(chunk_bytes) > SEGMENT_BYTES {
             let most = SEGMENT_BYTES >> 20;
-            return Err(Error::Options(format!("the chunk must be a power of two from the block to {most} MiB")));
+            return Err(Error::Options(format!(
+                "the chunk size must be a power of two from the block size to {most} MiB"
+            )));
         }
         Ok(())
     }

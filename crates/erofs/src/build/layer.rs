@@ -266,7 +266,7 @@ impl Stack {
                 match self.resolve(directory, [name.clone()].into(), true, true) {
                     Some(target) if self.is_directory(target) => work.directories.push((target, upper)),
                     _ => {
-                        let what = "a layer below has a symbolic link there, which leads to no directory";
+                        let what = "a layer below has a symbolic link there that does not lead to a directory";
                         return Err(self.error(directory, &name, upper, what));
                     }
                 }
@@ -288,7 +288,7 @@ impl Stack {
             let is_file =
                 |id: &NodeId| !matches!(self.tree.node(*id).kind, NodeKind::Directory(_) | NodeKind::CharDevice(0, 0));
             let Some(found) = found.filter(is_file) else {
-                let what = "it is a hard link to a file that neither its archive has before it nor a layer below";
+                let what = "it is a hard link to a file that is neither earlier in its archive nor in a layer below";
                 let path = layer.tree.at_source(layer.tree.root(), &pending.path);
                 return Err(Error::Source { path, what: what.to_owned() });
             };
@@ -317,7 +317,7 @@ impl Stack {
                 Meaning::Nothing => {}
                 Meaning::Opaque => opaque = true,
                 Meaning::Whiteout(b"" | b"." | b"..") => {
-                    return Err(self.error(target, &name, id, "it is a whiteout of what cannot be a name"));
+                    return Err(self.error(target, &name, id, "it is a whiteout of an invalid name"));
                 }
                 Meaning::Whiteout(of) => _ = deleted.insert(of.to_vec(), id),
                 Meaning::Name if self.is_whiteout(upper, id) => _ = deleted.insert(name, id),
@@ -382,7 +382,7 @@ impl Stack {
     ) -> Result<()> {
         if upper.mark(id) == Some(Mark::Elsewhere) && !(self.keeps && self.alone) {
             let what = "overlayfs has left a part of it in another layer (xattr overlay.redirect or overlay.metacopy); \
-                        mount the layers and pack what the mount shows";
+                        mount the layers and pack the mounted tree";
             return Err(self.error(target, &name, id, what));
         }
         if !self.is_directory(id) {

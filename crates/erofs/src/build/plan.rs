@@ -214,7 +214,7 @@ fn encode_xattrs(
             _ => {
                 let entry = encode_xattr(xattr, prefixes).ok_or_else(|| {
                     let name = String::from_utf8_lossy(&xattr.name);
-                    format!("its xattr {name} has a name or a value that EROFS cannot hold")
+                    format!("its xattr {name} has a name or value that EROFS cannot store")
                 })?;
                 inline.extend_from_slice(&entry);
             }

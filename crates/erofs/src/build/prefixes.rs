@@ -41,7 +41,7 @@ pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
     distinct.dedup();
     if distinct.len() > MOST {
         return Err(Error::Options(format!(
-            "there are {} xattr prefixes; an image has at most {MOST}",
+            "{} xattr prefixes are too many: an image has at most {MOST}",
             distinct.len()
         )));
     }

@@ -87,12 +87,12 @@ impl Map {
 
     fn add(&mut self, at: u64, len: u64) -> Result<(), &'static str> {
         if at < self.at {
-            return Err("its sparse map is not in order, or names bytes twice");
+            return Err("its sparse map is unsorted or has overlapping ranges");
         }
-        let end = at.checked_add(len).filter(|end| *end <= self.size).ok_or("its sparse map goes beyond its end")?;
+        let end = at.checked_add(len).filter(|end| *end <= self.size).ok_or("its sparse map exceeds its size")?;
         let source = self.source;
         let behind = source.checked_add(len).filter(|behind| *behind <= self.end);
-        self.source = behind.ok_or("its sparse map names more bytes than the archive has")?;
+        self.source = behind.ok_or("its sparse map describes more data than the archive contains")?;
         self.at = end;
         match self.spans.last_mut() {
             _ if len == 0 => {}
@@ -154,7 +154,7 @@ pub(crate) fn pax(
         return Ok(None);
     }
     let record = |key: &str| records.get(key.as_bytes()).map(Vec::as_slice);
-    let size = |key| record(key).and_then(number).ok_or("its size with holes cannot be read");
+    let size = |key| record(key).and_then(number).ok_or("its sparse size cannot be read");
     match (record("GNU.sparse.major"), record("GNU.sparse.minor")) {
         (None, None) => {
             let mut map = Map::new(size("GNU.sparse.size")?, from, stored);

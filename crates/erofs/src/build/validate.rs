@@ -15,15 +15,13 @@ impl BuildOptions {
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
         let pattern = |hint: &Hint| format!("the hint for '{}': ", String::from_utf8_lossy(&hint.pattern));
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
-            return refuse("the block must be a power of two from 512 to 65536");
+            return refuse("the block size must be a power of two from 512 to 65536");
         }
         prefixes::check(&self.xattr_prefixes)?;
         if let Some(chunking) = Chunking::of(self) {
             chunking.check()?;
             if self.codec.is_some() && self.hints.iter().all(|hint| hint.compression.is_some()) {
-                return refuse(
-                    "chunks are for files that are not compressed: give no codec, or some files a hint of none",
-                );
+                return refuse("chunks need uncompressed files: set no codec, or a hint without compression");
             }
         }
         // Checked before the work starts, and even if no file matches the hint.
@@ -32,10 +30,10 @@ impl BuildOptions {
         for (who, codec, pcluster_bytes) in hinted.chain([(String::new(), self.codec, self.pcluster_bytes)]) {
             let blocks = pcluster_bytes / self.block_bytes;
             if !pcluster_bytes.is_multiple_of(self.block_bytes) || blocks == 0 {
-                return refuse(&format!("{who}the cluster must be a multiple of the block"));
+                return refuse(&format!("{who}the cluster size must be a multiple of the block size"));
             }
             if u64::from(pcluster_bytes) > MAX_PCLUSTER_BYTES || blocks > 2047 {
-                return refuse(&format!("{who}the cluster must be at most 1 MiB and 2047 blocks"));
+                return refuse(&format!("{who}the cluster size must be at most 1 MiB and 2047 blocks"));
             }
             if let Some(Err(error)) = codec.map(|codec| codec.encoder()) {
                 return refuse(&format!("{who}{error}"));

@@ -46,31 +46,35 @@ impl fmt::Display for Warning {
         let Self { kind, count, examples } = self;
         let (one, more) = match kind {
             WarningKind::Unreadable => {
-                ("file left out, since it cannot be read", "files left out, since they cannot be read")
+                ("file skipped because it cannot be read", "files skipped because they cannot be read")
             }
             WarningKind::XattrName => (
-                "extended attribute left out, since EROFS has no prefix for its name",
-                "extended attributes left out, since EROFS has no prefix for their names",
+                "extended attribute skipped because EROFS has no prefix for its name",
+                "extended attributes skipped because EROFS has no prefix for their names",
             ),
             WarningKind::Nfs4Acl => (
-                "NFSv4 ACL left out, since EROFS has only POSIX ACLs",
-                "NFSv4 ACLs left out, since EROFS has only POSIX ACLs",
+                "NFSv4 ACL skipped because EROFS supports only POSIX ACLs",
+                "NFSv4 ACLs skipped because EROFS supports only POSIX ACLs",
             ),
             WarningKind::AclName => (
-                "ACL left out, since it names an account without a number that this system does not have",
-                "ACLs left out, since they name accounts without a number that this system does not have",
+                "ACL skipped because it names an account that this system does not know",
+                "ACLs skipped because they name accounts that this system does not know",
             ),
             WarningKind::WhiteoutFile => (
-                "whiteout kept as a plain file; --layer keeps it as overlayfs has it, a source before it lets it delete",
-                "whiteouts kept as plain files; --layer keeps them as overlayfs has them, a source before them lets them delete",
+                "whiteout kept as an ordinary file; --layer keeps it in overlayfs form, and with another source before \
+                 it, it deletes files",
+                "whiteouts kept as ordinary files; --layer keeps them in overlayfs form, and with another source \
+                 before them, they delete files",
             ),
             WarningKind::UndescribedDirectory => (
                 "directory that the layer does not describe has mode 0755 and root as owner",
                 "directories that the layer does not describe have mode 0755 and root as owner",
             ),
             WarningKind::OpaqueRoot => (
-                "layer hides all that is below it, which overlayfs does not: mount it without what is below",
-                "layers hide all that is below them, which overlayfs does not: mount them without what is below",
+                "layer hides everything below it, which overlayfs cannot express for the root: mount it without \
+                 the layers below",
+                "layers hide everything below them, which overlayfs cannot express for the root: mount them \
+                 without the layers below",
             ),
         };
         write!(f, "{count} {}", if *count == 1 { one } else { more })?;
@@ -128,7 +132,7 @@ mod tests {
     fn warnings_are_counted_and_the_first_are_named() {
         let mut warnings = Warnings::default();
         warnings.add(WarningKind::Nfs4Acl, || "a/b".to_owned());
-        assert_eq!(warnings.list()[0].to_string(), "1 NFSv4 ACL left out, since EROFS has only POSIX ACLs: a/b");
+        assert_eq!(warnings.list()[0].to_string(), "1 NFSv4 ACL skipped because EROFS supports only POSIX ACLs: a/b");
         let mut more = Warnings::default();
         for number in 0..100 {
             more.add(WarningKind::Nfs4Acl, || number.to_string());
@@ -136,6 +140,6 @@ mod tests {
         warnings.append(more);
         let list = warnings.list();
         assert_eq!((list.len(), list[0].count, list[0].examples.len()), (1, 101, MOST_EXAMPLES));
-        assert_eq!(list[0].to_string(), "101 NFSv4 ACLs left out, since EROFS has only POSIX ACLs, such as a/b");
+        assert_eq!(list[0].to_string(), "101 NFSv4 ACLs skipped because EROFS supports only POSIX ACLs, such as a/b");
     }
 }

@@ -244,7 +244,7 @@ fn failed(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
 /// about other files.
 fn no_xattr(name: &[u8], error: rustix::io::Errno) -> Error {
     let source = match error {
-        rustix::io::Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "no room for it"),
+        rustix::io::Errno::NOSPC => std::io::Error::new(ErrorKind::StorageFull, "the file system has no room for it"),
         error => error.into(),
     };
     Error::io(format!("setting the xattr {}", String::from_utf8_lossy(name)))(source)

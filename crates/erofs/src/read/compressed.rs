@@ -469,7 +469,7 @@ impl Image {
     /// Fills `buf` with the content of `inode` from `offset`.
     pub fn read_exact_at(&self, inode: &Inode, buf: &mut [u8], offset: u64) -> Result<()> {
         let len = Data::open(self, inode)?.read_at(buf, offset)?;
-        if len == buf.len() { Ok(()) } else { Error::corrupt("data end before the declared size", inode.offset) }
+        if len == buf.len() { Ok(()) } else { Error::corrupt("data ends before its declared size", inode.offset) }
     }
 }
 

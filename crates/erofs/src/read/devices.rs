@@ -69,11 +69,16 @@ impl Devices {
         }
         if sources.len() != table.len() {
             let needed = match table.len() {
-                0 => "no other devices".to_owned(),
+                0 => "no other device".to_owned(),
                 1 => "1 other device".to_owned(),
                 count => format!("{count} other devices"),
             };
-            return Err(Error::Devices(format!("the image has data on {needed}, and {} were given", sources.len())));
+            let given = match sources.len() {
+                0 => "none was given".to_owned(),
+                1 => "1 was given".to_owned(),
+                count => format!("{count} were given"),
+            };
+            return Err(Error::Devices(format!("the image needs {needed}, but {given}")));
         }
         for (device, source) in table.iter().zip(&sources) {
             let number = device.number;
@@ -167,8 +172,8 @@ mod tests {
         let refused = |slots: &[DeviceSlot], lens: &[usize]| {
             Devices::open(slots, (512, false), sources(lens), 10_240).map(drop).unwrap_err().to_string()
         };
-        assert_eq!(refused(&[slot(2, 0)], &[]), "the image has data on 1 other device, and 0 were given");
-        assert_eq!(refused(&[], &[5]), "the image has data on no other devices, and 1 were given");
+        assert_eq!(refused(&[slot(2, 0)], &[]), "the image needs 1 other device, but none was given");
+        assert_eq!(refused(&[], &[5]), "the image needs no other device, but 1 was given");
         assert!(refused(&[slot(2, 0)], &[1023]).starts_with("device 1 has 1023 bytes, but the image expects 1024"));
         // One file that contains all devices.
         let flat = Devices::open(&[slot(10, 10)], (512, true), sources(&[]), 10_240).unwrap();

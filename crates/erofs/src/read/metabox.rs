@@ -74,7 +74,7 @@ impl Metabox {
                 // Nearby metadata will be needed too, so decode whole clusters and cache them.
                 self.data.read_compressed(room, len, start, true)?;
             } else if self.data.read_at(room, start)? != len {
-                return Error::corrupt("metadata box ends before it is said to", self.data.inode.offset);
+                return Error::corrupt("metadata box ends before its declared size", self.data.inode.offset);
             }
             Ok(content)
         })

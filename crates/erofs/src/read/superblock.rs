@@ -106,7 +106,7 @@ impl Superblock {
         // The same bit also means that files may have a second algorithm.
         let has_devices = raw.feature_incompat & incompat::DEVICE_TABLE_OR_HEAD2 != 0;
         if raw.extra_devices > 0 && !has_devices {
-            return corrupt("superblock counts other devices and has no table of them");
+            return corrupt("superblock counts other devices but has no device table");
         }
         let table = u64::from(raw.devt_slotoff) * DeviceSlot::SIZE as u64;
         let mut superblock = Self {
@@ -199,10 +199,10 @@ impl Superblock {
             return Ok(Vec::new());
         }
         if self.device_table.end > image_len {
-            return Error::corrupt("table of devices lies outside the image", self.device_table.start);
+            return Error::corrupt("device table lies outside the image", self.device_table.start);
         }
         let mut bytes = vec![0; usize::from(self.extra_devices) * DeviceSlot::SIZE];
-        source.read_exact_at(&mut bytes, self.device_table.start).map_err(Error::io("reading the table of devices"))?;
+        source.read_exact_at(&mut bytes, self.device_table.start).map_err(Error::io("reading the device table"))?;
         Ok(bytes.as_chunks().0.iter().map(DeviceSlot::decode).collect())
     }
 
@@ -260,12 +260,12 @@ fn read_metabox_nid(source: &dyn ReadAt, image_len: u64, raw: &SuperBlock) -> Re
     let at = SUPER_OFFSET + SuperBlock::SIZE as u64;
     let mut bytes = [0; SuperBlockSlot1::SIZE];
     if raw.sb_extslots == 0 || image_len < at + bytes.len() as u64 {
-        return Error::corrupt("superblock is too short for the metadata box that it has", SUPER_OFFSET);
+        return Error::corrupt("superblock is too short for its metadata box", SUPER_OFFSET);
     }
     source.read_exact_at(&mut bytes, at).map_err(Error::io("reading the superblock"))?;
     let nid = SuperBlockSlot1::decode(&bytes).metabox_nid;
     if nid & NID_IN_METABOX != 0 {
-        return Error::corrupt("metadata box lies in itself", at);
+        return Error::corrupt("metadata box is inside itself", at);
     }
     Ok(nid)
 }

@@ -22,7 +22,7 @@ impl Xattrs {
     /// Returns warnings about the xattrs that are skipped.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
         self.unknown.iter().map(|index| {
-            format!("an xattr is left out: its name begins with prefix {index}, which the format does not define")
+            format!("an xattr is skipped: its name has the prefix {index}, which the format does not define")
         })
     }
 

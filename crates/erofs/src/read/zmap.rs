@@ -96,7 +96,7 @@ impl CompressedMap {
             superblock.has(incompat::FRAGMENTS) && superblock.packed_nid.is_some_and(|nid| nid != inode.nid);
         if header.h_clusterbits & FRAGMENT_INODE != 0 {
             if !fragments {
-                return Error::corrupt("file is a fragment of no packed inode", at);
+                return Error::corrupt("file is a fragment, but there is no packed inode for it", at);
             }
             map.fragment_offset = u64::from_le_bytes(bytes) & !(1 << 63);
             map.whole_fragment = true;
@@ -106,7 +106,7 @@ impl CompressedMap {
             return Err(Error::Unsupported(format!("map advice {:#x} of nid {}", header.h_advise, inode.nid)));
         }
         if map.has(advise::FRAGMENT_PCLUSTER) && !fragments {
-            return Error::corrupt("file ends in a fragment of no packed inode", at);
+            return Error::corrupt("file ends in a fragment, but there is no packed inode for it", at);
         }
         if !compact && map.has(advise::EXTENTS) {
             let extents = Extents::open(image, inode.size, ExtentsHeader::decode(&bytes), map.index_start)?;

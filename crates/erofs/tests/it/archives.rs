@@ -469,7 +469,7 @@ fn archives_of_which_a_part_would_be_left_out_are_refused() {
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 600, b"abc")]).unwrap_err();
     assert_eq!(error, "././@LongLink: the archive ends inside it");
     let error = names_of(&[one(), old_member(b'L', "././@LongLink", "", 3, b"abc")]).unwrap_err();
-    assert_eq!(error, "byte 2048: the archive ends after a header without its member");
+    assert_eq!(error, "byte 2048: the archive ends after an extension header");
     assert_eq!(names_of(&[]).unwrap_err(), "byte 0: an archive is never empty");
     assert_eq!(names_of(&[one()]).unwrap(), ["", "one"]);
 }

@@ -105,7 +105,7 @@ fn each_fact_counts() {
         ("/link: time is 3.000000004 in the image, not -3.000000004", |sample| {
             sample.tree.node_mut(sample.link).mtime_s = -3;
         }),
-        ("/link: the link has another target", |sample| {
+        ("/link: the link has a different target", |sample| {
             sample.tree.node_mut(sample.link).kind = NodeKind::Symlink(b"Target".to_vec());
         }),
         ("/link: is Symlink in the image, not Fifo", |sample| {
@@ -115,10 +115,10 @@ fn each_fact_counts() {
             let device = sample.tree.child(sample.tree.root(), b"device").unwrap();
             sample.tree.node_mut(device).kind = NodeKind::CharDevice(5, 301);
         }),
-        ("/link: the xattr user.a has another value", |sample| {
+        ("/link: the xattr user.a has a different value", |sample| {
             sample.tree.node_mut(sample.link).xattrs[0].value = b"2".to_vec();
         }),
-        ("/link: the xattr user.a is in the image alone", |sample| {
+        ("/link: the xattr user.a is only in the image", |sample| {
             sample.tree.node_mut(sample.link).xattrs.clear();
         }),
         ("/link: the xattr user.b is missing in the image", |sample| {
@@ -168,7 +168,7 @@ fn names_of_one_file_count() {
         differences(&image, &apart),
         [
             "/a: number of links is 2 in the image, not 1",
-            "/b: is one file with another name in the image, and should be its own",
+            "/b: is a hard link to another file in the image, but should be a separate file",
             "/b: number of links is 2 in the image, not 1",
         ]
     );
@@ -179,7 +179,7 @@ fn names_of_one_file_count() {
     );
     let mut empty = Tree::new(node(NodeKind::Fifo));
     empty.add(empty.root(), b"b", node(regular(b"same"))).unwrap();
-    assert_eq!(differences(&image, &empty), ["/a: is in the image alone"]);
+    assert_eq!(differences(&image, &empty), ["/a: is only in the image"]);
 }
 
 /// A file that was truncated or removed after the build is a difference and does not stop the
@@ -199,5 +199,5 @@ fn a_source_that_is_gone_differs() {
     std::fs::write(source.join("shorter"), text(9_999, 1)).unwrap();
     let found = differences(&image, &tree);
     assert!(found[0].starts_with("/gone: cannot be read again: "), "{found:?}");
-    assert_eq!(found[1..], ["/shorter: is shorter than it was"]);
+    assert_eq!(found[1..], ["/shorter: has become shorter"]);
 }

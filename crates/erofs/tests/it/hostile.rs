@@ -130,8 +130,8 @@ fn a_metadata_box_that_is_wrong_is_refused() {
         let found = problems(bad);
         assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");
     };
-    edit(1024 + 13, &[0], "superblock is too short for the metadata box");
-    edit(1024 + 128, &(1u64 << 63).to_le_bytes(), "metadata box lies in itself");
+    edit(1024 + 13, &[0], "superblock is too short for its metadata box");
+    edit(1024 + 128, &(1u64 << 63).to_le_bytes(), "metadata box is inside itself");
     edit(1024 + 128, &(u64::MAX >> 1).to_le_bytes(), "inode lies outside the image");
     edit(1024 + 128, &u64::from(u16::MAX).to_le_bytes(), "inode lies outside the image");
     edit(inode + 4, &0o040_755u16.to_le_bytes(), "metadata box is not a regular file");

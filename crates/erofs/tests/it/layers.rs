@@ -211,7 +211,7 @@ fn links_of_layers_below_are_followed_where_a_layer_only_goes_through() {
 fn whiteouts_that_name_nothing_are_refused() {
     for name in [".wh.", "etc/.wh..", "etc/.wh..."] {
         let error = Layer::stack([layer(&[file(name, 0)])], Whiteouts::Apply).unwrap_err().to_string();
-        assert_eq!(error, format!("the.tar: {name}: it is a whiteout of what cannot be a name"));
+        assert_eq!(error, format!("the.tar: {name}: it is a whiteout of an invalid name"));
     }
 }
 

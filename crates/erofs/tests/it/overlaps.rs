@@ -177,6 +177,6 @@ fn blocks_of_no_file_are_warned_of() {
     // As if both were equal and the last block of one were unused.
     image.set_block("b", first);
     let report = image.check();
-    let expected = format!("3 blocks from byte {} on hold data that belongs to no file", second as usize * BLOCK);
+    let expected = format!("3 blocks from byte {} on contain data but belong to no file", second as usize * BLOCK);
     assert!(report.problems.is_empty() && report.warnings[0].what == expected, "{report:?}");
 }

@@ -214,7 +214,7 @@ fn a_device_may_change_its_size_while_clients_are_connected() {
     assert_eq!(raw.structured_read(2, 4096), Err(22));
     raw.request(command::WRITE, 0, 3, 4096, 512);
     raw.send(&[1; 512]);
-    assert_eq!(raw.chunk().error(), (28, "512 bytes at offset 4096 lie outside a device of 4096 bytes".into()));
+    assert_eq!(raw.chunk().error(), (28, "512 bytes at offset 4096 are outside a device of 4096 bytes".into()));
     raw.request(command::BLOCK_STATUS, 0, 4, 0, 8192);
     assert_eq!(raw.chunk().error().0, 22);
     raw.request(command::READ, 0, 5, 0, 4096);

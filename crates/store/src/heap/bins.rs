@@ -142,10 +142,10 @@ impl Bins {
         let mut all = Vec::new();
         for (bin, &head) in self.heads.iter().enumerate() {
             if head != NIL && self.head(blocks, bin).1 != blocks.len(head) {
-                return Err(format!("bin {bin}: its first block is not as long as noted"));
+                return Err(format!("bin {bin}: the recorded length of its first block is wrong"));
             }
             if (head != NIL) != (self.words[bin / 64] >> (bin % 64) & 1 == 1) {
-                return Err(format!("bin {bin}: the bitmap does not say whether it is empty"));
+                return Err(format!("bin {bin}: the bitmap is wrong about whether it is empty"));
             }
             let (mut at, mut prev) = (head, NIL);
             while at != NIL {
@@ -159,7 +159,7 @@ impl Bins {
         }
         for (word, &bits) in self.words.iter().enumerate() {
             if (bits != 0) != (self.summary >> word & 1 == 1) {
-                return Err(format!("word {word} of the bitmap: the summary does not say whether it is zero"));
+                return Err(format!("word {word} of the bitmap: the summary is wrong about whether it is zero"));
             }
         }
         Ok(all)

@@ -674,7 +674,7 @@ impl Shard {
             return Err(format!("{} free blocks are in segments, {} in lists", found.len(), listed.len()));
         }
         if (held, free, tops - free) != (self.held_bytes, self.free_bytes, self.live_bytes) {
-            return Err(format!("held {held}, free {free}, live {}: the account differs: {self:?}", tops - free));
+            return Err(format!("held {held}, free {free}, live {}: the counts do not match: {self:?}", tops - free));
         }
         Ok(())
     }

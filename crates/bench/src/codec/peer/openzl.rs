@@ -39,7 +39,7 @@ impl OpenZl {
         let (Some(graphs), Some(compressor), Some(decompressor)) =
             (NonNull::new(made.0), NonNull::new(made.1), NonNull::new(made.2))
         else {
-            anyhow::bail!("OpenZL finds no memory");
+            anyhow::bail!("OpenZL is out of memory");
         };
         let this = Self { graphs, compressor, decompressor };
         let parameters = [

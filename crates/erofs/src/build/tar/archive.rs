@@ -182,7 +182,7 @@ impl Reading<'_> {
             }
             EntryType::Directory => NodeKind::Directory(BTreeMap::new()),
             EntryType::Symlink if (1..=4095).contains(&member.link.len()) => NodeKind::Symlink(member.link.clone()),
-            EntryType::Symlink => return refuse("a symbolic link's target has 1 to 4095 bytes"),
+            EntryType::Symlink => return refuse("a symbolic link's target must have 1 to 4095 bytes"),
             EntryType::Char => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
             EntryType::Block => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
             EntryType::Fifo => NodeKind::Fifo,
@@ -224,7 +224,7 @@ fn is_left_out(names: &[&[u8]], options: &ScanOptions) -> bool {
 /// Splits a path into names, without single dots.
 fn names(path: &[u8]) -> Result<Vec<&[u8]>> {
     let names: Vec<_> = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
-    if names.contains(&&b".."[..]) { Err(source_error(path, "its path has ..")) } else { Ok(names) }
+    if names.contains(&&b".."[..]) { Err(source_error(path, "its path contains ..")) } else { Ok(names) }
 }
 
 /// Converts an error about a name into one about its member.

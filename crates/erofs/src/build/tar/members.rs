@@ -68,7 +68,7 @@ impl<'a> Members<'a> {
         let mut extended = false;
         loop {
             let Some((header, mut offset)) = self.header()? else {
-                let what = "the archive ends after a header without its member";
+                let what = "the archive ends after an extension header";
                 return if extended { Err(self.here(what)) } else { Ok(None) };
             };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());

@@ -117,7 +117,7 @@ impl Checker<'_> {
         match listing.dots {
             0 | 1 => self.problem(paths, path, "directory lacks . or ..", offset),
             2 => {}
-            _ => self.problem(paths, path, "directory has . twice", offset),
+            _ => self.problem(paths, path, "directory has . or .. twice", offset),
         }
         // A link count of 1 means that the actual number does not fit.
         let too_many = nlink == 1 && listing.subdirectories + 2 > u32::from(u16::MAX);
@@ -178,19 +178,14 @@ impl Visitor for Checker<'_> {
                 self.problem(paths, directory.path, ". or .. names another directory", directory.inode.offset);
             }
             if entry.file_type != 0 && entry.file_type != file_type::from_mode(directory.inode.mode) {
-                self.problem(
-                    paths,
-                    directory.path,
-                    ". or .. has another type than a directory",
-                    directory.inode.offset,
-                );
+                self.problem(paths, directory.path, ". or .. is not marked as a directory", directory.inode.offset);
             }
             return;
         }
         let Some(inode) = inode else { return };
         self.listing.subdirectories += u32::from(inode.kind == FileKind::Directory);
         if entry.file_type != 0 && entry.file_type != file_type::from_mode(inode.mode) {
-            self.problem(paths, directory.path, "directory entry has another type than its inode", inode.offset);
+            self.problem(paths, directory.path, "directory entry and its inode differ in type", inode.offset);
         }
     }
 
@@ -295,8 +290,10 @@ impl Image {
             && checker.report.problems.is_empty()
             && let Some((offset, count)) = claims.nobodys(self, said_end.min(self.len_bytes()))
         {
-            let (plural, verb) = if count == 1 { ("", "s") } else { ("s", "") };
-            let what = format!("{count} block{plural} from byte {offset} on hold{verb} data that belongs to no file");
+            let what = match count {
+                1 => format!("1 block at byte {offset} contains data but belongs to no file"),
+                _ => format!("{count} blocks from byte {offset} on contain data but belong to no file"),
+            };
             checker.warnings.add(|| b"/".to_vec(), what);
         }
         let mut report = checker.report;

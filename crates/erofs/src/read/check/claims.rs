@@ -315,7 +315,7 @@ impl Sweep {
         let shared = reaches(self.shared).filter(|_| !claim.is_shared_by_blocks());
         if let Some(reach) = reaches(self.exclusive).or(shared) {
             let what = match (claim.purpose, reach.purpose) {
-                (Purpose::Metadata, Purpose::Metadata) => "metadata overlap other metadata",
+                (Purpose::Metadata, Purpose::Metadata) => "metadata overlaps other metadata",
                 (Purpose::Metadata, _) | (_, Purpose::Metadata) => "metadata and data overlap",
                 (Purpose::Cluster, Purpose::Cluster) => "different compressed clusters overlap",
                 _ => "a compressed cluster overlaps uncompressed data",
