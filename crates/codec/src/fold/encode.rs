@@ -2,42 +2,44 @@
 //! them.
 //!
 //! ```text
-//! while the page goes on:
-//!     candidate := where the next five bytes were last seen; remember that they are here
-//!     if the next three or four bytes are those at a repeated distance, or the next five or six those at the candidate:
-//!         note the match, go on behind it
-//!     else go on with the next byte, or further on the longer nothing was found
+//! while the page is not covered:
+//!     candidate := where the next six bytes were last seen; remember that they are here
+//!     if three or four bytes repeat at an earlier distance, or six are at the candidate:
+//!         record the match and continue behind it
+//!     else continue with the next byte, or further on after many misses
 //! make tokens and extra bits of all matches
-//! code the literals by the palette that has most of them
+//! code the literals by the palette that contains most of them
 //! ```
 //!
-//! What differs from the usual match finder, and what each brought (compression speed;
-//! `docs/log/fold.md` has the order of the work):
+//! Deviations from a usual match finder, each with its gain in compression speed
+//! (`docs/log/fold.md`):
 //!
-//! 1. Two loops: one finds, one makes tokens of eight or sixteen matches at a time. The first has a
-//!    third of the instructions that one loop for both had (+5 to +10 % on heaps, +15 % on all).
-//! 2. A repeated distance is a branch of its own: where it matches, the place behind the match does
-//!    not wait for the table and the candidate, which take more than twice as long (+4 to +6 % on
+//! 1. Two loops: one finds matches, the other makes tokens of eight or sixteen matches at a time.
+//!    The first has a third of the instructions of a single loop (+5 to +10 % on heaps, +15 % on
+//!    average).
+//! 2. A repeated distance is a branch of its own. If it matches, the position behind the match does
+//!    not depend on the table and the candidate, which take more than twice as long (+4 to +6 % on
 //!    heaps).
-//! 3. One repeated distance is tried at each place: right behind a match the one before (the last
-//!    cannot match there, or the match would have been longer), and the last one everywhere else.
-//!    The place right behind a match has code of its own, since it has no literals before it.
-//! 4. In pages of words, six bytes are compared in place of five: fewer, longer matches (+4 to +6 %
-//!    on heaps, for 0.1 % of their bytes; 2 to 5 % of text's and code's, where five it stays). In
-//!    other pages, matches at the last distance have four bytes, not three: 6 % fewer sequences in
-//!    tables and code, which is as much of decoding, for 0.1 % of the bytes.
-//! 5. In pages of words, a place right behind a match that begins a word, and has none, is looked
-//!    up once more by the word's upper bytes, six at the last distance and seven in a table of
-//!    words: one step for three places, since what differs from word to word are low bytes (heaps
-//!    +2 to +25 %, their decoding up to +9 %, their bytes -4.4 to +2.6 %).
+//! 3. Only one repeated distance is tried at each position. Right behind a match it is the one
+//!    before: the last one cannot match there, or the match would have been longer. Everywhere else
+//!    it is the last one. The position right behind a match has its own code, because it has no
+//!    literals before it.
+//! 4. Matches at a new distance have six bytes or more. With five, objects are 1.7 % smaller, but
+//!    there are more sequences: compression and decompression take 7 % longer. In pages that are
+//!    not of words, matches at the last distance have four bytes, not three: 6 % fewer sequences in
+//!    tables and code for 0.1 % of the bytes.
+//! 5. In pages of words, if a position right behind a match begins a word and has no match, the
+//!    word's upper bytes are looked up: six at the last distance, seven in a table of words. One
+//!    step covers three positions, because words differ in their low bytes (heaps +2 to +25 %,
+//!    their decompression up to +9 %, their bytes -4.4 to +2.6 %).
 //! 6. The table is small enough to be cleared for each page (4 KiB), so its entries need no check
 //!    (+8 %), and the same page always gives the same object.
-//! 7. The search steps faster and faster until it finds something (`TRIES`), which also bounds what
-//!    a page that does not compress costs.
-//! 8. What is equal beyond the first 8 bytes is found 32 or 64 bytes at a time (text +8 %). The
-//!    first 8 are not: the next place waits for the length, and a word tells it sooner than a
-//!    vector (-5 % on heaps).
-#![allow(unsafe_code)] // A place of the page is loaded from three times; that it lies in the page is known once.
+//! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
+//!    time that an incompressible page takes.
+//! 8. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
+//!    8 are compared as a word: the next position waits for the length, and a word yields it sooner
+//!    than a vector (-5 % on heaps otherwise).
+#![allow(unsafe_code)] // Three loads per position, whose bounds are checked once.
 
 use core::{hint::select_unpredictable, ops::RangeInclusive};
 
@@ -54,32 +56,35 @@ use crate::{PAGE_SIZE, Page, mem};
 const HASH_BITS: u32 = 11;
 pub(super) const WORD_HASH_BITS: u32 = 9;
 
-/// After so many places without a match, the step to the next grows by a byte.
+/// Positions without a match after which the step to the next one grows by a byte.
 const TRIES: usize = 24;
 
-/// How many zeros of [`mem::ZEROS_SAMPLED`] bytes a page of words has: pointers and small numbers.
+/// Zeros among the [`mem::ZEROS_SAMPLED`] sampled bytes of a page of words: pointers, small numbers.
 /// Tables of binaries have more, code has fewer.
 const WORDS_ZEROS: RangeInclusive<usize> = mem::ZEROS_SAMPLED / 4..=mem::ZEROS_SAMPLED * 5 / 8;
 
-/// Nothing is searched for in so many last bytes of a page.
+/// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
 
-/// Room before and after the window, for what [`Compare`] reads.
+/// Bits of eight bytes that a match at a new offset need not include.
+const UNUSED: u32 = 64 - 8 * LENGTH_MIN_NEW as u32;
+
+/// Bytes before and after the window that [`Compare`] may read.
 pub(super) const FRONT: usize = compare::BACK;
 pub(super) const BACK: usize = 64 + 8;
 
-/// A sequence that the encoder found.
+/// A sequence found by the encoder.
 pub(super) struct Sequence {
     pub(super) class: usize,
     pub(super) run: usize,
     pub(super) length: usize,
 }
 
-/// What the match finder left in the encoder.
+/// The match finder's results; the data are in the encoder.
 struct Found {
-    /// How many tokens it wrote, END included if it is needed.
+    /// Number of tokens written, including END if it is needed.
     tokens: usize,
-    /// Bytes of extra bits.
+    /// Length of the extra bits in bytes.
     extra: usize,
     literals: usize,
     sequences: usize,
@@ -87,15 +92,15 @@ struct Found {
 
 pub(super) struct Encoder {
     isa: Isa,
-    /// Where in the window five bytes of this hash were last seen; 0 also stands for nowhere.
+    /// By hash, the window position where six bytes with this hash were last seen; 0 also means
+    /// none.
     seen: [u16; 1 << HASH_BITS],
-    /// In a page of words, where a word was last seen whose upper seven bytes have this hash; 0
-    /// also stands for nowhere.
+    /// In a page of words, by hash, the position of the last word whose upper seven bytes have this
+    /// hash; 0 also means none.
     seen_words: [u16; 1 << WORD_HASH_BITS],
     literals: Room,
     packed: Room,
-    /// What was found last: whether the page is one of words, how many sequences, how many
-    /// literals.
+    /// The last result: whether the page is one of words, number of sequences, number of literals.
     found: (bool, usize, usize),
     columns: Columns,
     extra: [u8; EXTRA_ROOM],
@@ -118,8 +123,8 @@ impl Encoder {
         })
     }
 
-    /// See [`Stream::compress`](crate::Stream::compress). An object is shorter than a page. The
-    /// last page of `window`, before its BACK last bytes, is overwritten.
+    /// Implements [`Stream::compress`](crate::Stream::compress). An object is shorter than a page.
+    /// Overwrites the last page of `window`, which precedes its BACK last bytes.
     pub(super) fn encode(&mut self, format: &Format, window: &mut [u8], page: &Page, out: &mut [u8]) -> Option<usize> {
         self.seen.fill(0);
         let words = is_of_words(page);
@@ -129,8 +134,8 @@ impl Encoder {
         self.encode_after::<0>(format, Starts::NONE, window, words, page, out)
     }
 
-    /// As [`encode`](Self::encode), with matches in the `REACH` bytes before the page too, whose
-    /// places are in `starts`.
+    /// Like [`encode`](Self::encode), but matches may also begin in the `REACH` bytes before the
+    /// page, which `starts` indexes.
     pub(super) fn encode_with<const REACH: usize>(
         &mut self,
         format: &Format,
@@ -147,8 +152,8 @@ impl Encoder {
         self.encode_after::<REACH>(format, starts, window, words, page, out)
     }
 
-    /// The sequences of the page that was encoded last, of whatever length its object was, and its
-    /// literals.
+    /// Returns whether the last page was one of words, its sequences and its literals, even if the
+    /// page had no object.
     pub(super) fn found(&self) -> (bool, impl Iterator<Item = Sequence>, &[u8]) {
         let Columns { runs, lengths, offsets, befores } = &self.columns;
         let (words, sequences, literals) = self.found;
@@ -205,7 +210,7 @@ impl Encoder {
 
     fn find<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], words: bool) -> Found {
         match self.isa {
-            // SAFETY: the stream found these features before it chose the build.
+            // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { self.find_avx2::<REACH>(format, starts, window, words) },
             // SAFETY: as above.
@@ -244,17 +249,17 @@ impl Encoder {
         words: bool,
     ) -> Found {
         if words {
-            self.find_matches::<C, 6, REACH>(format, starts, window)
+            self.find_matches::<C, true, REACH>(format, starts, window)
         } else {
-            self.find_matches::<C, 5, REACH>(format, starts, window)
+            self.find_matches::<C, false, REACH>(format, starts, window)
         }
     }
 
-    /// Fills `literals`, `extra` and `tokens` from the page behind the `REACH` bytes of the window;
-    /// `seen`, and in a page of words `seen_words`, is all zero or has places in these. New offsets
-    /// have matches of `MIN` bytes or more: 6 in pages of words, 5 in others.
+    /// Fills `literals`, `extra` and `tokens` from the page behind the `REACH` bytes of the window.
+    /// `seen`, and in a page of words (`WORDS`) `seen_words`, must be all zero or hold positions in
+    /// these bytes.
     #[inline(always)]
-    fn find_matches<C: Compare + Emit, const MIN: u32, const REACH: usize>(
+    fn find_matches<C: Compare + Emit, const WORDS: bool, const REACH: usize>(
         &mut self,
         format: &Format,
         starts: &Starts,
@@ -262,10 +267,9 @@ impl Encoder {
     ) -> Found {
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
-        let unused = 64 - 8 * MIN;
-        let last_bytes = if MIN == 5 { u32::MAX } else { 0xFF_FFFF };
-        // The window, from which places are counted. Made of the whole, since bytes before it are
-        // read too.
+        let last_bytes = if WORDS { 0xFF_FFFF } else { u32::MAX };
+        // The window's start, from which positions are counted. The pointer is derived from the
+        // whole slice because bytes before the window are read, too.
         let page = window.as_ptr().wrapping_add(FRONT);
         let seen = self.seen.as_mut_ptr();
         let seen_words = self.seen_words.as_mut_ptr();
@@ -281,17 +285,17 @@ impl Encoder {
         let (mut last, mut before) = (1, 1);
         // SAFETY: for each load and store here:
         // - `1 <= pos < searched`, and the window has FRONT bytes before and BACK bytes after it;
-        // - an entry of `seen` is 0, a place before the page, an earlier `pos`, or the place two
-        //   before one, so it lies before `pos`; one of `seen_words` is 0 or an earlier `pos`; a
-        //   hash has HASH_BITS bits, a word's WORD_HASH_BITS;
-        // - `last` and `before` are at least 1 and at most `pos`: they start as 1, and become an
-        //   offset, which is at most the `pos` of its time;
+        // - an entry of `seen` is 0, a position before the page, an earlier `pos`, or two bytes
+        //   before one, so it is below `pos`; an entry of `seen_words` is 0, a position before the
+        //   page or an earlier `pos`; a hash has HASH_BITS bits, a word's WORD_HASH_BITS;
+        // - `last` and `before` are between 1 and `pos`: they start as 1 and then are offsets, which
+        //   are at most the `pos` at which they were found;
         // - a match begins at `start`, `anchor <= start`, and its source at 0 or later: `pos -
         //   start` is at most `candidate`;
-        // - all runs together are at most a page, and copies of them go less than 32 bytes further
+        // - all runs together are at most a page, and copying them overshoots by less than 32 bytes
         //   at both ends;
-        // - every sequence takes LENGTH_MIN bytes of the page or more, and only the last one, which
-        //   ends the loop, may reach past its end: the columns have a place for each.
+        // - every sequence covers LENGTH_MIN bytes of the page or more, and only the last one, which
+        //   ends the loop, may reach past its end: the columns have room for all.
         unsafe {
             *offsets = 1;
             let put = |at: usize, run: usize, length: usize, offset: usize, before: usize| {
@@ -301,25 +305,25 @@ impl Encoder {
                 *befores.add(at) = before as u16;
             };
             'page: loop {
-                // Here the last match ended before `pos`.
+                // Here, the last match ended before `pos`.
                 let (offset, difference, start);
                 'found: {
-                    // `last_page.add(pos)` is the place at the last distance. (The compiler would
-                    // subtract at each place.)
+                    // `last_page.add(pos)` is the position at the last distance. (Otherwise the
+                    // compiler subtracts at each position.)
                     let last_page = page.wrapping_sub(last);
                     let mut step = 1;
                     let mut stop = (pos + TRIES).min(searched);
                     loop {
                         while pos < stop {
                             let here = mem::load64(page.add(pos));
-                            let slot = seen.add(hash(here, unused));
+                            let slot = seen.add(hash(here));
                             let candidate = usize::from(*slot);
                             *slot = pos as u16;
                             let at_last = here ^ mem::load64(last_page.add(pos));
                             if at_last as u32 & last_bytes == 0 {
-                                // A longer run needs a class whose matches have LENGTH_MIN_NEW
-                                // bytes or more.
-                                if pos - anchor > RUN_MAX && at_last << (64 - 8 * LENGTH_MIN_NEW) != 0 {
+                                // A longer run needs a class with matches of LENGTH_MIN_NEW bytes
+                                // or more.
+                                if pos - anchor > RUN_MAX && at_last << UNUSED != 0 {
                                     pos += 1;
                                     continue;
                                 }
@@ -328,7 +332,7 @@ impl Encoder {
                             }
                             if mem::load32(page.add(candidate)) == here as u32 {
                                 let at_candidate = here ^ mem::load64(page.add(candidate));
-                                if at_candidate << unused == 0 {
+                                if at_candidate << UNUSED == 0 {
                                     start = begin::<C>(page, pos, candidate, anchor);
                                     (offset, difference) = (pos - candidate, at_candidate);
                                     break 'found;
@@ -375,11 +379,11 @@ impl Encoder {
                     if pos >= searched {
                         break 'page;
                     }
-                    if MIN == 5 {
-                        *seen.add(hash(mem::load64(page.add(pos - 2)), unused)) = (pos - 2) as u16;
+                    if !WORDS {
+                        *seen.add(hash(mem::load64(page.add(pos - 2)))) = (pos - 2) as u16;
                     }
                     let here = mem::load64(page.add(pos));
-                    let slot = seen.add(hash(here, unused));
+                    let slot = seen.add(hash(here));
                     let candidate = usize::from(*slot);
                     *slot = pos as u16;
                     let at_before = here ^ mem::load64(page.add(pos - before));
@@ -388,21 +392,21 @@ impl Encoder {
                         (offset, difference) = (before, at_before);
                     } else {
                         let at_candidate = here ^ mem::load64(page.add(candidate));
-                        if at_candidate << unused == 0 {
+                        if at_candidate << UNUSED == 0 {
                             (offset, difference) = (pos - candidate, at_candidate);
                         } else if REACH > 0
                             && let Some((candidate, at_candidate)) = find_shared(starts, page, here)
                         {
                             (offset, difference) = (pos - candidate, at_candidate);
                         } else {
-                            if MIN == 6 && pos.is_multiple_of(8) {
+                            if WORDS && pos.is_multiple_of(8) {
                                 let slot = seen_words.add(hash_word(here));
                                 let candidate = usize::from(*slot);
                                 *slot = pos as u16;
                                 let at_last = here ^ mem::load64(page.add(pos - last));
                                 let at_candidate = here ^ mem::load64(page.add(candidate));
-                                // A match of upper bytes at `last` has a run, since the match
-                                // before would have been longer.
+                                // A match of upper bytes at `last` follows literals; otherwise the
+                                // match before would have been longer.
                                 let upper = if at_last >> 16 == 0 {
                                     Some((last, at_last))
                                 } else if at_candidate >> 8 == 0 {
@@ -448,12 +452,11 @@ impl Encoder {
             page.add(anchor).copy_to_nonoverlapping(literals_end, page_end - anchor);
         }
         let literals = literals_end.addr() - literals.addr() + page_end - anchor;
-        // SAFETY: the first `at` sequences are those of the page, and the caller chose `C` by the
-        // CPU.
+        // SAFETY: the first `at` sequences are the page's, and the caller chose `C` for this CPU.
         let Emitted { tokens, extra } = unsafe {
             C::emit(
                 &self.columns,
-                &format.tokens[usize::from(MIN == 6)].codes,
+                &format.tokens[usize::from(WORDS)].codes,
                 at,
                 anchor < page_end,
                 &mut self.tokens,
@@ -464,24 +467,24 @@ impl Encoder {
     }
 }
 
-/// Whether a page is one of pointers and small numbers.
+/// Returns whether a page consists of pointers and small numbers.
 pub(super) fn is_of_words(page: &Page) -> bool {
     WORDS_ZEROS.contains(&mem::sampled_zeros(page))
 }
 
-/// The hash of the five lowest bytes, by the golden ratio.
+/// Hashes the [`LENGTH_MIN_NEW`] lowest bytes by the golden ratio.
 #[inline(always)]
-fn hash(bytes: u64, unused: u32) -> usize {
-    ((bytes << unused).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
+fn hash(bytes: u64) -> usize {
+    ((bytes << UNUSED).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
 }
 
-/// The hash of a word's upper seven bytes.
+/// Hashes a word's upper seven bytes.
 #[inline(always)]
 pub(super) fn hash_word(word: u64) -> usize {
     ((word >> 8).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - WORD_HASH_BITS)) as usize
 }
 
-/// Where a match of `pos` with `candidate` begins, at `anchor` or behind it.
+/// Extends a match of `pos` with `candidate` backwards, at most to `anchor`, and returns its start.
 ///
 /// # Safety
 /// That of [`Compare::backward`].
@@ -495,8 +498,8 @@ unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, ancho
     pos - back.min(pos - anchor).min(candidate)
 }
 
-/// Where in the dictionary the lowest bytes of `here` are, and in which bits the eight there differ
-/// from `here`.
+/// Returns the position in the dictionary of the lowest bytes of `here`, and the bits in which the
+/// eight bytes there differ from `here`.
 ///
 /// # Safety
 /// `window` can be read 8 bytes beyond its places in `starts`.
@@ -508,8 +511,8 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<(
     (difference << starts.unused() == 0).then_some((place, difference))
 }
 
-/// How many bytes from `pos` on equal those at `offset` back, if the first 8 do, or those of them
-/// that matter. May count bytes past the page's end.
+/// Returns how many bytes from `pos` on equal those `offset` bytes back. The first 8 must be equal,
+/// or at least those that matter. The result may include bytes past the page's end.
 ///
 /// # Safety
 /// That of [`Compare::forward`] for any place of the page from `pos + 8` on.
