@@ -145,7 +145,7 @@ impl Others {
         let fsck = program("fsck.erofs").ok().filter(|_| is_root).and_then(|path| Fsck::new(&path).ok());
         match &fsck {
             Some(fsck) => {
-                eprintln!("extracted by fsck.erofs {}.{} if it supports them", fsck.version().0, fsck.version().1)
+                eprintln!("extracted by fsck.erofs {}.{} if it supports them", fsck.version().0, fsck.version().1);
             }
             None => eprintln!("SKIPPED: extraction needs root and fsck.erofs"),
         }
