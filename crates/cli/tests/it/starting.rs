@@ -167,7 +167,7 @@ fn the_journal_gets_priorities() {
         exec \"$0\" serve --size 1M --run true --max-connections 9000000";
     run(Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_pagefold")]).arg(&log));
     let text = fs::read_to_string(&log).expect("a log");
-    assert!(text.contains("<6>listening on ") && text.contains("<4>9000000 connections may take"), "{text}");
+    assert!(text.contains("<6>listening on ") && text.contains("<4>9000000 connections may need"), "{text}");
     assert!(text.lines().all(|line| line.starts_with('<')), "{text}");
     // A stream that is not the journal's gets no priorities.
     let output = pagefold().args(["serve", "--run", "true"]).env("JOURNAL_STREAM", "1:2").output().expect("a start");
@@ -187,7 +187,7 @@ fn a_limit_that_is_near_is_told_once() {
     }
     let (_, messages) = server.end(Signal::TERM);
     assert_eq!(messages.matches("of its limit of 4.00 MiB").count(), 1, "{messages}");
-    assert!(messages.contains("disk 'a' takes") && messages.contains("pagefold limit 'a' SIZE"), "{messages}");
+    assert!(messages.contains("disk 'a' uses") && messages.contains("pagefold limit 'a' SIZE"), "{messages}");
 }
 
 #[test]

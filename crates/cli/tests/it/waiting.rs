@@ -57,7 +57,7 @@ fn a_client_goes_on_when_the_limit_is_raised() {
     thread::sleep(Duration::from_millis(1500));
     let (_, messages) = server.end(Signal::TERM);
     assert_eq!(messages.matches("disk 'a': writes wait for room").count(), 1, "{messages}");
-    assert_eq!(messages.matches("disk 'a': no write waits").count(), 1, "{messages}");
+    assert_eq!(messages.matches("disk 'a': writes no longer wait").count(), 1, "{messages}");
 }
 
 #[test]

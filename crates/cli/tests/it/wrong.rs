@@ -45,7 +45,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     // serve: the rest
     (&["serve", "--tcp", "nowhere"], &["--tcp", "nowhere"]),
     (&["serve", "--tcp", "70000"], &["--tcp"]),
-    (&["serve", "--max-connections", "0"], &["--max-connections", "from 1 on"]),
+    (&["serve", "--max-connections", "0"], &["--max-connections", "at least 1"]),
     (&["serve", "--max-connections", "-1"], &["-1"]),
     (&["serve", "--log", "loud"], &["'loud'", "warn"]),
     (&["serve", "--unix"], &["--unix"]),
@@ -93,7 +93,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["pack", "-", "-", "-o", "@/new"], &["standard input"]),
     (&["ls"], &["IMAGE"]),
     (&["ls", "--offset", "-1", "@/image"], &["'-1'"]),
-    (&["cat", "@/image"], &["which file", ":PATH"]),
+    (&["cat", "@/image"], &["no file given", ":PATH"]),
     (&["info"], &["IMAGE"]),
     (&["check"], &["IMAGE"]),
     (&["check", "--against", "@/tree", "@/image:/text"], &["--against"]),

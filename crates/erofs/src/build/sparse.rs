@@ -241,19 +241,19 @@ mod tests {
         assert_eq!(spans, [span(10, 15, 1000), span(50, 15, 1015)]);
         assert_eq!(map(0, 0, &[]), Ok(vec![]));
         for (why, places) in [
-            ("order", &[(10, 10), (0, 5)][..]),
-            ("order", &[(10, 10), (19, 5)]),
-            ("order", &[(50, 0), (40, 0)]),
-            ("end", &[(95, 6)]),
-            ("end", &[(101, 0)]),
-            ("end", &[(10, u64::MAX)]),
-            ("end", &[(u64::MAX, u64::MAX)]),
-            ("more bytes", &[(0, 20), (50, 11)]),
+            ("unsorted", &[(10, 10), (0, 5)][..]),
+            ("unsorted", &[(10, 10), (19, 5)]),
+            ("unsorted", &[(50, 0), (40, 0)]),
+            ("exceeds its size", &[(95, 6)]),
+            ("exceeds its size", &[(101, 0)]),
+            ("exceeds its size", &[(10, u64::MAX)]),
+            ("exceeds its size", &[(u64::MAX, u64::MAX)]),
+            ("more data", &[(0, 20), (50, 11)]),
         ] {
             assert!(map(100, 30, places).unwrap_err().contains(why), "{places:?}");
         }
         let error = map(u64::MAX, u64::MAX, &[(0, u64::MAX)]).unwrap_err();
-        assert!(error.contains("more bytes"), "{error}");
+        assert!(error.contains("more data"), "{error}");
     }
 
     #[test]

@@ -172,7 +172,7 @@ fn later_sources_replace_and_directories_merge() {
     assert!(!found.contains_key("/usr/lib/a"));
     for target in ["none", "usr/lib", "usr/none/a"] {
         let error = Layer::stack([base(), layer(&[member(b'1', "c", target, 0)])], Whiteouts::Apply).unwrap_err();
-        assert!(error.to_string().starts_with("the.tar: c: it is a hard link to a file that neither"), "{error}");
+        assert!(error.to_string().starts_with("the.tar: c: it is a hard link to a file that is neither"), "{error}");
     }
 }
 
