@@ -316,7 +316,9 @@ fn root_may_have_devices_and_set_id_programs() {
         assert_eq!(found.as_deref().map(str::trim), user, "{options:?}");
         place.unmount();
     }
-    for (options, why) in [("dev,color", "'color' is not a supported mount option"), ("rw", "can only be read"), ("", "''")] {
+    for (options, why) in
+        [("dev,color", "'color' is not a supported mount option"), ("rw", "can only be read"), ("", "''")]
+    {
         let message = run_to_fail(place.mount_command().args(["-o", options]));
         assert!(message.contains(why) && !place.is_mounted(), "{message}");
     }
