@@ -48,7 +48,7 @@ fn head(record: &Record, command: &str) -> String {
     let turns = record.turns.iter().map(|turn| turn.number).max().unwrap_or(0);
     let began = record.began_s.map_or_else(String::new, |began_s| format!(" It began at {}.", utc(began_s)));
     format!(
-        "`{command}` made this page. Its figures are those of one run of `make bench` on this machine: {}.{began} It took \
+        "`{command}` made this page. Its figures are those of one run of `pagefold-bench report` on this machine: {}.{began} It took \
          {turns} {} and {} of measuring. pagefold and its peers took turns within the run.",
         record.machine,
         plural(turns as usize, "turn"),
