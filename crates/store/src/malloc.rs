@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // calls libc
 
 /// Blocks of at least this many bytes come from the system and go back to it when freed. Most
-/// buffers for clients' requests are smaller: mapping each of them anew would slow down 256 KiB NBD
+/// buffers for clients' requests are smaller: mapping each of them again would slow down 256 KiB NBD
 /// reads by 20 %.
 const LARGE_BYTES: i32 = 4 << 20;
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Default)]
 pub(crate) struct Spare {
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Shorter buffers are allocated anew if there are several threads.
+    /// Shorter buffers are allocated each time if there are several threads.
     least_bytes: usize,
 }
 

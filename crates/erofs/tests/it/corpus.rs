@@ -278,7 +278,7 @@ fn every_bad_image_fails_with_its_own_error() {
     }
     let expected = fs::read_to_string(golden()).unwrap_or_default();
     let differ = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
-    assert!(expected == found, "tests/corpus.txt says otherwise, first at {differ:?}; PAGEFOLD_BLESS=1 writes it anew");
+    assert!(expected == found, "tests/corpus.txt says otherwise, first at {differ:?}; PAGEFOLD_BLESS=1 rewrites it");
 }
 
 /// Repeats the test above in a process limited to half a GiB of address space.

@@ -93,7 +93,7 @@ fn a_reply_that_stays_half_read_is_given_up_after_one_timeout() {
     raw.request(command::READ, 0, 1, 0, 32 << 20);
     raw.bytes(100);
     while server.handle.connections() != 0 {
-        assert!(start.elapsed() < io_timeout * 2, "the timeout began anew after a part was sent");
+        assert!(start.elapsed() < io_timeout * 2, "the timeout restarted after a part was sent");
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(start.elapsed() >= io_timeout);
