@@ -225,7 +225,7 @@ impl Manage for Managed {
     }
 
     fn stop(&self) {
-        self.log.info("told to stop");
+        self.log.info("stopping");
         self.ending.begin();
     }
 }

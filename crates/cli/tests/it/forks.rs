@@ -207,7 +207,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     let mut writing = writer(&fio, &server, "job", 4);
     wait_for_writes(&server, "job", 64 * PAGE as u64);
     let said = run(&mut server.ask(&["snapshot", "job", "before"]));
-    assert_eq!(said, format!("kept 'job@before', 8.00 MiB: '{}'\n", server.uri("job@before")));
+    assert_eq!(said, format!("created snapshot 'job@before', 8.00 MiB: '{}'\n", server.uri("job@before")));
     run(&mut server.ask(&["fork", "job", "twin-a", "twin-b"]));
     let kept = clients.read(&server, "job@before");
     let twin = clients.read(&server, "twin-a");
