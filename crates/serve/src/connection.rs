@@ -17,17 +17,16 @@
 //!         receive whatever has arrived
 //! ```
 //!
-//! Sixteen requests of 4 KiB that arrive together therefore cost one receive and one send and wake
-//! no thread, and a slow request delays no other. Pieces of a write are larger while other requests
-//! are running. If a change finds no room and the device supports waiting, it is set aside
-//! (`waiting.rs`). A leader that finds no idle follower starts one; followers exit after being idle
-//! for a while. At most one follower at a time is on its way to take the lead. A thread that
-//! finishes before that follower arrives takes the lead back. The measured gains are in
-//! `docs/nbd.md`.
+//! Sixteen requests of 4 KiB that arrive together cost one receive and one send and wake no thread,
+//! and a slow request delays no other. Pieces of a write are larger while others are running. If a
+//! change finds no room and the device supports waiting, it is set aside (`waiting.rs`). A leader
+//! that finds no idle follower starts one; followers exit after being idle for a while. At most one
+//! follower is on its way to take the lead; a thread that finishes before it arrives takes the lead
+//! back. `docs/nbd.md` has the measured gains.
 //!
-//! Buffers are small until the connection is busy, and small again once it is idle. If there is no
-//! memory for a large buffer, or for the buffer that a follower needs, the leader runs the request
-//! itself in the small buffers. This is slower, but nothing waits for memory.
+//! Buffers are small unless the connection is busy. Without memory for a large buffer, or for a
+//! follower's buffer, the leader runs the request in the small buffers: slower, but without
+//! waiting.
 
 use std::{
     collections::VecDeque,
@@ -65,12 +64,11 @@ const SMALL_OUTPUT_BYTES: usize = 16 << 10;
 const LARGE_OUTPUT_BYTES: usize = 256 << 10;
 /// Size of the pieces in which a large request runs; other replies are sent between them.
 const PIECE_BYTES: usize = 256 << 10;
-/// Size of a write's pieces while other requests are running, if there is memory. The CPUs are then
-/// busy without parallel pieces of one write, and each piece wakes a thread, which costs a fifth of
-/// the time that lz4 takes for 256 KiB.
+/// Size of a write's pieces while other requests keep the CPUs busy, if there is memory: each piece
+/// wakes a thread, which costs a fifth of the time that lz4 takes for 256 KiB.
 const LARGE_PIECE_BYTES: usize = 1 << 20;
-/// A read whose reply must be in one piece is read completely before any of it is sent, up to this
-/// size and if there is memory: an error can then be reported.
+/// A reply in one piece is read completely before it is sent, so that an error can be reported, up
+/// to this size and if there is memory.
 const WHOLE_READ_BYTES: usize = 4 << 20;
 /// A follower exits after being idle for this time.
 const FOLLOWER_IDLE: Duration = Duration::from_secs(1);
@@ -137,18 +135,16 @@ pub(crate) struct Connection<T, G> {
 
 /// The [`Leader`] is held by exactly one thread, or is here to be taken.
 ///
-/// While it is here and the connection has not ended, some thread will take it: either a follower
-/// is on its way (`waking`), or all threads are busy and the first to finish takes it.
+/// While it is here and the connection lasts, some thread will take it: a follower on its way
+/// (`waking`), or if all are busy, the first to finish.
 struct Roles<T> {
     free: Option<Box<Leader<T>>>,
-    /// A follower has been woken or started and has not arrived yet. Until it arrives, no other is
-    /// woken. If requests finish sooner than a thread wakes, the thread that passed the lead takes
-    /// it back, and few threads are woken.
+    /// A follower has been woken or started and has not arrived yet; until then, no other is woken.
+    /// If requests finish sooner than a thread wakes, the one that passed the lead takes it back.
     waking: bool,
     idle: usize,
     threads: usize,
-    /// One per thread, except for the thread that came with the connection. An exiting thread
-    /// removes any one of them.
+    /// One per thread but the connection's first. An exiting thread removes any one of them.
     leaves: Vec<Follower>,
     ended: bool,
 }
@@ -265,8 +261,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Passes the lead to a follower, or leaves it for the first thread to become ready if all are
-    /// busy.
+    /// Passes the lead to a follower or, if all are busy, to the first thread that becomes ready.
     fn pass_lead(connection: &Arc<Self>, leader: Box<Leader<T>>) {
         let mut roles = connection.roles.lock().unwrap_or_else(PoisonError::into_inner);
         roles.free = Some(leader);
@@ -299,8 +294,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         }
     }
 
-    /// Lets all threads finish their current work, but start nothing more. If `now`, also closes
-    /// the stream.
+    /// Lets all threads finish their work but start no more. If `now`, also closes the stream.
     fn end(&self, now: bool) {
         if now {
             self.transport.shutdown();
@@ -390,8 +384,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         self.send(replies.filled())
     }
 
-    /// Sets a change aside to wait for room while this thread continues. If that is impossible,
-    /// this thread waits.
+    /// Sets a change aside to wait for room; if that is impossible, waits in this thread.
     fn put_aside(
         connection: &Arc<Self>,
         mut change: Change<Payload>,
@@ -723,8 +716,7 @@ impl<T: Transport> Leader<T> {
         Ok(())
     }
 
-    /// Receives whatever has arrived. Returns `false` if the peer or the server has ended the
-    /// connection.
+    /// Receives whatever has arrived. Returns `false` if either side has ended the connection.
     fn receive<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<bool, Ended> {
         let share = &connection.share;
         let limits = &connection.common.limits;

@@ -18,8 +18,17 @@ use serde_json::{Value, json};
 /// Maximum size of a server's reply to an option.
 const MAX_REPLY_BYTES: usize = 64 << 10;
 
+/// Connects to a server that may have just been started: a socket's file exists before its server
+/// listens on it.
 fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
-    UnixStream::connect(socket).with_context(|| format!("no server at {}", socket.display()))
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let connection = UnixStream::connect(socket);
+        if connection.is_ok() || Instant::now() >= deadline {
+            return connection.with_context(|| format!("no server at {}", socket.display()));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A connection to the control socket of a server.
@@ -27,11 +36,6 @@ pub(super) struct Control(BufReader<UnixStream>);
 
 impl Control {
     pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
-        // The server creates this socket after the other one.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
         let mut control = Self(BufReader::new(connected(socket)?));
         ensure!(control.line()?["name"] == "pagefold", "no pagefold server listens there");
         Ok(control)
