@@ -34,7 +34,10 @@ use core::hint::select_unpredictable;
 use super::{
     Format, Isa,
     literals::{EMPTY, Room, SLACK},
-    tables::{BITS_MAX, END, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, Source, Token, WORDS_SHIFT},
+    tables::{
+        BITS_MAX, END, KINDS, Kind, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, Source, Token,
+        WORDS_SHIFT,
+    },
 };
 #[cfg(target_arch = "x86_64")]
 use super::{
@@ -68,7 +71,7 @@ pub(super) struct Decoder {
     /// The format's tokens. In this structure, the same pointer reaches them and the input. It also
     /// stops the compiler from computing a token's source from the token, which takes more
     /// instructions than the load.
-    tokens: [[Token; 256]; 2],
+    tokens: [[Token; 256]; KINDS],
     /// The extra bits and the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
     literals: Room,
@@ -165,8 +168,11 @@ impl Decoder {
             return Err(HEADER);
         }
         let literals = header & LITERALS_MASK;
-        let palette = header >> PALETTE_SHIFT;
-        let words = header >> WORDS_SHIFT & 1 == 1;
+        let (kind, palette) = match header & !LITERALS_MASK {
+            RECORDS_HEADER => (Kind::Records, 0),
+            upper if upper >> WORDS_SHIFT & 1 == 1 => (Kind::Words, header >> PALETTE_SHIFT),
+            _ => (Kind::Others, header >> PALETTE_SHIFT),
+        };
         let coded = if palette == 0 {
             literals
         } else {
@@ -182,7 +188,7 @@ impl Decoder {
         #[cfg(target_arch = "x86_64")]
         if let Some(sequences) = &mut self.sequences {
             let from = if direct { body } else { &self.literals[..] };
-            let tokens = &format.tokens[usize::from(words)];
+            let tokens = &format.tokens[kind as usize];
             // SAFETY: the stream detected the features before it selected the build. The rest of
             // the object is at `FRONT` in `input`, which has room for `parse` on both sides. `from`
             // has `literals` bytes plus SLACK. The pages are the caller's.
@@ -217,12 +223,12 @@ impl Decoder {
             // full. That bounds the total: TOKENS_MAX tokens, BITS_MAX bits each, and a page of
             // literals. `input` has room for that before and after, `self.literals` after; `direct`
             // literals have SLACK bytes of the object after them, and their end is checked.
-            unsafe { (*this).isa.fast::<REACH>(words, direct, this, &mut cursor, to) };
+            unsafe { (*this).isa.fast::<REACH>(kind, direct, this, &mut cursor, to) };
             if cursor.at >= PAGE_SIZE {
                 break;
             }
             // SAFETY: as above.
-            match unsafe { careful::<REACH>(this, words, &mut cursor, to) } {
+            match unsafe { careful::<REACH>(this, kind, &mut cursor, to) } {
                 Step::Token => {}
                 Step::End => break,
                 Step::Corrupt => return Err(LENGTHS),
@@ -293,8 +299,8 @@ unsafe fn decode_by_window<const REACH: usize>(
     Some(())
 }
 
-fn decoder_tokens(format: &Format) -> [[Token; 256]; 2] {
-    [format.tokens[0].decoder, format.tokens[1].decoder]
+fn decoder_tokens(format: &Format) -> [[Token; 256]; KINDS] {
+    [format.tokens[0].decoder, format.tokens[1].decoder, format.tokens[2].decoder]
 }
 
 impl Isa {
@@ -302,7 +308,7 @@ impl Isa {
     /// As for [`fast`].
     unsafe fn fast<const REACH: usize>(
         self,
-        words: bool,
+        kind: Kind,
         direct: bool,
         decoder: *const Decoder,
         cursor: &mut Cursor,
@@ -311,19 +317,33 @@ impl Isa {
         // SAFETY: upheld by the caller; the stream detected BMI and AVX2 before it selected the
         // build.
         unsafe {
-            match (self, words, direct) {
+            match kind {
+                Kind::Others => self.fast_of::<{ Kind::Others as usize }, REACH>(direct, decoder, cursor, page),
+                Kind::Words => self.fast_of::<{ Kind::Words as usize }, REACH>(direct, decoder, cursor, page),
+                Kind::Records => self.fast_of::<{ Kind::Records as usize }, REACH>(direct, decoder, cursor, page),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`fast`].
+    unsafe fn fast_of<const KIND: usize, const REACH: usize>(
+        self,
+        direct: bool,
+        decoder: *const Decoder,
+        cursor: &mut Cursor,
+        page: *mut u8,
+    ) {
+        // SAFETY: upheld by the caller; the stream detected BMI and AVX2 before it selected the
+        // build.
+        unsafe {
+            match (self, direct) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, true, false) => fast_avx2::<16, false, REACH>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, false) => fast_avx2::<KIND, false, REACH>(decoder, cursor, page),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, false, false) => fast_avx2::<32, false, REACH>(decoder, cursor, page),
-                #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, true, true) => fast_avx2::<16, true, REACH>(decoder, cursor, page),
-                #[cfg(target_arch = "x86_64")]
-                (Self::Avx2 | Self::Avx512, false, true) => fast_avx2::<32, true, REACH>(decoder, cursor, page),
-                (Self::Portable, true, false) => fast_portable::<16, false, REACH>(decoder, cursor, page),
-                (Self::Portable, false, false) => fast_portable::<32, false, REACH>(decoder, cursor, page),
-                (Self::Portable, true, true) => fast_portable::<16, true, REACH>(decoder, cursor, page),
-                (Self::Portable, false, true) => fast_portable::<32, true, REACH>(decoder, cursor, page),
+                (Self::Avx2 | Self::Avx512, true) => fast_avx2::<KIND, true, REACH>(decoder, cursor, page),
+                (Self::Portable, false) => fast_portable::<KIND, false, REACH>(decoder, cursor, page),
+                (Self::Portable, true) => fast_portable::<KIND, true, REACH>(decoder, cursor, page),
             }
         }
     }
@@ -334,25 +354,25 @@ impl Isa {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "bmi1,bmi2,avx2")]
 #[inline(never)] // Inlined, it would compete with `decode` for registers.
-unsafe fn fast_avx2<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
+unsafe fn fast_avx2<const KIND: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
     // SAFETY: upheld by the caller.
-    unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
+    unsafe { fast::<KIND, CHECKED, REACH>(decoder, cursor, page) }
 }
 
 /// # Safety
 /// As for [`fast`].
 #[inline(never)] // Inlined, it would compete with `decode` for registers.
-unsafe fn fast_portable<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
+unsafe fn fast_portable<const KIND: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
     // SAFETY: upheld by the caller.
-    unsafe { fast::<COPIED, CHECKED, REACH>(decoder, cursor, page) }
+    unsafe { fast::<KIND, CHECKED, REACH>(decoder, cursor, page) }
 }
 
 /// Returns at least 57 bits from `bit` on.
@@ -392,27 +412,28 @@ impl Token {
 /// `decoder`'s `input`. The cursor's streams can be read as far as the tokens that fill the page
 /// reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
-unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
+unsafe fn fast<const KIND: usize, const CHECKED: bool, const REACH: usize>(
     decoder: *const Decoder,
     cursor: &mut Cursor,
     page: *mut u8,
 ) {
+    let copied = const { if KIND == Kind::Words as usize { 16 } else { 32 } };
     let Cursor { mut at, mut literals, literals_end, mut token, bits, mut bit, mut last, mut before } = *cursor;
     // SAFETY: the caller upholds the reads of the streams; less than 64 bytes are read past a run,
     // and 48 after `CHECKED` found literals left. For the page, in each round:
-    // - `at + 16 + COPIED <= PAGE_SIZE` at its start. 16 literals fit, and with a run of at most
-    //   16, COPIED bytes of the match after it.
-    // - With a run of at most 48, `at + 48 + 32 <= PAGE_SIZE`: 48 literals fit, and COPIED bytes
+    // - `at + 16 + copied <= PAGE_SIZE` at its start. 16 literals fit, and with a run of at most
+    //   16, copied bytes of the match after it.
+    // - With a run of at most 48, `at + 48 + 32 <= PAGE_SIZE`: 48 literals fit, and copied bytes
     //   after them.
-    // - With a longer run, `at + run + 64 + COPIED <= PAGE_SIZE`: the run fits, rounded up, and
-    //   COPIED bytes after it.
+    // - With a longer run, `at + run + 64 + copied <= PAGE_SIZE`: the run fits, rounded up, and
+    //   copied bytes after it.
     // - A match begins at `op`, and `1 <= offset <= at + REACH` there, so its source is in the page
     //   or before it, and before `op`.
-    // - More than COPIED bytes of a match are only written after a check that its end, and 64 bytes
+    // - More than copied bytes of a match are only written after a check that its end, and 64 bytes
     //   after it, are in the page.
     unsafe {
-        while at <= PAGE_SIZE - 16 - COPIED {
-            let t = &(*decoder).tokens[usize::from(COPIED == 16)][usize::from(*token)];
+        while at <= PAGE_SIZE - 16 - copied {
+            let t = &(*decoder).tokens[KIND][usize::from(*token)];
             let extra = extra_bits((&raw const (*decoder).input).cast::<u8>().add(FRONT), bit);
             if CHECKED && literals > literals_end {
                 break;
@@ -421,7 +442,7 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
             let run = t.run(extra);
             if run > 16 {
                 if run > 48 {
-                    if at + run + 64 + COPIED > PAGE_SIZE || CHECKED && run > literals_end.addr() - literals.addr() {
+                    if at + run + 64 + copied > PAGE_SIZE || CHECKED && run > literals_end.addr() - literals.addr() {
                         break;
                     }
                     let mut done = 16;
@@ -462,18 +483,18 @@ unsafe fn fast<const COPIED: usize, const CHECKED: bool, const REACH: usize>(
             let src = op.sub(offset);
             mem::copy::<8>(src, op);
             mem::copy::<8>(src.add(8), op.add(8));
-            if COPIED == 32 {
+            if copied == 32 {
                 mem::copy::<8>(src.add(16), op.add(16));
                 mem::copy::<8>(src.add(24), op.add(24));
             }
-            if length > COPIED {
+            if length > copied {
                 if at > PAGE_SIZE - 64 {
                     if at <= PAGE_SIZE {
                         copy_match(op, offset, length, PAGE_SIZE - at);
                     }
                     continue;
                 }
-                if COPIED == 16 {
+                if copied == 16 {
                     mem::copy::<8>(src.add(16), op.add(16));
                     mem::copy::<8>(src.add(24), op.add(24));
                 }
@@ -513,12 +534,7 @@ enum Step {
 /// As for [`fast`]; the page is not full.
 #[cold]
 #[inline(never)]
-unsafe fn careful<const REACH: usize>(
-    decoder: *const Decoder,
-    words: bool,
-    cursor: &mut Cursor,
-    page: *mut u8,
-) -> Step {
+unsafe fn careful<const REACH: usize>(decoder: *const Decoder, kind: Kind, cursor: &mut Cursor, page: *mut u8) -> Step {
     // SAFETY: the caller upholds the reads of the streams. `at + run + length <= PAGE_SIZE`, and `1
     // <= offset <= at + REACH` where the match begins.
     unsafe {
@@ -527,7 +543,7 @@ unsafe fn careful<const REACH: usize>(
         if token == END {
             return Step::End;
         }
-        let t = &(*decoder).tokens[usize::from(words)][usize::from(token)];
+        let t = &(*decoder).tokens[kind as usize][usize::from(token)];
         let extra = extra_bits(cursor.bits, cursor.bit);
         cursor.bit += usize::from(t.bits);
         let (run, length) = (t.run(extra), t.length(extra));

@@ -41,14 +41,15 @@
 //!    than a vector (-5 % on heaps otherwise).
 #![allow(unsafe_code)] // Three loads per position, whose bounds are checked once.
 
-use core::{hint::select_unpredictable, ops::RangeInclusive};
+use core::hint::select_unpredictable;
 
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    literals::{EMPTY, Room},
+    kind::kind_of,
+    literals::{EMPTY, PALETTES_COUNT, PALETTES_OF_WORDS, Room},
     shared::Starts,
-    tables::{LENGTH_MIN_NEW, LITERALS_MASK, PALETTE_SHIFT, RUN_MAX, WORDS_SHIFT},
+    tables::{KINDS, Kind, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, RUN_MAX, WORDS_SHIFT, length_min_new},
     tokens::{Columns, EXTRA_ROOM, Emit, Emitted, TOKENS_ROOM, class_of},
 };
 use crate::{PAGE_SIZE, Page, mem};
@@ -56,18 +57,12 @@ use crate::{PAGE_SIZE, Page, mem};
 const HASH_BITS: u32 = 11;
 pub(super) const WORD_HASH_BITS: u32 = 9;
 
-/// Positions without a match after which the step to the next one grows by a byte.
-const TRIES: usize = 24;
-
-/// Zeros among the [`mem::ZEROS_SAMPLED`] sampled bytes of a page of words: pointers, small numbers.
-/// Tables of binaries have more, code has fewer.
-const WORDS_ZEROS: RangeInclusive<usize> = mem::ZEROS_SAMPLED / 4..=mem::ZEROS_SAMPLED * 5 / 8;
+/// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
+/// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
+const TRIES: [usize; KINDS] = [24, 40, 24];
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
-
-/// Bits of eight bytes that a match at a new offset need not include.
-const UNUSED: u32 = 64 - 8 * LENGTH_MIN_NEW as u32;
 
 /// Bytes before and after the window that [`Compare`] may read.
 pub(super) const FRONT: usize = compare::BACK;
@@ -101,7 +96,7 @@ pub(super) struct Encoder {
     literals: Room,
     packed: Room,
     /// The last result: whether the page is one of words, number of sequences, number of literals.
-    found: (bool, usize, usize),
+    found: (Kind, usize, usize),
     columns: Columns,
     extra: [u8; EXTRA_ROOM],
     /// Filled from its end.
@@ -116,7 +111,7 @@ impl Encoder {
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
-            found: (false, 0, 0),
+            found: (Kind::Others, 0, 0),
             columns: Columns::NEW,
             extra: [0; EXTRA_ROOM],
             tokens: [0; TOKENS_ROOM],
@@ -127,11 +122,11 @@ impl Encoder {
     /// Overwrites the last page of `window`, which precedes its BACK last bytes.
     pub(super) fn encode(&mut self, format: &Format, window: &mut [u8], page: &Page, out: &mut [u8]) -> Option<usize> {
         self.seen.fill(0);
-        let words = is_of_words(page);
-        if words {
+        let kind = kind_of(page);
+        if kind == Kind::Words {
             self.seen_words.fill(0);
         }
-        self.encode_after::<0>(format, Starts::NONE, window, words, page, out)
+        self.encode_after::<0>(format, Starts::NONE, window, kind, page, out)
     }
 
     /// Like [`encode`](Self::encode), but matches may also begin in the `REACH` bytes before the
@@ -144,25 +139,25 @@ impl Encoder {
         page: &Page,
         out: &mut [u8],
     ) -> Option<usize> {
-        let words = is_of_words(page);
+        let kind = kind_of(page);
         self.seen.fill(0);
-        if words {
+        if kind == Kind::Words {
             self.seen_words.copy_from_slice(&starts.words);
         }
-        self.encode_after::<REACH>(format, starts, window, words, page, out)
+        self.encode_after::<REACH>(format, starts, window, kind, page, out)
     }
 
     /// Returns whether the last page was one of words, its sequences and its literals, even if the
     /// page had no object.
-    pub(super) fn found(&self) -> (bool, impl Iterator<Item = Sequence>, &[u8]) {
+    pub(super) fn found(&self) -> (Kind, impl Iterator<Item = Sequence>, &[u8]) {
         let Columns { runs, lengths, offsets, befores } = &self.columns;
-        let (words, sequences, literals) = self.found;
+        let (kind, sequences, literals) = self.found;
         let sequences = (0..sequences).map(|at| {
             let [run, length, last, offset, before] =
                 [runs[at], lengths[at], offsets[at], offsets[at + 1], befores[at]].map(usize::from);
             Sequence { class: class_of(run, offset, last, before), run, length }
         });
-        (words, sequences, &self.literals[..literals])
+        (kind, sequences, &self.literals[..literals])
     }
 
     fn encode_after<const REACH: usize>(
@@ -170,19 +165,23 @@ impl Encoder {
         format: &Format,
         starts: &Starts,
         window: &mut [u8],
-        words: bool,
+        kind: Kind,
         page: &Page,
         out: &mut [u8],
     ) -> Option<usize> {
         assert!(window.len() == FRONT + REACH + PAGE_SIZE + BACK);
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
-        let found = self.find::<REACH>(format, starts, window, words);
-        self.found = (words, found.sequences, found.literals);
+        let found = self.find::<REACH>(format, starts, window, kind);
+        self.found = (kind, found.sequences, found.literals);
         if found.literals > LITERALS_MASK {
             return None;
         }
         let literals = found.literals;
-        let palette = format.palettes.choose(&self.literals[..literals]);
+        let palette = match kind {
+            Kind::Others => format.palettes.choose(&self.literals[..literals], PALETTES_COUNT),
+            Kind::Words => format.palettes.choose(&self.literals[..literals], PALETTES_OF_WORDS),
+            Kind::Records => 0,
+        };
         let packed = if palette == 0 {
             PAGE_SIZE
         } else {
@@ -194,7 +193,12 @@ impl Encoder {
         if len > room {
             return None;
         }
-        let header = literals as u16 | u16::from(words) << WORDS_SHIFT | (palette as u16) << PALETTE_SHIFT;
+        let upper = match kind {
+            Kind::Others => palette << PALETTE_SHIFT,
+            Kind::Words => palette << PALETTE_SHIFT | 1 << WORDS_SHIFT,
+            Kind::Records => RECORDS_HEADER,
+        };
+        let header = (literals | upper) as u16;
         let (header_out, mut out) = out.split_at_mut(2);
         header_out.copy_from_slice(&header.to_le_bytes());
         let mut put = |bytes: &[u8]| {
@@ -208,23 +212,23 @@ impl Encoder {
         Some(len)
     }
 
-    fn find<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], words: bool) -> Found {
+    fn find<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], kind: Kind) -> Found {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2::<REACH>(format, starts, window, words) },
+            Isa::Avx2 => unsafe { self.find_avx2::<REACH>(format, starts, window, kind) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512::<REACH>(format, starts, window, words) },
-            Isa::Portable => self.find_by::<compare::Words, REACH>(format, starts, window, words),
+            Isa::Avx512 => unsafe { self.find_avx512::<REACH>(format, starts, window, kind) },
+            Isa::Portable => self.find_by::<compare::Words, REACH>(format, starts, window, kind),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], words: bool) -> Found {
-        self.find_by::<compare::Avx2, REACH>(format, starts, window, words)
+    fn find_avx2<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], kind: Kind) -> Found {
+        self.find_by::<compare::Avx2, REACH>(format, starts, window, kind)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -235,9 +239,9 @@ impl Encoder {
         format: &Format,
         starts: &Starts,
         window: &[u8],
-        words: bool,
+        kind: Kind,
     ) -> Found {
-        self.find_by::<compare::Avx512, REACH>(format, starts, window, words)
+        self.find_by::<compare::Avx512, REACH>(format, starts, window, kind)
     }
 
     #[inline(always)]
@@ -246,12 +250,12 @@ impl Encoder {
         format: &Format,
         starts: &Starts,
         window: &[u8],
-        words: bool,
+        kind: Kind,
     ) -> Found {
-        if words {
-            self.find_matches::<C, true, REACH>(format, starts, window)
-        } else {
-            self.find_matches::<C, false, REACH>(format, starts, window)
+        match kind {
+            Kind::Others => self.find_matches::<C, { Kind::Others as usize }, REACH>(format, starts, window),
+            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(format, starts, window),
+            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(format, starts, window),
         }
     }
 
@@ -259,7 +263,7 @@ impl Encoder {
     /// `seen`, and in a page of words (`WORDS`) `seen_words`, must be all zero or hold positions in
     /// these bytes.
     #[inline(always)]
-    fn find_matches<C: Compare + Emit, const WORDS: bool, const REACH: usize>(
+    fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         format: &Format,
         starts: &Starts,
@@ -267,7 +271,10 @@ impl Encoder {
     ) -> Found {
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
-        let last_bytes = if WORDS { 0xFF_FFFF } else { u32::MAX };
+        let is_of_words = const { KIND == Kind::Words as usize };
+        // Bits of eight bytes that a match at a new offset need not include.
+        let unused = const { 64 - 8 * length_min_new(KIND) as u32 };
+        let last_bytes = if is_of_words { 0xFF_FFFF } else { u32::MAX };
         // The window's start, from which positions are counted. The pointer is derived from the
         // whole slice because bytes before the window are read, too.
         let page = window.as_ptr().wrapping_add(FRONT);
@@ -312,18 +319,18 @@ impl Encoder {
                     // compiler subtracts at each position.)
                     let last_page = page.wrapping_sub(last);
                     let mut step = 1;
-                    let mut stop = (pos + TRIES).min(searched);
+                    let mut stop = (pos + TRIES[KIND]).min(searched);
                     loop {
                         while pos < stop {
                             let here = mem::load64(page.add(pos));
-                            let slot = seen.add(hash(here));
+                            let slot = seen.add(hash(here << unused));
                             let candidate = usize::from(*slot);
                             *slot = pos as u16;
                             let at_last = here ^ mem::load64(last_page.add(pos));
                             if at_last as u32 & last_bytes == 0 {
                                 // A longer run needs a class with matches of LENGTH_MIN_NEW bytes
                                 // or more.
-                                if pos - anchor > RUN_MAX && at_last << UNUSED != 0 {
+                                if pos - anchor > RUN_MAX && at_last << unused != 0 {
                                     pos += 1;
                                     continue;
                                 }
@@ -332,7 +339,7 @@ impl Encoder {
                             }
                             if mem::load32(page.add(candidate)) == here as u32 {
                                 let at_candidate = here ^ mem::load64(page.add(candidate));
-                                if at_candidate << UNUSED == 0 {
+                                if at_candidate << unused == 0 {
                                     start = begin::<C>(page, pos, candidate, anchor);
                                     (offset, difference) = (pos - candidate, at_candidate);
                                     break 'found;
@@ -351,7 +358,7 @@ impl Encoder {
                             break 'page;
                         }
                         step += 1;
-                        stop = (pos + TRIES * step).min(searched);
+                        stop = (pos + TRIES[KIND] * step).min(searched);
                     }
                 }
                 {
@@ -379,11 +386,11 @@ impl Encoder {
                     if pos >= searched {
                         break 'page;
                     }
-                    if !WORDS {
-                        *seen.add(hash(mem::load64(page.add(pos - 2)))) = (pos - 2) as u16;
+                    if !is_of_words {
+                        *seen.add(hash(mem::load64(page.add(pos - 2)) << unused)) = (pos - 2) as u16;
                     }
                     let here = mem::load64(page.add(pos));
-                    let slot = seen.add(hash(here));
+                    let slot = seen.add(hash(here << unused));
                     let candidate = usize::from(*slot);
                     *slot = pos as u16;
                     let at_before = here ^ mem::load64(page.add(pos - before));
@@ -392,14 +399,14 @@ impl Encoder {
                         (offset, difference) = (before, at_before);
                     } else {
                         let at_candidate = here ^ mem::load64(page.add(candidate));
-                        if at_candidate << UNUSED == 0 {
+                        if at_candidate << unused == 0 {
                             (offset, difference) = (pos - candidate, at_candidate);
                         } else if REACH > 0
                             && let Some((candidate, at_candidate)) = find_shared(starts, page, here)
                         {
                             (offset, difference) = (pos - candidate, at_candidate);
                         } else {
-                            if WORDS && pos.is_multiple_of(8) {
+                            if is_of_words && pos.is_multiple_of(8) {
                                 let slot = seen_words.add(hash_word(here));
                                 let candidate = usize::from(*slot);
                                 *slot = pos as u16;
@@ -454,28 +461,16 @@ impl Encoder {
         let literals = literals_end.addr() - literals.addr() + page_end - anchor;
         // SAFETY: the first `at` sequences are the page's, and the caller chose `C` for this CPU.
         let Emitted { tokens, extra } = unsafe {
-            C::emit(
-                &self.columns,
-                &format.tokens[usize::from(WORDS)].codes,
-                at,
-                anchor < page_end,
-                &mut self.tokens,
-                &mut self.extra,
-            )
+            C::emit(&self.columns, &format.tokens[KIND].codes, at, anchor < page_end, &mut self.tokens, &mut self.extra)
         };
         Found { tokens, extra, literals, sequences: at }
     }
 }
 
-/// Returns whether a page consists of pointers and small numbers.
-pub(super) fn is_of_words(page: &Page) -> bool {
-    WORDS_ZEROS.contains(&mem::sampled_zeros(page))
-}
-
-/// Hashes the [`LENGTH_MIN_NEW`] lowest bytes by the golden ratio.
+/// Hashes the bytes of `bytes` that are not 0 by the golden ratio.
 #[inline(always)]
 fn hash(bytes: u64) -> usize {
-    ((bytes << UNUSED).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
+    (bytes.wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
 }
 
 /// Hashes a word's upper seven bytes.

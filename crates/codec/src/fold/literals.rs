@@ -20,6 +20,10 @@ use crate::PAGE_SIZE;
 /// Number of palettes. 0 in a header means that the literals are not coded.
 pub(super) const PALETTES_COUNT: usize = 7;
 
+/// Number of palettes, the first ones, that pages of words may use. The header of the last one marks
+/// a page of records.
+pub(super) const PALETTES_OF_WORDS: usize = PALETTES_COUNT - 1;
+
 /// How many bytes past the literals of a page the functions here and the decoder's loop read and
 /// write.
 pub(super) const SLACK: usize = 64;
@@ -47,12 +51,12 @@ impl Palette {
 #[rustfmt::skip]
 pub(super) const PALETTES: Values = [
     Palette::new(b"\x00\x01\x0f$ADHL\x83\x85\x89\x8b\x8d\xc0\xe8\xff", b"\x02\x03\x04\x05\x08\x10\x18\x1f (19=@EIMTUftu\x80\x84\xc3\xc7\xe9\xeb\xf6\xfb\xfd\xfe"),
-    Palette::new(b" acdehilmnoprstu", b"\x00\x0a\x22(),-./0123456:<=>AST_bfgkvwxy"),
+    Palette::new(b"\x00\x01\x02\x03\x04\x05\x06\x08\x09\x11\x19!)AIi", b"\x07\x0a\x0b\x0c\x0d\x0e\x0f\x10\x1519QYaqy\x81\x89\x91\x99\xa1\xa9\xb1\xb9\xc1\xc9\xd1\xd9\xe1\xe9\xf1\xf9"),
     Palette::new(b"\x00.0123456789aeir", b"\x0a \x22,:;<=@Abcdfghklmnopstuvwxy}\x92\xb8"),
     Palette::new(b"\x00\x10 0@P`p\x80\x90\xa0\xb0\xc0\xd0\xf0\xff", b"\x01\x02\x03\x04\x05\x08\x22(123456789:Haehinrst\x7f\x88\xa8\xe0\xe5"),
     Palette::new(b"\x00\x01 acdeilnoprstu", b"\x02\x03\x04\x05\x06\x07\x08\x0a\x0c\x10.01:@AIP_`bfghmvy\x80\xa0\xc0\xe0\xff"),
     Palette::new(b"\x00 acdehilmnorstu", b"\x0a\x22,-.ABCDEILNOPRST\x5cbfgjkpqvwxyz\x80"),
-    Palette::new(b"\x00\x01\x02\x03\x04\x05\x06\x08\x09\x11\x19!)AIi", b"\x07\x0a\x0b\x0c\x0d\x0e\x0f\x10\x1519QYaqy\x81\x89\x91\x99\xa1\xa9\xb1\xb9\xc1\xc9\xd1\xd9\xe1\xe9\xf1\xf9"),
+    Palette::new(b" acdehilmnoprstu", b"\x00\x0a\x22(),-./0123456:<=>AST_bfgkvwxy"),
 ];
 
 /// The palettes, and the lookup tables to code with them.
@@ -99,9 +103,9 @@ impl Palettes {
         }
     }
 
-    /// Returns the palette, from 1, that codes a sample of `literals` best, or 0 if none is worth
-    /// its time.
-    pub(super) fn choose(&self, literals: &[u8]) -> usize {
+    /// Returns the palette, from 1, of the first `count` that codes a sample of `literals` best, or
+    /// 0 if none is worth its time.
+    pub(super) fn choose(&self, literals: &[u8], count: usize) -> usize {
         /// The scores of this many literals fit in the bytes of a word.
         const SAMPLE: usize = 127;
         /// Score per literal, in percent, above which the code saves space.
@@ -117,7 +121,7 @@ impl Palettes {
         let taken = literals.len().div_ceil(step);
         let scores = scores.to_le_bytes();
         let (mut best, mut most) = (0, taken * SCORE_PERCENT / 100);
-        for (palette, &score) in scores.iter().enumerate().take(PALETTES_COUNT) {
+        for (palette, &score) in scores.iter().enumerate().take(count) {
             if usize::from(score) > most {
                 (best, most) = (palette + 1, usize::from(score));
             }

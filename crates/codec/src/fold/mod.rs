@@ -18,7 +18,10 @@ mod compare;
 mod decode;
 mod dict;
 mod encode;
+mod kind;
 mod literals;
+#[cfg(all(test, not(miri)))]
+mod plain;
 #[cfg(target_arch = "x86_64")]
 mod sequences;
 mod shared;
@@ -34,21 +37,23 @@ use self::{
     decode::Decoder,
     encode::{BACK, Encoder, FRONT},
     literals::{PALETTES, Palettes},
-    tables::{CLASSES, Tokens},
+    tables::{CLASSES, KINDS, Tokens},
 };
 pub use self::{dict::FoldDict, shared::FoldTables};
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
 
 /// The meaning of the numbers of tokens and palettes.
 struct Format {
-    /// The second is for pages of words.
-    tokens: [Tokens; 2],
+    /// By [`tables::Kind`].
+    tokens: [Tokens; KINDS],
     palettes: Palettes,
 }
 
 /// The format of pages without tables.
-static FIXED: Format =
-    Format { tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1])], palettes: Palettes::new(PALETTES) };
+static FIXED: Format = Format {
+    tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1]), Tokens::new(&CLASSES[2])],
+    palettes: Palettes::new(PALETTES),
+};
 
 /// The fast page codec of pagefold.
 #[derive(Clone, Copy, Debug)]

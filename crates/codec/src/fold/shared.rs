@@ -7,7 +7,7 @@ use super::{
     Format,
     encode::{WORD_HASH_BITS, hash_word},
     literals::{Palettes, Values},
-    tables::{Classes, Tokens},
+    tables::{Classes, KINDS, Tokens},
 };
 use crate::{Dictionary, Page};
 
@@ -30,7 +30,11 @@ pub(super) struct Trained {
 
 impl FoldTables {
     /// Creates tables; the dictionary has at most [`REACH`] bytes.
-    pub(super) fn new(classes: &[Classes; 2], palettes: Values, dictionary: Option<(Dictionary, Box<Starts>)>) -> Self {
+    pub(super) fn new(
+        classes: &[Classes; KINDS],
+        palettes: Values,
+        dictionary: Option<(Dictionary, Box<Starts>)>,
+    ) -> Self {
         let mut bytes: Vec<u8> =
             palettes.iter().flat_map(|palette| [&palette.first[..], &palette.second].concat()).collect();
         for class in classes.as_flattened() {
@@ -54,7 +58,7 @@ impl FoldTables {
         let mut pages = dictionary.clone();
         pages.resize(dictionary.len().next_multiple_of(crate::PAGE_SIZE), 0);
         let starts = Starts::new(&dictionary, 6, &pages.as_chunks().0.iter().collect::<Vec<_>>());
-        let classes = [super::tables::PLAIN; 2];
+        let classes = super::tables::PLAIN;
         Self::new(&classes, super::literals::PALETTES, Some((Dictionary::new(dictionary), starts)))
     }
 

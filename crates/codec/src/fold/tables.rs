@@ -21,19 +21,39 @@ pub(super) enum Source {
     New = 2,
 }
 
+/// The kinds of pages. Each has its own tokens and its own search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Kind {
+    Others = 0,
+    /// Pointers and small numbers.
+    Words = 1,
+    /// Numbers and records with a short period, such as arrays of floats.
+    Records = 2,
+}
+
+/// Number of [`Kind`]s.
+pub(super) const KINDS: usize = 3;
+
+/// Returns the length of the shortest match at a new offset in a page of this [`Kind`].
+pub(super) const fn length_min_new(kind: usize) -> usize {
+    if kind == Kind::Records as usize { 5 } else { 6 }
+}
+
 /// The header: the number of literals in the low bits, which tokens the page uses, the palette.
 pub(super) const LITERALS_MASK: usize = 0xFFF;
 pub(super) const WORDS_SHIFT: u32 = 12;
 pub(super) const PALETTE_SHIFT: u32 = 13;
+
+/// The upper bits of the header of a page of records, whose literals are not coded: those of a page
+/// of words with the last palette, which pages of words do not use.
+pub(super) const RECORDS_HEADER: usize = 0xF000;
 
 /// The longest run for which every class has a slot. A longer one needs [`FAR`].
 pub(super) const RUN_MAX: usize = 41;
 
 /// The shortest match at a repeated offset.
 pub(super) const LENGTH_MIN: usize = 3;
-
-/// The shortest match that the classes with a new offset can encode.
-pub(super) const LENGTH_MIN_NEW: usize = 6;
 
 /// Maximum extra bits of a token: 16 for the offset, 12 for the length, 12 for the run.
 pub(super) const BITS_MAX: usize = 40;
@@ -117,7 +137,7 @@ const OFFSETS: [Offsets; CLASSES_COUNT] = [
 
 /// The classes of pages without tables; the second are for pages of words. None has offsets that
 /// are [`BEYOND`].
-pub(super) const CLASSES: [Classes; 2] = [OTHERS, OF_WORDS];
+pub(super) const CLASSES: [Classes; KINDS] = [OTHERS, OF_WORDS, OF_RECORDS];
 
 #[rustfmt::skip]
 const OTHERS: Classes = [
@@ -193,16 +213,56 @@ const OF_WORDS: Classes = [
     Class { runs: Slots::NONE, lengths: Slots::NONE },
 ];
 
+#[rustfmt::skip]
+const OF_RECORDS: Classes = [
+    Class {
+        runs: Slots::new(&[
+            (1, 0), (2, 0), (3, 0), (4, 1), (6, 0), (7, 3), (15, 2), (19, 0), (20, 3), (28, 4),
+        ]),
+        lengths: Slots::new(&[(3, 1), (5, 0), (6, 0), (7, 3), (15, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 3), (9, 6)]),
+        lengths: Slots::new(&[
+            (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 1), (11, 1), (13, 2), (17, 5),
+            (49, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 1), (3, 0), (4, 3), (12, 5)]),
+        lengths: Slots::new(&[(5, 0), (6, 0), (7, 0), (8, 0), (9, 2), (13, 4), (29, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 1), (4, 3), (12, 5)]),
+        lengths: Slots::new(&[
+            (5, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (11, 1), (13, 4), (29, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 0), (3, 0), (4, 3), (12, 12)]),
+        lengths: Slots::new(&[(5, 0), (6, 0), (7, 0), (8, 0), (9, 3), (17, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (6, 1), (8, 2), (12, 5)]),
+        lengths: Slots::new(&[(5, 0), (6, 0), (7, 0), (8, 0), (9, 1), (11, 3), (19, 12)]),
+    },
+    Class { runs: Slots::NONE, lengths: Slots::NONE },
+];
+
 /// Untrained classes with all offsets.
 #[cfg(test)]
 #[rustfmt::skip]
-pub(super) const PLAIN: Classes = {
+pub(super) const PLAIN: [Classes; KINDS] = {
     const RUNS: &[(u8, u8)] = &[(0, 0), (1, 3), (9, 5), (41, 12)];
     const LENGTHS: &[(u8, u8)] = &[(6, 0), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12)];
+    const LENGTHS_OF_RECORDS: &[(u8, u8)] = &[(5, 0), (6, 1), (8, 0), (9, 3), (17, 5), (49, 12)];
     let new = Class { runs: Slots::new(RUNS), lengths: Slots::new(LENGTHS) };
+    let of_records = Class { lengths: Slots::new(LENGTHS_OF_RECORDS), ..new };
     let repeated = Slots::new(&[(3, 1), (5, 1), (7, 0), (8, 0), (9, 3), (17, 5), (49, 12)]);
     let last = Class { runs: Slots::new(&[(1, 0), (2, 1), (4, 2), (8, 6)]), lengths: repeated };
-    [last, Class { runs: Slots::new(RUNS), lengths: repeated }, new, new, new, new, new]
+    let before = Class { lengths: repeated, ..new };
+    let of = [last, before, new, new, new, new, new];
+    [of, of, [last, before, of_records, of_records, of_records, of_records, of_records]]
 };
 
 /// The meaning of a token for the decoder. The extra bits of a token are, from the lowest: those of
@@ -387,10 +447,10 @@ mod tests {
 
     #[test]
     fn every_class_says_all_it_may_be_asked_to() {
-        for (at, class) in CLASSES.iter().flat_map(|classes| classes.iter().enumerate().take(BEYOND)) {
+        for (kind, at, class) in (0..KINDS).flat_map(|kind| (0..BEYOND).map(move |at| (kind, at, &CLASSES[kind][at]))) {
             let (runs, lengths) = (class.runs.as_slice(), class.lengths.as_slice());
             let repeats = OFFSETS[at].source != Source::New;
-            assert_covers(lengths, if repeats { LENGTH_MIN } else { LENGTH_MIN_NEW }, PAGE_SIZE);
+            assert_covers(lengths, if repeats { LENGTH_MIN } else { length_min_new(kind) }, PAGE_SIZE);
             assert_covers(runs, usize::from(at == LAST), if at == FAR { PAGE_SIZE } else { RUN_MAX });
             assert!(usize::from(runs.last().unwrap().base) < RUN_CODES);
             assert!(usize::from(lengths.last().unwrap().base) < LENGTH_CODES);

@@ -8,134 +8,27 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     FIXED, FoldStream, FoldTables, Format, Isa,
     dict::FoldDictStream,
-    encode::is_of_words,
+    kind::kind_of,
     literals::{PALETTES, Palette},
+    plain::plain_decode,
     shared::REACH,
-    tables::{BEFORE, BEYOND, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN_NEW, NEAR, RUN_CODES, RUN_MAX, Source},
+    tables::{BEFORE, BEYOND, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, NEAR, RUN_CODES, RUN_MAX, length_min_new},
     train::{LONG, SHORT, fit},
 };
 use crate::{PAGE_SIZE, Page, Stream};
 
-/// Reads bytes from the first up, bits from the lowest up.
-struct Bits<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
+const ALL_KINDS: [Kind; KINDS] = [Kind::Others, Kind::Words, Kind::Records];
 
-impl Bits<'_> {
-    fn take(&mut self, count: usize) -> Option<usize> {
-        let mut value = 0;
-        for bit in 0..count {
-            value |= usize::from(self.bytes.get(self.at / 8)? >> (self.at % 8) & 1) << bit;
-            self.at += 1;
-        }
-        Some(value)
-    }
+/// The shortest match at a new offset in pages of [`Kind::Others`].
+const SHORTEST: usize = length_min_new(Kind::Others as usize);
 
-    fn bytes_taken(&self) -> usize {
-        self.at.div_ceil(8)
-    }
-}
-
-/// Returns the literals and the rest of the object.
-fn plain_literals<'a>(palettes: &[Palette], header: usize, body: &'a [u8]) -> Option<(Vec<u8>, &'a [u8])> {
-    let count = header & 0xFFF;
-    let palette = header >> 13;
-    if palette == 0 {
-        let (literals, rest) = body.split_at_checked(count)?;
-        return Some((literals.to_vec(), rest));
-    }
-    let palette = &palettes[palette - 1];
-    let (bits, mut rest) = body.split_at_checked(count.div_ceil(8))?;
-    let bits: Vec<bool> = bits.iter().flat_map(|byte| (0..8).map(move |at| byte >> at & 1 == 1)).collect();
-    if bits[count..].contains(&true) {
-        return None;
-    }
-    let mut literals = Vec::new();
-    for group in bits[..count].chunks(64) {
-        let rare = group.iter().filter(|&&is_rare| is_rare).count();
-        let (halves, after) = rest.split_at_checked((group.len() - rare).div_ceil(2))?;
-        let (seconds, after) = after.split_at_checked(rare.div_ceil(8))?;
-        let seconds: Vec<bool> = seconds.iter().flat_map(|byte| (0..8).map(move |at| byte >> at & 1 == 1)).collect();
-        if seconds[rare..].contains(&true) {
-            return None;
-        }
-        let whole = seconds.iter().filter(|&&is_whole| is_whole).count();
-        let (codes, after) = after.split_at_checked((5 * (rare - whole)).div_ceil(8))?;
-        let (whole, after) = after.split_at_checked(whole)?;
-        rest = after;
-        let (mut halves, mut codes) = (Bits { bytes: halves, at: 0 }, Bits { bytes: codes, at: 0 });
-        let (mut seconds, mut whole) = (seconds.iter(), whole.iter());
-        for &is_rare in group {
-            literals.push(if !is_rare {
-                palette.first[halves.take(4)?]
-            } else if *seconds.next()? {
-                *whole.next()?
-            } else {
-                palette.second[codes.take(5)?]
-            });
-        }
-    }
-    Some((literals, rest))
-}
-
-/// Decodes `docs/fold.md` bit by bit. Matches may begin in `front`.
-fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Option<Vec<u8>> {
-    let (header, body) = object.split_first_chunk::<2>()?;
-    let header = usize::from(u16::from_le_bytes(*header));
-    if object.len() > PAGE_SIZE {
-        return None;
-    }
-    let (literals, rest) = plain_literals(&format.palettes.values, header, body)?;
-    let said = &format.tokens[header >> 12 & 1].decoder;
-    let mut literals = literals.iter();
-    let mut tokens = rest.iter().rev();
-    let mut bits = Bits { bytes: rest, at: 0 };
-    let mut window = front.to_vec();
-    let end = front.len() + PAGE_SIZE;
-    let (mut last, mut before) = (1, 1);
-    while window.len() < end {
-        let &token = tokens.next()?;
-        if token == END {
-            break;
-        }
-        let t = said[usize::from(token)];
-        let length = t.length_base as usize + bits.take(t.length_mask.count_ones() as usize)?;
-        let run = t.run_base as usize + bits.take(t.run_mask.count_ones() as usize)?;
-        let new = bits.take(t.offset_mask.count_ones() as usize)? << t.offset_mask.trailing_zeros().min(3);
-        let source = t.source;
-        let offset = match source {
-            source if source == Source::Last as u8 => last,
-            source if source == Source::Before as u8 => before,
-            _ => new,
-        };
-        if source != Source::Last as u8 {
-            (last, before) = (offset, last);
-        }
-        for _ in 0..run {
-            window.push(*literals.next()?);
-        }
-        if offset == 0 || offset > window.len() || window.len() + length > end {
-            return None;
-        }
-        for _ in 0..length {
-            window.push(window[window.len() - offset]);
-        }
-    }
-    window.extend(literals);
-    (window.len() == end && bits.bytes_taken() == tokens.len()).then(|| window.split_off(front.len()))
-}
-
-/// Content that a store's pages may share: heaps and text.
-static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let pages = (1..16).map(|seed| if seed % 3 == 0 { text_page(seed) } else { heap_page(seed) });
-    pages.flatten().take(REACH).collect()
-});
+/// Content that a store's pages may share: heaps, text and floats.
+static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| (1..16).flat_map(page_of_any_kind).take(REACH).collect());
 
 /// No tables; tables without a dictionary; with a short one, whose matches may be short too; with
 /// one that fills the window.
 static TABLES: LazyLock<[Option<Arc<FoldTables>>; 4]> = LazyLock::new(|| {
-    let pages: Vec<Page> = (0..40).map(|seed| if seed % 3 == 0 { text_page(seed) } else { heap_page(seed) }).collect();
+    let pages: Vec<Page> = (0..40).map(page_of_any_kind).collect();
     let pages: Vec<&Page> = pages.iter().collect();
     let fitted = |dictionary: &[u8], least| Some(Arc::new(fit(dictionary, least, &pages)));
     [None, fitted(&[], LONG), fitted(&DICTIONARY[5000..5777], SHORT), fitted(&DICTIONARY, LONG)]
@@ -268,6 +161,25 @@ fn text_page(seed: u64) -> Page {
     page_of(text.into_bytes())
 }
 
+/// Floats with a few digits, in records of 16 bytes if the seed is even.
+fn float_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    let floats = (0..PAGE_SIZE / 4).map(|at| match at % 4 {
+        0 if seed.is_multiple_of(2) => random.below(40) as f32 * 1000.0,
+        _ => (2000 + random.below(300)) as f32 / 100.0,
+    });
+    page_of(floats.flat_map(f32::to_le_bytes).collect::<Vec<_>>())
+}
+
+/// Pages of all kinds in turns.
+fn page_of_any_kind(seed: u64) -> Page {
+    match seed % 4 {
+        0 => text_page(seed),
+        1 => float_page(seed / 4),
+        _ => heap_page(seed),
+    }
+}
+
 fn random_page(seed: u64) -> Page {
     let mut random = Lcg(seed);
     page_of((0..PAGE_SIZE).map(|_| random.below(256) as u8).collect::<Vec<_>>())
@@ -338,6 +250,7 @@ fn pages() -> impl Strategy<Value = Page> {
 /// An object of tokens, built the straightforward way.
 struct Made<'a> {
     format: &'a Format,
+    kind: Kind,
     literals: usize,
     at: usize,
     bits: Vec<bool>,
@@ -345,8 +258,8 @@ struct Made<'a> {
 }
 
 impl<'a> Made<'a> {
-    fn new(format: &'a Format) -> Self {
-        Self { format, literals: 0, at: 0, bits: Vec::new(), tokens: Vec::new() }
+    fn new(format: &'a Format, kind: Kind) -> Self {
+        Self { format, kind, literals: 0, at: 0, bits: Vec::new(), tokens: Vec::new() }
     }
 
     fn put_bits(&mut self, value: usize, count: u8) {
@@ -355,7 +268,7 @@ impl<'a> Made<'a> {
 
     /// Adds a token of a class, with offset bits `offset`.
     fn put(&mut self, class: usize, run: usize, length: usize, offset: usize) {
-        let codes = &self.format.tokens[0].codes;
+        let codes = &self.format.tokens[self.kind as usize].codes;
         let [run_token, run_bits, run_base, offset_bits] = codes.runs[class][run.min(RUN_CODES - 1)].to_le_bytes();
         let [length_token, length_bits, length_base, _] =
             codes.lengths[class][length.min(LENGTH_CODES - 1)].to_le_bytes();
@@ -373,7 +286,8 @@ impl<'a> Made<'a> {
             self.tokens.push(END);
         }
         self.literals += PAGE_SIZE - self.at;
-        let mut object = (self.literals as u16).to_le_bytes().to_vec();
+        let upper = [0, 1, 15][self.kind as usize];
+        let mut object = (self.literals as u16 | upper << 12).to_le_bytes().to_vec();
         object.extend((0..self.literals).map(|literal| (literal * 7 % 251) as u8));
         for byte in self.bits.chunks(8) {
             object.push(byte.iter().enumerate().map(|(at, &bit)| u8::from(bit) << at).sum());
@@ -385,14 +299,15 @@ impl<'a> Made<'a> {
 
 /// Returns an object of sequences whose offsets are new, *last* or *before*, according to
 /// `choices`.
-fn object_of_offsets(choices: &[(u8, u8)]) -> Vec<u8> {
-    let mut made = Made::new(&FIXED);
-    made.put(NEAR, 40, LENGTH_MIN_NEW, usize::from(choices[0].1));
+fn object_of_offsets(kind: Kind, choices: &[(u8, u8)]) -> Vec<u8> {
+    let mut made = Made::new(&FIXED, kind);
+    let shortest = length_min_new(kind as usize);
+    made.put(NEAR, 40, shortest, usize::from(choices[0].1));
     for &(choice, offset) in choices {
         let (class, run, length) = match choice {
             0 | 1 => (BEFORE, 0, 7),
             2 | 3 => (LAST, 1, 3),
-            _ => (NEAR, 0, LENGTH_MIN_NEW),
+            _ => (NEAR, 0, shortest),
         };
         if made.at + run + length > PAGE_SIZE {
             break;
@@ -421,14 +336,22 @@ proptest! {
     }
 
     #[test]
+    fn pages_of_records_come_back(seed: u64, size in 1..40_usize, values in vec(1..300_u64, 40)) {
+        let mut random = Lcg(seed);
+        // In each byte of a record, so many values, of which 256 and more are all.
+        let byte = |at: usize| random.below(values[at % size].min(256)) as u8;
+        round_trip(&page_of((0..PAGE_SIZE).map(byte).collect::<Vec<_>>()));
+    }
+
+    #[test]
     fn pages_of_few_values_come_back(seed: u64, values in 1..6_u64) {
         let mut random = Lcg(seed);
         round_trip(&page_of((0..PAGE_SIZE).map(|_| random.below(values) as u8).collect::<Vec<_>>()));
     }
 
     #[test]
-    fn offsets_are_found_again_in_any_order(choices in vec((0..5_u8, 1..=40_u8), 20..900)) {
-        assert!(decode_everywhere(&object_of_offsets(&choices)).is_some());
+    fn offsets_are_found_again_in_any_order(kind in 0..KINDS, choices in vec((0..5_u8, 1..=40_u8), 20..900)) {
+        assert!(decode_everywhere(&object_of_offsets(ALL_KINDS[kind], &choices)).is_some());
     }
 
     #[test]
@@ -523,7 +446,7 @@ fn the_longest_chain_of_repeated_offsets_is_followed() {
                 choices.extend(vec![(0, 1); befores]);
                 choices.push((2, 1));
             }
-            assert!(decode_everywhere(&object_of_offsets(&choices)).is_some());
+            assert!(decode_everywhere(&object_of_offsets(Kind::Others, &choices)).is_some());
         }
     }
 }
@@ -531,8 +454,8 @@ fn the_longest_chain_of_repeated_offsets_is_followed() {
 /// Returns an object of one sequence followed by END or the page's end: a run of `run` numbers, and
 /// the shortest match at a new offset.
 fn object_of_one_match(run: usize, offset: usize) -> Vec<u8> {
-    let mut made = Made::new(&FIXED);
-    made.put(FAR, run, LENGTH_MIN_NEW, offset);
+    let mut made = Made::new(&FIXED, Kind::Others);
+    made.put(FAR, run, SHORTEST, offset);
     made.object()
 }
 
@@ -547,7 +470,7 @@ fn packed(object: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_match_begins_in_the_page_wherever_it_is() {
-    for run in (1..200).chain(3900..=PAGE_SIZE - LENGTH_MIN_NEW) {
+    for run in (1..200).chain(3900..=PAGE_SIZE - SHORTEST) {
         for (offset, is_sound) in [(run, true), (run + 1, false), (0, false)] {
             let object = packed(&object_of_one_match(run, offset));
             assert_eq!(decode_everywhere(&object).is_some(), is_sound, "offset {offset} after {run}");
@@ -557,7 +480,7 @@ fn a_match_begins_in_the_page_wherever_it_is() {
 
 #[test]
 fn an_object_longer_than_a_page_is_refused() {
-    let object = object_of_one_match(PAGE_SIZE - LENGTH_MIN_NEW - 1, 9);
+    let object = object_of_one_match(PAGE_SIZE - SHORTEST - 1, 9);
     assert_eq!(object.len(), PAGE_SIZE + 1);
     assert_eq!(decode_everywhere(&object), None);
     assert!(decode_everywhere(&packed(&object)).is_some());
@@ -665,6 +588,7 @@ fn the_format_stays_as_it_is() {
         text_page(9),
         page_of((0..PAGE_SIZE).map(|at| (at / 300) as u8)),
         page_of((0..PAGE_SIZE).map(|at| ((at * at) >> 7) as u8)),
+        float_page(9),
     ];
     let sums = pages.map(|page| {
         let object = round_trip(&page).unwrap();
@@ -672,9 +596,10 @@ fn the_format_stays_as_it_is() {
     });
     let golden = [
         (1076, 0xeaea_fa92_f7a7_e647),
-        (1303, 0xf24d_1b0c_6261_625b),
+        (1303, 0xe301_9d67_5edb_cf7b),
         (51, 0x0382_5afc_9a43_cfcc),
         (4090, 0x49ff_4725_20a3_ee56),
+        (3241, 0xb28f_7b68_65f9_799b),
     ];
     assert_eq!(sums, golden);
     // The example of docs/fold.md.
@@ -700,7 +625,7 @@ fn a_match_reaches_the_first_byte_of_the_dictionary_and_none_before() {
                     (REACH + run + 1, false),
                     (0, false),
                 ] {
-                    let mut made = Made::new(builds.format());
+                    let mut made = Made::new(builds.format(), Kind::Others);
                     made.put(BEYOND, run, length, offset);
                     // At the same distance from later places, which may reach into the page or
                     // before it.
@@ -718,8 +643,8 @@ fn a_match_reaches_the_first_byte_of_the_dictionary_and_none_before() {
 #[test]
 fn pages_of_a_dictionary_become_short() {
     let mut builds = Builds::new(TABLES[3].as_ref());
-    let without = Builds::new(None).round_trip(&heap_page(5)).unwrap();
-    let with = builds.round_trip(&heap_page(5)).unwrap();
+    let without = Builds::new(None).round_trip(&heap_page(6)).unwrap();
+    let with = builds.round_trip(&heap_page(6)).unwrap();
     assert!(with.len() * 20 < without.len(), "{} and {} bytes", with.len(), without.len());
     assert_eq!(Builds::new(None).decode(&with), None);
 }
@@ -753,6 +678,11 @@ fn a_stream_takes_other_tables() {
 }
 
 #[test]
-fn both_sets_of_tokens_are_tested() {
-    assert!(is_of_words(&heap_page(1)) && !is_of_words(&text_page(1)));
+fn all_sets_of_tokens_are_tested() {
+    for seed in 0..10 {
+        let kinds = [text_page(seed), heap_page(seed), float_page(seed)].map(|page| kind_of(&page));
+        assert_eq!(kinds, ALL_KINDS);
+        let object = round_trip(&float_page(seed)).unwrap();
+        assert_eq!(object[1] >> 4, 15);
+    }
 }

@@ -13,11 +13,11 @@ use std::{array, sync::Arc};
 use super::{
     Isa,
     dict::FoldDictStream,
-    literals::{PALETTES, PALETTES_COUNT, Palette, Values},
+    literals::{PALETTES, PALETTES_COUNT, PALETTES_OF_WORDS, Palette, Values},
     shared::{FoldTables, REACH, Starts},
     tables::{
-        BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN,
-        LENGTH_MIN_NEW, RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots,
+        BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
+        RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
     },
 };
 use crate::{
@@ -83,7 +83,7 @@ impl FoldTables {
     /// fitted to `sample`: pages with their weights.
     pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
         let (found, _) = Found::in_pages(None, sample.iter().copied());
-        source(&found.tokens.each_ref().map(|counts| fit_classes(&counts[..BEYOND])), &fit_palettes(&found.literals))
+        source(&array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..BEYOND])), &fit_palettes(&found.literals))
     }
 }
 
@@ -98,15 +98,23 @@ pub(super) fn fit(dictionary: &[u8], least: u32, pages: &[&Page]) -> FoldTables 
     let dictionary =
         (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, least, pages)));
     let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
-    let classes = found.tokens.each_ref().map(|counts| fit_classes(counts));
+    let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind]));
     FoldTables::new(&classes, fit_palettes(&found.literals), dictionary)
 }
 
 /// What the encoder finds in pages, weighted.
 struct Found {
-    /// By class; the second is for pages of words.
-    tokens: [Vec<Counts>; 2],
-    literals: Vec<(Histogram, u64)>,
+    /// By [`Kind`], by class.
+    tokens: [Vec<Counts>; KINDS],
+    literals: Vec<Literals>,
+}
+
+/// The literals of a page.
+struct Literals {
+    histogram: Histogram,
+    weight: u64,
+    /// Number of palettes that the page may use.
+    palettes: usize,
 }
 
 impl Found {
@@ -119,20 +127,25 @@ impl Found {
         let tables = Arc::new(FoldTables::new(&CLASSES, PALETTES, dictionary));
         let mut stream = FoldDictStream::new(Isa::of_this_cpu(), Arc::clone(&tables));
         let none = || vec![Counts { runs: [0; _], lengths: [0; _] }; CLASSES_COUNT];
-        let mut found = Self { tokens: [none(), none()], literals: Vec::new() };
+        let mut found = Self { tokens: array::from_fn(|_| none()), literals: Vec::new() };
         for (page, weight) in pages {
             let _: Option<usize> = stream.compress(page, &mut [0; PAGE_SIZE]);
-            let (words, sequences, literals) = stream.encoder.found();
-            let counts = &mut found.tokens[usize::from(words)];
+            let (kind, sequences, literals) = stream.encoder.found();
+            let counts = &mut found.tokens[kind as usize];
             for sequence in sequences {
                 counts[sequence.class].runs[sequence.run] += weight;
                 counts[sequence.class].lengths[sequence.length] += weight;
             }
+            let palettes = match kind {
+                Kind::Others => PALETTES_COUNT,
+                Kind::Words => PALETTES_OF_WORDS,
+                Kind::Records => continue,
+            };
             let mut histogram = [0; 256];
             for &literal in literals {
                 histogram[usize::from(literal)] += 1;
             }
-            found.literals.push((histogram, weight));
+            found.literals.push(Literals { histogram, weight, palettes });
         }
         drop(stream);
         (found, Arc::into_inner(tables).and_then(FoldTables::into_dictionary))
@@ -146,9 +159,9 @@ struct Counts {
     lengths: [u64; PAGE_SIZE + 1],
 }
 
-/// Returns the classes, of at most 255 tokens in total, whose tokens have the fewest extra bits.
+/// Returns the classes for a [`Kind`] of pages, of at most 255 tokens in total, whose tokens have the fewest extra bits.
 /// Classes beyond the end of `counts` have no tokens.
-fn fit_classes(counts: &[Counts]) -> Classes {
+fn fit_classes(kind: usize, counts: &[Counts]) -> Classes {
     const TOKENS: usize = END as usize;
     // For each class and number of tokens: the bits, and the numbers of run slots and of length
     // slots.
@@ -157,7 +170,7 @@ fn fit_classes(counts: &[Counts]) -> Classes {
         .enumerate()
         .map(|(class, counts)| {
             let runs_reach = if class == FAR || class == BEYOND { PAGE_SIZE } else { RUN_MAX };
-            let least = if class == LAST || class == BEFORE { LENGTH_MIN } else { LENGTH_MIN_NEW };
+            let least = if class == LAST || class == BEFORE { LENGTH_MIN } else { length_min_new(kind) };
             let runs = fit_slots(&counts.runs, usize::from(class == LAST), runs_reach, RUN_CODES);
             let lengths = fit_slots(&counts.lengths, least, PAGE_SIZE, LENGTH_CODES);
             let mut by_tokens = vec![(u64::MAX, 0, 0); TOKENS + 1];
@@ -257,14 +270,14 @@ type Histogram = [u32; 256];
 
 /// Fits palettes to pages with these literals: each palette has the commonest values of the pages
 /// that it makes smallest. A page that no palette makes smaller does not count.
-fn fit_palettes(pages: &[(Histogram, u64)]) -> Values {
+fn fit_palettes(pages: &[Literals]) -> Values {
     const ROUNDS: usize = 10;
     let mut palettes = PALETTES;
     for _ in 0..ROUNDS {
         let mut counts = [[0_u64; 256]; PALETTES_COUNT];
         let mut worst = (0, None);
-        for (page, weight) in pages {
-            let (palette, bits) = (0..PALETTES_COUNT)
+        for Literals { histogram: page, weight, palettes: usable } in pages {
+            let (palette, bits) = (0..*usable)
                 .map(|palette| (palette, bits_of(&palettes[palette], page)))
                 .min_by_key(|&(_, bits)| bits)
                 .expect("a palette");
@@ -310,7 +323,7 @@ fn commonest(counts: &[u64; 256]) -> Palette {
 
 /// Formats `classes` and `palettes` as in [`tables`](super::tables) and
 /// [`literals`](super::literals), except for rustfmt's line breaks.
-fn source(classes: &[Classes; 2], palettes: &Values) -> String {
+fn source(classes: &[Classes; KINDS], palettes: &Values) -> String {
     let slots = |slots: &Slots| match slots.as_slice() {
         [] => "Slots::NONE".to_owned(),
         slots => {
@@ -327,7 +340,7 @@ fn source(classes: &[Classes; 2], palettes: &Values) -> String {
         values.iter().map(byte).collect()
     };
     let mut out = String::new();
-    for (name, classes) in ["OTHERS", "OF_WORDS"].into_iter().zip(classes) {
+    for (name, classes) in ["OTHERS", "OF_WORDS", "OF_RECORDS"].into_iter().zip(classes) {
         out += &format!("const {name}: Classes = [\n");
         for class in classes {
             out += &format!("    Class {{ runs: {}, lengths: {} }},\n", slots(&class.runs), slots(&class.lengths));
