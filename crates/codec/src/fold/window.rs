@@ -228,7 +228,9 @@ impl Long {
     ) -> __m512i {
         let Self { mut run, mut length, offset } = self;
         let room = page_end.addr() - op.addr();
-        // SAFETY: upheld by the caller; reads and writes past the token's ends were checked to fit.
+        // SAFETY: upheld by the caller. The first branch checks that reads and writes past the
+        // token's ends fit. The other writes whole registers inside the token, except for the last
+        // one, for which it checks the room.
         unsafe {
             if offset > WINDOW
                 && length <= 2 * WINDOW
@@ -249,50 +251,51 @@ impl Long {
                 _mm512_storeu_si512(op.add(WINDOW).cast(), _mm512_loadu_si512(source.add(WINDOW).cast()));
                 return _mm512_loadu_si512(op.add(length).sub(WINDOW).cast());
             }
-            if room >= run + length + WINDOW {
-                while run >= WINDOW {
-                    window = _mm512_loadu_si512(literals.cast());
-                    _mm512_storeu_si512(op.cast(), window);
-                    literals = literals.add(WINDOW);
-                    op = op.add(WINDOW);
-                    run -= WINDOW;
-                }
-                if run + length > WINDOW {
+            while run >= WINDOW {
+                window = _mm512_loadu_si512(literals.cast());
+                _mm512_storeu_si512(op.cast(), window);
+                literals = literals.add(WINDOW);
+                op = op.add(WINDOW);
+                run -= WINDOW;
+            }
+            if run + length > WINDOW {
+                if run > 0 {
                     window = part(window, run, 0, 1, literals, op);
                     _mm512_storeu_si512(op.cast(), last_first(window, _mm512_set1_epi8(run as i8)));
                     op = op.add(run);
                     run = 0;
-                    let row = ORDERS.0[offset.min(FAR_ROW)].as_ptr();
-                    let order = _mm512_load_si512(row.add(WINDOW).cast());
+                }
+                if offset > WINDOW {
                     while length > WINDOW {
-                        window = if offset > WINDOW {
-                            _mm512_loadu_si512(op.sub(offset).cast())
-                        } else {
-                            _mm512_permutexvar_epi8(order, window)
-                        };
+                        window = _mm512_loadu_si512(op.sub(offset).cast());
                         _mm512_storeu_si512(op.cast(), window);
                         op = op.add(WINDOW);
                         length -= WINDOW;
                     }
+                } else if length > WINDOW {
+                    let order = _mm512_load_si512(ORDERS.0[offset].as_ptr().add(WINDOW).cast());
+                    let repeats = offset.is_power_of_two();
+                    window = _mm512_permutexvar_epi8(order, window);
+                    loop {
+                        _mm512_storeu_si512(op.cast(), window);
+                        op = op.add(WINDOW);
+                        length -= WINDOW;
+                        if length <= WINDOW {
+                            break;
+                        }
+                        if !repeats {
+                            window = _mm512_permutexvar_epi8(order, window);
+                        }
+                    }
                 }
-                window = part(window, run, length, offset, literals, op);
-                _mm512_storeu_si512(op.cast(), last_first(window, _mm512_set1_epi8((run + length) as i8)));
-                return window;
             }
-            while run + length > 0 {
-                let run_here = run.min(WINDOW);
-                let length_here = if run_here < run { 0 } else { length.min(WINDOW - run) };
-                window = part(window, run_here, length_here, offset, literals, op);
-                let total = run_here + length_here;
-                _mm512_mask_storeu_epi8(
-                    op.cast(),
-                    u64::MAX >> (WINDOW - total),
-                    last_first(window, _mm512_set1_epi8(total as i8)),
-                );
-                literals = literals.add(run_here);
-                op = op.add(total);
-                run -= run_here;
-                length -= length_here;
+            window = part(window, run, length, offset, literals, op);
+            let total = run + length;
+            let new = last_first(window, _mm512_set1_epi8(total as i8));
+            if page_end.addr() - op.addr() >= WINDOW {
+                _mm512_storeu_si512(op.cast(), new);
+            } else {
+                _mm512_mask_storeu_epi8(op.cast(), !(!0 << total), new);
             }
             window
         }
@@ -317,7 +320,9 @@ unsafe fn part(
     // SAFETY: upheld by the caller.
     unsafe {
         let order = ORDERS.0[offset.min(FAR_ROW)].as_ptr().add(length);
-        let source = op.wrapping_add(run + length).wrapping_sub(offset + WINDOW);
+        // A load from bytes just written would wait for them, even if its mask is 0.
+        let source =
+            if offset > WINDOW { op.wrapping_add(run + length).wrapping_sub(offset + WINDOW) } else { literals };
         moved(window, order, _mm512_set1_epi8(run as i8), literals, source)
     }
 }
