@@ -249,7 +249,14 @@ impl Long {
                 let source = op.sub(offset);
                 _mm512_storeu_si512(op.cast(), _mm512_loadu_si512(source.cast()));
                 _mm512_storeu_si512(op.add(WINDOW).cast(), _mm512_loadu_si512(source.add(WINDOW).cast()));
-                return _mm512_loadu_si512(op.add(length).sub(WINDOW).cast());
+                // From the sources: a load of bytes just written would wait for them.
+                let before_match = WINDOW.saturating_sub(length);
+                let window = _mm512_loadu_si512(literals.add(run).sub(before_match).cast());
+                return _mm512_mask_loadu_epi8(
+                    window,
+                    !0 << before_match,
+                    source.wrapping_add(length).wrapping_sub(WINDOW).cast(),
+                );
             }
             while run >= WINDOW {
                 window = _mm512_loadu_si512(literals.cast());
