@@ -338,7 +338,7 @@ proptest! {
     #[test]
     fn pages_of_records_come_back(seed: u64, size in 1..40_usize, values in vec(1..300_u64, 40)) {
         let mut random = Lcg(seed);
-        // In each byte of a record, these values, of which 256 and more are all.
+        // In each byte of a record, as many values as `values` says, where 256 and more are all.
         let byte = |at: usize| random.below(values[at % size].min(256)) as u8;
         round_trip(&page_of((0..PAGE_SIZE).map(byte).collect::<Vec<_>>()));
     }
