@@ -159,8 +159,8 @@ struct Counts {
     lengths: [u64; PAGE_SIZE + 1],
 }
 
-/// Returns the classes for a [`Kind`] of pages, of at most 255 tokens in total, whose tokens have the fewest extra bits.
-/// Classes beyond the end of `counts` have no tokens.
+/// Returns the classes for a [`Kind`] of pages, of at most 255 tokens in total, whose tokens have
+/// the fewest extra bits. Classes beyond the end of `counts` have no tokens.
 fn fit_classes(kind: usize, counts: &[Counts]) -> Classes {
     const TOKENS: usize = END as usize;
     // For each class and number of tokens: the bits, and the numbers of run slots and of length
