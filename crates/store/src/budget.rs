@@ -35,10 +35,13 @@ use pagefold_codec::PAGE_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit except through [`force`](Budget::force).
+/// Bytes taken, never more than the limit; and bytes beyond it.
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: AtomicU64,
+    /// Bytes that others take whatever the limit says. They take no room from objects, or a full
+    /// pool would refuse overwrites.
+    beyond: AtomicU64,
     max: AtomicU64,
     limit: AtomicU64,
     /// Bytes promised to streams and not yet taken.
@@ -91,6 +94,7 @@ impl Budget {
     pub(crate) fn new(limit: u64, cpus: usize) -> Self {
         Self {
             used: AtomicU64::new(0),
+            beyond: AtomicU64::new(0),
             max: AtomicU64::new(0),
             limit: AtomicU64::new(limit),
             promised: AtomicU64::new(0),
@@ -136,14 +140,19 @@ impl Budget {
             .used
             .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&used| used <= limit))
             .map_err(|_| Full)?;
-        self.max.fetch_max(before + bytes, Relaxed);
+        self.max.fetch_max(before + bytes + self.beyond.load(Relaxed), Relaxed);
         Ok(())
     }
 
-    /// Takes `bytes`, beyond the limit if necessary.
-    pub(crate) fn force(&self, bytes: u64) {
-        let before = self.used.fetch_add(bytes, Relaxed);
-        self.max.fetch_max(before + bytes, Relaxed);
+    /// Takes `bytes` beyond the limit.
+    pub(crate) fn take_beyond(&self, bytes: u64) {
+        let before = self.beyond.fetch_add(bytes, Relaxed);
+        self.max.fetch_max(self.used() + before + bytes, Relaxed);
+    }
+
+    /// Returns `bytes` that were taken beyond the limit.
+    pub(crate) fn give_beyond(&self, bytes: u64) {
+        self.beyond.fetch_sub(bytes, Relaxed);
     }
 
     /// Returns `bytes` that were taken.
@@ -215,11 +224,17 @@ impl Budget {
         self.left() >= self.swapping_bytes()
     }
 
+    /// Returns the bytes taken within the limit.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Returns the most bytes taken at any time.
+    /// Returns the bytes taken beyond the limit.
+    pub(crate) fn beyond(&self) -> u64 {
+        self.beyond.load(Relaxed)
+    }
+
+    /// Returns the most bytes taken at any time, within the limit and beyond it.
     pub(crate) fn max(&self) -> u64 {
         self.max.load(Relaxed)
     }

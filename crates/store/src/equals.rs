@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn hints_stay_while_the_table_grows() {
         let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
-        budget.force(64 << 20);
+        budget.take_for(Purpose::Store, 64 << 20).expect("no limit");
         for number in 0..50_000 {
             equals.put(equals.sum(&page(number)), number, &budget);
         }
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_pool_that_shrinks_has_a_smaller_table() {
         let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
-        budget.force(64 << 20);
+        budget.take_for(Purpose::Store, 64 << 20).expect("no limit");
         for number in 0..50_000 {
             equals.put(equals.sum(&page(number)), number, &budget);
         }

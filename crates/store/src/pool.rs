@@ -204,17 +204,21 @@ impl Pool {
         taken
     }
 
-    /// Counts bytes that the process cannot do without, beyond the limit if necessary: writes then
-    /// fail until as much has been freed.
-    pub fn take_beside_least(&self, bytes: u64) {
-        self.0.budget.force(bytes);
-        self.0.beside_bytes.fetch_add(bytes, Relaxed);
-    }
-
     /// Returns bytes that were counted this way.
     pub fn give_beside(&self, bytes: u64) {
         self.0.beside_bytes.fetch_sub(bytes, Relaxed);
         self.0.budget.give(bytes);
+    }
+
+    /// Counts bytes that the process uses outside the pool and beyond the limit: disks have as much
+    /// room as before.
+    pub fn take_beyond(&self, bytes: u64) {
+        self.0.budget.take_beyond(bytes);
+    }
+
+    /// Returns bytes that were counted beyond the limit.
+    pub fn give_beyond(&self, bytes: u64) {
+        self.0.budget.give_beyond(bytes);
     }
 
     /// Returns the codec's name.
@@ -246,8 +250,8 @@ impl Pool {
             shared_saved_bytes: total.shared_bytes.saturating_sub(common.compressed_bytes),
             table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes,
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
-            beside_bytes: beside_bytes.load(Relaxed),
-            spent_bytes: budget.used(),
+            beside_bytes: beside_bytes.load(Relaxed) + budget.beyond(),
+            spent_bytes: budget.used() + budget.beyond(),
             ..Stats::default()
         };
         if let Some(training) = training {

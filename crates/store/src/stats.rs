@@ -18,7 +18,7 @@ fn named<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Ite
 /// they have in zram's `mm_stat` (kernel document `admin-guide/blockdev/zram.rst`).
 ///
 /// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤
-/// mem_limit`
+/// mem_limit`, plus what is taken beyond the limit ([`Pool::take_beyond`](crate::Pool::take_beyond))
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -62,7 +62,7 @@ pub struct Stats {
     pub trainings_useless: u64,
     /// Bytes of trained tables, and of a training in progress.
     pub training_bytes: u64,
-    /// Bytes that the process uses outside the pool and that count against its limit.
+    /// Bytes that the process uses outside the pool, within its limit and beyond it.
     pub beside_bytes: u64,
     /// The sum of all these bytes.
     pub spent_bytes: u64,

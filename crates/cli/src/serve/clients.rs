@@ -19,12 +19,14 @@ use pagefold_serve::{Account, LEAST_BYTES, Limits};
 /// For limits up to this, nothing is reserved for clients: the disks' streams need most of it.
 const SMALL_LIMIT_BYTES: u64 = 4 << 20;
 
-/// Memory of connections beyond the limit: half of what the process may use beyond it.
+/// Memory of connections beyond the limit, half of what the process may use beyond it. Disks keep
+/// their room: a full pool would otherwise refuse overwrites while many clients are connected.
 const OVERDRAFT_BYTES: u64 = 4 << 20;
 
 /// The memory of clients, counted in a pool.
 ///
-/// `taken_bytes ≤ counted_bytes`, and if the pool has room, `counted_bytes ≥ kept_bytes`.
+/// `taken_bytes ≤ counted_bytes + beyond_bytes`, and if the pool has room, `counted_bytes ≥
+/// kept_bytes`.
 pub(crate) struct ClientMemory {
     pool: Pool,
     limits: Limits,
@@ -38,8 +40,10 @@ struct ClientMemoryState {
     kept_bytes: u64,
     /// Memory that clients use now.
     taken_bytes: u64,
-    /// Memory counted in the pool.
+    /// Memory counted in the pool, within its limit.
     counted_bytes: u64,
+    /// Memory counted in the pool, beyond its limit.
+    beyond_bytes: u64,
 }
 
 impl ClientMemory {
@@ -63,10 +67,12 @@ impl ClientMemory {
         self.lock().taken_bytes
     }
 
-    /// Counts the reserve in the pool as far as there is room, but no more than the larger of the
-    /// reserve and the memory in use.
+    /// Counts the reserve in the pool if there is room, and what clients use in addition beyond the
+    /// limit. Of a reserve that was larger, as much stays as is in use. Without a limit, counts what
+    /// clients use.
     fn settle(&self, state: &mut ClientMemoryState) {
-        let due_bytes = state.kept_bytes.max(state.taken_bytes);
+        let in_use_bytes = state.taken_bytes.min(state.counted_bytes);
+        let due_bytes = if state.limited { state.kept_bytes.max(in_use_bytes) } else { state.taken_bytes };
         if let Some(more_bytes) = due_bytes.checked_sub(state.counted_bytes) {
             if self.pool.take_beside(more_bytes) {
                 state.counted_bytes = due_bytes;
@@ -75,6 +81,13 @@ impl ClientMemory {
             self.pool.give_beside(state.counted_bytes - due_bytes);
             state.counted_bytes = due_bytes;
         }
+        let beyond_bytes = state.taken_bytes.saturating_sub(state.counted_bytes);
+        if let Some(more_bytes) = beyond_bytes.checked_sub(state.beyond_bytes) {
+            self.pool.take_beyond(more_bytes);
+        } else {
+            self.pool.give_beyond(state.beyond_bytes - beyond_bytes);
+        }
+        state.beyond_bytes = beyond_bytes;
     }
 
     fn lock(&self) -> MutexGuard<'_, ClientMemoryState> {
@@ -105,6 +118,7 @@ impl Account for ClientMemory {
             state.counted_bytes = taken_bytes;
         }
         state.taken_bytes = taken_bytes;
+        self.settle(&mut state);
         true
     }
 
@@ -114,10 +128,7 @@ impl Account for ClientMemory {
             return false;
         }
         state.taken_bytes += bytes;
-        if let Some(more_bytes @ 1..) = state.taken_bytes.checked_sub(state.counted_bytes) {
-            self.pool.take_beside_least(more_bytes);
-            state.counted_bytes = state.taken_bytes;
-        }
+        self.settle(&mut state);
         true
     }
 
@@ -170,6 +181,34 @@ mod tests {
         memory.give(4 << 20);
         (0..overdrawn).for_each(|_| memory.give(LEAST_BYTES));
         assert_eq!((beside(), memory.taken_bytes()), (4 << 20, 0));
+    }
+
+    /// The objects of these pages have one length, so that a full heap has no free bytes between
+    /// them; the overdraft is more than the pool keeps for overwriting.
+    #[test]
+    fn a_full_disk_is_overwritten_while_clients_overdraw() {
+        let limit_bytes = 64 << 20;
+        let pool = pool(Some(limit_bytes));
+        let memory = ClientMemory::new(pool.clone(), Limits::default(), Some(limit_bytes));
+        let disk = pool.disk(1 << 16).expect("room");
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state.rotate_left(29)
+        };
+        let mut write = |slot| {
+            let mut page = [0; 4096];
+            page[..2048].chunks_mut(8).for_each(|word| word.copy_from_slice(&next().to_ne_bytes()));
+            disk.write(slot, &page)
+        };
+        let stored = (0..1 << 16).find(|&slot| write(slot).is_err()).expect("64 MiB do not hold 256");
+        let clients = (0..).find(|_| !memory.take_least(LEAST_BYTES)).unwrap_or_default();
+        for slot in (0..stored).step_by(7) {
+            write(slot).expect("a page like the one before");
+        }
+        (0..clients).for_each(|_| memory.give(LEAST_BYTES));
+        let stats = pool.stats();
+        assert!(stats.spent_bytes <= limit_bytes && stats.mem_used_max > limit_bytes, "{stats:?}");
     }
 
     #[test]
