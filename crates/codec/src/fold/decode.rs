@@ -55,7 +55,7 @@ const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
 /// Room after the object: for the extra bits of that many tokens and for the width of a load.
-const BACK: usize = (TOKENS_MAX * BITS_MAX / 8 + 128).next_multiple_of(64);
+const BACK: usize = (FRONT * BITS_MAX / 8 + 128).next_multiple_of(64);
 
 /// With at least this many literals, if they are not coded, copying them costs more than a check
 /// for each token ([`fast`]).

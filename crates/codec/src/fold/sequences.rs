@@ -18,6 +18,8 @@
 //!    them to each token.
 //! 3. These four also contain the offset's bits, unless one of the sixteen tokens has more than 25
 //!    bits (+3 to +4 % on heaps).
+//! 4. The steps for one group of sixteen wait for each other, so two groups take turns, and the
+//!    number of bits of each group is known from the look-up (+4 % on Zen 4; four groups: +2 %).
 #![allow(unsafe_code)] // Whole-register loads and stores; the streams have room around them.
 
 use core::arch::x86_64::*;
@@ -42,7 +44,7 @@ const BLOCK: usize = 64;
 pub(super) const FRONT: usize = TOKENS_MAX.next_multiple_of(BLOCK);
 
 /// How many bytes from the first extra bit it may read.
-pub(super) const BACK: usize = TOKENS_MAX * BITS_MAX / 8 + 2 * BLOCK;
+pub(super) const BACK: usize = FRONT * BITS_MAX / 8 + 2 * BLOCK;
 
 /// Replaces the total after the last token: greater than any token's.
 const STOP: i32 = i32::MAX;
@@ -124,9 +126,7 @@ impl Sequences {
         let all_to = |value: i32| _mm512_set1_epi32(value);
         // Copies the lowest byte of each lane to all four.
         let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
-        // SAFETY: a table has 256 bytes.
-        let reverse = unsafe { _mm512_load_si512(REVERSE.0.as_ptr().cast()) };
-        let mut block = tokens_end;
+        let mut at = tokens_end;
         let mut first = 0;
         // Over all previous groups: bits, bytes and literals, and whether an offset was wrong or
         // reached before the page.
@@ -135,114 +135,230 @@ impl Sequences {
         loop {
             // SAFETY: each token fills LENGTH_MIN bytes of the page or stops the loop, so the loop
             // stops before TOKENS_MAX tokens, and FRONT has room for all blocks until then.
-            let tokens = unsafe {
-                block = block.sub(BLOCK);
-                _mm512_permutexvar_epi8(reverse, _mm512_loadu_si512(block.cast()))
+            let block = unsafe {
+                at = at.sub(BLOCK);
+                Block::read(fields, at)
             };
-            let ends = _mm512_cmpeq_epi8_mask(tokens, _mm512_set1_epi8(END as i8));
-            let mut found = [[0_u8; BLOCK]; 4];
-            for (field, table) in found.iter_mut().zip(fields) {
-                // SAFETY: 64 bytes are written to 64 bytes.
-                unsafe { _mm512_storeu_si512(field.as_mut_ptr().cast(), lookup(table, tokens)) };
-            }
-            for group in (0..BLOCK).step_by(LANES) {
-                // SAFETY: reads 16 bytes from index 48 or below, of 64.
-                let [widths, length_bases, runs_and_sources, offset_fields] = [0, 1, 2, 3].map(|field: usize| unsafe {
-                    _mm512_cvtepu8_epi32(_mm_loadu_si128(found[field].as_ptr().add(group).cast()))
-                });
-                let length_bits = _mm512_and_si512(widths, all_to(15));
-                let run_bits = _mm512_srli_epi32::<4>(widths);
-                let offset_bits = _mm512_and_si512(offset_fields, all_to(31));
-                let offset_shift = _mm512_srli_epi32::<5>(offset_fields);
-                let to_offset = _mm512_add_epi32(length_bits, run_bits);
-                let all_bits = _mm512_add_epi32(to_offset, offset_bits);
-                let bit_ends = _mm512_add_epi32(prefix_sum(all_bits), all_to((bit & 7) as i32));
-                let bit_starts = _mm512_sub_epi32(bit_ends, all_bits);
-                // SAFETY: fewer than TOKENS_MAX tokens precede, of BITS_MAX bits each; two blocks
-                // fit after them.
-                let near = unsafe { _mm512_loadu_si512(bits.add(bit >> 3).cast()) };
-                let (extra, offset_extra);
-                if _mm512_cmpgt_epi32_mask(all_bits, all_to(NARROW_BITS)) == 0 {
-                    // 7 bits plus 16 times 25 are in 51 bytes.
-                    extra = words_at(bit_starts, spread, |bytes| _mm512_permutexvar_epi8(bytes, near));
-                    offset_extra = _mm512_srlv_epi32(extra, to_offset);
-                } else {
-                    // 7 bits plus 16 times 40 are in 81 bytes.
-                    // SAFETY: as above.
-                    let far = unsafe { _mm512_loadu_si512(bits.add((bit >> 3) + BLOCK).cast()) };
-                    let both = |bytes| _mm512_permutex2var_epi8(near, bytes, far);
-                    extra = words_at(bit_starts, spread, both);
-                    offset_extra = words_at(_mm512_add_epi32(bit_starts, to_offset), spread, both);
-                }
-                let length = _mm512_add_epi32(low_bits(extra, length_bits), length_bases);
-                let run = _mm512_add_epi32(
-                    low_bits(_mm512_srlv_epi32(extra, length_bits), run_bits),
-                    _mm512_and_si512(runs_and_sources, all_to(63)),
-                );
-                let offset = _mm512_sllv_epi32(low_bits(offset_extra, offset_bits), offset_shift);
-                let source = _mm512_srli_epi32::<6>(runs_and_sources);
+            for pair in (0..BLOCK).step_by(2 * LANES) {
+                // Two groups take turns, because each of these steps waits for the one before.
+                let widths = [Widths::of(&block, pair), Widths::of(&block, pair + LANES)];
+                let bits_here = [bit, bit + block.bits[pair / LANES]];
+                bit = bits_here[1] + block.bits[pair / LANES + 1];
+                // SAFETY: fewer than FRONT tokens precede, of BITS_MAX bits each; two blocks fit
+                // after them.
+                let numbers = unsafe {
+                    [
+                        widths[0].numbers(&block, pair, bits, bits_here[0]),
+                        widths[1].numbers(&block, pair + LANES, bits, bits_here[1]),
+                    ]
+                };
+                let both_ends = [prefix_sum(numbers[0].both()), prefix_sum(numbers[1].both())];
+                for half in 0..2 {
+                    let Numbers { length, run, offset, source, bit_starts } = numbers[half];
+                    let total = _mm512_add_epi32(run, length);
+                    let both_ends = _mm512_add_epi32(both_ends[half], sums);
+                    let byte_ends = _mm512_and_si512(both_ends, all_to(0xFFFF));
+                    let byte_starts = _mm512_sub_epi32(byte_ends, total);
+                    let literal_starts = _mm512_sub_epi32(_mm512_srli_epi32::<16>(both_ends), run);
+                    let group_ends = (block.ends >> (pair + half * LANES)) as u16;
+                    let stops = group_ends | _mm512_cmpge_epi32_mask(byte_starts, all_to(PAGE_SIZE as i32));
+                    let match_starts = _mm512_add_epi32(byte_starts, run);
 
-                // Bytes in the lower halves, literals in the upper. Neither overflows up to the
-                // lane that stops: it begins less than a token after the page's end, and a token
-                // covers less than 10000.
-                let total = _mm512_add_epi32(run, length);
-                let both = _mm512_or_si512(_mm512_slli_epi32::<16>(run), total);
-                let both_ends = _mm512_add_epi32(prefix_sum(both), sums);
-                let byte_ends = _mm512_and_si512(both_ends, all_to(0xFFFF));
-                let byte_starts = _mm512_sub_epi32(byte_ends, total);
-                let literal_starts = _mm512_sub_epi32(_mm512_srli_epi32::<16>(both_ends), run);
-                let group_ends = (ends >> group) as u16;
-                let stops = group_ends | _mm512_cmpge_epi32_mask(byte_starts, all_to(PAGE_SIZE as i32));
-                let match_starts = _mm512_add_epi32(byte_starts, run);
+                    let is_new = _mm512_cmpeq_epi32_mask(source, all_to(Source::New as i32));
+                    let is_zero = _mm512_mask_testn_epi32_mask(is_new, offset, offset);
+                    let offset = known.resolve(is_new, source, offset);
+                    let is_beyond = _mm512_cmpgt_epi32_mask(offset, match_starts);
+                    let is_wrong =
+                        is_zero | _mm512_cmpgt_epi32_mask(_mm512_sub_epi32(offset, all_to(reach as i32)), match_starts);
 
-                let is_new = _mm512_cmpeq_epi32_mask(source, all_to(Source::New as i32));
-                let is_zero = _mm512_mask_testn_epi32_mask(is_new, offset, offset);
-                let offset = known.resolve(is_new, source, offset);
-                let is_beyond = _mm512_cmpgt_epi32_mask(offset, match_starts);
-                let is_wrong =
-                    is_zero | _mm512_cmpgt_epi32_mask(_mm512_sub_epi32(offset, all_to(reach as i32)), match_starts);
-
-                let is_far = _mm512_cmpgt_epi32_mask(offset, all_to(WINDOW as i32));
-                let row = _mm512_min_epi32(offset, all_to(FAR_ROW as i32));
-                let order = _mm512_add_epi32(_mm512_slli_epi32::<{ ROW.ilog2() }>(row), length);
-                let source_ends = _mm512_sub_epi32(byte_ends, offset);
-                let sources = _mm512_maskz_sub_epi32(is_far, source_ends, all_to(WINDOW as i32));
-                for (column, values) in [
-                    (&mut self.totals, _mm512_mask_mov_epi32(total, stops, all_to(STOP))),
-                    (&mut self.literals, literal_starts),
-                    (&mut self.run_bytes, _mm512_shuffle_epi8(run, spread)),
-                    (&mut self.total_bytes, _mm512_shuffle_epi8(total, spread)),
-                    (&mut self.orders, order),
-                    (&mut self.sources, sources),
-                ] {
-                    debug_assert!(first + LANES <= column.len());
-                    // SAFETY: `first` is a multiple of LANES below TOKENS_MAX, as above.
-                    unsafe { _mm512_storeu_si512(column.as_mut_ptr().add(first).cast(), values) };
-                }
-                if stops != 0 {
-                    let lane = stops.trailing_zeros();
-                    let before = ((1_u32 << lane) - 1) as u16;
-                    if wrong | is_wrong & before != 0 {
-                        return None;
+                    let is_far = _mm512_cmpgt_epi32_mask(offset, all_to(WINDOW as i32));
+                    let row = _mm512_min_epi32(offset, all_to(FAR_ROW as i32));
+                    let order = _mm512_add_epi32(_mm512_slli_epi32::<{ ROW.ilog2() }>(row), length);
+                    let source_ends = _mm512_sub_epi32(byte_ends, offset);
+                    let sources = _mm512_maskz_sub_epi32(is_far, source_ends, all_to(WINDOW as i32));
+                    for (column, values) in [
+                        (&mut self.totals, _mm512_mask_mov_epi32(total, stops, all_to(STOP))),
+                        (&mut self.literals, literal_starts),
+                        (&mut self.run_bytes, _mm512_shuffle_epi8(run, spread)),
+                        (&mut self.total_bytes, _mm512_shuffle_epi8(total, spread)),
+                        (&mut self.orders, order),
+                        (&mut self.sources, sources),
+                    ] {
+                        debug_assert!(first + LANES <= column.len());
+                        // SAFETY: `first` is a multiple of LANES below TOKENS_MAX, as above.
+                        unsafe { _mm512_storeu_si512(column.as_mut_ptr().add(first).cast(), values) };
                     }
-                    let here = |of| _mm512_cvtsi512_si32(_mm512_permutexvar_epi32(all_to(lane as i32), of)) as usize;
-                    return Some(Sums {
-                        tokens: first + lane as usize,
-                        literals: here(literal_starts),
-                        bytes: here(byte_starts),
-                        bits: (bit & !7) + here(bit_starts),
-                        beyond: beyond | is_beyond & before != 0,
-                        end: here(byte_starts) < PAGE_SIZE,
-                    });
+                    if stops != 0 {
+                        let lane = stops.trailing_zeros();
+                        let before = ((1_u32 << lane) - 1) as u16;
+                        if wrong | is_wrong & before != 0 {
+                            return None;
+                        }
+                        let here =
+                            |of| _mm512_cvtsi512_si32(_mm512_permutexvar_epi32(all_to(lane as i32), of)) as usize;
+                        return Some(Sums {
+                            tokens: first + lane as usize,
+                            literals: here(literal_starts),
+                            bytes: here(byte_starts),
+                            bits: (bits_here[half] & !7) + here(bit_starts),
+                            beyond: beyond | is_beyond & before != 0,
+                            end: here(byte_starts) < PAGE_SIZE,
+                        });
+                    }
+                    wrong |= is_wrong;
+                    beyond |= is_beyond;
+                    sums = _mm512_permutexvar_epi32(all_to(LANES as i32 - 1), both_ends);
+                    first += LANES;
                 }
-                let highest = |of| _mm512_permutexvar_epi32(all_to(LANES as i32 - 1), of);
-                wrong |= is_wrong;
-                beyond |= is_beyond;
-                sums = highest(both_ends);
-                bit = (bit & !7) + _mm512_cvtsi512_si32(highest(bit_ends)) as usize;
-                first += LANES;
             }
         }
+    }
+}
+
+/// What the tables say about 64 tokens.
+struct Block {
+    /// [`Tokens::fields`](super::tables::Tokens::fields) of each token.
+    fields: [[u8; BLOCK]; 4],
+    /// Number of extra bits of each group.
+    bits: [usize; BLOCK / LANES],
+    /// A bit for each token: 1 if it is END.
+    ends: u64,
+}
+
+impl Block {
+    /// Looks up the tokens at `tokens`, the last first.
+    ///
+    /// # Safety
+    /// They can be read.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[inline]
+    unsafe fn read(tables: &[Bytes; 4], tokens: *const u8) -> Self {
+        // SAFETY: upheld by the caller; a table has 256 bytes.
+        let tokens = unsafe {
+            let reverse = _mm512_load_si512(REVERSE.0.as_ptr().cast());
+            _mm512_permutexvar_epi8(reverse, _mm512_loadu_si512(tokens.cast()))
+        };
+        let found = tables.each_ref().map(|table| lookup(table, tokens));
+        let [widths, _, _, offset_fields] = found;
+        let low = |of, bits| _mm512_and_si512(of, _mm512_set1_epi8(bits));
+        let bits = _mm512_add_epi8(low(widths, 15), low(_mm512_srli_epi16::<4>(widths), 15));
+        let bits = _mm512_add_epi8(bits, low(offset_fields, 31));
+        let bits: [u64; BLOCK / 8] = all_of(_mm512_sad_epu8(bits, _mm512_setzero_si512()));
+        Self {
+            fields: found.map(|field| all_of(field)),
+            bits: std::array::from_fn(|group| (bits[2 * group] + bits[2 * group + 1]) as usize),
+            ends: _mm512_cmpeq_epi8_mask(tokens, _mm512_set1_epi8(END as i8)),
+        }
+    }
+
+    /// Returns a field of the sixteen tokens from `group` on.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn field(&self, field: usize, group: usize) -> __m512i {
+        debug_assert!(group + LANES <= BLOCK);
+        // SAFETY: `group` is 48 or below; the field has 64 bytes.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(self.fields[field].as_ptr().add(group).cast())) }
+    }
+}
+
+/// Returns a register's bytes or numbers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn all_of<T: Copy + Default, const N: usize>(register: __m512i) -> [T; N] {
+    const { assert!(size_of::<[T; N]>() == BLOCK) };
+    let mut all = [T::default(); N];
+    // SAFETY: 64 bytes are written to 64 bytes.
+    unsafe { _mm512_storeu_si512(all.as_mut_ptr().cast(), register) };
+    all
+}
+
+/// How many extra bits sixteen tokens have.
+struct Widths {
+    length: __m512i,
+    run: __m512i,
+    offset: __m512i,
+    offset_shift: __m512i,
+    /// From the token's first bit to its offset's.
+    to_offset: __m512i,
+    all: __m512i,
+    /// From the group's first bit to the token's.
+    starts: __m512i,
+}
+
+/// What sixteen tokens and their extra bits say.
+#[derive(Clone, Copy)]
+struct Numbers {
+    length: __m512i,
+    run: __m512i,
+    /// Of tokens with new offsets.
+    offset: __m512i,
+    source: __m512i,
+    /// Where the token's extra bits begin, from the byte in which the group's first bit is.
+    bit_starts: __m512i,
+}
+
+impl Widths {
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn of(block: &Block, group: usize) -> Self {
+        let widths = block.field(0, group);
+        let offset_fields = block.field(3, group);
+        let length = _mm512_and_si512(widths, _mm512_set1_epi32(15));
+        let run = _mm512_srli_epi32::<4>(widths);
+        let offset = _mm512_and_si512(offset_fields, _mm512_set1_epi32(31));
+        let offset_shift = _mm512_srli_epi32::<5>(offset_fields);
+        let to_offset = _mm512_add_epi32(length, run);
+        let all = _mm512_add_epi32(to_offset, offset);
+        let starts = _mm512_sub_epi32(prefix_sum(all), all);
+        Self { length, run, offset, offset_shift, to_offset, all, starts }
+    }
+
+    /// Reads the extra bits from `bit` on.
+    ///
+    /// # Safety
+    /// Two blocks can be read from the byte of `bits` with this bit.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    #[inline]
+    unsafe fn numbers(&self, block: &Block, group: usize, bits: *const u8, bit: usize) -> Numbers {
+        let all_to = |value: i32| _mm512_set1_epi32(value);
+        // Copies the lowest byte of each lane to all four.
+        let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
+        let bit_starts = _mm512_add_epi32(self.starts, all_to((bit & 7) as i32));
+        // SAFETY: upheld by the caller.
+        let near = unsafe { _mm512_loadu_si512(bits.add(bit >> 3).cast()) };
+        let (extra, offset_extra);
+        if _mm512_cmpgt_epi32_mask(self.all, all_to(NARROW_BITS)) == 0 {
+            // 7 bits plus 16 times 25 are in 51 bytes.
+            extra = words_at(bit_starts, spread, |bytes| _mm512_permutexvar_epi8(bytes, near));
+            offset_extra = _mm512_srlv_epi32(extra, self.to_offset);
+        } else {
+            // 7 bits plus 16 times 40 are in 81 bytes.
+            // SAFETY: upheld by the caller.
+            let far = unsafe { _mm512_loadu_si512(bits.add((bit >> 3) + BLOCK).cast()) };
+            let both = |bytes| _mm512_permutex2var_epi8(near, bytes, far);
+            extra = words_at(bit_starts, spread, both);
+            offset_extra = words_at(_mm512_add_epi32(bit_starts, self.to_offset), spread, both);
+        }
+        let runs_and_sources = block.field(2, group);
+        let length = _mm512_add_epi32(low_bits(extra, self.length), block.field(1, group));
+        let run = _mm512_add_epi32(
+            low_bits(_mm512_srlv_epi32(extra, self.length), self.run),
+            _mm512_and_si512(runs_and_sources, all_to(63)),
+        );
+        let offset = _mm512_sllv_epi32(low_bits(offset_extra, self.offset), self.offset_shift);
+        let source = _mm512_srli_epi32::<6>(runs_and_sources);
+        Numbers { length, run, offset, source, bit_starts }
+    }
+}
+
+impl Numbers {
+    /// Returns run plus length in the lower halves, the run in the upper. In sums, neither overflows
+    /// up to the lane that stops: it begins less than a token after the page's end, and a token
+    /// covers less than 10000.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn both(&self) -> __m512i {
+        _mm512_or_si512(_mm512_slli_epi32::<16>(self.run), _mm512_add_epi32(self.run, self.length))
     }
 }
 
