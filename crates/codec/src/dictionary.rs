@@ -1,6 +1,6 @@
 //! Bytes that the pages of a store have in common, given to encoder and decoder in advance.
 
-use crate::{PAGE_SIZE, Page, Tables, tables::worth_it};
+use crate::{PAGE_SIZE, Page, Tables, pieces, tables::worth_it};
 
 /// Maximum size in bytes of a trained dictionary.
 pub(crate) const LARGEST: usize = 110 << 10;
@@ -45,11 +45,8 @@ impl Dictionary {
     /// Returns the tables, built by `with` from a dictionary, that make pages like those of
     /// `sample` smallest. Returns `None` if no dictionary helps or memory runs out.
     ///
-    /// The candidates are plain sample pages spread over the sample and, with the feature `zstd`,
-    /// dictionaries that libzstd trains (`ZDICT_trainFromBuffer`, which may return far less than
-    /// requested), both in several sizes. They are built from seven eighths of the sample and
-    /// judged on the rest: a dictionary helps if it makes those pages at least 2 % smaller than
-    /// `current` does.
+    /// The candidates of several sizes are built from seven eighths of the sample and judged on the
+    /// rest: a dictionary helps if it makes those pages at least 2 % smaller than `current` does.
     pub(crate) fn train(sample: &[&Page], current: &Tables, with: impl Fn(Self) -> Option<Tables>) -> Option<Tables> {
         let (held_out, training) = held_out(sample)?;
         let bytes_of = |tables: &Tables| {
@@ -82,7 +79,9 @@ pub(crate) fn held_out<'a>(sample: &[&'a Page]) -> Option<(Vec<&'a Page>, Vec<&'
     Some((pages(true), pages(false)))
 }
 
-/// Returns candidate dictionaries of these `sizes` or shorter.
+/// Returns candidate dictionaries of these `sizes` or shorter: the pieces that most pages have in
+/// common, plain pages spread over `training` and, with the feature `zstd`, those that libzstd
+/// trains (`ZDICT_trainFromBuffer`, which may return far less than requested).
 pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
     #[cfg(feature = "zstd")]
     let all: Vec<u8> = training.iter().flat_map(|page| page.iter().copied()).collect();
@@ -93,6 +92,7 @@ pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
         let count = (size / PAGE_SIZE).min(training.len());
         let spread = (0..count).map(|index| training[index * training.len() / count]);
         candidates.push(spread.flat_map(|page| page.iter().copied()).collect());
+        candidates.push(pieces::select(training, size));
     }
     candidates
 }

@@ -51,6 +51,7 @@ mod mem;
 #[cfg(test)]
 mod memory_tests;
 mod names;
+mod pieces;
 mod pleat;
 mod same;
 #[cfg(all(test, not(miri)))] // Calls C libraries.

@@ -32,14 +32,15 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 /// Number of pages to which tokens and palettes are fitted.
 const FITTED_PAGES: usize = 1024;
 
-/// A longer dictionary uses more of the caches, so it must save 1 % more than a shorter one.
-const WORTH_LONGER_PERCENT: usize = 1;
+/// A longer dictionary uses more of the caches, so it must save one byte in this many over a
+/// shorter one.
+const LONGER_SAVES: usize = 200;
 
 /// Minimum bytes of a match in the dictionary. Short matches make more sequences, which take time
-/// in both directions, so they must save more.
+/// in both directions, so they must save one byte in [`SHORT_SAVES`].
 pub(super) const LONG: u32 = 8;
 pub(super) const SHORT: u32 = 6;
-const WORTH_SHORT_PERCENT: usize = 4;
+const SHORT_SAVES: usize = 25;
 
 impl FoldTables {
     /// See [`Tables::train_beyond`](crate::Tables::train_beyond).
@@ -51,20 +52,19 @@ impl FoldTables {
             let tables = Arc::new(fit(dictionary, least, &fitted));
             (bytes_of(&tables, &held_out), tables)
         };
-        let mut dictionaries = candidates(&training, &SIZES);
-        dictionaries.sort_by_key(Vec::len);
         let mut best = judged(&[], LONG);
         let mut dictionary = Vec::new();
-        for candidate in dictionaries {
-            let share = if candidate.len() > dictionary.len() { 100 - WORTH_LONGER_PERCENT } else { 100 };
-            let here = judged(&candidate, LONG);
-            if here.0 * 100 < best.0 * share {
+        for size in SIZES {
+            let here =
+                candidates(&training, &[size]).into_iter().map(|candidate| (judged(&candidate, LONG), candidate));
+            let Some((here, candidate)) = here.min_by_key(|((bytes, _), _)| *bytes) else { continue };
+            if here.0 + best.0 / LONGER_SAVES < best.0 {
                 (best, dictionary) = (here, candidate);
             }
         }
         if !dictionary.is_empty() {
             let here = judged(&dictionary, SHORT);
-            if here.0 * 100 < best.0 * (100 - WORTH_SHORT_PERCENT) {
+            if here.0 + best.0 / SHORT_SAVES < best.0 {
                 best = here;
             }
         }

@@ -11,7 +11,6 @@
 
 mod bits;
 mod decode;
-mod dictionary;
 mod encode;
 mod format;
 mod huffman;

@@ -1,7 +1,7 @@
 //! Trains tables on sample pages.
 
 use super::{
-    PleatTables, dictionary,
+    PleatTables,
     format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol, meaning, of_any_alignment},
     huffman,
     parse::{HASHES, MAX_SEQUENCES, parse},
@@ -9,7 +9,7 @@ use super::{
     tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
-use crate::{Page, tables::worth_it};
+use crate::{Page, dictionary::candidates, pieces, tables::worth_it};
 
 /// Maximum number of sample pages that training examines; from more, it takes this many, evenly
 /// spread.
@@ -262,14 +262,12 @@ const LONGER_SAVES: usize = 100;
 /// Maximum number of pages by which training selects among dictionaries of one length.
 const TRIED: usize = 256;
 
-/// Returns the dictionary of at most `len` bytes that makes `judged` smallest: pieces of `samples`
-/// that occur in most of them, plain pages, or what libzstd's trainer finds.
+/// Returns the dictionary of at most `len` bytes, of the [`candidates`], that makes `judged`
+/// smallest.
 fn dictionary(samples: &[&Page], judged: &[&Page], len: usize) -> Vec<u8> {
     let step = judged.len().div_ceil(TRIED).max(1);
     let judged: Vec<&Page> = judged.iter().step_by(step).copied().collect();
-    let mut candidates = crate::dictionary::candidates(samples, &[len]);
-    candidates.push(dictionary::select(samples, len));
-    candidates.into_iter().min_by_key(|candidate| estimate(&judged, candidate)).unwrap_or_default()
+    candidates(samples, &[len]).into_iter().min_by_key(|candidate| estimate(&judged, candidate)).unwrap_or_default()
 }
 
 /// Estimates the bits of `pages` after `dictionary`, with one code for all triples and one for all
@@ -334,7 +332,7 @@ impl PleatTables {
     pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
-        let dictionary = dictionary::select(&samples, dictionary_len.min(MAX_DICTIONARY));
+        let dictionary = pieces::select(&samples, dictionary_len.min(MAX_DICTIONARY));
         Self::new(model(&samples, dictionary))
     }
 }

@@ -23,7 +23,7 @@ fn hash(page: &Page, at: usize) -> usize {
 /// As in the COVER algorithm (Liao, Petri, Moffat, Wirth: "Effective Construction of Relative
 /// Lempel-Ziv Dictionaries", 2016), the samples are divided into one epoch per piece. Each epoch
 /// gives its best piece, and strings in a selected piece no longer count in later epochs.
-pub(super) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
+pub(crate) fn select(samples: &[&Page], len: usize) -> Vec<u8> {
     let mut pages_with = vec![0u16; 1 << HASH_BITS];
     let mut last_page = vec![usize::MAX; 1 << HASH_BITS];
     for (number, page) in samples.iter().enumerate() {
