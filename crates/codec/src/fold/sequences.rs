@@ -20,6 +20,7 @@
 //!    bits (+3 to +4 % on heaps).
 //! 4. The steps for one group of sixteen wait for each other, so two groups take turns, and the
 //!    number of bits of each group is known from the look-up (+4 % on Zen 4; four groups: +2 %).
+//! 5. Copying a token is limited by its loads, so numbers share columns (+3 to +4 % on Zen 4).
 #![allow(unsafe_code)] // Whole-register loads and stores; the streams have room around them.
 
 use core::arch::x86_64::*;
@@ -47,7 +48,10 @@ pub(super) const FRONT: usize = TOKENS_MAX.next_multiple_of(BLOCK);
 pub(super) const BACK: usize = FRONT * BITS_MAX / 8 + 2 * BLOCK;
 
 /// Replaces the total after the last token: greater than any token's.
-const STOP: i32 = i32::MAX;
+const STOP: i32 = 0xFFFF;
+
+/// Bits for the place of an order: a token covers less than 10000 bytes.
+const SOURCE_SHIFT: u32 = 15;
 
 /// Number of bits that four bytes always contain, wherever in the first byte they begin.
 const NARROW_BITS: i32 = 32 - 7;
@@ -71,19 +75,17 @@ const COLUMN: usize = TOKENS_MAX.next_multiple_of(LANES);
 /// The tokens of a page: a column for each property that [`window`](super::window) needs.
 #[repr(C, align(64))]
 pub(super) struct Sequences {
-    /// Run plus length. After the last token, [`STOP`].
-    pub(super) totals: Column,
-    /// Sum of all previous runs. Also set after the last token.
-    pub(super) literals: Column,
+    /// Run plus length, and [`STOP`] after the last token, in the lower half; the sum of all
+    /// previous runs in the upper one, also after the last token.
+    totals: Column,
     /// The run, modulo 256, in each of four bytes.
     pub(super) run_bytes: Column,
     /// Run and length, modulo 256, in each of four bytes.
     pub(super) total_bytes: Column,
-    /// [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far; plus the length.
-    pub(super) orders: Column,
-    /// For a far match, the start in the page of the [`WINDOW`] bytes that end with its source;
-    /// signed. For others, 0.
-    pub(super) sources: Column,
+    /// In the lowest [`SOURCE_SHIFT`] bits, [`ROW`] times the offset, or times [`FAR_ROW`] if the
+    /// match is far; plus the length. Above, signed, for a far match the start in the page of the
+    /// [`WINDOW`] bytes that end with its source; for others 0.
+    orders: Column,
 }
 
 /// The totals over all tokens.
@@ -105,7 +107,31 @@ pub(super) struct Sums {
 impl Sequences {
     pub(super) const fn new() -> Self {
         const NONE: Column = [0; COLUMN];
-        Self { totals: NONE, literals: NONE, run_bytes: NONE, total_bytes: NONE, orders: NONE, sources: NONE }
+        Self { totals: NONE, run_bytes: NONE, total_bytes: NONE, orders: NONE }
+    }
+
+    /// Returns run plus length of a token, or after the last one [`STOP`]; and the sum of all
+    /// previous runs.
+    ///
+    /// # Safety
+    /// `at` is at most the number of tokens.
+    #[inline(always)]
+    pub(super) unsafe fn total_and_literals(&self, at: usize) -> (usize, usize) {
+        // SAFETY: upheld by the caller.
+        let both = unsafe { *self.totals.get_unchecked(at) } as usize;
+        (both & 0xFFFF, both >> 16)
+    }
+
+    /// Returns [`ROW`] times the offset, or times [`FAR_ROW`] if the match is far, plus the length;
+    /// and for a far match the start in the page of the [`WINDOW`] bytes that end with its source.
+    ///
+    /// # Safety
+    /// `at` is below the number of tokens.
+    #[inline(always)]
+    pub(super) unsafe fn order_and_source(&self, at: usize) -> (usize, isize) {
+        // SAFETY: upheld by the caller.
+        let both = unsafe { *self.orders.get_unchecked(at) };
+        ((both & ((1 << SOURCE_SHIFT) - 1)) as usize, (both as i32 >> SOURCE_SHIFT) as isize)
     }
 
     /// Fills the columns with the tokens before `tokens_end`, last byte first, up to END or a full
@@ -152,14 +178,12 @@ impl Sequences {
                         widths[1].numbers(&block, pair + LANES, bits, bits_here[1]),
                     ]
                 };
-                let both_ends = [prefix_sum(numbers[0].both()), prefix_sum(numbers[1].both())];
+                let both_ends = [prefix_sum(numbers[0].both), prefix_sum(numbers[1].both)];
                 for half in 0..2 {
-                    let Numbers { length, run, offset, source, bit_starts } = numbers[half];
-                    let total = _mm512_add_epi32(run, length);
+                    let Numbers { length, run, total, both, offset, source, bit_starts } = numbers[half];
                     let both_ends = _mm512_add_epi32(both_ends[half], sums);
-                    let byte_ends = _mm512_and_si512(both_ends, all_to(0xFFFF));
-                    let byte_starts = _mm512_sub_epi32(byte_ends, total);
-                    let literal_starts = _mm512_sub_epi32(_mm512_srli_epi32::<16>(both_ends), run);
+                    let both_starts = _mm512_sub_epi32(both_ends, both);
+                    let byte_starts = _mm512_and_si512(both_starts, all_to(0xFFFF));
                     let group_ends = (block.ends >> (pair + half * LANES)) as u16;
                     let stops = group_ends | _mm512_cmpge_epi32_mask(byte_starts, all_to(PAGE_SIZE as i32));
                     let match_starts = _mm512_add_epi32(byte_starts, run);
@@ -174,15 +198,15 @@ impl Sequences {
                     let is_far = _mm512_cmpgt_epi32_mask(offset, all_to(WINDOW as i32));
                     let row = _mm512_min_epi32(offset, all_to(FAR_ROW as i32));
                     let order = _mm512_add_epi32(_mm512_slli_epi32::<{ ROW.ilog2() }>(row), length);
-                    let source_ends = _mm512_sub_epi32(byte_ends, offset);
-                    let sources = _mm512_maskz_sub_epi32(is_far, source_ends, all_to(WINDOW as i32));
+                    let to_source = _mm512_sub_epi32(total, all_to(WINDOW as i32));
+                    let sources = _mm512_sub_epi32(_mm512_add_epi32(byte_starts, to_source), offset);
+                    let sources = _mm512_maskz_slli_epi32::<SOURCE_SHIFT>(is_far, sources);
+                    let total_or_stop = _mm512_mask_mov_epi32(total, stops, all_to(STOP));
                     for (column, values) in [
-                        (&mut self.totals, _mm512_mask_mov_epi32(total, stops, all_to(STOP))),
-                        (&mut self.literals, literal_starts),
+                        (&mut self.totals, blend_low(both_starts, total_or_stop)),
                         (&mut self.run_bytes, _mm512_shuffle_epi8(run, spread)),
                         (&mut self.total_bytes, _mm512_shuffle_epi8(total, spread)),
-                        (&mut self.orders, order),
-                        (&mut self.sources, sources),
+                        (&mut self.orders, _mm512_or_si512(sources, order)),
                     ] {
                         debug_assert!(first + LANES <= column.len());
                         // SAFETY: `first` is a multiple of LANES below TOKENS_MAX, as above.
@@ -198,7 +222,7 @@ impl Sequences {
                             |of| _mm512_cvtsi512_si32(_mm512_permutexvar_epi32(all_to(lane as i32), of)) as usize;
                         return Some(Sums {
                             tokens: first + lane as usize,
-                            literals: here(literal_starts),
+                            literals: here(both_starts) >> 16,
                             bytes: here(byte_starts),
                             bits: (bits_here[half] & !7) + here(bit_starts),
                             beyond: beyond | is_beyond & before != 0,
@@ -290,6 +314,12 @@ struct Widths {
 struct Numbers {
     length: __m512i,
     run: __m512i,
+    /// Run plus length.
+    total: __m512i,
+    /// The total in the lower halves, the run in the upper. In sums, neither overflows up to the
+    /// lane that stops: it begins less than a token after the page's end, and a token covers less
+    /// than 10000.
+    both: __m512i,
     /// Of tokens with new offsets.
     offset: __m512i,
     source: __m512i,
@@ -347,18 +377,9 @@ impl Widths {
         );
         let offset = _mm512_sllv_epi32(low_bits(offset_extra, self.offset), self.offset_shift);
         let source = _mm512_srli_epi32::<6>(runs_and_sources);
-        Numbers { length, run, offset, source, bit_starts }
-    }
-}
-
-impl Numbers {
-    /// Returns run plus length in the lower halves, the run in the upper. In sums, neither overflows
-    /// up to the lane that stops: it begins less than a token after the page's end, and a token
-    /// covers less than 10000.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn both(&self) -> __m512i {
-        _mm512_or_si512(_mm512_slli_epi32::<16>(self.run), _mm512_add_epi32(self.run, self.length))
+        let total = _mm512_add_epi32(run, length);
+        let both = _mm512_or_si512(_mm512_slli_epi32::<16>(run), total);
+        Numbers { length, run, total, both, offset, source, bit_starts }
     }
 }
 
@@ -421,6 +442,13 @@ fn prefix_sum(of: __m512i) -> __m512i {
     let of = _mm512_add_epi32(of, _mm512_alignr_epi32::<14>(of, zero));
     let of = _mm512_add_epi32(of, _mm512_alignr_epi32::<12>(of, zero));
     _mm512_add_epi32(of, _mm512_alignr_epi32::<8>(of, zero))
+}
+
+/// Returns the upper halves of `upper` and the lower halves of `lower`, whose upper ones are 0.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn blend_low(upper: __m512i, lower: __m512i) -> __m512i {
+    _mm512_or_si512(_mm512_andnot_si512(_mm512_set1_epi32(0xFFFF), upper), lower)
 }
 
 /// Returns the lowest `count` bits of each lane, at most 31.

@@ -32,6 +32,10 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 /// Number of pages to which tokens and palettes are fitted.
 const FITTED_PAGES: usize = 1024;
 
+/// A search takes a tenth longer with a dictionary, so the first one must save one byte in this
+/// many.
+const FIRST_SAVES: usize = 64;
+
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
 const LONGER_SAVES: usize = 200;
@@ -58,7 +62,8 @@ impl FoldTables {
             let here =
                 candidates(&training, &[size]).into_iter().map(|candidate| (judged(&candidate, LONG), candidate));
             let Some((here, candidate)) = here.min_by_key(|((bytes, _), _)| *bytes) else { continue };
-            if here.0 + best.0 / LONGER_SAVES < best.0 {
+            let saves = if dictionary.is_empty() { FIRST_SAVES } else { LONGER_SAVES };
+            if here.0 + best.0 / saves < best.0 {
                 (best, dictionary) = (here, candidate);
             }
         }

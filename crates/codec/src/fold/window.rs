@@ -118,16 +118,16 @@ pub(super) unsafe fn copy(
     // - 64 literals are read where at least `run` of them are left.
     unsafe {
         while op <= last_whole {
-            let total = *sequences.totals.as_ptr().add(at) as usize;
+            let (total, first_literal) = sequences.total_and_literals(at);
             if total > WINDOW {
                 if at == count {
                     return;
                 }
-                let first_literal = *sequences.literals.as_ptr().add(at) as usize;
-                let run = *sequences.literals.as_ptr().add(at + 1) as usize - first_literal;
+                let run = sequences.total_and_literals(at + 1).1 - first_literal;
                 let length = total - run;
-                let row = (*sequences.orders.as_ptr().add(at) as usize - length) / ROW;
-                let source_end = *sequences.sources.as_ptr().add(at) as i32 as isize + WINDOW as isize;
+                let (order, source) = sequences.order_and_source(at);
+                let row = (order - length) / ROW;
+                let source_end = source + WINDOW as isize;
                 let far_offset = op.add(total).offset_from(page.start) - source_end;
                 let offset = if row == FAR_ROW { far_offset as usize } else { row };
                 let long = Long { run, length, offset };
@@ -135,16 +135,16 @@ pub(super) unsafe fn copy(
                 window = long.copy(window, literals.add(first_literal), literals_left, op, page.end);
             } else {
                 let new;
-                (window, new) = copied(sequences, at, literals, page.start, window);
+                (window, new) = copied(sequences, at, literals.add(first_literal), page.start, window);
                 _mm512_storeu_si512(op.cast(), new);
             }
             op = op.add(total);
             at += 1;
         }
         while at < count {
-            let total = *sequences.totals.as_ptr().add(at) as usize;
+            let (total, first_literal) = sequences.total_and_literals(at);
             let new;
-            (window, new) = copied(sequences, at, literals, page.start, window);
+            (window, new) = copied(sequences, at, literals.add(first_literal), page.start, window);
             _mm512_mask_storeu_epi8(op.cast(), !(!0 << total), new);
             op = op.add(total);
             at += 1;
@@ -168,12 +168,11 @@ unsafe fn copied(
 ) -> (__m512i, __m512i) {
     // SAFETY: upheld by the caller.
     unsafe {
-        let order = ORDERS.0.as_ptr().cast::<u8>().add(*sequences.orders.as_ptr().add(at) as usize);
+        let (order, source) = sequences.order_and_source(at);
+        let order = ORDERS.0.as_ptr().cast::<u8>().add(order);
         let run = _mm512_set1_epi32(*sequences.run_bytes.as_ptr().add(at) as i32);
         let total = _mm512_set1_epi32(*sequences.total_bytes.as_ptr().add(at) as i32);
-        let literals = literals.add(*sequences.literals.as_ptr().add(at) as usize);
-        let source = page.wrapping_offset(*sequences.sources.as_ptr().add(at) as i32 as isize);
-        let window = moved(window, order, run, literals, source);
+        let window = moved(window, order, run, literals, page.wrapping_offset(source));
         (window, last_first(window, total))
     }
 }
