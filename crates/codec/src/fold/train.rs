@@ -34,7 +34,7 @@ const FITTED_PAGES: usize = 1024;
 
 /// A search takes a tenth longer with a dictionary, so the first one must save one byte in this
 /// many.
-const FIRST_SAVES: usize = 64;
+const FIRST_SAVES: usize = 100;
 
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
