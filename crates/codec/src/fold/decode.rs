@@ -54,7 +54,7 @@ const TOKENS_MAX: usize = PAGE_SIZE / LENGTH_MIN + 2;
 /// Room before the object; the tokens are read backwards.
 const FRONT: usize = TOKENS_MAX.next_multiple_of(64);
 
-/// Room after the object: for the extra bits of that many tokens and for the width of a load.
+/// Room after the object: for the extra bits of as many tokens and for the width of a load.
 const BACK: usize = (FRONT * BITS_MAX / 8 + 128).next_multiple_of(64);
 
 /// With at least this many literals, if they are not coded, copying them costs more than a check

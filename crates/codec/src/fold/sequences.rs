@@ -150,8 +150,6 @@ impl Sequences {
         tokens_end: *const u8,
     ) -> Option<Sums> {
         let all_to = |value: i32| _mm512_set1_epi32(value);
-        // Copies the lowest byte of each lane to all four.
-        let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
         let mut at = tokens_end;
         let mut first = 0;
         // Over all previous groups: bits, bytes and literals, and whether an offset was wrong or
@@ -204,8 +202,8 @@ impl Sequences {
                     let total_or_stop = _mm512_mask_mov_epi32(total, stops, all_to(STOP));
                     for (column, values) in [
                         (&mut self.totals, blend_low(both_starts, total_or_stop)),
-                        (&mut self.run_bytes, _mm512_shuffle_epi8(run, spread)),
-                        (&mut self.total_bytes, _mm512_shuffle_epi8(total, spread)),
+                        (&mut self.run_bytes, spread(run)),
+                        (&mut self.total_bytes, spread(total)),
                         (&mut self.orders, _mm512_or_si512(sources, order)),
                     ] {
                         debug_assert!(first + LANES <= column.len());
@@ -351,23 +349,21 @@ impl Widths {
     #[inline]
     unsafe fn numbers(&self, block: &Block, group: usize, bits: *const u8, bit: usize) -> Numbers {
         let all_to = |value: i32| _mm512_set1_epi32(value);
-        // Copies the lowest byte of each lane to all four.
-        let spread = _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0);
         let bit_starts = _mm512_add_epi32(self.starts, all_to((bit & 7) as i32));
         // SAFETY: upheld by the caller.
         let near = unsafe { _mm512_loadu_si512(bits.add(bit >> 3).cast()) };
         let (extra, offset_extra);
         if _mm512_cmpgt_epi32_mask(self.all, all_to(NARROW_BITS)) == 0 {
             // 7 bits plus 16 times 25 are in 51 bytes.
-            extra = words_at(bit_starts, spread, |bytes| _mm512_permutexvar_epi8(bytes, near));
+            extra = words_at(bit_starts, |bytes| _mm512_permutexvar_epi8(bytes, near));
             offset_extra = _mm512_srlv_epi32(extra, self.to_offset);
         } else {
             // 7 bits plus 16 times 40 are in 81 bytes.
             // SAFETY: upheld by the caller.
             let far = unsafe { _mm512_loadu_si512(bits.add((bit >> 3) + BLOCK).cast()) };
             let both = |bytes| _mm512_permutex2var_epi8(near, bytes, far);
-            extra = words_at(bit_starts, spread, both);
-            offset_extra = words_at(_mm512_add_epi32(bit_starts, self.to_offset), spread, both);
+            extra = words_at(bit_starts, both);
+            offset_extra = words_at(_mm512_add_epi32(bit_starts, self.to_offset), both);
         }
         let runs_and_sources = block.field(2, group);
         let length = _mm512_add_epi32(low_bits(extra, self.length), block.field(1, group));
@@ -458,12 +454,19 @@ fn low_bits(of: __m512i, count: __m512i) -> __m512i {
     _mm512_andnot_si512(_mm512_sllv_epi32(_mm512_set1_epi32(-1), count), of)
 }
 
+/// Copies the lowest byte of each lane to all four.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn spread(of: __m512i) -> __m512i {
+    _mm512_shuffle_epi8(of, _mm512_set4_epi32(0x0C0C_0C0C, 0x0808_0808, 0x0404_0404, 0))
+}
+
 /// Returns at least [`NARROW_BITS`] bits from each position of `bit`. `fetch` maps places of bytes
 /// to the bytes.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn words_at(bit: __m512i, spread: __m512i, fetch: impl Fn(__m512i) -> __m512i) -> __m512i {
-    let first = _mm512_shuffle_epi8(_mm512_srli_epi32::<3>(bit), spread);
+fn words_at(bit: __m512i, fetch: impl Fn(__m512i) -> __m512i) -> __m512i {
+    let first = spread(_mm512_srli_epi32::<3>(bit));
     let words = fetch(_mm512_add_epi32(first, _mm512_set1_epi32(0x0302_0100)));
     _mm512_srlv_epi32(words, _mm512_and_si512(bit, _mm512_set1_epi32(7)))
 }
