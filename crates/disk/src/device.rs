@@ -126,8 +126,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Passes to `each`, in order, which parts of the range were changed since the device was
-    /// created; they cover the range exactly. Adjacent parts may have the same status. `each`
-    /// returns false to stop.
+    /// created; they cover the range exactly. A hole that is older may be reported as changed.
+    /// Adjacent parts may have the same status. `each` returns false to stop.
     fn changes(&self, _offset: u64, len_bytes: u64, each: &mut dyn FnMut(Change) -> bool) -> Result<(), Error> {
         each(Change { len_bytes, changed: true });
         Ok(())

@@ -28,7 +28,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Pages that were written or discarded since the fork are reported as changed, and no others,
-    /// whatever snapshots were taken meanwhile. A snapshot reports the changes of its instant.
+    /// whatever snapshots were taken meanwhile. A snapshot reports the changes of its instant, and
+    /// its fork no page but holes that the snapshot had.
     #[test]
     fn changes_are_what_was_written_since_the_fork(
         before in prop::collection::vec((0..PAGES, 1..40_u64), 0..6),
@@ -76,8 +77,18 @@ proptest! {
         // A snapshot reports the changes that the disk had then, whatever it has become.
         for (snapshot, expected) in &snapshots {
             prop_assert_eq!(&changed_pages(snapshot), expected);
-            let of_snapshot = changed_pages(&snapshot.fork().expect("no limit"));
-            prop_assert!(of_snapshot.iter().all(|changed| !changed));
+            let fork = snapshot.fork().expect("no limit");
+            let of_fork = changes(&fork, 0, fork.size_bytes());
+            let mut offset = 0;
+            for Change { len_bytes, changed } in of_fork {
+                let mut is_hole = true;
+                fork.extents(offset, len_bytes, &mut |extent| {
+                    is_hole &= extent.hole;
+                    is_hole
+                }).expect("a range of the disk");
+                prop_assert!(!changed || is_hole, "{} bytes at {}", len_bytes, offset);
+                offset += len_bytes;
+            }
         }
         prop_assert!(fork.changes(PAGES * PAGE, 1, &mut |_| true).is_err(), "beyond the end");
     }
