@@ -53,7 +53,8 @@ struct Move {
 }
 
 /// Why no segment was emptied.
-enum Busy {
+#[derive(Debug)]
+pub(super) enum Busy {
     /// Other threads are emptying segments in every shard where that is worthwhile.
     Others,
     /// No segment is worth emptying.
@@ -84,16 +85,19 @@ impl Heap {
 
     /// [`alloc_to_write`](Self::alloc_to_write) for a heap at its memory limit: empties segments
     /// until there is room. Once a writer has gained the bytes that its object needs, it allocates
-    /// from the reserve for moving, so that others cannot take them first.
+    /// from the reserve for moving, so that others cannot take them first. While it has taken more
+    /// of that reserve than it has given back, it goes on: otherwise the reserve would shrink.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
-        let need = u64::from(Blocks::whole_len(wanted.len_bytes));
+        let need = i64::from(Blocks::whole_len(wanted.len_bytes));
         let (mut gained, mut turn) = (0, 0);
         let mut waits_until = None;
         while turn < ROOM_TURNS {
             let purpose = if gained >= need { Purpose::Move } else { Purpose::Store };
-            if let Ok(at) = self.alloc_anywhere(Wanted { purpose, ..wanted }) {
+            if gained >= 0
+                && let Ok(at) = self.alloc_anywhere(Wanted { purpose, ..wanted })
+            {
                 return Ok(at);
             }
             match self.empty_one(owners) {
@@ -111,12 +115,13 @@ impl Heap {
             }
             turn += 1;
         }
-        Err(Full)
+        self.alloc_anywhere(wanted)
     }
 
     /// Empties a segment of the shard with the most free bytes that no other thread is emptying in.
-    /// Returns by how many bytes the shard's memory shrank.
-    fn empty_one(&self, owners: &dyn Owners) -> Result<u64, Busy> {
+    /// Returns by how many bytes the shard's memory shrank: less than 0 if memory was taken to move
+    /// objects and others could not be moved.
+    pub(super) fn empty_one(&self, owners: &dyn Owners) -> Result<i64, Busy> {
         let mut parts: Vec<(u64, usize, &PaddedShard)> =
             self.padded_shards().map(|(number, padded)| (padded.free_bytes.load(Relaxed), number, padded)).collect();
         parts.sort_unstable_by_key(|&(free_bytes, number, _)| Reverse((free_bytes, number)));
@@ -135,12 +140,11 @@ impl Heap {
         Err(busy)
     }
 
-    fn empty_in(&self, number: usize, padded: &PaddedShard, owners: &dyn Owners) -> Option<u64> {
+    fn empty_in(&self, number: usize, padded: &PaddedShard, owners: &dyn Owners) -> Option<i64> {
         let mut shard = self.lock_after_others(padded);
         shard.free_delayed(&padded.blocks);
-        let moved_before = shard.moved_bytes;
         let mut emptying = shard.resume_or_begin(&padded.blocks, WORTH_ROOM, 1)?;
-        let held = u64::from(shard.held_by(&emptying));
+        let held = i64::from(shard.held_by(&emptying));
         drop(shard);
         let mut found = [Resident::default(); BATCH];
         let mut moved = Ok(());
@@ -149,14 +153,14 @@ impl Heap {
             if count == 0 && !self.retry(padded, owners, &mut emptying) {
                 break;
             }
-            moved = self.relocate(number, padded, owners, &found[..count]);
+            moved = self.relocate(number, padded, owners, &mut emptying, &found[..count]);
         }
         let mut shard = self.lock_after_others(padded);
-        let emptied = shard.is_empty(&emptying);
+        let given = if shard.is_empty(&emptying) { held } else { 0 };
+        let gained = given - emptying.taken as i64;
         shard.end_emptying(&padded.blocks, emptying);
         self.note(padded, &shard);
-        let taken = shard.moved_bytes - moved_before;
-        Some(if emptied { held.saturating_sub(taken) } else { 0 })
+        Some(gained)
     }
 
     /// Compacts the shards that are under pressure and that no other thread is compacting.
@@ -231,7 +235,7 @@ impl Heap {
                 if count == 0 && !self.retry(padded, owners, &mut emptying) {
                     break;
                 }
-                if self.relocate(number, padded, owners, &found[..count]).is_err() {
+                if self.relocate(number, padded, owners, &mut emptying, &found[..count]).is_err() {
                     self.lock_after_others(padded).end_emptying(&padded.blocks, emptying);
                     return false;
                 }
@@ -275,6 +279,7 @@ impl Heap {
         number: usize,
         padded: &PaddedShard,
         owners: &dyn Owners,
+        emptying: &mut Emptying,
         residents: &[Resident],
     ) -> Result<(), Full> {
         let mut moves = [Move::default(); BATCH];
@@ -288,6 +293,7 @@ impl Heap {
         }
         let near = !self.budget.is_enough();
         let mut shard = self.lock_after_others(padded);
+        let held_before = shard.held_bytes;
         let mut enough = Ok(());
         for (number, Move { owner, len_bytes, at, new }) in moves[..count].iter_mut().enumerate() {
             let wanted = Wanted { len_bytes: *len_bytes as u32, owner: *owner, writes: true, purpose: Purpose::Move };
@@ -305,6 +311,7 @@ impl Heap {
                 }
             }
         }
+        emptying.taken += shard.held_bytes - held_before;
         drop(shard);
         let mut object = [0; PAGE_SIZE];
         let mut replaced = [0; BATCH];

@@ -105,8 +105,6 @@ pub(super) struct Shard {
     pub(super) paused: VecDeque<Emptying>,
     /// The segment at which the search for the next one to empty starts.
     next: usize,
-    /// Total bytes ever taken to move objects.
-    pub(super) moved_bytes: u64,
     /// How often threads that allocate here have recently waited for each other.
     pub(super) crowd: u32,
     budget: Arc<Budget>,
@@ -118,12 +116,14 @@ pub(super) struct Emptying {
     number: u32,
     pub(super) cursor: u32,
     pub(super) passes: u32,
+    /// Bytes taken so far to move its objects, by all threads that took part.
+    pub(super) taken: u64,
 }
 
 impl Emptying {
     /// Restarts at the segment's front.
     pub(super) fn again(self) -> Self {
-        Self { number: self.number, cursor: 0, passes: 0 }
+        Self { cursor: 0, passes: 0, ..self }
     }
 }
 
@@ -170,7 +170,6 @@ impl Shard {
             delayed: Delayed::default(),
             paused: VecDeque::new(),
             next: 0,
-            moved_bytes: 0,
             crowd: 0,
             budget,
         })
@@ -375,7 +374,6 @@ impl Shard {
                 return Ok(());
             }
             if self.budget.take_for(purpose, more.into()).is_ok() {
-                self.moved_bytes += if purpose == Purpose::Move { more.into() } else { 0 };
                 blocks.make_present(number * SEGMENT + held, more);
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
@@ -546,7 +544,7 @@ impl Shard {
                 shard.bins.remove(blocks, at, len);
             }
         });
-        Some(Emptying { number, cursor: 0, passes: 0 })
+        Some(Emptying { number, cursor: 0, passes: 0, taken: 0 })
     }
 
     /// Finds the next live objects of a segment that is being emptied, and moves its cursor past

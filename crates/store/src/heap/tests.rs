@@ -406,6 +406,27 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     pool.check().expect("consistent");
 }
 
+/// A writer that goes on where the compactor has paused gains what the whole emptying gave, less
+/// all that was taken for it. Otherwise each such writer would take some of the reserve for moving
+/// for good.
+#[test]
+fn what_a_paused_emptying_has_taken_is_not_gained() {
+    let Subject { heap: pool, .. } = subject(u64::MAX);
+    let map = Map::default();
+    for owner in 0..1000 {
+        store(&pool, &map, owner, 1, if owner % 4 == 0 { 200 } else { 1500 }).expect("no limit");
+    }
+    (0..1000).step_by(4).for_each(|owner| discard(&pool, &map, owner));
+    for _ in 0..4 {
+        let before = pool.account().held_bytes;
+        pool.compact(&map, Goal::Densest, 20);
+        let taken = pool.account().held_bytes - before;
+        assert!(taken > 0, "the holes are too short for what moves");
+        let gained = pool.empty_one(&map).expect("a segment is being emptied");
+        assert_eq!(gained, before as i64 - pool.account().held_bytes as i64, "{taken} bytes had been taken");
+    }
+}
+
 #[test]
 fn one_thread_at_a_time_relieves_a_shard() {
     let pool = unlimited();
