@@ -17,6 +17,15 @@ pub(super) trait Compare {
     /// `BYTES` bytes can be read from `p` and from `p - offset`, and the CPU has the features.
     unsafe fn forward(p: *const u8, offset: usize) -> usize;
 
+    /// Returns how many bytes from `p` are equal, up to the first that differs; at least those until
+    /// `end` if all of them are. It predicts that a comparison finds no difference, and does not
+    /// wait for the number of equal bytes.
+    ///
+    /// # Safety
+    /// `BYTES` bytes can be read from every place from `p` to `end`, and `offset` before it, and the
+    /// CPU has the features.
+    unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize;
+
     /// Returns how many of the [`BACK`] bytes before `p` are equal, from the last to the first that
     /// differs.
     ///
@@ -36,6 +45,19 @@ impl Compare for Words {
         // SAFETY: upheld by the caller.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         difference.trailing_zeros() as usize / 8
+    }
+
+    #[inline(never)]
+    unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
+        let mut equal = 0;
+        while p.wrapping_add(equal) < end {
+            // SAFETY: upheld by the caller.
+            match unsafe { Self::forward(p.add(equal), offset) } {
+                8 => equal += 8,
+                more => return equal + more,
+            }
+        }
+        equal
     }
 
     #[inline(always)]
@@ -78,6 +100,12 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
+            // SAFETY: upheld by the caller.
+            unsafe { forward_long32(p, offset, end) }
+        }
+
+        #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
             // SAFETY: upheld by the caller.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
@@ -97,10 +125,34 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
+            // SAFETY: upheld by the caller.
+            unsafe { forward_long64(p, offset, end) }
+        }
+
+        #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
             // SAFETY: upheld by the caller; AVX-512 includes AVX2.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
+    }
+
+    /// Implements [`Compare::forward_long`].
+    ///
+    /// # Safety
+    /// That of [`Compare::forward_long`].
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    unsafe fn forward_long32(p: *const u8, offset: usize, end: *const u8) -> usize {
+        let mut equal = 0;
+        while p.wrapping_add(equal) < end {
+            // SAFETY: upheld by the caller.
+            match unsafe { differences32(p.add(equal), offset) } {
+                0 => equal += 32,
+                differences => return equal + differences.trailing_zeros() as usize,
+            }
+        }
+        equal
     }
 
     /// Returns a bit for each of 32 bytes: 1 if it differs.
@@ -113,6 +165,24 @@ mod x86 {
         // SAFETY: upheld by the caller.
         let (here, there) = unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.sub(offset).cast())) };
         !(_mm256_movemask_epi8(_mm256_cmpeq_epi8(here, there)) as u32)
+    }
+
+    /// Implements [`Compare::forward_long`].
+    ///
+    /// # Safety
+    /// That of [`Compare::forward_long`].
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn forward_long64(p: *const u8, offset: usize, end: *const u8) -> usize {
+        let mut equal = 0;
+        while p.wrapping_add(equal) < end {
+            // SAFETY: upheld by the caller.
+            match unsafe { differences64(p.add(equal), offset) } {
+                0 => equal += 64,
+                differences => return equal + differences.trailing_zeros() as usize,
+            }
+        }
+        equal
     }
 
     /// Returns a bit for each of 64 bytes: 1 if it differs.

@@ -515,13 +515,12 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<(
 /// That of [`Compare::forward`] for any place of the page from `pos + 8` on.
 #[inline(always)]
 unsafe fn common_length<C: Compare>(page: *const u8, pos: usize, offset: usize, page_end: usize) -> usize {
-    let mut length = 8;
-    loop {
-        // SAFETY: the caller's; `pos + length` is at most the page's end.
-        let more = unsafe { C::forward(page.add(pos + length), offset) };
-        length += more;
-        if more < C::BYTES || pos + length >= page_end {
+    // SAFETY: the caller's; what is compared begins in the page.
+    unsafe {
+        let length = 8 + C::forward(page.add(pos + 8), offset);
+        if length < 8 + C::BYTES {
             return length;
         }
+        length + C::forward_long(page.add(pos + length), offset, page.add(page_end))
     }
 }
