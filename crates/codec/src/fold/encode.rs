@@ -61,7 +61,7 @@ pub(super) const WORD_HASH_BITS: u32 = 9;
 
 /// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
-const TRIES: [usize; KINDS] = [24, 40, 24];
+const TRIES: [usize; KINDS] = [20, 40, 24];
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
