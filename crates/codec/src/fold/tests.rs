@@ -596,7 +596,7 @@ fn the_format_stays_as_it_is() {
     });
     let golden = [
         (1076, 0xeaea_fa92_f7a7_e647),
-        (1303, 0xe301_9d67_5edb_cf7b),
+        (1312, 0x4a9a_c5db_70fb_4bcd),
         (51, 0x0382_5afc_9a43_cfcc),
         (4090, 0x49ff_4725_20a3_ee56),
         (3241, 0xb28f_7b68_65f9_799b),
