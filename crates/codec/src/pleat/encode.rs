@@ -27,17 +27,17 @@ pub(super) const OWN: u8 = PLAIN | 1;
 /// The bits of the first byte that are 0 if literals are plain: literal set and lanes.
 pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
 /// Literals stay plain unless codes save more than one byte in this many.
-const PLAIN_SHARE: usize = 16;
+const PLAIN_SHARE: usize = 10;
 /// Minimum number of literals for a separate code: with fewer, its description is too long.
 const OWN_FROM: usize = 256;
 /// No separate code is tried if the cheapest set takes fewer eighths of a bit per literal: then it
 /// fits.
-const OWN_EIGHTHS: usize = 40;
+const OWN_EIGHTHS: usize = 44;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 40;
 /// A separate code must save one byte in this many of the literals' section, since look-ups for it
 /// must be built before decoding.
-const OWN_SHARE: usize = 12;
+const OWN_SHARE: usize = 6;
 /// Maximum bytes of a compressed object; a longer one is stored raw, because decoding it would cost
 /// more than the bytes are worth.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
