@@ -127,7 +127,7 @@ static LOG: [u8; PAGE_SIZE + 1] = {
 };
 
 /// Maximum number of literals in a [`Sample`].
-pub(super) const SAMPLED: usize = 200;
+pub(super) const SAMPLED: usize = 100;
 
 /// What a literal that has occurred this often adds to the sum of a [`Sample`].
 static GROWTH: [i16; 256] = {
