@@ -29,7 +29,7 @@ const SUMS: &[(&str, u64)] = &[
     ("lzo-rle", 0xd011_468f_e22f_539b),
     ("deflate", 0x3a74_aa6b_e63e_65ec),
     ("842", 0x14ef_84e9_3838_2c13),
-    ("pleat", 0x1bf3_df64_9c6e_4032),
+    ("pleat", 0x1add_9411_d832_3a73),
     ("zstd", 0x4e04_abb2_3ca1_dad0),
 ];
 

@@ -5,7 +5,7 @@
 //! section's end.
 
 /// Maximum bytes of a stream, a power of two: places are taken modulo this.
-const SIZE: usize = 8192;
+pub(super) const SIZE: usize = 8192;
 /// Room for a wide access at the last place.
 const SLACK: usize = 8;
 
@@ -24,6 +24,19 @@ pub(super) fn word(room: &Room, at: usize) -> u64 {
 #[inline(always)]
 fn word_before(room: &Room, at: usize) -> u64 {
     word(room, at.wrapping_sub(8)).swap_bytes()
+}
+
+/// Copies the bytes of a stream to `to`, which has the same length, in reverse order.
+#[inline(always)]
+pub(super) fn turn(from: &[u8], to: &mut [u8]) {
+    if let (Some(last), Some(first)) = (from.last_chunk::<8>(), to.first_chunk_mut::<8>()) {
+        *first = u64::from_le_bytes(*last).to_be_bytes();
+        for (to, from) in to.rchunks_exact_mut(8).zip(from.as_chunks::<8>().0) {
+            to.copy_from_slice(&u64::from_le_bytes(*from).to_be_bytes());
+        }
+    } else {
+        to.iter_mut().rev().zip(from).for_each(|(to, from)| *to = *from);
+    }
 }
 
 /// Writes a stream. More than [`SIZE`] bytes wrap around and spoil it; no page needs that many.

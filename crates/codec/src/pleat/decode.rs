@@ -3,11 +3,12 @@
 use super::{
     PleatTables,
     bits::Room,
-    encode::{FOUR_LANES, OWN, OWN_BITS, PLAIN, PLAIN_ZEROS, RAW},
+    encode::{CODING, OWN, PLAIN, RAW, SHARED},
     isa::Isa,
+    lanes::{self, PAIRS},
     literals::{self, Literals},
     own,
-    sequences::{self, Sections, Step, Steps},
+    sequences::{self, Reading, Sections, Step, Steps},
     tables::Lookup,
     window::Window,
 };
@@ -37,7 +38,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self { object: [0; _], own: [Lookup::default(); _], literals: [0; _], steps: [Step::default(); _] }
+        Self { object: [0; _], own: own::Lookups::new(), literals: [0; _], steps: [Step::default(); _] }
     }
 }
 
@@ -55,10 +56,11 @@ pub(super) fn decode<I: Isa>(
         *page = rest.try_into().map_err(|_| Corrupt { what: "raw pleat object has the wrong length" })?;
         return Ok(());
     }
-    let coding = match head & PLAIN {
-        0 => Coding::Shared(usize::from(head & 7)),
-        _ if head & OWN_BITS == OWN => Coding::Own,
-        _ if head & PLAIN_ZEROS == 0 => Coding::Plain,
+    let set = head & 7;
+    let coding = match head & CODING {
+        SHARED => Coding::Shared(usize::from(set)),
+        OWN if set == 0 => Coding::Own,
+        PLAIN if set == 0 => Coding::Plain,
         _ => return Err(UNKNOWN),
     };
     if object.len() > PAGE_SIZE {
@@ -66,42 +68,59 @@ pub(super) fn decode<I: Isa>(
     }
     let token_set = tables.tokens.get(usize::from(head >> 3 & 7)).ok_or(NO_SET)?;
     let literal_count = number(&mut rest)?;
-    let first_len = if coding == Coding::Plain { literal_count } else { number(&mut rest)? };
-    let second_len = if head & FOUR_LANES != 0 { number(&mut rest)? } else { 0 };
+    let mut lens = [0; PAIRS];
+    match coding {
+        Coding::Plain => lens[0] = literal_count,
+        _ => {
+            let mut len = number(&mut rest)?;
+            lens[0] = len;
+            for other in &mut lens[1..lanes::pairs(literal_count)] {
+                let more = number(&mut rest)?;
+                len = len.wrapping_add(more >> 1 ^ (more & 1).wrapping_neg());
+                *other = len;
+            }
+        }
+    }
     let tokens_len = number(&mut rest)?;
-    if literal_count > PAGE_SIZE || first_len + second_len + tokens_len > rest.len() {
+    let fits = lens.iter().all(|&len| len <= PAGE_SIZE) && lens.iter().sum::<usize>() + tokens_len <= rest.len();
+    if literal_count > PAGE_SIZE || !fits {
         return Err(NO_FIT);
     }
     scratch.object[OBJECT_AT..OBJECT_AT + rest.len()].copy_from_slice(rest);
     let end = OBJECT_AT + rest.len();
     let Scratch { object, own, literals, steps } = scratch;
-    let first_at = match coding {
+    let mut bounds = [match coding {
         Coding::Own => own::read(object, OBJECT_AT, own).ok_or(BAD_CODE)?,
         _ => OBJECT_AT,
-    };
-    let second_at = first_at + first_len;
-    let tokens_at = second_at + second_len;
+    }; PAIRS + 1];
+    for (pair, len) in lens.iter().enumerate() {
+        bounds[pair + 1] = bounds[pair] + len;
+    }
+    let tokens_at = bounds[PAIRS];
     let sections = Sections { tokens: tokens_at..tokens_at + tokens_len, end };
     if sections.tokens.end > end {
         return Err(NO_FIT);
     }
 
-    let places = [first_at, second_at, tokens_at];
-    let four = head & FOUR_LANES != 0;
+    let mut reading = Reading::<I>::new(tables, token_set, object, sections, literal_count, steps);
     let literals: &Literals = match coding {
         Coding::Plain => object[OBJECT_AT..].first_chunk().ok_or(CUT_SHORT)?,
         Coding::Shared(set) => {
             let set = tables.literals.get(set).ok_or(NO_SET)?;
-            literals::decode(&set.decode, set.first(), object, places, four, literals, literal_count)?;
+            literals::decode::<I, _>(&set.decode, set.first(), object, &bounds, literals, literal_count, || {
+                reading.some();
+            })?;
             literals
         }
         Coding::Own => {
-            literals::decode(own, Lookup::default(), object, places, four, literals, literal_count)?;
+            literals::decode::<I, _>(own, Lookup::default(), object, &bounds, literals, literal_count, || {
+                reading.some();
+            })?;
             literals
         }
     };
 
-    let sequences = sequences::read::<I>(tables, token_set, object, sections, literal_count, steps)?;
+    let sequences = reading.finish()?;
     sequences::carry_out(&sequences, literals, window);
     let (at, rest) = (PAGE_SIZE - (literal_count - sequences.taken), &literals[sequences.taken..literal_count]);
     page[..at].copy_from_slice(&window.page()[..at]);

@@ -3,10 +3,11 @@
 
 use super::{
     PleatTables,
-    bits::{Room, Writer},
+    bits::{Room, Writer, turn},
     format::{Classes, Sequence},
     isa::Isa,
-    literals::{Literals, Rows, encode_lane},
+    lanes,
+    literals::{self, Literals, Rows},
     own,
     parse::{MAX_SEQUENCES, Seen, parse},
     places::Nothing,
@@ -17,15 +18,14 @@ use crate::{PAGE_SIZE, mem::wild_copy};
 
 /// First byte of an object that contains the page uncompressed.
 pub(super) const RAW: u8 = 0xff;
-/// Bit of the first byte: the literals are in four lanes instead of two.
-pub(super) const FOUR_LANES: u8 = 1 << 6;
-/// Bit of the first byte: the literals are uncoded, one byte each.
-pub(super) const PLAIN: u8 = 1 << 7;
-/// The bits of the first byte that mark a literal code for this page, and their value then.
-pub(super) const OWN_BITS: u8 = PLAIN | 7;
-pub(super) const OWN: u8 = PLAIN | 1;
-/// The bits of the first byte that are 0 if literals are plain: literal set and lanes.
-pub(super) const PLAIN_ZEROS: u8 = FOUR_LANES | 7;
+/// The bits of the first byte that say how literals are coded.
+pub(super) const CODING: u8 = 3 << 6;
+/// With a set of the tables.
+pub(super) const SHARED: u8 = 0;
+/// With a code in the object.
+pub(super) const OWN: u8 = 1 << 6;
+/// One byte each.
+pub(super) const PLAIN: u8 = 2 << 6;
 /// Literals stay plain unless codes save more than one byte in this many.
 const PLAIN_SHARE: usize = 10;
 /// Minimum number of literals for a separate code: with fewer, its description is too long.
@@ -41,8 +41,6 @@ const OWN_SHARE: usize = 6;
 /// Maximum bytes of a compressed object; a longer one is stored raw, because decoding it would cost
 /// more than the bytes are worth.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
-/// Minimum number of literals for four lanes.
-const FOUR_LANES_FROM: usize = 256;
 
 static CLASSES: Classes = Classes::NEW;
 
@@ -53,7 +51,7 @@ pub(super) struct Scratch {
     literals: Literals,
     seen: Seen,
     own: OwnCode,
-    lanes: [Room; 4],
+    lanes: [Room; 2],
     tokens: [Room; 2],
     extras: Room,
 }
@@ -66,7 +64,7 @@ impl Scratch {
             literals: [0; _],
             seen: [0; _],
             own: OwnCode { codes: [0; _], description: [0; _], description_len: 0 },
-            lanes: [[0; _]; 4],
+            lanes: [[0; _]; 2],
             tokens: [[0; _]; 2],
             extras: [0; _],
         }
@@ -158,35 +156,26 @@ pub(super) fn encode<I: Isa>(
         object.number(token_lens[0] + token_lens[1]);
         object.bytes(literals);
     } else {
-        let four = literal_count >= FOUR_LANES_FROM;
-        let lane_count = if four { 4 } else { 2 };
-        let mut lane_lens = [0; 4];
-        let mut rest = literals;
-        for (lane, (lane_len, room)) in lane_lens.iter_mut().zip(&mut scratch.lanes).enumerate().take(lane_count) {
-            let len = if lane + 1 < lane_count { literal_count / lane_count } else { rest.len() };
-            let (now, later) = rest.split_at(len);
-            rest = later;
-            *lane_len = if own {
-                encode_lane(Rows::one(&scratch.own.codes), now, room)
-            } else {
-                encode_lane(Rows::of(set), now, room)
-            };
-        }
-        let coding = if own { OWN } else { literal_set as u8 };
-        object.byte(head | coding | if four { FOUR_LANES } else { 0 });
+        let lanes = &mut scratch.lanes;
+        let ends = if own {
+            literals::encode(Rows::one(&scratch.own.codes), literals, lanes)
+        } else {
+            literals::encode(Rows::of(set), literals, lanes)
+        };
+        object.byte(head | if own { OWN } else { SHARED | literal_set as u8 });
         object.number(literal_count);
-        object.number(lane_lens[0] + lane_lens[1]);
-        if four {
-            object.number(lane_lens[2] + lane_lens[3]);
+        // The first pair's length, then how much longer each is than the one before.
+        let (mut end, mut len) = (ends[0], ends[0]);
+        object.number(len);
+        for &next in &ends[1..lanes::pairs(literal_count)] {
+            object.number(zigzag((next - end) as isize - len as isize));
+            (end, len) = (next, next - end);
         }
         object.number(token_lens[0] + token_lens[1]);
         if own {
             object.upwards(&scratch.own.description, scratch.own.description_len);
         }
-        for pair in 0..lane_count / 2 {
-            object.upwards(&scratch.lanes[2 * pair], lane_lens[2 * pair]);
-            object.downwards(&scratch.lanes[2 * pair + 1], lane_lens[2 * pair + 1]);
-        }
+        object.upwards(&scratch.lanes[0], end);
     }
     object.upwards(&scratch.tokens[0], token_lens[0]);
     object.downwards(&scratch.tokens[1], token_lens[1]);
@@ -249,6 +238,11 @@ fn copy_literals(literals: &mut Literals, to: usize, window: &Window, from: usiz
     unsafe { wild_copy::<32>(window.as_ptr().add(from), literals.as_mut_ptr().add(to), run) };
 }
 
+/// Returns a number that is small if `number` is near zero: the sign in the lowest bit.
+fn zigzag(number: isize) -> usize {
+    (number << 1 ^ number >> (isize::BITS - 1)) as usize
+}
+
 #[inline(always)]
 fn add(costs: &mut [u16; SETS], more: &[u16; SETS]) {
     for (cost, more) in costs.iter_mut().zip(more) {
@@ -299,13 +293,6 @@ impl Object<'_> {
     fn downwards(&mut self, stream: &Room, len: usize) {
         let stream = stream.get(..len).unwrap_or(stream);
         let Some(room) = self.room(stream.len()) else { return };
-        let (words, rest) = stream.as_chunks::<8>();
-        let (low, high) = room.split_at_mut(rest.len());
-        for (to, from) in high.rchunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&u64::from_le_bytes(*from).to_be_bytes());
-        }
-        for (to, from) in low.iter_mut().rev().zip(rest) {
-            *to = *from;
-        }
+        turn(stream, room);
     }
 }

@@ -1,20 +1,23 @@
-//! The encoder and decoder in their fastest form for the machine: one algorithm, compiled for
-//! x86-64 with BMI2 and AVX2 (shifts by a register without flags, lzcnt, wider copies), and for any
-//! machine. Both give the same bytes.
-#![allow(unsafe_code)] // Calls functions compiled for instructions that were detected.
+//! The encoder and decoder in their fastest form for the machine: one algorithm, compiled for any
+//! machine and for some instructions of x86-64. All builds give the same bytes.
 
 use std::hint::select_unpredictable;
 
 use super::{
-    PleatTables, decode, encode,
+    PleatTables,
+    bits::Room,
+    decode, encode,
     format::{FIRST_REPS, Sequence},
+    lanes::Bounds,
+    literals::{self, Literals},
     sequences::Step,
+    tables::{Lookup, Lookups},
     window::Window,
 };
 use crate::{Corrupt, Page};
 
-type Encode = fn(&PleatTables, &Window, &mut encode::Scratch, &mut [u8]) -> Option<usize>;
-type Decode = fn(&PleatTables, &[u8], &mut Window, &mut decode::Scratch, &mut Page) -> Result<(), Corrupt>;
+pub(super) type Encode = fn(&PleatTables, &Window, &mut encode::Scratch, &mut [u8]) -> Option<usize>;
+pub(super) type Decode = fn(&PleatTables, &[u8], &mut Window, &mut decode::Scratch, &mut Page) -> Result<(), Corrupt>;
 
 /// Operations that have an instruction on some machines only.
 pub(super) trait Isa {
@@ -35,6 +38,19 @@ pub(super) trait Isa {
     /// Returns the numbers of `sequence`, with a repeated offset looked up in `recent`, and
     /// `recent` after it.
     fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent);
+
+    /// Decodes the first `count` of `literals`, at least [`SIXTEEN_FROM`](super::lanes::SIXTEEN_FROM),
+    /// from the sixteen lanes between the places `bounds`. May call `beside` meanwhile, any number of
+    /// times.
+    fn decode_16<const N: usize>(
+        lookups: &Lookups<N>,
+        first: Lookup,
+        room: &Room,
+        bounds: &Bounds,
+        literals: &mut Literals,
+        count: usize,
+        beside: impl FnMut(),
+    ) -> Result<(), Corrupt>;
 }
 
 /// The implementation for any machine.
@@ -77,6 +93,19 @@ impl Isa for Generic {
         let offset_at = offset.trailing_zeros() & 63;
         value & run | (after_run & length) << 16 | (after_length << offset_at & offset) << 32
     }
+
+    #[inline(always)]
+    fn decode_16<const N: usize>(
+        lookups: &Lookups<N>,
+        first: Lookup,
+        room: &Room,
+        bounds: &Bounds,
+        literals: &mut Literals,
+        count: usize,
+        _: impl FnMut(),
+    ) -> Result<(), Corrupt> {
+        literals::decode_16(lookups, first, room, bounds, literals, count)
+    }
 }
 
 /// An encoder and a decoder.
@@ -95,115 +124,43 @@ impl Shims {
         },
     };
 
+    /// Returns the builds that this machine can run, the fastest last.
+    pub(super) fn every() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let others = super::x86::builds();
+        #[cfg(not(target_arch = "x86_64"))]
+        let others = [None; 0];
+        std::iter::once(Self::GENERIC).chain(others.into_iter().flatten())
+    }
+
     /// Returns the fastest build for this machine.
     pub(super) fn best() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(shims) = v3() {
-            return shims;
-        }
-        Self::GENERIC
+        Self::every().last().unwrap_or(Self::GENERIC)
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn v3() -> Option<Shims> {
-    use std::arch::x86_64::{
-        __m128i, _mm_cvtsi128_si64, _mm_insert_epi64, _mm_load_si128, _mm_setr_epi16, _mm_shuffle_epi8,
-    };
+/// Decodes the literals of an object; see [`literals::decode`].
+#[cfg(test)]
+pub(super) type DecodeLiterals =
+    fn(&super::tables::LiteralSet, &Room, &Bounds, &mut Literals, usize) -> Result<(), Corrupt>;
 
-    struct V3;
+#[cfg(test)]
+pub(super) fn decode_literals<I: Isa>(
+    set: &super::tables::LiteralSet,
+    room: &Room,
+    bounds: &Bounds,
+    literals: &mut Literals,
+    count: usize,
+) -> Result<(), Corrupt> {
+    literals::decode::<I, _>(&set.decode, set.first(), room, bounds, literals, count, || ())
+}
 
-    /// By rep: the sources of the eight 16-bit numbers after a sequence. Before it they are its
-    /// run, length, offset and an unused number, then the last three offsets and an unused one.
-    /// After it they are the same with the resolved offset.
-    #[repr(align(16))]
-    struct Moves([[u8; 16]; 4]);
-
-    static MOVES: Moves = {
-        const fn bytes(lanes: [u8; 8]) -> [u8; 16] {
-            let mut bytes = [0; 16];
-            let mut at = 0;
-            while at < 16 {
-                bytes[at] = 2 * lanes[at / 2] + (at % 2) as u8;
-                at += 1;
-            }
-            bytes
-        }
-        Moves([
-            bytes([0, 1, 4, 3, 4, 5, 6, 7]),
-            bytes([0, 1, 5, 3, 5, 4, 6, 7]),
-            bytes([0, 1, 6, 3, 6, 4, 5, 7]),
-            bytes([0, 1, 2, 3, 2, 4, 5, 7]),
-        ])
-    };
-
-    impl Isa for V3 {
-        /// The offsets are in the upper half.
-        type Recent = __m128i;
-
-        #[inline(always)]
-        fn first() -> Self::Recent {
-            let [newest, second, third] = FIRST_REPS.map(u16::cast_signed);
-            // SAFETY: every x86-64 processor has SSE2.
-            unsafe { _mm_setr_epi16(0, 0, 0, 0, newest, second, third, 0) }
-        }
-
-        #[inline(always)]
-        fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent) {
-            let moves = &MOVES.0[sequence.rep()];
-            // SAFETY: as in `gather`, with AVX2, which includes these; `moves` has 16 aligned
-            // bytes.
-            unsafe {
-                let before = _mm_insert_epi64::<0>(recent, sequence.0.cast_signed());
-                let after = _mm_shuffle_epi8(before, _mm_load_si128(moves.as_ptr().cast()));
-                (Step::of(_mm_cvtsi128_si64(after).cast_unsigned()), after)
-            }
-        }
-
-        #[inline(always)]
-        fn gather(value: u64, mask: u64) -> u64 {
-            // SAFETY: `V3` is only used by functions compiled for BMI2, which only run where it was
-            // detected.
-            unsafe { std::arch::x86_64::_pext_u64(value, mask) }
-        }
-
-        #[inline(always)]
-        fn scatter(value: u64, mask: u64) -> u64 {
-            // SAFETY: as above.
-            unsafe { std::arch::x86_64::_pdep_u64(value, mask) }
-        }
-    }
-
-    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
-    fn encode_v3(
-        tables: &PleatTables,
-        window: &Window,
-        scratch: &mut encode::Scratch,
-        out: &mut [u8],
-    ) -> Option<usize> {
-        encode::encode::<V3>(tables, window, scratch, out)
-    }
-
-    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
-    fn decode_v3(
-        tables: &PleatTables,
-        object: &[u8],
-        window: &mut Window,
-        scratch: &mut decode::Scratch,
-        page: &mut Page,
-    ) -> Result<(), Corrupt> {
-        decode::decode::<V3>(tables, object, window, scratch, page)
-    }
-
-    let present = is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("lzcnt");
-    present.then_some(Shims {
-        // SAFETY: these functions only become pointers where every instruction that they were
-        // compiled for was detected.
-        encode: |tables, window, scratch, out| unsafe { encode_v3(tables, window, scratch, out) },
-        // SAFETY: as above.
-        decode: |tables, object, window, scratch, page| unsafe { decode_v3(tables, object, window, scratch, page) },
-    })
+/// Returns each build's decoder of literals, of those that this machine can run.
+#[cfg(test)]
+pub(super) fn literal_decoders() -> Vec<DecodeLiterals> {
+    #[cfg(target_arch = "x86_64")]
+    let others = super::x86::literal_decoders();
+    #[cfg(not(target_arch = "x86_64"))]
+    let others = [];
+    std::iter::once(decode_literals::<Generic> as DecodeLiterals).chain(others).collect()
 }

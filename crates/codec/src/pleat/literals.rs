@@ -17,8 +17,10 @@
 use std::hint::cold_path;
 
 use super::{
-    bits::{Reader, Room},
-    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup},
+    bits::{Reader, Room, turn},
+    isa::Isa,
+    lanes::{self, Bounds, GROUP, PAIRS, SIXTEEN_FROM},
+    tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup, Lookups},
 };
 use crate::{
     Corrupt, PAGE_SIZE,
@@ -54,6 +56,18 @@ impl Codes<'_> {
     #[inline(always)]
     fn count_after(&self, entries: &[u64]) -> u64 {
         entries.iter().fold(self.count, |count, entry| count.wrapping_add(*entry))
+    }
+
+    /// Appends the codes of `entries` from [`LiteralSet::encode`], at least one of which is not 0.
+    #[inline(always)]
+    fn push_all(&mut self, entries: &[u64; GROUP]) {
+        if self.count_after(entries) & 127 <= Self::MOST {
+            self.push(entries);
+        } else {
+            // Escapes.
+            cold_path();
+            entries.iter().filter(|&&entry| entry > 0).for_each(|&entry| self.push(&[entry]));
+        }
     }
 
     /// Appends the codes of `entries` from [`LiteralSet::encode`], at least one.
@@ -94,11 +108,40 @@ impl<'a> Rows<'a, 256> {
     }
 }
 
-/// Encodes a lane to `room` and returns its length in bytes.
+/// Encodes `literals` in lanes to the front of the first of `rooms`, and returns the end of each
+/// pair. The second room is working memory.
 #[inline(always)]
-pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], room: &mut Room) -> usize {
+pub(super) fn encode<const N: usize>(rows: Rows<'_, N>, literals: &[u8], rooms: &mut [Room; 2]) -> [usize; PAIRS] {
+    let pairs = lanes::pairs(literals.len());
+    let start = |lane| lanes::start(lane, 2 * pairs, literals.len());
+    let [room, downs] = rooms;
+    let (mut ends, mut down_ends) = ([0; PAIRS], [0; PAIRS]);
+    let (mut at, mut down_at) = (0, 0);
+    for pair in 0..pairs {
+        let [first, second, next] = [0, 1, 2].map(|lane| start(2 * pair + lane));
+        at = encode_lane(rows, &literals[first..second], room, at);
+        let down_end = encode_lane(rows, &literals[second..next], downs, down_at);
+        at += down_end - down_at;
+        down_at = down_end;
+        (ends[pair], down_ends[pair]) = (at, down_end);
+    }
+    // All at the end: bytes that have just been stored in other words are slow to load.
+    down_at = 0;
+    for (&end, &down_end) in ends.iter().zip(&down_ends).take(pairs) {
+        // More than a room was encoded if there are no such places: the object is then too long.
+        if let (Some(from), Some(to)) = (downs.get(down_at..down_end), room.get_mut(end - (down_end - down_at)..end)) {
+            turn(from, to);
+        }
+        down_at = down_end;
+    }
+    ends
+}
+
+/// Encodes a lane to `room` from `start`, and returns its end.
+#[inline(always)]
+fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], room: &mut Room, start: usize) -> usize {
     const { assert!(N == 256 || N == CONTEXTS << 8) };
-    let mut codes = Codes { room, at: 0, word: 0, count: 0 };
+    let mut codes = Codes { room, at: start, word: 0, count: 0 };
     let mut row = rows.row_after[0];
     let mut entry = |literal: u8| {
         let place = if N == 256 { u16::from(literal) } else { row | u16::from(literal) };
@@ -107,19 +150,16 @@ pub(super) fn encode_lane<const N: usize>(rows: Rows<'_, N>, literals: &[u8], ro
         row = rows.row_after[usize::from(literal)];
         entry
     };
-    let (fives, rest) = literals.as_chunks::<5>();
+    let (fives, rest) = literals.as_chunks::<GROUP>();
     for five in fives {
-        let entries = five.map(&mut entry);
-        if codes.count_after(&entries) & 127 <= Codes::MOST {
-            codes.push(&entries);
-        } else {
-            // Escapes.
-            cold_path();
-            entries.chunks(1).for_each(|entry| codes.push(entry));
-        }
+        codes.push_all(&five.map(&mut entry));
     }
-    for &literal in rest {
-        codes.push(&[entry(literal)]);
+    if !rest.is_empty() {
+        let mut entries = [0; GROUP];
+        for (slot, &literal) in entries.iter_mut().zip(rest) {
+            *slot = entry(literal);
+        }
+        codes.push_all(&entries);
     }
     codes.at + usize::from(codes.count > 0)
 }
@@ -152,9 +192,9 @@ impl<const DOWN: bool> Lane<DOWN> {
     /// # Safety
     /// Two bytes can be written at `at`.
     #[inline(always)]
-    unsafe fn look_up<const N: usize>(&mut self, decode: &[Lookup; N]) {
+    unsafe fn look_up<const N: usize>(&mut self, lookups: &Lookups<N>) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
-        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
+        let Lookup(entry) = lookups.0[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
         // SAFETY: upheld by the caller.
         unsafe {
             store16(self.at, entry.rotate_right(14) as u16);
@@ -170,9 +210,9 @@ impl<const DOWN: bool> Lane<DOWN> {
     /// # Safety
     /// Two bytes can be written at `at`.
     #[inline(always)]
-    unsafe fn look_up_to_end<const N: usize>(&mut self, decode: &[Lookup; N]) {
+    unsafe fn look_up_to_end<const N: usize>(&mut self, lookups: &Lookups<N>) {
         let bits = self.reader.peek() as u32 & ((1 << LITERAL_MAX) - 1);
-        let Lookup(entry) = decode[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
+        let Lookup(entry) = lookups.0[(self.last.0 & Lookup::CONTEXT | bits) as usize & (N - 1)];
         let open = u32::from(self.at < self.end).wrapping_neg();
         // SAFETY: upheld by the caller.
         unsafe {
@@ -186,10 +226,12 @@ impl<const DOWN: bool> Lane<DOWN> {
 
 /// Maximum bytes that the last look-ups of a pair of lanes may consume beyond the lanes' meeting
 /// point: less than a look-up's bits each.
-const BEYOND: usize = 4;
+pub(super) const BEYOND: usize = 4;
+
+pub(super) const BAD_LANES: Corrupt = Corrupt { what: "pleat lanes have the wrong length" };
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
-    if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(Corrupt { what: "pleat lanes have the wrong length" }) }
+    if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(BAD_LANES) }
 }
 
 /// Minimum number of literals in a lane that is decoded beside others: at least two steps then
@@ -204,7 +246,7 @@ const LEAST: usize = 2 * STEP;
 /// restored. Lanes of fewer than [`LEAST`] literals are decoded one after another, and each
 /// overwrites what the previous one spoilt.
 macro_rules! decode_lanes {
-    ($decode:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
+    ($lookups:ident, $room:ident, $shortest:expr; $($lane:ident)*) => {{
         if $shortest >= LEAST {
             loop {
                 let steps = [$($lane.left()),*].into_iter().fold(usize::MAX, usize::min) / STEP;
@@ -213,18 +255,18 @@ macro_rules! decode_lanes {
                 }
                 for _ in 0..steps {
                     $($lane.reader.refill($room);)*
-                    $($lane.look_up($decode);)*
-                    $($lane.look_up($decode);)*
-                    $($lane.look_up($decode);)*
-                    $($lane.look_up($decode);)*
-                    $($lane.look_up($decode);)*
+                    $($lane.look_up($lookups);)*
+                    $($lane.look_up($lookups);)*
+                    $($lane.look_up($lookups);)*
+                    $($lane.look_up($lookups);)*
+                    $($lane.look_up($lookups);)*
                 }
             }
             let next = [$(load32($lane.end)),*];
             while [$($lane.left()),*].into_iter().any(|left| left > 0) {
                 $($lane.reader.refill($room);)*
                 for _ in 0..ROUNDS {
-                    $($lane.look_up_to_end($decode);)*
+                    $($lane.look_up_to_end($lookups);)*
                 }
             }
             for (end, next) in [$($lane.end),*].into_iter().zip(next) {
@@ -234,7 +276,7 @@ macro_rules! decode_lanes {
             $(
                 while $lane.left() > 0 {
                     $lane.reader.refill($room);
-                    $lane.look_up_to_end($decode);
+                    $lane.look_up_to_end($lookups);
                 }
             )*
         }
@@ -242,29 +284,48 @@ macro_rules! decode_lanes {
     }};
 }
 
-/// Decodes the first `count` of `literals` from four lanes between the places `bounds`, or from two
-/// between the first and the last of these.
+/// Decodes the first `count` of `literals` from the pairs of lanes between the places `bounds`. May
+/// call `beside` meanwhile, any number of times.
 #[inline(always)]
-pub(super) fn decode<const N: usize>(
-    decode: &[Lookup; N],
+pub(super) fn decode<I: Isa, const N: usize>(
+    lookups: &Lookups<N>,
     first: Lookup,
     room: &Room,
-    bounds: [usize; 3],
-    four: bool,
+    bounds: &Bounds,
+    literals: &mut Literals,
+    count: usize,
+    beside: impl FnMut(),
+) -> Result<(), Corrupt> {
+    let count = count.min(PAGE_SIZE);
+    if count < SIXTEEN_FROM {
+        decode_2(lookups, first, room, [bounds[0], bounds[1]], literals, count)
+    } else {
+        I::decode_16(lookups, first, room, bounds, literals, count, beside)
+    }
+}
+
+/// Decodes the first `count` of `literals` from sixteen lanes, four at a time.
+#[inline(always)]
+pub(super) fn decode_16<const N: usize>(
+    lookups: &Lookups<N>,
+    first: Lookup,
+    room: &Room,
+    bounds: &Bounds,
     literals: &mut Literals,
     count: usize,
 ) -> Result<(), Corrupt> {
-    if four {
-        decode_4(decode, first, room, bounds, literals, count)
-    } else {
-        decode_2(decode, first, room, [bounds[0], bounds[2]], literals, count)
+    for group in 0..PAIRS / 2 {
+        let starts = std::array::from_fn(|lane| lanes::start(4 * group + lane, 2 * PAIRS, count));
+        let bounds = [bounds[2 * group], bounds[2 * group + 1], bounds[2 * group + 2]];
+        decode_4(lookups, first, room, bounds, literals, starts)?;
     }
+    Ok(())
 }
 
 /// Decodes the first `count` of `literals` from two lanes between the places `bounds`.
 #[inline(always)]
 pub(super) fn decode_2<const N: usize>(
-    decode: &[Lookup; N],
+    lookups: &Lookups<N>,
     first: Lookup,
     room: &Room,
     bounds: [usize; 2],
@@ -272,40 +333,43 @@ pub(super) fn decode_2<const N: usize>(
     count: usize,
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
+    let second = lanes::start(1, 2, count);
     let start = literals.as_mut_ptr();
     // SAFETY: lanes are in the first `count` bytes of `literals`, which has 64 more than PAGE_SIZE;
     // it is accessed only through `start` here. A step writes at most STEP bytes, and only as many
     // steps are made as fit in each lane. After these a lane writes only at places up to one beyond
     // its end, two bytes at a time.
     unsafe {
-        let middle = start.add(count / 2);
+        let middle = start.add(second);
         let mut a = Lane::<false>::new(first, bounds[0], start, middle);
         let mut b = Lane::<true>::new(first, bounds[1], middle, start.add(count));
-        let [a, b] = decode_lanes!(decode, room, count / 2; a b);
+        let [a, b] = decode_lanes!(lookups, room, second.min(count - second); a b);
         meet(a, b)
     }
 }
 
-/// Decodes the first `count` of `literals` from four lanes between the places `bounds`.
+/// Decodes literals from four lanes between the places `bounds`. Each writes from one of `starts` to
+/// the next.
 #[inline(always)]
 pub(super) fn decode_4<const N: usize>(
-    decode: &[Lookup; N],
+    lookups: &Lookups<N>,
     first: Lookup,
     room: &Room,
     bounds: [usize; 3],
     literals: &mut Literals,
-    count: usize,
+    starts: [usize; 5],
 ) -> Result<(), Corrupt> {
-    let count = count.min(PAGE_SIZE);
+    let starts = starts.map(|start| start.min(PAGE_SIZE));
+    let shortest = (0..4).map(|lane| starts[lane + 1] - starts[lane]).fold(usize::MAX, usize::min);
     let start = literals.as_mut_ptr();
     // SAFETY: as in `decode_2`.
     unsafe {
-        let [second, third, fourth] = [1, 2, 3].map(|lane| start.add(lane * (count / 4)));
+        let [start, second, third, fourth, end] = starts.map(|at| start.add(at));
         let mut a = Lane::<false>::new(first, bounds[0], start, second);
         let mut b = Lane::<true>::new(first, bounds[1], second, third);
         let mut c = Lane::<false>::new(first, bounds[1], third, fourth);
-        let mut d = Lane::<true>::new(first, bounds[2], fourth, start.add(count));
-        let [a, b, c, d] = decode_lanes!(decode, room, count / 4; a b c d);
+        let mut d = Lane::<true>::new(first, bounds[2], fourth, end);
+        let [a, b, c, d] = decode_lanes!(lookups, room, shortest; a b c d);
         meet(a, b)?;
         meet(c, d)
     }
@@ -334,31 +398,20 @@ mod tests {
                 (0..300).chain([1000, 4095, 4096]).flat_map(|count| [(count, 0), (count, 40), (count, 256)])
             {
                 let wanted = some(set, count, step);
-                for lanes in [2, 4] {
-                    let mut room = [0; size_of::<Room>()];
-                    let mut ends = Vec::new();
-                    let mut at = 8;
-                    for lane in 0..lanes {
-                        let end = if lane + 1 < lanes { (lane + 1) * (count / lanes) } else { count };
-                        let mut bits = [0; size_of::<Room>()];
-                        let len = encode_lane(Rows::of(set), &wanted[lane * (count / lanes)..end], &mut bits);
-                        if lane % 2 == 1 {
-                            bits[..len].reverse();
-                        }
-                        room[at..at + len].copy_from_slice(&bits[..len]);
-                        at += len;
-                        ends.push(at);
-                    }
+                let mut rooms = [[0; size_of::<Room>()]; 2];
+                let ends = encode(Rows::of(set), &wanted, &mut rooms);
+                let mut room = [0; size_of::<Room>()];
+                let len = ends.into_iter().fold(0, usize::max);
+                room[8..8 + len].copy_from_slice(&rooms[0][..len]);
+                let mut bounds = [8; PAIRS + 1];
+                for pair in 0..PAIRS {
+                    bounds[pair + 1] = if pair < lanes::pairs(count) { 8 + ends[pair] } else { bounds[pair] };
+                }
+                for decode in crate::pleat::isa::literal_decoders() {
                     let mut literals = [0xee; size_of::<Literals>()];
-                    let decoded = match ends[..] {
-                        [_, end] => decode_2(&set.decode, set.first(), &room, [8, end], &mut literals, count),
-                        [_, middle, _, end] => {
-                            decode_4(&set.decode, set.first(), &room, [8, middle, end], &mut literals, count)
-                        }
-                        _ => unreachable!("two lanes or four"),
-                    };
-                    assert_eq!(decoded, Ok(()), "{count} literals in {lanes} lanes");
-                    assert!(literals[..count] == wanted, "{count} literals in {lanes} lanes");
+                    let decoded = decode(set, &room, &bounds, &mut literals, count);
+                    assert_eq!(decoded, Ok(()), "{count} literals, {step} of 256 random");
+                    assert!(literals[..count] == wanted, "{count} literals, {step} of 256 random");
                 }
             }
         }

@@ -5,8 +5,8 @@
 //! train:    sample pages -> dictionary, token codes, literal codes    (once per store)
 //! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set,
 //!           or a literal code for this page -> bit streams
-//! decode:   literals first, all at once; then all sequences, a token with its extra bits each;
-//!           then two copies per sequence
+//! decode:   literals first, all at once, on some machines beside the first sequences; then all
+//!           sequences, a token with its extra bits each; then two copies per sequence
 //! ```
 
 mod bits;
@@ -15,16 +15,21 @@ mod encode;
 mod format;
 mod huffman;
 mod isa;
+mod lanes;
 mod literals;
 mod own;
 mod parse;
 mod places;
 mod sequences;
+#[cfg(target_arch = "x86_64")]
+mod sixteen;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod train;
 mod window;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::sync::Arc;
 
@@ -87,9 +92,7 @@ struct PleatStream {
 /// Returns a stream of each build that this CPU can run.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build(tables: &Arc<PleatTables>) -> Vec<Box<dyn Stream>> {
-    [isa::Shims::GENERIC, isa::Shims::best()]
-        .map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>)
-        .into()
+    isa::Shims::every().map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>).collect()
 }
 
 impl PleatStream {

@@ -17,7 +17,7 @@ use crate::PAGE_SIZE;
 pub(super) type Lengths = [u8; 256];
 
 /// By the next [`LITERAL_MAX`] bits.
-pub(super) type Lookups = [Lookup; 1 << LITERAL_MAX];
+pub(super) type Lookups = super::tables::Lookups<{ 1 << LITERAL_MAX }>;
 
 /// Length of the longest code, as an index of lengths.
 const MAX: usize = LITERAL_MAX as usize;
@@ -352,12 +352,12 @@ pub(super) fn read(object: &Room, at: usize, lookups: &mut Lookups) -> Option<us
     let mut code = 0;
     let mut made = 1;
     for (length, &count) in of_length.iter().enumerate().skip(1).take(MAX) {
-        lookups.copy_within(..made, made);
+        lookups.0.copy_within(..made, made);
         made *= 2;
         let (now, later) = rest.split_at(usize::from(count));
         rest = later;
         for &literal in now {
-            lookups[code & ((1 << MAX) - 1)] = Lookup::new(length as u8, &[literal], 0);
+            lookups.0[code & ((1 << MAX) - 1)] = Lookup::new(length as u8, &[literal], 0);
             // The next code: increments the bits in reading order, lowest bit first.
             let carried = 1 << (usize::BITS - 1 - (!code & (made - 1) | 1).leading_zeros());
             code = code & (carried - 1) | carried;
@@ -382,7 +382,7 @@ mod tests {
     }
 
     fn no_lookups() -> Box<Lookups> {
-        Box::new([Lookup::default(); 1 << LITERAL_MAX])
+        Box::new(Lookups::new())
     }
 
     #[test]
@@ -473,7 +473,7 @@ mod tests {
                 }
                 prop_assert_eq!(entry, u64::from(code.bits) << (64 - code.length) | u64::from(code.length));
                 for more in 0..1 << (LITERAL_MAX - code.length) {
-                    let lookup = lookups[usize::from(code.bits) | more << code.length];
+                    let lookup = lookups.0[usize::from(code.bits) | more << code.length];
                     prop_assert_eq!(lookup, Lookup::new(code.length, &[literal as u8], 0));
                 }
             }
@@ -486,7 +486,7 @@ mod tests {
             room[..bytes.len()].copy_from_slice(&bytes);
             let mut lookups = no_lookups();
             if read(&room, 0, &mut lookups).is_some() {
-                prop_assert!(lookups.iter().all(|lookup| lookup.0 >> 30 == 1 && (1..=10).contains(&(lookup.0 & 63))));
+                prop_assert!(lookups.0.iter().all(|lookup| lookup.0 >> 30 == 1 && (1..=10).contains(&(lookup.0 & 63))));
             }
         }
     }

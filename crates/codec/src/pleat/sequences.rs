@@ -24,7 +24,7 @@ use std::ops::Range;
 use super::{
     PleatTables,
     bits::{COUNT, Reader, Room, word},
-    format::Sequence,
+    format::{Meaning, Sequence},
     isa::Isa,
     literals::Literals,
     parse::MAX_SEQUENCES,
@@ -36,9 +36,12 @@ use crate::{
     mem::{copy, load64, store64, wild_copy},
 };
 
-/// Tokens of each stream that one refill serves.
-const ROUNDS: usize = 5;
-const _: () = assert!(ROUNDS * TOKEN_MAX as usize <= 56);
+/// Sequences that one refill of both streams serves, at most.
+const MOST_TOGETHER: usize = 10;
+const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
+/// Sequences that are read together beside literals: few, which are on their way to the processor
+/// before it waits for the next look-ups.
+const FEW_TOGETHER: usize = 4;
 
 /// A sequence, ready for execution.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,7 +64,7 @@ impl Step {
 }
 
 /// Room for the sequences of a page.
-pub(super) type Steps = [Step; MAX_SEQUENCES.next_multiple_of(2 * ROUNDS)];
+pub(super) type Steps = [Step; MAX_SEQUENCES + MOST_TOGETHER];
 
 /// The places of an object's tokens and extra bits.
 pub(super) struct Sections {
@@ -79,59 +82,125 @@ pub(super) struct Checked<'a> {
     pub(super) taken: usize,
 }
 
-/// Reads the sequences of an object whose page has `literal_count` literals, at most [`PAGE_SIZE`].
-/// Its tokens are in the section `tokens`, the extra bits after it up to `end`.
-#[inline(always)]
-pub(super) fn read<'a, I: Isa>(
-    tables: &PleatTables,
-    set: &TokenSet,
-    object: &Room,
-    Sections { tokens, end }: Sections,
-    literal_count: usize,
-    steps: &'a mut Steps,
-) -> Result<Checked<'a>, Corrupt> {
-    let mut first = Reader::<false>::new(tokens.start);
-    let mut second = Reader::<true>::new(tokens.end);
-    let mut extra_bits = 0;
-    let mut recent = I::first();
-    let mut left = (PAGE_SIZE - literal_count) as isize;
-    let mut count = 0;
-    if left > 0 {
-        'page: for pairs in steps.as_chunks_mut::<{ 2 * ROUNDS }>().0 {
-            first.refill(object);
-            second.refill(object);
-            for [a, b] in pairs.as_chunks_mut::<2>().0 {
-                // (A closure would keep the variables that it changes in memory.)
-                macro_rules! read_one {
-                    ($step:ident, $tokens:ident) => {
-                        let entry = set.decode[$tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
-                        $tokens.skip(u32::from(entry));
-                        let meaning = &tables.meanings[usize::from(entry >> COUNT) & (SYMBOLS - 1)];
-                        let extra = word(object, tokens.end.wrapping_add(extra_bits >> 3)) >> (extra_bits & 7);
-                        let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
-                        extra_bits += (meaning.base >> 56) as usize;
-                        (*$step, recent) = I::resolve(sequence, recent);
-                        left -= sequence.length() as isize;
-                        count += 1;
-                        if left <= 0 {
-                            break 'page;
-                        }
-                    };
-                }
-                read_one!(a, first);
-                read_one!(b, second);
-            }
+/// What sequences are read from.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    lookups: &'a [u16; 1 << TOKEN_MAX],
+    meanings: &'a [Meaning; SYMBOLS],
+    object: &'a Room,
+    /// Where the extra bits begin.
+    extra_at: usize,
+}
+
+/// How far sequences were read. Taken and returned by value, so that it stays in registers.
+#[derive(Clone, Copy)]
+struct State<Recent> {
+    first: Reader<false>,
+    second: Reader<true>,
+    extra_bits: usize,
+    recent: Recent,
+    /// Bytes that more matches must give; below zero if they gave too many.
+    left: isize,
+    count: usize,
+}
+
+impl<Recent: Copy> State<Recent> {
+    /// Reads the next `N` sequences, or all if fewer are left. `N` is even, at most [`MOST_TOGETHER`].
+    #[inline(always)]
+    fn after<const N: usize, I: Isa<Recent = Recent>>(mut self, source: Source<'_>, steps: &mut Steps) -> Self {
+        if self.left <= 0 {
+            return self;
         }
+        let Some(steps) = steps.get_mut(self.count..self.count + N) else {
+            // More than a page can have.
+            return Self { left: -1, ..self };
+        };
+        self.first.refill(source.object);
+        self.second.refill(source.object);
+        for [a, b] in steps.as_chunks_mut::<2>().0 {
+            // (A closure would keep the variables that it changes in memory.)
+            macro_rules! read_one {
+                ($step:ident, $tokens:ident) => {
+                    let entry = source.lookups[self.$tokens.peek() as usize & ((1 << TOKEN_MAX) - 1)];
+                    self.$tokens.skip(u32::from(entry));
+                    let meaning = &source.meanings[usize::from(entry >> COUNT) & (SYMBOLS - 1)];
+                    let extra_at = source.extra_at.wrapping_add(self.extra_bits >> 3);
+                    let extra = word(source.object, extra_at) >> (self.extra_bits & 7);
+                    let sequence = Sequence(meaning.base.wrapping_add(I::scatter(extra, meaning.mask)));
+                    self.extra_bits += (meaning.base >> 56) as usize;
+                    (*$step, self.recent) = I::resolve(sequence, self.recent);
+                    self.left -= sequence.length() as isize;
+                    self.count += 1;
+                    if self.left <= 0 {
+                        return self;
+                    }
+                };
+            }
+            read_one!(a, first);
+            read_one!(b, second);
+        }
+        self
     }
-    let steps = steps.get(..count).unwrap_or_default();
-    let taken = steps.iter().map(|step| usize::from(step.run)).sum();
-    if left != 0 || taken > literal_count {
-        return Err(Corrupt { what: "pleat sequences do not fit the page" });
+}
+
+/// The sequences of an object, being read.
+pub(super) struct Reading<'a, I: Isa> {
+    source: Source<'a>,
+    state: State<I::Recent>,
+    steps: &'a mut Steps,
+    literal_count: usize,
+    /// Where the extra bits must end.
+    end: usize,
+}
+
+impl<'a, I: Isa> Reading<'a, I> {
+    /// Begins to read the sequences of an object whose page has `literal_count` literals, at most
+    /// [`PAGE_SIZE`].
+    #[inline(always)]
+    pub(super) fn new(
+        tables: &'a PleatTables,
+        set: &'a TokenSet,
+        object: &'a Room,
+        Sections { tokens, end }: Sections,
+        literal_count: usize,
+        steps: &'a mut Steps,
+    ) -> Self {
+        let source = Source { lookups: &set.decode, meanings: &tables.meanings, object, extra_at: tokens.end };
+        let state = State {
+            first: Reader::new(tokens.start),
+            second: Reader::new(tokens.end),
+            extra_bits: 0,
+            recent: I::first(),
+            left: (PAGE_SIZE - literal_count) as isize,
+            count: 0,
+        };
+        Self { source, state, steps, literal_count, end }
     }
-    if first.place() != second.place() || tokens.end + extra_bits.div_ceil(8) != end {
-        return Err(Corrupt { what: "pleat token section has the wrong length" });
+
+    /// Reads a few more.
+    #[inline(always)]
+    pub(super) fn some(&mut self) {
+        self.state = self.state.after::<FEW_TOGETHER, I>(self.source, self.steps);
     }
-    Ok(Checked { steps, taken })
+
+    /// Reads all that are left, and checks them.
+    #[inline(always)]
+    pub(super) fn finish(self) -> Result<Checked<'a>, Corrupt> {
+        let Self { source, mut state, steps, literal_count, end } = self;
+        while state.left > 0 {
+            state = state.after::<MOST_TOGETHER, I>(source, steps);
+        }
+        let State { first, second, extra_bits, left, count, .. } = state;
+        let steps = steps.get(..count).unwrap_or_default();
+        let taken = steps.iter().map(|step| usize::from(step.run)).sum();
+        if left != 0 || taken > literal_count {
+            return Err(Corrupt { what: "pleat sequences do not fit the page" });
+        }
+        if first.place() != second.place() || source.extra_at + extra_bits.div_ceil(8) != end {
+            return Err(Corrupt { what: "pleat token section has the wrong length" });
+        }
+        Ok(Checked { steps, taken })
+    }
 }
 
 /// Executes `sequences` in the window with the literals from `literals`. The remaining literals

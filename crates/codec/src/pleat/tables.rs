@@ -23,7 +23,7 @@ pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
-const MAGIC: [u8; 4] = *b"plt\x05";
+const MAGIC: [u8; 4] = *b"plt\x06";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -105,6 +105,17 @@ impl Lookup {
     }
 }
 
+/// `N` look-ups, and one that is never used: 8 bytes can be read from each.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub(super) struct Lookups<const N: usize>(pub(super) [Lookup; N], Lookup);
+
+impl<const N: usize> Lookups<N> {
+    pub(super) const fn new() -> Self {
+        Self([Lookup(0); N], Lookup(0))
+    }
+}
+
 /// The context after an escape, in which the next 8 bits are a literal: an escape is then a look-up
 /// like any other.
 const ESCAPED: usize = CONTEXTS;
@@ -121,7 +132,7 @@ pub(super) struct LiteralSet {
     pub(super) encode: Box<[u64; CONTEXTS << 8]>,
     /// By `context << LITERAL_MAX | next bits`: the one or two literals whose codes are completely
     /// in these bits, or an escape. See [`Lookup`].
-    pub(super) decode: Box<[Lookup; LOOKUPS]>,
+    pub(super) decode: Box<Lookups<LOOKUPS>>,
 }
 
 impl LiteralSet {
@@ -342,7 +353,7 @@ impl PleatTables {
     pub fn memory_bytes(&self) -> usize {
         let token = size_of::<[u32; SYMBOLS]>() + size_of::<[u16; 1 << TOKEN_MAX]>() + SYMBOLS;
         let literal = size_of::<[u64; CONTEXTS << 8]>()
-            + size_of::<[Lookup; LOOKUPS]>()
+            + size_of::<Lookups<LOOKUPS>>()
             + size_of::<LiteralSet>()
             + size_of::<LiteralCode>();
         size_of::<[u16; TRIPLES]>()
@@ -427,8 +438,8 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
             }
         }
     }
-    let mut decode = Box::new([Lookup::default(); LOOKUPS]);
-    for (place, (lookup, &(length, literal))) in decode.iter_mut().zip(&symbols).enumerate() {
+    let mut decode = Box::new(Lookups::new());
+    for (place, (lookup, &(length, literal))) in decode.0.iter_mut().zip(&symbols).enumerate() {
         let Some(first) = literal else {
             *lookup = Lookup::new(length, &[], ESCAPED as u8);
             continue;
@@ -442,7 +453,7 @@ fn literal_set(code: &LiteralCode) -> Result<LiteralSet, BadTables> {
             _ => Lookup::new(length, &[first], context),
         };
     }
-    for (bits, lookup) in decode[ESCAPED << LITERAL_MAX..][..1 << LITERAL_MAX].iter_mut().enumerate() {
+    for (bits, lookup) in decode.0[ESCAPED << LITERAL_MAX..][..1 << LITERAL_MAX].iter_mut().enumerate() {
         *lookup = Lookup::new(8, &[bits as u8], context_after[bits & 255]);
     }
     Ok(LiteralSet { row_after: context_after.map(|context| u16::from(context) << 8), encode, decode })

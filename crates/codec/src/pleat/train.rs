@@ -253,9 +253,9 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
 
 /// Dictionary lengths that training tries in addition to none, in this order.
 const DICTIONARIES: [usize; 2] = [16 << 10, MAX_DICTIONARY];
-/// A search takes up to an eighth longer with a dictionary, so a dictionary must save one byte in
-/// this many.
-const FIRST_SAVES: usize = 50;
+/// A search takes up to a sixth longer with a dictionary, so a dictionary must save one byte in this
+/// many.
+const FIRST_SAVES: usize = 20;
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
 const LONGER_SAVES: usize = 100;
