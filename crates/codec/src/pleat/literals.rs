@@ -8,7 +8,7 @@
 //! Speed:
 //!
 //! 1. A look-up gives two literals if its bits contain both codes. The lanes are independent, so
-//!    the processor works on all four at once; one refill serves five look-ups.
+//!    the processor works on four at once; one refill serves five look-ups. See `sixteen` for more.
 //! 2. No branch depends on a literal. An escape is a look-up like any other: it selects the context
 //!    in which the next 8 bits are a literal.
 //! 3. Lanes reach their ends side by side; masks keep a finished lane unchanged.

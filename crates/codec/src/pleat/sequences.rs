@@ -15,7 +15,8 @@
 //!    them (is a run or a match long? is an offset short?), with all inputs available: a
 //!    mispredicted branch does not wait for a token to be decoded.
 //! 2. Tokens are in two streams, which are looked up side by side and need a refill only every
-//!    fifth time. The place of extra bits depends only on earlier tokens, not on earlier bits.
+//!    fifth time; beside literals, every second. The place of extra bits depends only on earlier
+//!    tokens, not on earlier bits.
 //! 3. The sizes of the sequences are summed and checked once, before anything is copied.
 #![allow(unsafe_code)] // Copies within the window, checked once per page.
 
