@@ -8,7 +8,7 @@ use crate::server::{Server, run};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns 8 MiB of distinct pages that compress to about a half.
+/// Returns 8 MiB of distinct pages that hardly compress.
 fn content() -> Vec<u8> {
     let mut state = 1u64;
     let mut byte = || {
