@@ -55,14 +55,16 @@ pub static CODEC: LazyLock<Arc<dyn Codec>> =
 const DICTIONARY: &[u8] = include_bytes!("dictionary");
 
 /// Returns the codec of a name. A codec with dictionaries gets libzstd's, with the entropy tables
-/// at its front or without them. Tokens and palettes are fitted to the dictionary's own pages.
+/// at its front or without them. `fold-dict` is fitted to pages of pieces of the dictionary.
 pub fn codec(name: &str) -> Arc<dyn Codec> {
     let codec = by_name(name).expect("a name of a codec");
     let front = if name == "zstd-dict" { 0 } else { 1024 };
     let dictionary = Dictionary::new(DICTIONARY[front..].to_vec());
     match codec.tables() {
         Some(Tables::Fold(_)) => {
-            let sample: Vec<&Page> = DICTIONARY.as_chunks().0.iter().collect();
+            // Backwards, so that matches begin at all pieces.
+            let pieces: Vec<u8> = DICTIONARY.chunks(16).rev().flatten().copied().collect();
+            let sample: Vec<&Page> = pieces.as_chunks().0.iter().collect();
             Tables::Fold(Arc::new(FoldTables::train_unjudged(&sample, dictionary.bytes()))).codec()
         }
         Some(Tables::Lz4(_)) => Tables::Lz4(Arc::new(Lz4Tables::new(dictionary))).codec(),

@@ -53,6 +53,7 @@ mod memory_tests;
 mod names;
 mod pieces;
 mod pleat;
+mod reuse;
 mod same;
 #[cfg(all(test, not(miri)))] // Calls C libraries.
 mod same_bytes_tests;

@@ -348,10 +348,10 @@ impl Encoder {
                                 }
                             }
                             if REACH > 0
-                                && let Some((candidate, at_candidate)) = find_shared(starts, page, here)
+                                && let Some(candidate) = find_shared(starts, page, here)
                             {
                                 start = begin::<C>(page, pos, candidate, anchor);
-                                (offset, difference) = (pos - candidate, at_candidate);
+                                (offset, difference) = (pos - candidate, 0);
                                 break 'found;
                             }
                             pos += step;
@@ -404,9 +404,9 @@ impl Encoder {
                         if at_candidate << unused == 0 {
                             (offset, difference) = (pos - candidate, at_candidate);
                         } else if REACH > 0
-                            && let Some((candidate, at_candidate)) = find_shared(starts, page, here)
+                            && let Some(candidate) = find_shared(starts, page, here)
                         {
-                            (offset, difference) = (pos - candidate, at_candidate);
+                            (offset, difference) = (pos - candidate, 0);
                         } else {
                             if is_of_words && pos.is_multiple_of(8) {
                                 let slot = seen_words.add(hash_word(here));
@@ -495,17 +495,16 @@ unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, ancho
     pos - back.min(pos - anchor).min(candidate)
 }
 
-/// Returns the position in the dictionary of the lowest bytes of `here`, and the bits in which the
-/// eight bytes there differ from `here`.
+/// Returns a position in the dictionary of the bytes of `here`.
 ///
 /// # Safety
 /// `window` can be read 8 bytes beyond its places in `starts`.
 #[inline(always)]
-unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<(usize, u64)> {
+unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<usize> {
     let place = starts.probable(here)?;
     // SAFETY: the caller's.
-    let difference = here ^ unsafe { mem::load64(window.add(place)) };
-    (difference << starts.unused() == 0).then_some((place, difference))
+    let is_here = here == unsafe { mem::load64(window.add(place)) };
+    is_here.then_some(place)
 }
 
 /// Returns how many bytes from `pos` on equal those `offset` bytes back. The first 8 must be equal,

@@ -13,9 +13,9 @@ use super::{
     plain::plain_decode,
     shared::REACH,
     tables::{BEFORE, BEYOND, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, NEAR, RUN_CODES, RUN_MAX, length_min_new},
-    train::{LONG, SHORT, fit},
+    train::fit,
 };
-use crate::{PAGE_SIZE, Page, Stream};
+use crate::{PAGE_SIZE, Page, Stream, reuse::pages_with_starts};
 
 const ALL_KINDS: [Kind; KINDS] = [Kind::Others, Kind::Words, Kind::Records];
 
@@ -25,13 +25,14 @@ const SHORTEST: usize = length_min_new(Kind::Others as usize);
 /// Content that a store's pages may share: heaps, text and floats.
 static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| (1..16).flat_map(page_of_any_kind).take(REACH).collect());
 
-/// No tables; tables without a dictionary; with a short one, whose matches may be short too; with
-/// one that fills the window.
+/// No tables; tables without a dictionary; with a short one; with one that fills the window.
 static TABLES: LazyLock<[Option<Arc<FoldTables>>; 4]> = LazyLock::new(|| {
     let pages: Vec<Page> = (0..40).map(page_of_any_kind).collect();
-    let pages: Vec<&Page> = pages.iter().collect();
-    let fitted = |dictionary: &[u8], least| Some(Arc::new(fit(dictionary, least, &pages)));
-    [None, fitted(&[], LONG), fitted(&DICTIONARY[5000..5777], SHORT), fitted(&DICTIONARY, LONG)]
+    let fitted = |dictionary: &[u8]| {
+        let starts = pages_with_starts(dictionary);
+        Some(Arc::new(fit(dictionary, &pages.iter().chain(&starts).collect::<Vec<_>>())))
+    };
+    [None, fitted(&[]), fitted(&DICTIONARY[5000..5777]), fitted(&DICTIONARY)]
 });
 
 /// Streams of every build with the same tables.

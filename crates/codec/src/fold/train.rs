@@ -32,19 +32,13 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 /// Number of pages to which tokens and palettes are fitted.
 const FITTED_PAGES: usize = 1024;
 
-/// A search takes a tenth longer with a dictionary, so the first one must save one byte in this
-/// many.
-const FIRST_SAVES: usize = 100;
+/// A search takes up to a quarter longer with a dictionary, so the first one must save one byte in
+/// this many.
+const FIRST_SAVES: usize = 20;
 
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
 const LONGER_SAVES: usize = 200;
-
-/// Minimum bytes of a match in the dictionary. Short matches make more sequences, which take time
-/// in both directions, so they must save one byte in [`SHORT_SAVES`].
-pub(super) const LONG: u32 = 8;
-pub(super) const SHORT: u32 = 6;
-const SHORT_SAVES: usize = 25;
 
 impl FoldTables {
     /// See [`Tables::train_beyond`](crate::Tables::train_beyond).
@@ -52,24 +46,16 @@ impl FoldTables {
         let (held_out, training) = held_out(sample)?;
         let step = training.len().div_ceil(FITTED_PAGES);
         let fitted: Vec<&Page> = training.iter().copied().step_by(step).collect();
-        let judged = |dictionary: &[u8], least: u32| {
-            let tables = Arc::new(fit(dictionary, least, &fitted));
+        let judged = |dictionary: &[u8]| {
+            let tables = Arc::new(fit(dictionary, &fitted));
             (bytes_of(&tables, &held_out), tables)
         };
-        let mut best = judged(&[], LONG);
-        let mut dictionary = Vec::new();
+        let mut best = judged(&[]);
         for size in SIZES {
-            let here =
-                candidates(&training, &[size]).into_iter().map(|candidate| (judged(&candidate, LONG), candidate));
-            let Some((here, candidate)) = here.min_by_key(|((bytes, _), _)| *bytes) else { continue };
-            let saves = if dictionary.is_empty() { FIRST_SAVES } else { LONGER_SAVES };
+            let here = candidates(&training, &[size]).into_iter().map(|candidate| judged(&candidate));
+            let Some(here) = here.min_by_key(|(bytes, _)| *bytes) else { continue };
+            let saves = if best.1.dictionary().is_none() { FIRST_SAVES } else { LONGER_SAVES };
             if here.0 + best.0 / saves < best.0 {
-                (best, dictionary) = (here, candidate);
-            }
-        }
-        if !dictionary.is_empty() {
-            let here = judged(&dictionary, SHORT);
-            if here.0 + best.0 / SHORT_SAVES < best.0 {
                 best = here;
             }
         }
@@ -81,7 +67,7 @@ impl FoldTables {
     /// Returns tables with the last 60 KiB of `dictionary`, which may be empty, and with tokens and
     /// palettes for `sample` after it, whether they make its pages smaller or not.
     pub fn train_unjudged(sample: &[&Page], dictionary: &[u8]) -> Self {
-        fit(&dictionary[dictionary.len().saturating_sub(REACH)..], LONG, sample)
+        fit(&dictionary[dictionary.len().saturating_sub(REACH)..], sample)
     }
 
     /// Returns the source text of the constants for [`Fold`](crate::Fold)'s tokens and palettes,
@@ -99,9 +85,9 @@ fn bytes_of(tables: &Arc<FoldTables>, pages: &[&Page]) -> usize {
 }
 
 /// Fits tokens and palettes to `pages` after `dictionary`, which may be empty.
-pub(super) fn fit(dictionary: &[u8], least: u32, pages: &[&Page]) -> FoldTables {
+pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
     let dictionary =
-        (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, least, pages)));
+        (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, pages)));
     let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
     let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind]));
     FoldTables::new(&classes, fit_palettes(&found.literals), dictionary)

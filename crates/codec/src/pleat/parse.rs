@@ -24,10 +24,13 @@ use std::hint::select_unpredictable;
 
 use super::{
     format::{FIRST_REPS, Sequence},
-    places::{Before, NOWHERE, product},
+    places::{Before, NOWHERE},
     window::{END, PAGE_AT, Window},
 };
-use crate::mem::{common_prefix_by, load64};
+use crate::{
+    mem::{common_prefix_by, load64},
+    reuse::product,
+};
 
 /// Number of entries in the hash table.
 pub(super) const HASHES: usize = 1 << HASH_BITS;

@@ -2,20 +2,10 @@
 //! nothing is copied for a page.
 
 use super::window::{PAGE_AT, Window};
+use crate::reuse::{SLOT_BITS, product, slot};
 
 /// The position for unknown words: just before the page, within reach of every page.
 pub(super) const NOWHERE: u16 = PAGE_AT as u16 - 8;
-
-/// Bits of the hash by which a position is looked up.
-const HASH_BITS: u32 = 14;
-
-/// Returns the product from which hashes are made: its highest bits hash all of `word`, those from
-/// bit 47 down its low 6 bytes.
-#[inline(always)]
-pub(super) fn product(word: u64) -> u64 {
-    // The golden ratio.
-    word.wrapping_mul(0x9e37_79b1_85eb_ca87)
-}
 
 /// The index of the bytes before a page.
 pub(super) trait Before {
@@ -35,14 +25,15 @@ impl Before for Nothing {
 }
 
 /// The positions of a dictionary.
-pub(super) struct Places([u16; 1 << HASH_BITS]);
+pub(super) struct Places([u16; 1 << SLOT_BITS]);
 
 impl Places {
-    /// Indexes a dictionary of `dictionary_len` bytes in `window`. If two positions have the same
-    /// hash, the later one wins, which has the smaller offset.
-    pub(super) fn new(window: &Window, dictionary_len: usize) -> Box<Self> {
+    /// Indexes these places of the dictionary of `dictionary_len` bytes in `window`. If two have the
+    /// same slot, the later one wins, which has the smaller offset.
+    pub(super) fn new(window: &Window, dictionary_len: usize, starts: &[u16]) -> Box<Self> {
         let mut places = Box::new(Self([NOWHERE; _]));
-        for at in (PAGE_AT - dictionary_len..PAGE_AT).take(dictionary_len.saturating_sub(8)) {
+        let starts = starts.iter().map(|&start| usize::from(start)).filter(|start| start + 8 <= dictionary_len);
+        for at in starts.map(|start| PAGE_AT - dictionary_len + start) {
             places.0[slot(product(window.word(at)))] = at as u16;
         }
         places
@@ -54,11 +45,4 @@ impl Before for Places {
     fn place(&self, product: u64) -> u16 {
         self.0[slot(product)]
     }
-}
-
-/// Returns the slot of a word. All eight bytes count: matches of six in a dictionary make objects 1
-/// % smaller, but take 4 % more time to find.
-#[inline(always)]
-fn slot(product: u64) -> usize {
-    (product >> (64 - HASH_BITS)) as usize
 }

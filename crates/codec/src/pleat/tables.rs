@@ -23,7 +23,7 @@ pub(super) const SYMBOLS: usize = 1024;
 /// The symbol of a literal that has no code in its context: 8 bits follow.
 pub(super) const ESCAPE: usize = 256;
 
-const MAGIC: [u8; 4] = *b"plt\x06";
+const MAGIC: [u8; 4] = *b"plt\x07";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
 
@@ -57,6 +57,8 @@ pub(super) struct Model {
     pub(super) token_lengths: Vec<Vec<u8>>,
     pub(super) literals: Vec<LiteralCode>,
     pub(super) dictionary: Vec<u8>,
+    /// The places of the dictionary that an encoder looks up, ascending.
+    pub(super) starts: Vec<u16>,
 }
 
 /// One token set, ready for use.
@@ -208,7 +210,7 @@ impl PleatTables {
         self.id
     }
 
-    /// Serialises the tables to at most 77 KiB, as docs/pleat.md describes.
+    /// Serialises the tables to at most 85 KiB, as docs/pleat.md describes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let model = &self.model;
         let mut bytes = MAGIC.to_vec();
@@ -228,6 +230,11 @@ impl PleatTables {
             bytes.extend(code.costs);
         }
         bytes.extend(&model.dictionary);
+        let mut is_start = vec![0; model.dictionary.len().div_ceil(8)];
+        for start in model.starts.iter().map(|&start| usize::from(start)) {
+            is_start[start / 8] |= 1 << (start % 8);
+        }
+        bytes.extend(is_start);
         bytes
     }
 
@@ -276,10 +283,16 @@ impl PleatTables {
             literals.push(LiteralCode { context_after, lengths, costs });
         }
         let dictionary = take(dictionary_len)?.to_vec();
+        let is_start = take(dictionary_len.div_ceil(8))?;
+        let starts: Vec<u16> =
+            (0..8 * is_start.len()).filter(|at| is_start[at / 8] >> (at % 8) & 1 == 1).map(|at| at as u16).collect();
+        if starts.last().is_some_and(|&last| usize::from(last) >= dictionary_len) {
+            return Err(BadTables { what: "a place beyond the dictionary" });
+        }
         if !rest.is_empty() {
             return Err(BadTables { what: "trailing bytes after the tables" });
         }
-        Self::new(Model { triples, token_lengths, literals, dictionary })
+        Self::new(Model { triples, token_lengths, literals, dictionary, starts })
     }
 
     /// Derives everything from `model`, and checks it.
@@ -318,7 +331,7 @@ impl PleatTables {
             model,
         };
         if tables.dictionary_bytes() > 0 {
-            tables.places = Some(Places::new(&tables.window, tables.dictionary_bytes()));
+            tables.places = Some(Places::new(&tables.window, tables.dictionary_bytes(), &tables.model.starts));
         }
         for (set, lengths) in tables.model.token_lengths.iter().enumerate() {
             let token = token_set(lengths, &tables.model.triples)?;

@@ -9,7 +9,13 @@ use super::{
     tables::{CONTEXTS, ESCAPE, LITERAL_MAX, LiteralCode, Model, SETS, TOKEN_MAX},
     window::{MAX_DICTIONARY, Window},
 };
-use crate::{Page, dictionary::candidates, pieces, tables::worth_it};
+use crate::{
+    Page,
+    dictionary::candidates,
+    pieces,
+    reuse::{best_places, product, slot},
+    tables::worth_it,
+};
 
 /// Maximum number of sample pages that training examines; from more, it takes this many, evenly
 /// spread.
@@ -30,17 +36,30 @@ struct Parsed {
 
 /// Fits a model to pages like `samples`, with `dictionary`.
 fn model(samples: &[&Page], dictionary: Vec<u8>) -> Model {
-    let parsed = parse_all(samples, &dictionary);
+    let starts = starts(samples, &dictionary);
+    let parsed = parse_all(samples, &dictionary, &starts);
     let (triples, symbols) = alphabet(&parsed);
     let token_lengths = token_codes(&symbols, &triples);
     let literals = literal_codes(&parsed);
-    Model { triples, token_lengths, literals, dictionary }
+    Model { triples, token_lengths, literals, dictionary, starts }
 }
 
-fn parse_all(samples: &[&Page], dictionary: &[u8]) -> Vec<Parsed> {
+/// Returns the places of `dictionary` for an index, one for each slot: the one where matches save
+/// most in `samples`; if there are none, the last one, which has the smallest offset.
+fn starts(samples: &[&Page], dictionary: &[u8]) -> Vec<u16> {
+    let mut places = best_places(dictionary, samples, 0);
+    for (place, word) in dictionary.array_windows().enumerate().rev() {
+        places[slot(product(u64::from_le_bytes(*word)))].get_or_insert(place as u16);
+    }
+    let mut starts: Vec<u16> = places.into_iter().flatten().collect();
+    starts.sort_unstable();
+    starts
+}
+
+fn parse_all(samples: &[&Page], dictionary: &[u8], starts: &[u16]) -> Vec<Parsed> {
     let classes = Classes::NEW;
     let mut window = Window::new(dictionary);
-    let places = (!dictionary.is_empty()).then(|| Places::new(&window, dictionary.len()));
+    let places = (!dictionary.is_empty()).then(|| Places::new(&window, dictionary.len(), starts));
     let mut seen = Box::new([0; HASHES]);
     let mut sequences = Box::new([Sequence::default(); MAX_SEQUENCES]);
     let mut parsed = Vec::with_capacity(samples.len());
@@ -255,7 +274,7 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
 const DICTIONARIES: [usize; 2] = [16 << 10, MAX_DICTIONARY];
 /// A search takes up to a sixth longer with a dictionary, so a dictionary must save one byte in this
 /// many.
-const FIRST_SAVES: usize = 20;
+const FIRST_SAVES: usize = 25;
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
 const LONGER_SAVES: usize = 100;
@@ -267,15 +286,18 @@ const TRIED: usize = 256;
 fn dictionary(samples: &[&Page], judged: &[&Page], len: usize) -> Vec<u8> {
     let step = judged.len().div_ceil(TRIED).max(1);
     let judged: Vec<&Page> = judged.iter().step_by(step).copied().collect();
-    candidates(samples, &[len]).into_iter().min_by_key(|candidate| estimate(&judged, candidate)).unwrap_or_default()
+    candidates(samples, &[len])
+        .into_iter()
+        .min_by_key(|candidate| estimate(&judged, candidate, &starts(samples, candidate)))
+        .unwrap_or_default()
 }
 
 /// Estimates the bits of `pages` after `dictionary`, with one code for all triples and one for all
 /// literals.
-fn estimate(pages: &[&Page], dictionary: &[u8]) -> u64 {
+fn estimate(pages: &[&Page], dictionary: &[u8], starts: &[u16]) -> u64 {
     let mut triples = vec![0u32; TRIPLES];
     let mut literals = vec![0u32; 256];
-    for page in parse_all(pages, dictionary) {
+    for page in parse_all(pages, dictionary, starts) {
         page.triples.iter().for_each(|&(_, triple)| triples[usize::from(triple)] += 1);
         page.literals.iter().for_each(|&literal| literals[usize::from(literal)] += 1);
     }
