@@ -480,10 +480,23 @@ fn damaged_tables_with_a_right_id_are_refused_or_work() {
         damaged[4..8].copy_from_slice(&id.to_le_bytes());
         if let Ok(tables) = PleatTables::from_bytes(&damaged) {
             accepted += 1;
+            assert_eq!(tables.to_bytes(), damaged);
             round_trip(&Arc::new(tables), &page(round, round));
         }
     }
     assert!(accepted > 200, "{accepted}");
+}
+
+#[test]
+fn places_beyond_the_dictionary_are_refused() {
+    let model = Model { dictionary: vec![1; 9], starts: vec![0, 8], ..trained().model().clone() };
+    let mut bytes = PleatTables::new(model).expect("valid tables").to_bytes();
+    for (starts, is_valid) in [(1, true), (0, true), (2, false), (0x80, false)] {
+        *bytes.last_mut().expect("some bytes") = starts;
+        let id = id_of(&bytes);
+        bytes[4..8].copy_from_slice(&id.to_le_bytes());
+        assert_eq!(PleatTables::from_bytes(&bytes).is_ok(), is_valid, "{starts}");
+    }
 }
 
 #[test]
