@@ -31,7 +31,7 @@ fn a_slow_request_does_not_hold_up_the_next() {
         assert_eq!(raw.simple_reply(), (0, cookie));
         raw.bytes(16);
     }
-    assert_eq!(device.gate.waiting(), 2);
+    wait_for("the slow requests", || device.gate.waiting() == 2);
     device.gate.open();
     let mut cookies = Vec::new();
     for _ in 0..2 {
