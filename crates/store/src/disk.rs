@@ -436,8 +436,10 @@ impl Disk {
         }
     }
 
-    /// Returns whether the slot holds exactly what was made of `page`. Its entry was at `place` in
-    /// this version of the tree.
+    /// Returns whether the slot has, from another disk or in common with one, exactly what was made
+    /// of `page`. An object of its own is not compared: replacing it by an equal one takes no
+    /// memory, and a comparison would wait for its bytes, which are rarely in the cache. The slot's
+    /// entry was at `place` in this version of the tree.
     #[inline]
     fn has(
         &self,
@@ -450,6 +452,9 @@ impl Disk {
     ) -> bool {
         let (core, tree) = (&*self.core, &self.tree);
         let mut looked = place.look(&core.leaves);
+        if !looked.is_elsewhere() && tree.owns(&core.leaves, place) {
+            return false;
+        }
         let may_be = match (looked.entry(), made) {
             (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,
             (Entry::Raw { .. }, Made::Raw) | (Entry::Same(_), Made::Same(_)) => true,

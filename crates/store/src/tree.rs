@@ -140,6 +140,11 @@ impl<'a> Looked<'a> {
         Entry::decode(self.seen)
     }
 
+    /// Returns whether the slot's own entry led to another one.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.steps[0].is_some()
+    }
+
     #[inline(never)]
     fn follow(mut self, leaves: &'a Leaves) -> Self {
         let index = Leaves::leaf_of(self.number).1;
@@ -344,9 +349,15 @@ impl Tree {
     #[inline]
     pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<EntryPlace<'a>> {
         match self.find(leaves, slot) {
-            Found::Entry(place) if leaves.layer(place.leaf()) == self.layer() => Some(place),
+            Found::Entry(place) if self.owns(leaves, place) => Some(place),
             _ => None,
         }
+    }
+
+    /// Returns whether `place` is in a leaf that the disk may change.
+    #[inline]
+    pub(crate) fn owns(&self, leaves: &Leaves, place: EntryPlace<'_>) -> bool {
+        leaves.layer(place.leaf()) == self.layer()
     }
 
     /// Locks the entry at `place` for a change, if it is still the slot's and the disk's own, and
