@@ -99,16 +99,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             _ => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=zstd"])?,
         };
         let fill = Case { pattern: "fill", fio_rw: "write", block: "32k", connections: 1 };
-        run_fio(&fio, &server, &fill, args.mib, None)?;
+        run_fio(&fio, &server, &fill, args.mib, None, 1)?;
         servers.push((subject, server));
     }
     let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
     let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.name().contains(&args.only)).collect();
     ensure!(!cases.is_empty(), "no case has '{}' in its name", args.only);
-    for _ in 0..args.rounds {
+    for round in 0..args.rounds {
         for case in &cases {
             for (subject, server) in &servers {
-                let mut job = run_fio(&fio, server, case, args.mib, Some(args.seconds))?;
+                let mut job = run_fio(&fio, server, case, args.mib, Some(args.seconds), round + 2)?;
                 job.push(("rss_bytes", server.rss_bytes()?));
                 for (metric, value) in job {
                     figures.entry((case.name(), subject, metric)).or_default().push(value);
@@ -165,20 +165,21 @@ fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &st
     ));
 }
 
-/// Runs the case and returns its metrics.
+/// Runs the case and returns its metrics. fio takes places and data from the seed.
 fn run_fio(
     fio: &Path,
     server: &Server,
     case: &Case,
     mib: u64,
     seconds: Option<u32>,
+    seed: usize,
 ) -> anyhow::Result<Vec<(&'static str, f64)>> {
     let output = server.folder().join("fio.json");
     let mut command = std::process::Command::new(fio);
     command
         .current_dir(server.folder())
         .args(["--name=job", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
-        .args(["--buffer_compress_percentage=60", "--refill_buffers", "--randrepeat=1"])
+        .args(["--buffer_compress_percentage=60", "--refill_buffers", &format!("--randseed={seed}")])
         .arg(format!("--iodepth={QUEUE_DEPTH}"))
         .arg(format!("--uri={}", server.uri("")))
         .arg(format!("--rw={}", case.fio_rw))

@@ -285,13 +285,13 @@ pub(super) const COMPARISONS: &[Comparison] = &[
     fork(
         "RAM of an idle disk",
         Bytes,
-        ("pagefold", "idle/socket/*", "resident_bytes_each"),
+        ("pagefold", "idle/socket/*", "memory_bytes_each"),
         ("qcow2+qemu-nbd", "idle/peer/*", "*_bytes_each"),
     ),
     fork(
         "RAM of an idle disk",
         Bytes,
-        ("pagefold", "idle/socket/*", "resident_bytes_each"),
+        ("pagefold", "idle/socket/*", "memory_bytes_each"),
         ("btrfs-reflink", "idle/peer/*", "file_bytes_each"),
     ),
     fork(
