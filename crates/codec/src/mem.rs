@@ -7,7 +7,7 @@
 //! machine.
 #![allow(unsafe_code)] // Unaligned access; callers check bounds once per sequence.
 
-use crate::{PAGE_SIZE, Page};
+use crate::Page;
 
 /// Loads the 16 bits at `p`.
 ///
@@ -288,34 +288,6 @@ pub(crate) fn prefetch_line(p: *const u8) {
     let _ = p;
 }
 
-/// Bytes of a page that [`sampled_zeros`] examines.
-pub(crate) const ZEROS_SAMPLED: usize = PAGE_SIZE / 16;
-
-/// Counts the zero bytes among the first 16 bytes of every 256.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn sampled_zeros(page: &Page) -> usize {
-    use std::arch::x86_64::{
-        _mm_cmpeq_epi8, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_sad_epu8, _mm_setzero_si128, _mm_sub_epi8,
-        _mm_unpackhi_epi64,
-    };
-    // SAFETY: every x86-64 processor has SSE2; 16 bytes can be read from every 256.
-    unsafe {
-        let zero = _mm_setzero_si128();
-        let mut counts = zero;
-        for part in page.as_chunks::<256>().0 {
-            counts = _mm_sub_epi8(counts, _mm_cmpeq_epi8(_mm_loadu_si128(part.as_ptr().cast()), zero));
-        }
-        let sums = _mm_sad_epu8(counts, zero);
-        (_mm_cvtsi128_si64(sums) + _mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums))) as usize
-    }
-}
-
-/// Counts the zero bytes among the first 16 bytes of every 256.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn sampled_zeros(page: &Page) -> usize {
-    page.as_chunks::<256>().0.iter().flat_map(|part| &part[..16]).filter(|&&byte| byte == 0).count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -379,12 +351,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn zeros_are_counted_in_the_first_16_of_256() {
-        let page: Page = std::array::from_fn(|at| u8::from(at % 256 >= 16 || at % 3 == 0));
-        assert_eq!(sampled_zeros(&page), (0..PAGE_SIZE).filter(|at| at % 256 < 16 && at % 3 != 0).count());
-        assert_eq!(sampled_zeros(&[0; PAGE_SIZE]), ZEROS_SAMPLED);
     }
 }

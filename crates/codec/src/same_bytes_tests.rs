@@ -21,7 +21,7 @@ fn pages() -> impl Iterator<Item = Page> {
 /// A codec's sum changes if its format or its search for matches does. Trained codecs are not
 /// tested here: training uses logarithms, which C libraries round differently.
 const SUMS: &[(&str, u64)] = &[
-    ("fold", 0xa410_9be5_2e0c_49a9),
+    ("fold", 0x1a27_22ae_6d41_2369),
     ("lz4", 0x314c_9233_19f4_60d8),
     ("lz4dyn", 0xd6df_f703_71d3_47fb),
     ("lz4hc", 0xf43b_5861_6c9c_df8f),

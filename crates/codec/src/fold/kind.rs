@@ -1,9 +1,10 @@
-//! Decides which kind of page a page is, from a sample of its bytes.
+//! Decides which kind of page a page is, from samples of its bytes.
 //!
 //! ```text
-//! zeros := those among the first 16 bytes of every 256
-//! if 1/4 to 5/8 of these bytes are zeros: a page of words
-//! else if there are more: another page
+//! samples := 16 bytes of every 256, from 0, 48, 96, … modulo 256 on
+//! count those that are not all zeros
+//! if these are four or more, and a quarter of their bytes are zeros: a page of words
+//! else if a quarter of all sampled bytes are zeros: another page
 //! for distance in 16, 20, 24, 32:
 //!     for each residue of a byte's position modulo 4:
 //!         equal := sampled bytes that equal the byte at this distance before them, of 64
@@ -11,23 +12,33 @@
 //! else another page
 //! ```
 //!
+//! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
+//! the page is: pages that are half zeros and half random bytes, as fio writes them, are not of
+//! words. If all samples began at a multiple of 256, they would see only the heads of records whose
+//! size is a power of two, such as inodes.
+//!
 //! In an array of floats, the bytes with the exponents repeat, and the lowest ones of the mantissas
 //! do not. A multiple of the size of an element or a record is among the distances if that size is
 //! 2, 4, 5, 6, 8, 10, 12, 16, 20, 24 or 32 bytes. In text and code, all four residues are alike.
 
-use core::ops::RangeInclusive;
-
 use super::tables::Kind;
-use crate::{PAGE_SIZE, Page, mem};
+use crate::{PAGE_SIZE, Page};
 
-/// Zeros among the [`mem::ZEROS_SAMPLED`] sampled bytes of a page of words: pointers, small numbers.
-/// Tables of binaries have more, code has fewer.
-const WORDS_ZEROS: RangeInclusive<usize> = mem::ZEROS_SAMPLED / 4..=mem::ZEROS_SAMPLED * 5 / 8;
+/// Samples for words are 16 bytes of every 256, this much further on in each.
+const SAMPLES_STEP: usize = 48;
+const SAMPLE: usize = 16;
+const SAMPLES: usize = PAGE_SIZE / SAMPLE_EVERY;
+
+/// Samples with a byte other than zero in a page of words.
+const WORDS_SAMPLES: usize = 4;
+
+/// In a page of words, one byte in this many is zero. Code has fewer.
+const WORDS_ZEROS: usize = 4;
 
 /// Distances at which the bytes of records repeat.
 const DISTANCES: [usize; 4] = [16, 20, 24, 32];
 
-/// A sample is 16 bytes from here on in every 256.
+/// Samples for records are 16 bytes from here on in every 256.
 const SAMPLE_AT: usize = 32;
 const SAMPLE_EVERY: usize = 256;
 
@@ -38,14 +49,51 @@ const CONTRAST: u8 = 24;
 /// Returns the kind of a page.
 #[inline]
 pub(super) fn kind_of(page: &Page) -> Kind {
-    let zeros = mem::sampled_zeros(page);
-    if WORDS_ZEROS.contains(&zeros) {
+    let (zeros, empty) = zeros_of(page);
+    let samples = SAMPLES - empty;
+    if samples >= WORDS_SAMPLES && WORDS_ZEROS * (zeros - SAMPLE * empty) >= SAMPLE * samples {
         Kind::Words
-    } else if zeros < *WORDS_ZEROS.start() && has_records(page) {
+    } else if WORDS_ZEROS * zeros < SAMPLE * SAMPLES && has_records(page) {
         Kind::Records
     } else {
         Kind::Others
     }
+}
+
+/// Returns the number of zeros in all samples, and the number of samples that are all zeros.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Loads of whole registers.
+fn zeros_of(page: &Page) -> (usize, usize) {
+    use core::arch::x86_64::*;
+
+    // SAFETY: every x86-64 processor has SSE2. A sample begins at a multiple of 16 below 256, so it
+    // is within the 256 bytes.
+    unsafe {
+        let (mut zeros, mut empty) = (_mm_setzero_si128(), 0);
+        for (number, part) in page.as_chunks::<SAMPLE_EVERY>().0.iter().enumerate() {
+            let sample = part.as_ptr().add(number * SAMPLES_STEP % SAMPLE_EVERY);
+            let is_zero = _mm_cmpeq_epi8(_mm_loadu_si128(sample.cast()), _mm_setzero_si128());
+            zeros = _mm_sub_epi8(zeros, is_zero);
+            empty += usize::from(_mm_movemask_epi8(is_zero) == 0xFFFF);
+        }
+        let sums = _mm_sad_epu8(zeros, _mm_setzero_si128());
+        ((_mm_cvtsi128_si64(sums) + _mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums))) as usize, empty)
+    }
+}
+
+/// Returns the number of zeros in all samples, and the number of samples that are all zeros.
+#[cfg(not(target_arch = "x86_64"))]
+fn zeros_of(page: &Page) -> (usize, usize) {
+    zeros_of_bytewise(page)
+}
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+fn zeros_of_bytewise(page: &Page) -> (usize, usize) {
+    page.as_chunks::<SAMPLE_EVERY>().0.iter().enumerate().fold((0, 0), |(zeros, empty), (number, part)| {
+        let sample = &part[number * SAMPLES_STEP % SAMPLE_EVERY..][..SAMPLE];
+        let here = sample.iter().filter(|&&byte| byte == 0).count();
+        (zeros + here, empty + usize::from(here == SAMPLE))
+    })
 }
 
 /// Returns whether the bytes of one residue modulo 4 repeat, and those of another do not.
@@ -106,7 +154,8 @@ fn has_records_bytewise(page: &Page) -> bool {
     })
 }
 
-const _: () = assert!(SAMPLE_AT.is_multiple_of(4) && SAMPLE_AT + 16 <= SAMPLE_EVERY && PAGE_SIZE / SAMPLE_EVERY == 16);
+const _: () = assert!(SAMPLE_AT.is_multiple_of(4) && SAMPLE_AT + SAMPLE <= SAMPLE_EVERY && SAMPLES == SAMPLE);
+const _: () = assert!(SAMPLES_STEP.is_multiple_of(SAMPLE) && SAMPLE_EVERY.is_multiple_of(SAMPLE));
 
 #[cfg(test)]
 mod tests {
@@ -121,6 +170,42 @@ mod tests {
             let at = at % size;
             if is_alike(at) { at as u8 + 1 } else { (state >> 24) as u8 }
         })
+    }
+
+    /// A page whose bytes `of` gives by their number and a random one.
+    fn filled(seed: u32, of: impl Fn(usize, u8) -> u8) -> Page {
+        let mut state = seed;
+        std::array::from_fn(|at| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            of(at, (state >> 24) as u8)
+        })
+    }
+
+    #[test]
+    fn words_are_told_from_runs_of_zeros() {
+        let pointer = |at: usize, random: u8| if at % 8 < 6 { random | 1 } else { 0 };
+        for seed in 0..50 {
+            assert_eq!(kind_of(&filled(seed, pointer)), Kind::Words);
+            for used in [1024, 2048, 3000] {
+                let words = filled(seed, |at, random| if at < used { pointer(at, random) } else { 0 });
+                assert_eq!(kind_of(&words), Kind::Words, "{used} bytes of words, then zeros");
+                let random = filled(seed, |at, random| if at < used { random } else { 0 });
+                assert_eq!(kind_of(&random), Kind::Others, "{used} random bytes, then zeros");
+            }
+            let inodes = filled(seed, |at, random| if at % 256 < 64 { 0 } else { random });
+            assert_eq!(kind_of(&inodes), Kind::Others, "zeros at the head of every record");
+        }
+        assert_eq!(kind_of(&[0; PAGE_SIZE]), Kind::Others);
+    }
+
+    #[test]
+    fn every_build_counts_the_same_zeros() {
+        for seed in 0..200 {
+            let page = filled(seed, |at, random| if random < seed as u8 || at % 512 < 200 { 0 } else { random });
+            assert_eq!(zeros_of(&page), zeros_of_bytewise(&page), "{seed}");
+        }
+        assert_eq!(zeros_of(&[0; PAGE_SIZE]), (SAMPLE * SAMPLES, SAMPLES));
+        assert_eq!(zeros_of(&[1; PAGE_SIZE]), (0, 0));
     }
 
     #[test]
