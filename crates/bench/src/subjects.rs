@@ -24,16 +24,20 @@ impl<L: EntryLock> Slots for Store<L> {
     }
 }
 
-/// A codec and one page of room per object: no table, no pool, no locks. Each thread has its own
+/// A codec and a page of room for each object: no table, no pool, no locks. Each thread has its own
 /// slots.
 pub(crate) struct Bare {
     parts: Vec<Mutex<BareStripe>>,
 }
 
+/// Bytes for an object. With a whole number of pages, all objects would share a few sets of the L1
+/// cache.
+const ROOM: usize = PAGE_SIZE + 64;
+
 struct BareStripe {
     stream: Box<dyn Stream>,
     first_slot: u64,
-    objects: Vec<Page>,
+    objects: Vec<[u8; ROOM]>,
     lens: Vec<usize>,
 }
 
@@ -45,7 +49,7 @@ impl Bare {
             anyhow::Ok(Mutex::new(BareStripe {
                 stream: codec.stream()?,
                 first_slot: number as u64 * part_slots,
-                objects: vec![[0; PAGE_SIZE]; part_slots as usize],
+                objects: vec![[0; ROOM]; part_slots as usize],
                 lens: vec![0; part_slots as usize],
             }))
         };
@@ -75,7 +79,7 @@ impl Worker for MutexGuard<'_, BareStripe> {
         for (page, (object, len)) in pages.iter().zip(objects[first..].iter_mut().zip(&mut lens[first..])) {
             *len = stream.compress(page, &mut object[..PAGE_SIZE - 1]).unwrap_or(PAGE_SIZE);
             if *len == PAGE_SIZE {
-                *object = *page;
+                object[..PAGE_SIZE].copy_from_slice(page);
             }
         }
         Ok(())
@@ -86,7 +90,7 @@ impl Worker for MutexGuard<'_, BareStripe> {
         let first = (slot - *first_slot) as usize;
         for (page, (object, &len)) in pages.iter_mut().zip(objects[first..].iter().zip(&lens[first..])) {
             if len == PAGE_SIZE {
-                *page = *object;
+                page.copy_from_slice(&object[..PAGE_SIZE]);
             } else {
                 stream.decompress(&object[..len], page)?;
             }
