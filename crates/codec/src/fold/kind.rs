@@ -161,17 +161,6 @@ const _: () = assert!(SAMPLES_STEP.is_multiple_of(SAMPLE) && SAMPLE_EVERY.is_mul
 mod tests {
     use super::*;
 
-    /// A page of elements of `size` bytes. The bytes at the places that `is_alike` selects are the
-    /// same in all elements, the others are random.
-    fn page(size: usize, seed: u32, is_alike: impl Fn(usize) -> bool) -> Page {
-        let mut state = seed;
-        std::array::from_fn(|at| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let at = at % size;
-            if is_alike(at) { at as u8 + 1 } else { (state >> 24) as u8 }
-        })
-    }
-
     /// A page whose bytes `of` gives by their number and a random one.
     fn filled(seed: u32, of: impl Fn(usize, u8) -> u8) -> Page {
         let mut state = seed;
@@ -179,6 +168,12 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             of(at, (state >> 24) as u8)
         })
+    }
+
+    /// A page of elements of `size` bytes. The bytes at the places that `is_alike` selects are the
+    /// same in all elements, the others are random.
+    fn page(size: usize, seed: u32, is_alike: impl Fn(usize) -> bool) -> Page {
+        filled(seed, |at, random| if is_alike(at % size) { (at % size) as u8 + 1 } else { random })
     }
 
     #[test]
