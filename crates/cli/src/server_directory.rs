@@ -73,7 +73,7 @@ pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Resul
 pub(crate) struct ServerDirectory {
     directory: PathBuf,
     /// Locked; the kernel unlocks it however the process ends.
-    _lock: File,
+    lock: File,
 }
 
 impl ServerDirectory {
@@ -117,7 +117,7 @@ impl ServerDirectory {
         let written =
             ftruncate(&lock, 0).map_err(io::Error::from).and_then(|()| writeln!(lock, "{}", std::process::id()));
         written.with_context(|| format!("cannot write {shown}/{LOCK}"))?;
-        Ok(Self { directory, _lock: lock })
+        Ok(Self { directory, lock })
     }
 
     pub(crate) fn nbd_socket(&self) -> PathBuf {
@@ -126,6 +126,15 @@ impl ServerDirectory {
 
     pub(crate) fn control_socket(&self) -> PathBuf {
         control_socket(&self.directory)
+    }
+}
+
+impl Drop for ServerDirectory {
+    /// Unlocks the directory. Closing the file is not enough: a child between `fork` and `exec` has
+    /// a copy of each descriptor.
+    fn drop(&mut self) {
+        // Without it, the directory is free a moment later, when the last copy is closed.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
@@ -143,8 +152,11 @@ mod tests {
         assert_eq!(fs::metadata(&directory).expect("a folder").mode() & 0o777, 0o700);
         let message = ServerDirectory::claim(directory.clone()).expect_err("a taken place").to_string();
         assert!(message.contains(&format!("process {}", std::process::id())) && message.contains("--dir"), "{message}");
+        // As a child between `fork` and `exec` has one.
+        let copy = first.lock.try_clone().expect("a copy of the descriptor");
         drop(first);
         ServerDirectory::claim(directory).expect("the place of one that is gone");
+        drop(copy);
     }
 
     #[test]
