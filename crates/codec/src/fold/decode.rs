@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! while the page is not full:
-//!     token := the next token, from the object's end towards its start
+//!     token := the next token, from the last byte of the tokens towards the first
 //!     if token is END: stop
 //!     length, run, offset field := the token's bases plus its extra bits
 //!     offset := the last one, the one before, or the field
@@ -15,10 +15,11 @@
 //! of pages; the log in `docs/log/fold.md` has the command):
 //!
 //! 1. Extra bits and tokens are first copied to the middle of a buffer with room on both sides for
-//!    any sequence of tokens, and literals are copied likewise. So no token needs a check of the
-//!    input; one check at the end verifies that each cursor stopped in the right place. Literals
-//!    are read in place only if there are many and they are not coded; then every token checks for
-//!    their end (half-random pages +3 to +8 %).
+//!    any sequence of tokens, and literals are copied likewise. The tokens of a page of words, which
+//!    may be coded, have a buffer of their own. So no token needs a check of the input; one check at
+//!    the end verifies that each cursor stopped in the right place. Literals are read in place only
+//!    if there are many and they are not coded; then every token checks for their end (half-random
+//!    pages +3 to +8 %).
 //! 2. Conditional moves select the offset. Which of the three it is cannot be predicted (+28 %).
 //! 3. All tokens but the page's last few go through [`fast`], a separate function whose state stays
 //!    in registers; the others go through [`careful`] (+5 %). Table and buffer are at fixed offsets
@@ -33,10 +34,10 @@ use core::hint::select_unpredictable;
 
 use super::{
     Format, Isa,
-    literals::{EMPTY, Room, SLACK},
+    literals::{EMPTY, PALETTE_OF_TOKENS, Palettes, Room, SLACK},
     tables::{
-        BITS_MAX, END, KINDS, Kind, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, Source, Token,
-        WORDS_SHIFT,
+        BITS_MAX, CODED_SHIFT, END, KINDS, Kind, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, Source,
+        TOKENS_MASK, Token, WORDS_SHIFT,
     },
 };
 #[cfg(target_arch = "x86_64")]
@@ -64,6 +65,7 @@ const DIRECT_MIN: usize = 1792;
 const SHORT: Corrupt = Corrupt { what: "fold object is too short for its header" };
 const HEADER: Corrupt = Corrupt { what: "fold header out of range" };
 const LITERALS: Corrupt = Corrupt { what: "fold object's literals out of range" };
+const TOKENS: Corrupt = Corrupt { what: "fold object's tokens out of range" };
 const LENGTHS: Corrupt = Corrupt { what: "fold object's lengths do not add up" };
 
 pub(super) struct Decoder {
@@ -72,12 +74,30 @@ pub(super) struct Decoder {
     /// stops the compiler from computing a token's source from the token, which takes more
     /// instructions than the load.
     tokens: [[Token; 256]; KINDS],
-    /// The extra bits and the tokens.
+    /// The extra bits, and unless the page is one of words, the tokens.
     input: [u8; FRONT + PAGE_SIZE + BACK],
+    words_tokens: WordsTokens,
     literals: Room,
     /// Present with AVX-512.
     #[cfg(target_arch = "x86_64")]
     sequences: Option<Box<Sequences>>,
+}
+
+/// The tokens of a page of words, and room before them.
+#[repr(C)]
+struct WordsTokens {
+    /// Ends with END, which a page of words does not have.
+    front: [u8; FRONT],
+    tokens: Room,
+}
+
+/// Where the tokens are.
+#[derive(Clone, Copy)]
+struct TokensAt {
+    /// The end of the tokens, of which the first is the last byte.
+    end: *const u8,
+    /// Number of tokens, without END, if it is known.
+    count: Option<usize>,
 }
 
 /// The state of the three streams and the page between two tokens.
@@ -102,6 +122,7 @@ impl Decoder {
             isa,
             tokens: decoder_tokens(format),
             input: [0; FRONT + PAGE_SIZE + BACK],
+            words_tokens: WordsTokens { front: [END; FRONT], tokens: EMPTY },
             literals: EMPTY,
             #[cfg(target_arch = "x86_64")]
             sequences: (isa == Isa::Avx512).then(|| Box::new(Sequences::new())),
@@ -173,6 +194,12 @@ impl Decoder {
             upper if upper >> WORDS_SHIFT & 1 == 1 => (Kind::Words, header >> PALETTE_SHIFT),
             _ => (Kind::Others, header >> PALETTE_SHIFT),
         };
+        let (count, body) = if kind == Kind::Words {
+            let (count, rest) = self.words_tokens.read(self.isa, &format.palettes, body).ok_or(TOKENS)?;
+            (Some(count), rest)
+        } else {
+            (None, body)
+        };
         let coded = if palette == 0 {
             literals
         } else {
@@ -185,44 +212,65 @@ impl Decoder {
         }
         let Some(input) = self.input.get_mut(FRONT..FRONT + rest.len()) else { return Err(HEADER) };
         input.copy_from_slice(rest);
+        let this = &raw const *self;
+        // SAFETY: both are in the structure.
+        let end = unsafe {
+            match count {
+                Some(count) => (&raw const (*this).words_tokens.tokens).cast::<u8>().add(count),
+                None => (&raw const (*this).input).cast::<u8>().add(FRONT + rest.len()),
+            }
+        };
+        let tokens_at = TokensAt { end, count };
+        let rest_len = rest.len();
         #[cfg(target_arch = "x86_64")]
         if let Some(sequences) = &mut self.sequences {
             let from = if direct { body } else { &self.literals[..] };
             let tokens = &format.tokens[kind as usize];
             // SAFETY: the stream detected the features before it selected the build. The rest of
-            // the object is at `FRONT` in `input`, which has room for `parse` on both sides. `from`
-            // has `literals` bytes plus SLACK. The pages are the caller's.
+            // the object is at `FRONT` in `input`, which has room for `parse` on both sides, as the
+            // tokens of a page of words have before them. `from` has `literals` bytes plus SLACK.
+            // The pages are the caller's.
             return unsafe {
-                decode_by_window::<REACH>(sequences, tokens, &self.input, rest.len(), from, literals, to, page)
+                decode_by_window::<REACH>(
+                    sequences,
+                    tokens,
+                    &self.input,
+                    rest.len(),
+                    tokens_at,
+                    from,
+                    literals,
+                    to,
+                    page,
+                )
             }
             .ok_or(LENGTHS);
         }
 
-        let this = &raw const *self;
         // SAFETY: the rest of the object is at `FRONT` in `input`; `literals` bytes are in `coded`
         // or were put in `self.literals`.
-        let (mut cursor, bits) = unsafe {
+        let mut cursor = unsafe {
             let bits = (&raw const (*this).input).cast::<u8>().add(FRONT);
-            let end = bits.add(rest.len());
             let literals_start = if direct { coded.as_ptr() } else { (&raw const (*this).literals).cast() };
-            let cursor = Cursor {
+            Cursor {
                 at: 0,
                 literals: literals_start,
                 literals_end: literals_start.add(literals),
-                token: end.sub(1),
+                token: tokens_at.end.sub(1),
                 bits,
                 bit: 0,
                 last: 1,
                 before: 1,
-            };
-            (cursor, bits)
+            }
         };
+        let mut ends = 0;
         loop {
-            // SAFETY: the cursor belongs to `input` and only moves by whole tokens. Each token but
-            // END fills at least LENGTH_MIN bytes of the page, and both functions stop when it is
-            // full. That bounds the total: TOKENS_MAX tokens, BITS_MAX bits each, and a page of
-            // literals. `input` has room for that before and after, `self.literals` after; `direct`
-            // literals have SLACK bytes of the object after them, and their end is checked.
+            // SAFETY: the cursor belongs to `input`, or in a page of words for its tokens to
+            // `words_tokens`, and only moves by whole tokens. Each token but END fills at least
+            // LENGTH_MIN bytes of the page, and both functions stop when it is full. That bounds
+            // the total: TOKENS_MAX tokens, BITS_MAX bits each, and a page of literals. `input` has
+            // room for that before and after, `words_tokens` before, `self.literals` after;
+            // `direct` literals have SLACK bytes of the object after them, and their end is
+            // checked.
             unsafe { (*this).isa.fast::<REACH>(kind, direct, this, &mut cursor, to) };
             if cursor.at >= PAGE_SIZE {
                 break;
@@ -230,14 +278,18 @@ impl Decoder {
             // SAFETY: as above.
             match unsafe { careful::<REACH>(this, kind, &mut cursor, to) } {
                 Step::Token => {}
-                Step::End => break,
+                Step::End => {
+                    ends = 1;
+                    break;
+                }
                 Step::Corrupt => return Err(LENGTHS),
             }
         }
         let rest = PAGE_SIZE.wrapping_sub(cursor.at);
         let literals_left = cursor.literals_end.addr().wrapping_sub(cursor.literals.addr());
-        let bits_end = bits.addr() + cursor.bit.div_ceil(8);
-        if rest > PAGE_SIZE || literals_left != rest || bits_end != cursor.token.addr() + 1 {
+        let tokens = tokens_at.end.addr() - (cursor.token.addr() + 1) - ends;
+        let is_whole = tokens_at.is_whole(tokens, ends, cursor.bit.div_ceil(8), rest_len);
+        if rest > PAGE_SIZE || literals_left != rest || !is_whole {
             return Err(LENGTHS);
         }
         // SAFETY: `rest` bytes of the page and `rest` literals are left. The pages are the
@@ -252,12 +304,42 @@ impl Decoder {
     }
 }
 
+impl WordsTokens {
+    /// Reads the tokens of a page of words. Returns their number and what follows them.
+    fn read<'a>(&mut self, isa: Isa, palettes: &Palettes, from: &'a [u8]) -> Option<(usize, &'a [u8])> {
+        let (header, body) = from.split_first_chunk::<2>()?;
+        let header = usize::from(u16::from_le_bytes(*header));
+        let count = header & TOKENS_MASK;
+        if count >= TOKENS_MAX {
+            return None;
+        }
+        let len = if header >> CODED_SHIFT == 0 {
+            self.tokens[..count].copy_from_slice(body.get(..count)?);
+            count
+        } else {
+            palettes.unpack(isa, PALETTE_OF_TOKENS, body, count, &mut self.tokens)?
+        };
+        Some((count, &body[len..]))
+    }
+}
+
+impl TokensAt {
+    /// Returns whether these tokens, `ends` ENDs and these bytes of extra bits are all there is in
+    /// the `rest_len` bytes after the literals, or after the tokens of a page of words.
+    fn is_whole(&self, tokens: usize, ends: usize, bits: usize, rest_len: usize) -> bool {
+        match self.count {
+            Some(count) => tokens == count && bits == rest_len,
+            None => tokens + ends + bits == rest_len,
+        }
+    }
+}
+
 /// Decodes all sequences and the literals after them. The rest of the object is `rest_len` bytes at
 /// [`FRONT`] in `input`.
 ///
 /// # Safety
-/// `rest_len` is at most a page; `literals` has `literals_len` bytes plus [`SLACK`]. `to` and
-/// `page` are as for [`Decoder::decode_to`].
+/// `rest_len` is at most a page; [`FRONT`] bytes before the tokens' end can be read; `literals` has
+/// `literals_len` bytes plus [`SLACK`]. `to` and `page` are as for [`Decoder::decode_to`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512vbmi")]
 #[expect(clippy::too_many_arguments)] // The caller has computed all of these.
@@ -266,6 +348,7 @@ unsafe fn decode_by_window<const REACH: usize>(
     tokens: &Tokens,
     input: &[u8; FRONT + PAGE_SIZE + BACK],
     rest_len: usize,
+    tokens_at: TokensAt,
     literals: &[u8],
     literals_len: usize,
     to: *mut u8,
@@ -273,13 +356,10 @@ unsafe fn decode_by_window<const REACH: usize>(
 ) -> Option<()> {
     const { assert!(FRONT >= sequences::FRONT && BACK >= sequences::BACK) };
     // SAFETY: `input` extends far enough for `parse` on both sides of the rest.
-    let sums = unsafe {
-        let bits = input.as_ptr().add(FRONT);
-        sequences.parse(&tokens.fields, REACH, bits, bits.add(rest_len))?
-    };
+    let sums = unsafe { sequences.parse(&tokens.fields, REACH, input.as_ptr().add(FRONT), tokens_at.end)? };
     let left = PAGE_SIZE.checked_sub(sums.bytes)?;
-    let tokens_len = sums.tokens + usize::from(sums.end);
-    if sums.literals + left != literals_len || sums.bits.div_ceil(8) + tokens_len != rest_len {
+    let is_whole = tokens_at.is_whole(sums.tokens, usize::from(sums.end), sums.bits.div_ceil(8), rest_len);
+    if sums.literals + left != literals_len || !is_whole {
         return None;
     }
     // SAFETY: the tokens produce `sums.bytes`, at most a page, and there are as many literals as

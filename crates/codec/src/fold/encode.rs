@@ -10,6 +10,7 @@
 //!     else continue with the next byte, or further on after many misses
 //! make tokens and extra bits of all matches
 //! code the literals by the palette that contains most of them
+//! in a page of words, code the tokens, too
 //! ```
 //!
 //! Deviations from a usual match finder, each with its gain in compression speed
@@ -49,9 +50,11 @@ use super::{
     Format, Isa,
     compare::{self, Compare},
     kind::kind_of,
-    literals::{EMPTY, PALETTES_COUNT, PALETTES_OF_WORDS, Room},
+    literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK},
     shared::Starts,
-    tables::{KINDS, Kind, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, RUN_MAX, WORDS_SHIFT, length_min_new},
+    tables::{
+        CODED_SHIFT, KINDS, Kind, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, RUN_MAX, WORDS_SHIFT, length_min_new,
+    },
     tokens::{Columns, EXTRA_ROOM, Emit, Emitted, TOKENS_ROOM, class_of},
 };
 use crate::{PAGE_SIZE, Page, mem};
@@ -101,8 +104,8 @@ pub(super) struct Encoder {
     found: (Kind, usize, usize),
     columns: Columns,
     extra: [u8; EXTRA_ROOM],
-    /// Filled from its end.
-    tokens: [u8; TOKENS_ROOM],
+    /// Filled from the end of the first TOKENS_ROOM bytes.
+    tokens: [u8; TOKENS_ROOM + SLACK],
 }
 
 impl Encoder {
@@ -116,7 +119,7 @@ impl Encoder {
             found: (Kind::Others, 0, 0),
             columns: Columns::NEW,
             extra: [0; EXTRA_ROOM],
-            tokens: [0; TOKENS_ROOM],
+            tokens: [0; TOKENS_ROOM + SLACK],
         })
     }
 
@@ -179,39 +182,44 @@ impl Encoder {
             return None;
         }
         let literals = found.literals;
+        let room = out.len().min(PAGE_SIZE - 1);
+        let (header_out, mut left) = out[..room].split_first_chunk_mut::<2>()?;
+        let mut put = |bytes: &[u8]| {
+            let (front, rest) = core::mem::take(&mut left).split_at_mut_checked(bytes.len())?;
+            front.copy_from_slice(bytes);
+            left = rest;
+            Some(left.len())
+        };
         let palette = match kind {
-            Kind::Others => format.palettes.choose(&self.literals[..literals], PALETTES_COUNT),
+            Kind::Others => format.palettes.choose(&self.literals[..literals], PALETTES_OF_OTHERS),
             Kind::Words => format.palettes.choose(&self.literals[..literals], PALETTES_OF_WORDS),
             Kind::Records => 0,
         };
+        let tokens = &self.tokens[TOKENS_ROOM - found.tokens..];
+        if kind == Kind::Words {
+            let coded = format.palettes.pack(self.isa, PALETTE_OF_TOKENS, tokens, found.tokens, &mut self.packed);
+            let is_coded = coded < found.tokens;
+            put(&((found.tokens | usize::from(is_coded) << CODED_SHIFT) as u16).to_le_bytes())?;
+            put(if is_coded { &self.packed[..coded] } else { &tokens[..found.tokens] })?;
+        }
         let packed = if palette == 0 {
             PAGE_SIZE
         } else {
             format.palettes.pack(self.isa, palette, &self.literals, literals, &mut self.packed)
         };
         let palette = if packed < literals { palette } else { 0 };
-        let room = out.len().min(PAGE_SIZE - 1);
-        let len = 2 + literals.min(packed) + found.extra + found.tokens;
-        if len > room {
-            return None;
-        }
         let upper = match kind {
             Kind::Others => palette << PALETTE_SHIFT,
             Kind::Words => palette << PALETTE_SHIFT | 1 << WORDS_SHIFT,
             Kind::Records => RECORDS_HEADER,
         };
-        let header = (literals | upper) as u16;
-        let (header_out, mut out) = out.split_at_mut(2);
-        header_out.copy_from_slice(&header.to_le_bytes());
-        let mut put = |bytes: &[u8]| {
-            let (front, rest) = core::mem::take(&mut out).split_at_mut(bytes.len());
-            front.copy_from_slice(bytes);
-            out = rest;
-        };
-        put(if palette == 0 { &self.literals[..literals] } else { &self.packed[..packed] });
-        put(&self.extra[..found.extra]);
-        put(&self.tokens[self.tokens.len() - found.tokens..]);
-        Some(len)
+        *header_out = ((literals | upper) as u16).to_le_bytes();
+        put(if palette == 0 { &self.literals[..literals] } else { &self.packed[..packed] })?;
+        let mut left = put(&self.extra[..found.extra])?;
+        if kind != Kind::Words {
+            left = put(&tokens[..found.tokens])?;
+        }
+        Some(room - left)
     }
 
     fn find<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], kind: Kind) -> Found {
@@ -463,7 +471,9 @@ impl Encoder {
         let literals = literals_end.addr() - literals.addr() + page_end - anchor;
         // SAFETY: the first `at` sequences are the page's, and the caller chose `C` for this CPU.
         let Emitted { tokens, extra } = unsafe {
-            C::emit(&self.columns, &format.tokens[KIND].codes, at, anchor < page_end, &mut self.tokens, &mut self.extra)
+            let end = !is_of_words && anchor < page_end;
+            let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
+            C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
         Found { tokens, extra, literals, sequences: at }
     }

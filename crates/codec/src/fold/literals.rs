@@ -1,6 +1,6 @@
 //! The literals' code (`docs/fold.md`, "Literals"): half a byte for each of sixteen common values,
 //! five bits for each of 32 less common ones, and one or two bits per literal that say which of
-//! these it is, or neither.
+//! these it is, or neither. The tokens of pages of words are coded alike.
 //!
 //! ```text
 //! for each literal:
@@ -17,12 +17,19 @@
 use super::Isa;
 use crate::PAGE_SIZE;
 
-/// Number of palettes. 0 in a header means that the literals are not coded.
-pub(super) const PALETTES_COUNT: usize = 7;
+/// Number of palettes: those of literals, and one of tokens.
+pub(super) const PALETTES_COUNT: usize = 8;
 
-/// Number of palettes, the first ones, that pages of words may use. The header of the last one marks
-/// a page of records.
-pub(super) const PALETTES_OF_WORDS: usize = PALETTES_COUNT - 1;
+/// Number of palettes, the first ones, that the literals of pages may use. 0 in a header means that
+/// the literals are not coded.
+pub(super) const PALETTES_OF_OTHERS: usize = 7;
+
+/// Number of palettes, the first ones, that the literals of pages of words may use. The header of
+/// the next one marks a page of records.
+pub(super) const PALETTES_OF_WORDS: usize = 6;
+
+/// The palette, from 1, of the tokens of pages of words.
+pub(super) const PALETTE_OF_TOKENS: usize = 8;
 
 /// How many bytes past the literals of a page the functions here and the decoder's loop read and
 /// write.
@@ -47,7 +54,8 @@ impl Palette {
     }
 }
 
-/// The palettes of pages without tables, fitted to the literals of many kinds of data.
+/// The palettes of pages without tables, fitted to the literals of many kinds of data; the last one
+/// to tokens of pages of words.
 #[rustfmt::skip]
 pub(super) const PALETTES: Values = [
     Palette::new(b"\x00\x01\x0f$ADHL\x83\x85\x89\x8b\x8d\xc0\xe8\xff", b"\x02\x03\x04\x05\x08\x10\x18\x1f (19=@EIMTUftu\x80\x84\xc3\xc7\xe9\xeb\xf6\xfb\xfd\xfe"),
@@ -57,6 +65,7 @@ pub(super) const PALETTES: Values = [
     Palette::new(b"\x00\x01 acdeilnoprstu", b"\x02\x03\x04\x05\x06\x07\x08\x0a\x0c\x10.01:@AIP_`bfghmvy\x80\xa0\xc0\xe0\xff"),
     Palette::new(b"\x00 acdehilmnorstu", b"\x0a\x22,-.ABCDEILNOPRST\x5cbfgjkpqvwxyz\x80"),
     Palette::new(b" acdehilmnoprstu", b"\x00\x0a\x22(),-./0123456:<=>AST_bfgkvwxy"),
+    Palette::new(b"\x00\x04\x0a\x1d #56l\x93\x98\x9d\xc5\xd0\xdb\xea", b"\x03\x07\x0e\x11\x13\x1b\x1e'+3478?Einopqs\x83\x94\x9a\xa6\xc4\xc7\xc9\xca\xe0\xe7\xec"),
 ];
 
 /// The palettes, and the lookup tables to code with them.
@@ -131,13 +140,16 @@ impl Palettes {
 
     /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1. Returns the
     /// section's length in bytes.
-    pub(super) fn pack(&self, isa: Isa, palette: usize, literals: &Room, count: usize, out: &mut Room) -> usize {
+    ///
+    /// # Panics
+    /// If there are less than [`SLACK`] bytes after them.
+    pub(super) fn pack(&self, isa: Isa, palette: usize, literals: &[u8], count: usize, out: &mut Room) -> usize {
         let palette = (palette - 1) % PALETTES_COUNT;
         let codes = &self.codes[palette];
-        let count = count.min(PAGE_SIZE);
+        assert!(count <= PAGE_SIZE && literals.len() >= count + SLACK);
         match isa {
-            // SAFETY: the stream detected the features before it selected the build; `count` is at
-            // most a page.
+            // SAFETY: the stream detected the features before it selected the build. `count` is at
+            // most a page, and SLACK bytes follow.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::pack_avx512(codes, literals, count, out) },
             // SAFETY: as above.
@@ -203,7 +215,7 @@ const ROOM: usize = PAGE_SIZE + PAGE_SIZE / 4 + 4 * SLACK;
 pub(super) const EMPTY: Room = [0; ROOM];
 
 /// Codes literals one at a time.
-fn pack_portable(codes: &Codes, literals: &Room, count: usize, out: &mut Room) -> usize {
+fn pack_portable(codes: &Codes, literals: &[u8], count: usize, out: &mut Room) -> usize {
     let mut end = count.div_ceil(8);
     for (group, bits) in literals[..count].chunks(GROUP).zip((0..end).step_by(8)) {
         let (mut wide, mut common, mut rare_len) = (0_u64, 0, 0);
@@ -445,12 +457,12 @@ mod x86 {
     }
 
     /// # Safety
-    /// `count` is at most a page.
+    /// `count` is at most a page, and [`SLACK`](super::SLACK) bytes follow the literals.
     #[target_feature(enable = "avx2,popcnt")]
     pub(super) unsafe fn pack_avx2(
         all_codes: &Codes,
         rows: &Rows,
-        literals: &Room,
+        literals: &[u8],
         count: usize,
         room: &mut Room,
     ) -> usize {
@@ -602,9 +614,9 @@ mod x86 {
     };
 
     /// # Safety
-    /// `count` is at most a page.
+    /// `count` is at most a page, and [`SLACK`](super::SLACK) bytes follow the literals.
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
-    pub(super) unsafe fn pack_avx512(codes: &Codes, literals: &Room, count: usize, out: &mut Room) -> usize {
+    pub(super) unsafe fn pack_avx512(codes: &Codes, literals: &[u8], count: usize, out: &mut Room) -> usize {
         let table = codes.0.as_ptr();
         let out = out.as_mut_ptr();
         let mut end = count.div_ceil(8);

@@ -12,7 +12,8 @@
 //! Literals come first in an object, common ones in half a byte. A token is one byte and encodes
 //! the source of the offset, the number of literals before the match, and the match's length. A
 //! stream of bits completes it. Literals, bits and tokens are separate, so that the decoder knows
-//! the next token's place before it has examined the current one.
+//! the next token's place before it has examined the current one. In pages that are like heaps,
+//! tokens are coded as literals are, which the decoder undoes first.
 
 mod compare;
 mod decode;

@@ -79,17 +79,34 @@ pub(super) fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Opti
     }
     // Bits 12 to 15, all set: a page of records, without a palette.
     let (kind, header) = if header >> 12 == 15 { (2, header & 0xFFF) } else { (header >> 12 & 1, header) };
+    let (tokens, body) = if kind == 1 {
+        let (count, body) = body.split_first_chunk::<2>()?;
+        let count = usize::from(u16::from_le_bytes(*count));
+        if count & 0x7FFF > 1366 {
+            return None;
+        }
+        let header = if count < 1 << 15 { count } else { 8 << 13 | count & 0xFFF };
+        let (mut tokens, rest) = plain_literals(&format.palettes.values, header, body)?;
+        // As if END followed.
+        tokens.insert(0, END);
+        (Some(tokens), rest)
+    } else {
+        (None, body)
+    };
     let (literals, rest) = plain_literals(&format.palettes.values, header, body)?;
     let said = &format.tokens[kind].decoder;
     let mut literals = literals.iter();
-    let mut tokens = rest.iter().rev();
+    let tokens = tokens.unwrap_or_else(|| rest.to_vec());
+    let mut tokens = tokens.iter().rev();
     let mut bits = Bits { bytes: rest, at: 0 };
     let mut window = front.to_vec();
     let end = front.len() + PAGE_SIZE;
     let (mut last, mut before) = (1, 1);
+    let mut has_ended = false;
     while window.len() < end {
         let &token = tokens.next()?;
         if token == END {
+            has_ended = true;
             break;
         }
         let t = said[usize::from(token)];
@@ -116,5 +133,10 @@ pub(super) fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Opti
         }
     }
     window.extend(literals);
-    (window.len() == end && bits.bytes_taken() == tokens.len()).then(|| window.split_off(front.len()))
+    let is_whole = if kind == 1 {
+        tokens.len() == usize::from(!has_ended) && bits.bytes_taken() == bits.bytes.len()
+    } else {
+        bits.bytes_taken() == tokens.len()
+    };
+    (window.len() == end && is_whole).then(|| window.split_off(front.len()))
 }

@@ -49,6 +49,10 @@ pub(super) const PALETTE_SHIFT: u32 = 13;
 /// of words with the last palette, which pages of words do not use.
 pub(super) const RECORDS_HEADER: usize = 0xF000;
 
+/// The header of a page of words' tokens: their number in the low bits, and whether they are coded.
+pub(super) const TOKENS_MASK: usize = 0x7FFF;
+pub(super) const CODED_SHIFT: u32 = 15;
+
 /// The longest run for which every class has a slot. A longer one needs [`FAR`].
 pub(super) const RUN_MAX: usize = 41;
 
@@ -397,7 +401,7 @@ pub(super) struct Codes {
 pub(super) const RUN_CODES: usize = 64;
 pub(super) const LENGTH_CODES: usize = 128;
 
-const fn codes(classes: &Classes) -> Codes {
+pub(super) const fn codes(classes: &Classes) -> Codes {
     let mut out = Codes { runs: [[0; RUN_CODES]; CLASSES_COUNT], lengths: [[0; LENGTH_CODES]; CLASSES_COUNT] };
     let mut first = 0;
     let mut at = 0;

@@ -8,16 +8,16 @@
 //!     judge all three by the size of held-out pages
 //! ```
 
-use std::{array, sync::Arc};
+use std::{array, collections::HashMap, sync::Arc};
 
 use super::{
     Isa,
     dict::FoldDictStream,
-    literals::{PALETTES, PALETTES_COUNT, PALETTES_OF_WORDS, Palette, Values},
+    literals::{PALETTE_OF_TOKENS, PALETTES, PALETTES_COUNT, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Palette, Values},
     shared::{FoldTables, REACH, Starts},
     tables::{
         BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
-        RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
+        RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, codes, length_min_new,
     },
 };
 use crate::{
@@ -32,9 +32,9 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 /// Number of pages to which tokens and palettes are fitted.
 const FITTED_PAGES: usize = 1024;
 
-/// A search takes up to a quarter longer with a dictionary, so the first one must save one byte in
-/// this many.
-const FIRST_SAVES: usize = 20;
+/// A search takes a sixth longer with a dictionary, on average, so the first one must save one byte
+/// in this many.
+const FIRST_SAVES: usize = 14;
 
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
@@ -71,10 +71,12 @@ impl FoldTables {
     }
 
     /// Returns the source text of the constants for [`Fold`](crate::Fold)'s tokens and palettes,
-    /// fitted to `sample`: pages with their weights.
+    /// fitted to `sample`: pages with their weights. The palette of tokens is for the present
+    /// tokens.
     pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
         let (found, _) = Found::in_pages(None, sample.iter().copied());
-        source(&array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..BEYOND])), &fit_palettes(&found.literals))
+        let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..BEYOND]));
+        source(&classes, &found.palettes(&CLASSES))
     }
 }
 
@@ -90,13 +92,15 @@ pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
         (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, pages)));
     let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
     let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind]));
-    FoldTables::new(&classes, fit_palettes(&found.literals), dictionary)
+    FoldTables::new(&classes, found.palettes(&classes), dictionary)
 }
 
 /// What the encoder finds in pages, weighted.
 struct Found {
     /// By [`Kind`], by class.
     tokens: [Vec<Counts>; KINDS],
+    /// How often pages of words have each class with each run and length.
+    of_words: HashMap<(usize, usize, usize), u64>,
     literals: Vec<Literals>,
 }
 
@@ -118,7 +122,7 @@ impl Found {
         let tables = Arc::new(FoldTables::new(&CLASSES, PALETTES, dictionary));
         let mut stream = FoldDictStream::new(Isa::of_this_cpu(), Arc::clone(&tables));
         let none = || vec![Counts { runs: [0; _], lengths: [0; _] }; CLASSES_COUNT];
-        let mut found = Self { tokens: array::from_fn(|_| none()), literals: Vec::new() };
+        let mut found = Self { tokens: array::from_fn(|_| none()), of_words: HashMap::new(), literals: Vec::new() };
         for (page, weight) in pages {
             let _: Option<usize> = stream.compress(page, &mut [0; PAGE_SIZE]);
             let (kind, sequences, literals) = stream.encoder.found();
@@ -126,9 +130,13 @@ impl Found {
             for sequence in sequences {
                 counts[sequence.class].runs[sequence.run] += weight;
                 counts[sequence.class].lengths[sequence.length] += weight;
+                if kind == Kind::Words {
+                    let all = (sequence.class, sequence.run, sequence.length);
+                    *found.of_words.entry(all).or_default() += weight;
+                }
             }
             let palettes = match kind {
-                Kind::Others => PALETTES_COUNT,
+                Kind::Others => PALETTES_OF_OTHERS,
                 Kind::Words => PALETTES_OF_WORDS,
                 Kind::Records => continue,
             };
@@ -140,6 +148,20 @@ impl Found {
         }
         drop(stream);
         (found, Arc::into_inner(tables).and_then(FoldTables::into_dictionary))
+    }
+
+    /// Fits palettes to the literals, and one to the tokens of pages of words, which `classes`
+    /// gives.
+    fn palettes(&self, classes: &[Classes; KINDS]) -> Values {
+        let codes = codes(&classes[Kind::Words as usize]);
+        let mut tokens = [0; 256];
+        for (&(class, run, length), count) in &self.of_words {
+            let token = codes.runs[class][run.min(RUN_CODES - 1)] + codes.lengths[class][length.min(LENGTH_CODES - 1)];
+            tokens[usize::from(token as u8)] += count;
+        }
+        let mut palettes = fit_palettes(&self.literals);
+        palettes[PALETTE_OF_TOKENS - 1] = commonest(&tokens);
+        palettes
     }
 }
 
@@ -281,7 +303,7 @@ fn fit_palettes(pages: &[Literals]) -> Values {
                 }
             }
         }
-        for (palette, counts) in palettes.iter_mut().zip(&counts) {
+        for (palette, counts) in palettes.iter_mut().zip(&counts).take(PALETTES_OF_OTHERS) {
             if counts.iter().any(|&count| count > 0) {
                 *palette = commonest(counts);
             } else if let Some(page) = worst.1.take() {
