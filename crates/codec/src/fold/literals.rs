@@ -615,7 +615,7 @@ mod x86 {
 
     /// # Safety
     /// `count` is at most a page, and [`SLACK`](super::SLACK) bytes follow the literals.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
     pub(super) unsafe fn pack_avx512(codes: &Codes, literals: &[u8], count: usize, out: &mut Room) -> usize {
         let table = codes.0.as_ptr();
         let out = out.as_mut_ptr();
@@ -644,13 +644,10 @@ mod x86 {
                 _mm256_storeu_si256(out.add(end).cast(), _mm512_cvtepi16_epi8(pairs));
                 end += is_common.count_ones().div_ceil(2) as usize;
 
-                let rare = is_rare.count_ones();
-                let codes = _mm512_maskz_compress_epi8(is_rare, codes);
-                let is_whole = _mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(WHOLE as i8));
-                mem::store64(out.add(end), is_whole);
-                end += rare.div_ceil(8) as usize;
-                let is_second = _mm512_cmpgt_epu8_mask(_mm512_set1_epi8(WHOLE as i8), codes);
-                let is_second = is_second & u64::MAX.unbounded_shr(64 - rare);
+                let is_whole = _mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(WHOLE as i8)) & there;
+                let is_second = is_rare & !is_whole;
+                mem::store64(out.add(end), _pext_u64(is_whole, is_rare));
+                end += is_rare.count_ones().div_ceil(8) as usize;
                 let codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(FIRST as i8));
                 let codes = _mm512_maskz_compress_epi8(is_second, codes);
                 // Joins two codes to ten bits, four to twenty, eight to forty.
@@ -662,8 +659,7 @@ mod x86 {
                 );
                 _mm512_storeu_si512(out.add(end).cast(), _mm512_permutexvar_epi8(fives, codes));
                 end += (5 * is_second.count_ones()).div_ceil(8) as usize;
-                let rare = _mm512_maskz_compress_epi8(is_rare, here);
-                _mm512_storeu_si512(out.add(end).cast(), _mm512_maskz_compress_epi8(is_whole, rare));
+                _mm512_storeu_si512(out.add(end).cast(), _mm512_maskz_compress_epi8(is_whole, here));
                 end += is_whole.count_ones() as usize;
             }
         }
@@ -672,7 +668,7 @@ mod x86 {
 
     /// # Safety
     /// None beyond the CPU features.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
     pub(super) unsafe fn unpack_avx512(
         palette: &Palette,
         bits: &[u8],
@@ -703,10 +699,10 @@ mod x86 {
                 let codes = _mm512_and_si512(codes, _mm512_set1_epi8(31));
                 let second = _mm512_permutexvar_epi8(codes, second);
                 let whole = _mm512_loadu_si512(from.add(group.whole).cast());
-                let rare =
-                    _mm512_mask_expand_epi8(_mm512_maskz_expand_epi8(!group.is_whole, second), group.is_whole, whole);
-                let common = _mm512_maskz_expand_epi8(!group.is_rare, _mm512_shuffle_epi8(first, halves));
-                let all = _mm512_mask_expand_epi8(common, group.is_rare, rare);
+                let is_whole = _pdep_u64(group.is_whole, group.is_rare);
+                let all = _mm512_maskz_expand_epi8(!group.is_rare, _mm512_shuffle_epi8(first, halves));
+                let all = _mm512_mask_expand_epi8(all, group.is_rare & !is_whole, second);
+                let all = _mm512_mask_expand_epi8(all, is_whole, whole);
                 _mm512_storeu_si512(out.as_mut_ptr().cast(), all);
             }
         })
