@@ -50,7 +50,7 @@ use super::{
     Format, Isa,
     compare::{self, Compare},
     kind::kind_of,
-    literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK},
+    literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
         CODED_SHIFT, KINDS, Kind, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, RUN_MAX, WORDS_SHIFT, length_min_new,
@@ -182,44 +182,39 @@ impl Encoder {
             return None;
         }
         let literals = found.literals;
-        let room = out.len().min(PAGE_SIZE - 1);
-        let (header_out, mut left) = out[..room].split_first_chunk_mut::<2>()?;
-        let mut put = |bytes: &[u8]| {
-            let (front, rest) = core::mem::take(&mut left).split_at_mut_checked(bytes.len())?;
-            front.copy_from_slice(bytes);
-            left = rest;
-            Some(left.len())
-        };
         let palette = match kind {
             Kind::Others => format.palettes.choose(&self.literals[..literals], PALETTES_OF_OTHERS),
             Kind::Words => format.palettes.choose(&self.literals[..literals], PALETTES_OF_WORDS),
             Kind::Records => 0,
         };
+        let room = out.len().min(PAGE_SIZE - 1);
+        let (header, left) = out[..room].split_first_chunk_mut::<2>()?;
+        let mut rest = Rest { left, isa: self.isa, format, spare: &mut self.packed };
         let tokens = &self.tokens[TOKENS_ROOM - found.tokens..];
         if kind == Kind::Words {
-            let coded = format.palettes.pack(self.isa, PALETTE_OF_TOKENS, tokens, found.tokens, &mut self.packed);
-            let is_coded = coded < found.tokens;
-            put(&((found.tokens | usize::from(is_coded) << CODED_SHIFT) as u16).to_le_bytes())?;
-            put(if is_coded { &self.packed[..coded] } else { &tokens[..found.tokens] })?;
+            let (tokens_header, left) = core::mem::take(&mut rest.left).split_first_chunk_mut::<2>()?;
+            rest.left = left;
+            let is_coded = rest.put_coded(PALETTE_OF_TOKENS, tokens, found.tokens)?;
+            *tokens_header = ((found.tokens | usize::from(is_coded) << CODED_SHIFT) as u16).to_le_bytes();
         }
-        let packed = if palette == 0 {
-            PAGE_SIZE
+        let is_coded = if palette == 0 {
+            rest.put(&self.literals[..literals])?;
+            false
         } else {
-            format.palettes.pack(self.isa, palette, &self.literals, literals, &mut self.packed)
+            rest.put_coded(palette, &self.literals, literals)?
         };
-        let palette = if packed < literals { palette } else { 0 };
+        let palette = if is_coded { palette } else { 0 };
         let upper = match kind {
             Kind::Others => palette << PALETTE_SHIFT,
             Kind::Words => palette << PALETTE_SHIFT | 1 << WORDS_SHIFT,
             Kind::Records => RECORDS_HEADER,
         };
-        *header_out = ((literals | upper) as u16).to_le_bytes();
-        put(if palette == 0 { &self.literals[..literals] } else { &self.packed[..packed] })?;
-        let mut left = put(&self.extra[..found.extra])?;
+        *header = ((literals | upper) as u16).to_le_bytes();
+        rest.put(&self.extra[..found.extra])?;
         if kind != Kind::Words {
-            left = put(&tokens[..found.tokens])?;
+            rest.put(&tokens[..found.tokens])?;
         }
-        Some(room - left)
+        Some(room - rest.left.len())
     }
 
     fn find<const REACH: usize>(&mut self, format: &Format, starts: &Starts, window: &[u8], kind: Kind) -> Found {
@@ -476,6 +471,43 @@ impl Encoder {
             C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
         Found { tokens, extra, literals, sequences: at }
+    }
+}
+
+/// The rest of an object, which is not written yet.
+struct Rest<'a> {
+    left: &'a mut [u8],
+    isa: Isa,
+    format: &'a Format,
+    /// For coded literals that may not fit.
+    spare: &'a mut Room,
+}
+
+impl Rest<'_> {
+    /// Returns `None` if the bytes do not fit.
+    fn put(&mut self, bytes: &[u8]) -> Option<()> {
+        let (front, left) = core::mem::take(&mut self.left).split_at_mut_checked(bytes.len())?;
+        front.copy_from_slice(bytes);
+        self.left = left;
+        Some(())
+    }
+
+    /// Puts the first `count` of `literals`, after which there are [`SLACK`] bytes. They are coded
+    /// by a palette, from 1, if that makes them shorter. Returns whether they are, or `None` if
+    /// they do not fit.
+    fn put_coded(&mut self, palette: usize, literals: &[u8], count: usize) -> Option<bool> {
+        let fits = self.left.len() >= room_to_pack(count);
+        let to = if fits { &mut *self.left } else { &mut self.spare[..] };
+        let len = self.format.palettes.pack(self.isa, palette, literals, count, to);
+        if len >= count {
+            self.put(&literals[..count])?;
+            return Some(false);
+        }
+        if !fits {
+            self.left.get_mut(..len)?.copy_from_slice(&self.spare[..len]);
+        }
+        self.left = core::mem::take(&mut self.left).split_at_mut(len).1;
+        Some(true)
     }
 }
 

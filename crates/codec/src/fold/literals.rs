@@ -142,14 +142,15 @@ impl Palettes {
     /// section's length in bytes.
     ///
     /// # Panics
-    /// If there are less than [`SLACK`] bytes after them.
-    pub(super) fn pack(&self, isa: Isa, palette: usize, literals: &[u8], count: usize, out: &mut Room) -> usize {
+    /// If there are less than [`SLACK`] bytes after them, or `out` has less than
+    /// [`room_to_pack`].
+    pub(super) fn pack(&self, isa: Isa, palette: usize, literals: &[u8], count: usize, out: &mut [u8]) -> usize {
         let palette = (palette - 1) % PALETTES_COUNT;
         let codes = &self.codes[palette];
-        assert!(count <= PAGE_SIZE && literals.len() >= count + SLACK);
+        assert!(literals.len() >= count + SLACK && out.len() >= room_to_pack(count));
         match isa {
-            // SAFETY: the stream detected the features before it selected the build. `count` is at
-            // most a page, and SLACK bytes follow.
+            // SAFETY: the stream detected the features before it selected the build. SLACK bytes
+            // follow the literals, and `out` has the room.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { x86::pack_avx512(codes, literals, count, out) },
             // SAFETY: as above.
@@ -214,8 +215,16 @@ const ROOM: usize = PAGE_SIZE + PAGE_SIZE / 4 + 4 * SLACK;
 
 pub(super) const EMPTY: Room = [0; ROOM];
 
+/// Returns how many bytes [`Palettes::pack`] may write for `count` literals: ten bits for each,
+/// three bytes for each group whose parts do not end with a byte, and the width of a store.
+pub(super) const fn room_to_pack(count: usize) -> usize {
+    count + count.div_ceil(4) + 3 * count.div_ceil(GROUP) + SLACK
+}
+
+const _: () = assert!(room_to_pack(PAGE_SIZE) <= ROOM);
+
 /// Codes literals one at a time.
-fn pack_portable(codes: &Codes, literals: &[u8], count: usize, out: &mut Room) -> usize {
+fn pack_portable(codes: &Codes, literals: &[u8], count: usize, out: &mut [u8]) -> usize {
     let mut end = count.div_ceil(8);
     for (group, bits) in literals[..count].chunks(GROUP).zip((0..end).step_by(8)) {
         let (mut wide, mut common, mut rare_len) = (0_u64, 0, 0);
@@ -457,14 +466,15 @@ mod x86 {
     }
 
     /// # Safety
-    /// `count` is at most a page, and [`SLACK`](super::SLACK) bytes follow the literals.
+    /// [`SLACK`](super::SLACK) bytes follow the literals, and the output has
+    /// [`room_to_pack`](super::room_to_pack).
     #[target_feature(enable = "avx2,popcnt")]
     pub(super) unsafe fn pack_avx2(
         all_codes: &Codes,
         rows: &Rows,
         literals: &[u8],
         count: usize,
-        room: &mut Room,
+        room: &mut [u8],
     ) -> usize {
         let room_len = room.len();
         let out = room.as_mut_ptr();
@@ -473,9 +483,9 @@ mod x86 {
             let (mut all, mut codes, mut whole) = ([0_u8; GROUP], [0_u8; GROUP + 8], [0_u8; GROUP + 8]);
             let (mut codes_len, mut whole_len) = (0, 0);
             let mut wide = 0;
-            // SAFETY: `count` is at most a page, so all reads of literals and all writes are less
-            // than GROUP past the maximum size of a page's coded literals. In `codes` and `whole`,
-            // 8 bytes are written at 56 or below.
+            // SAFETY: all reads of literals and all writes are less than GROUP past the literals'
+            // end, and past the maximum size of coded literals. In `codes` and `whole`, 8 bytes are
+            // written at 56 or below.
             unsafe {
                 for half in [0, 32] {
                     let here = _mm256_loadu_si256(literals.as_ptr().add(group + half).cast());
@@ -614,14 +624,15 @@ mod x86 {
     };
 
     /// # Safety
-    /// `count` is at most a page, and [`SLACK`](super::SLACK) bytes follow the literals.
+    /// [`SLACK`](super::SLACK) bytes follow the literals, and the output has
+    /// [`room_to_pack`](super::room_to_pack).
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
-    pub(super) unsafe fn pack_avx512(codes: &Codes, literals: &[u8], count: usize, out: &mut Room) -> usize {
+    pub(super) unsafe fn pack_avx512(codes: &Codes, literals: &[u8], count: usize, out: &mut [u8]) -> usize {
         let table = codes.0.as_ptr();
         let out = out.as_mut_ptr();
         let mut end = count.div_ceil(8);
-        // SAFETY: `count` is at most a page, so all reads of literals and all writes are less than
-        // GROUP past the maximum size of a page's coded literals.
+        // SAFETY: all reads of literals and all writes are less than GROUP past the literals' end,
+        // and past the maximum size of coded literals.
         unsafe {
             let tables: [__m512i; 4] = core::array::from_fn(|at| _mm512_loadu_si512(table.add(64 * at).cast()));
             let fives = _mm512_loadu_si512(FIVES.as_ptr().cast());

@@ -9,7 +9,7 @@ use super::{
     FIXED, FoldStream, FoldTables, Format, Isa,
     dict::FoldDictStream,
     kind::kind_of,
-    literals::{PALETTES, PALETTES_OF_OTHERS, Palette},
+    literals::{EMPTY, PALETTES, PALETTES_COUNT, PALETTES_OF_OTHERS, Palette, SLACK, room_to_pack},
     plain::plain_decode,
     shared::REACH,
     tables::{BEFORE, BEYOND, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, NEAR, RUN_CODES, RUN_MAX, length_min_new},
@@ -588,6 +588,36 @@ fn a_palette_is_used_where_it_fits() {
         let header = u16::from_le_bytes([object[0], object[1]]);
         assert_eq!(usize::from(header >> 13), palette + 1);
         assert_eq!(decode_everywhere(&object[..object.len() - 1]), None);
+    }
+}
+
+#[test]
+fn coded_literals_stay_in_their_room_and_come_back() {
+    let mut random = Lcg(7);
+    for count in (0..330).chain([1000, 4095, PAGE_SIZE]) {
+        for share in [0, 3, 50, 97, 100] {
+            let Palette { first, second } = &PALETTES[count % PALETTES_COUNT];
+            let literals: Vec<u8> = (0..count + SLACK)
+                .map(|_| match random.below(100) {
+                    low if low >= share => random.below(256) as u8,
+                    low if low % 2 == 0 => first[random.below(16) as usize],
+                    _ => second[random.below(32) as usize],
+                })
+                .collect();
+            let mut objects = Isa::all_of_this_cpu().into_iter().map(|isa| {
+                let room = room_to_pack(count);
+                let mut out = vec![0xA5; room + 64];
+                let len = FIXED.palettes.pack(isa, count % PALETTES_COUNT + 1, &literals, count, &mut out[..room]);
+                assert!(out[room..].iter().all(|&byte| byte == 0xA5), "{isa:?} left its room");
+                out.truncate(len);
+                let mut back = EMPTY;
+                let read = FIXED.palettes.unpack(isa, count % PALETTES_COUNT + 1, &out, count, &mut back);
+                assert_eq!((read, &back[..count]), (Some(len), &literals[..count]), "{isa:?}");
+                out
+            });
+            let first = objects.next();
+            assert!(objects.all(|object| Some(object) == first), "the builds' objects differ");
+        }
     }
 }
 
