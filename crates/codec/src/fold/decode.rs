@@ -324,8 +324,9 @@ impl WordsTokens {
 }
 
 impl TokensAt {
-    /// Returns whether these tokens, `ends` ENDs and these bytes of extra bits are all there is in
-    /// the `rest_len` bytes after the literals, or after the tokens of a page of words.
+    /// Returns whether these tokens and, in the `rest_len` bytes after the literals, these bytes of
+    /// extra bits are all there is. Unless the page is one of words, the tokens and `ends` ENDs are
+    /// in the rest, too.
     fn is_whole(&self, tokens: usize, ends: usize, bits: usize, rest_len: usize) -> bool {
         match self.count {
             Some(count) => tokens == count && bits == rest_len,
