@@ -27,6 +27,7 @@ use pagefold_codec::{PAGE_SIZE, Page};
 
 use crate::{
     budget::{Budget, Purpose},
+    memory,
     reserved::Reserved,
 };
 
@@ -68,7 +69,8 @@ impl Equals {
     /// # Errors
     /// The process cannot reserve the address space.
     pub(crate) fn new(memory_bytes: u64) -> io::Result<Self> {
-        let most = (memory_bytes / SHARE / size_of::<u64>() as u64).next_power_of_two() as usize;
+        let room = (memory::address_space() / 32) as u64;
+        let most = ((memory_bytes / SHARE).min(room) / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
         let hints = Reserved::at_most(most, least)?;
         Ok(Self {
@@ -144,6 +146,7 @@ impl Equals {
         let after = before + STEP;
         let may_be = after * BUCKET_HINTS <= self.hints.count()
             && (after * BUCKET_BYTES) as u64 <= (budget.used() / SHARE).max(PAGE_SIZE as u64)
+            && self.hints.enable(after * BUCKET_HINTS).is_ok()
             && budget.take_for(Purpose::Keep, PAGE_SIZE as u64).is_ok();
         if !may_be {
             return;

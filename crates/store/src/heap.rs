@@ -181,19 +181,20 @@ fn crowded_fill(active: u64) -> u64 {
 
 impl Heap {
     /// Creates an empty heap, with address space for as many objects as the machine's memory can
-    /// hold.
+    /// hold. If the process's address space is limited, the shards of all CPUs get a quarter of it.
     ///
     /// # Errors
     /// The process cannot reserve [`SPAN_MIN`] of address space.
     pub(crate) fn new(budget: Arc<Budget>) -> io::Result<Self> {
-        let mut span = SPAN_MAX;
+        let cpus = Cpus::new();
+        let room = memory::address_space() / 4 / cpus.count();
+        let mut span = (1 << (room | 1).ilog2()).clamp(SPAN_MIN, SPAN_MAX);
         while let Err(error) = Region::reserve(span as usize) {
             span /= 2;
             if span < SPAN_MIN {
                 return Err(error);
             }
         }
-        let cpus = Cpus::new();
         let memory_bytes = memory::bytes().unwrap_or(MEMORY_UNKNOWN);
         let count =
             (memory_bytes.div_ceil(span - u64::from(SEGMENT)) + cpus.count() as u64).min((1 << Location::BITS) / span);

@@ -17,6 +17,7 @@ use std::{
 use crate::{
     budget::{Budget, Full, Purpose},
     entry::Entry,
+    memory,
     reserved::Reserved,
     slab::Slab,
 };
@@ -91,7 +92,8 @@ impl Layers {
     pub(crate) fn new(cpus: usize) -> io::Result<Self> {
         let shares = cpus.next_power_of_two().min(SHARES_MAX);
         let each = shares * SHARE_COUNTERS;
-        let counters = Reserved::at_most(LAYERS_MAX * each, LAYERS_MIN * each)?;
+        let room = memory::address_space() / 16 / size_of::<AtomicI64>();
+        let counters = Reserved::at_most(room.min(LAYERS_MAX * each) / each * each, LAYERS_MIN * each)?;
         let holds = Reserved::new(counters.count() / each)?;
         let slab = Slab::new(holds.count(), shares * SHARE_BYTES, size_of::<AtomicU32>());
         Ok(Self { counters, holds, shares, slab })
@@ -99,7 +101,11 @@ impl Layers {
 
     /// Takes a number for a disk's new layer.
     pub(crate) fn take(&self, budget: &Budget) -> Result<LayerId, Full> {
-        let number = self.slab.take(Purpose::Keep, budget)?;
+        let each = self.shares * SHARE_COUNTERS;
+        let number = self.slab.take(Purpose::Keep, budget, |layers| {
+            self.counters.enable(layers * each)?;
+            self.holds.enable(layers)
+        })?;
         self.holds.all()[number as usize].store(1, Relaxed);
         Ok(LayerId(number))
     }

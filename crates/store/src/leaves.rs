@@ -54,6 +54,9 @@ pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 const LEAVES_MAX: usize = 1 << 24;
 const LEAVES_MIN: usize = 1 << 12;
 
+/// Address space for a leaf, a node and counts, with their metadata.
+const EACH_BYTES: usize = 2 * LEAF_BYTES + LEAF_SLOTS * size_of::<u32>() + 6 * size_of::<u32>();
+
 /// A part while it is in use: its number, and when it was taken. All ids differ, even those of the
 /// same part, until 2³² other parts have been taken in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +110,7 @@ impl Leaves {
     /// The process cannot reserve the address space.
     pub(crate) fn new() -> io::Result<Self> {
         let useful = memory::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
+        let useful = useful.min(memory::address_space() / 4 / EACH_BYTES);
         let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
         let count = words.count() / LEAF_SLOTS;
         Ok(Self {
@@ -124,7 +128,10 @@ impl Leaves {
 
     /// Takes a leaf for `layer` with one use; all its entries are `entry`.
     pub(crate) fn take(&self, layer: LayerId, entry: Entry, purpose: Purpose, budget: &Budget) -> Result<PartId, Full> {
-        let number = self.leaf_slab.take(purpose, budget)?;
+        let number = self.leaf_slab.take(purpose, budget, |leaves| {
+            self.words.enable(leaves * LEAF_SLOTS)?;
+            self.leaves.enable(leaves)
+        })?;
         let [of, uses, lives, counts] = &self.leaves.all()[number as usize];
         of.store(layer.number(), Relaxed);
         uses.store(1, Relaxed);
@@ -208,7 +215,7 @@ impl Leaves {
             if let Some(counts) = self.counts(number) {
                 return Ok(counts);
             }
-            let made = self.count_slab.take(purpose, budget)?;
+            let made = self.count_slab.take(purpose, budget, |counts| self.counts.enable(counts * LEAF_SLOTS))?;
             let first = made as usize * LEAF_SLOTS;
             self.counts.all()[first..first + LEAF_SLOTS].iter().for_each(|count| count.store(0, Relaxed));
             let place = &self.leaves.all()[number as usize][COUNTS];
@@ -264,7 +271,10 @@ impl Leaves {
         purpose: Purpose,
         budget: &Budget,
     ) -> Result<PartId, Full> {
-        let number = self.node_slab.take(purpose, budget)?;
+        let number = self.node_slab.take(purpose, budget, |nodes| {
+            self.nodes.enable(nodes * LEAF_SLOTS)?;
+            self.inner.enable(nodes)
+        })?;
         let [of, uses] = &self.inner.all()[number as usize];
         of.store(layer.number(), Relaxed);
         uses.store(1, Relaxed);

@@ -1,21 +1,33 @@
-//! A range of reserved address space whose pages are faulted in by use and released on request.
-#![allow(unsafe_code)] // mmap, madvise and raw access to the mapping
+//! A range of reserved address space whose front is enabled as its owner grows, and whose pages are
+//! faulted in by use and released on request.
+//!
+//! The rest of the range allows no access, so a system that does not overcommit memory
+//! (`vm.overcommit_memory=2`) charges the process for the enabled front alone.
+#![allow(unsafe_code)] // mmap, mprotect, madvise and raw access to the mapping
 
 use std::{
     ffi::c_void,
     io, ptr, slice,
-    sync::atomic::{AtomicU8, Ordering::Relaxed},
+    sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed},
 };
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
 use crate::prefetch::{LINE_BYTES, prefetch};
 
+/// The front grows by an eighth of itself, so that growth to any length takes few system calls, and
+/// to a multiple of this: the largest page of any Linux.
+const STEP: usize = 64 << 10;
+
 /// Reserved, zero-filled, private memory. Untouched pages cost nothing.
+///
+/// Only the first `enabled` bytes, which never become fewer, may be accessed; any other access ends
+/// the process.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: *mut u8,
     len_bytes: usize,
+    enabled: AtomicUsize,
 }
 
 // SAFETY: a region is plain memory; the contract of its unsafe methods says who may access which
@@ -25,18 +37,43 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Reserves `len_bytes` of address space.
+    /// Reserves `len_bytes` of address space, of which nothing is enabled.
     pub(crate) fn reserve(len_bytes: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no memory
         // in use.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, ProtFlags::empty(), flags)? };
         // Where the system makes huge pages by default, the first byte would fault in 2 MiB, and
         // released parts could come back: the account of 4 KiB pages would be wrong. A kernel
         // without huge pages rejects the advice, which is harmless. SAFETY: advice on our own new
         // mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxNoHugepage) };
-        Ok(Self { base: base.cast(), len_bytes })
+        Ok(Self { base: base.cast(), len_bytes, enabled: AtomicUsize::new(0) })
+    }
+
+    /// Enables the first `end` bytes, and some more if the system allows.
+    ///
+    /// # Errors
+    /// The system does not commit that much memory to the process, or `end` is outside the region;
+    /// what was enabled stays so.
+    pub(crate) fn enable(&self, end: usize) -> io::Result<()> {
+        let now = self.enabled.load(Relaxed);
+        if end <= now {
+            return Ok(());
+        }
+        if end > self.len_bytes {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let usual = end.max(now + now / 8).next_multiple_of(STEP);
+        self.enable_exactly(now, usual.min(self.len_bytes)).or_else(|_| self.enable_exactly(now, end))
+    }
+
+    fn enable_exactly(&self, from: usize, end: usize) -> io::Result<()> {
+        let start = self.base.wrapping_add(from / STEP * STEP).cast::<c_void>();
+        // SAFETY: the range is in our mapping, and more access takes nothing from those who use it.
+        unsafe { mprotect(start, end - from / STEP * STEP, MprotectFlags::READ | MprotectFlags::WRITE)? };
+        self.enabled.fetch_max(end, Relaxed);
+        Ok(())
     }
 
     /// Returns the start of the mapping, which is page-aligned.
@@ -146,5 +183,54 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and every borrow of it has ended.
         let _ = unsafe { munmap(self.base.cast(), self.len_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the bytes of the region that the process may write, as the system lists them.
+    fn writable_bytes(region: &Region) -> usize {
+        let (start, end) = (region.base.addr(), region.base.addr() + region.len_bytes);
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("a list of mappings");
+        let of_line = |line: &str| {
+            let (range, rest) = line.split_once(' ')?;
+            let (from, to) = range.split_once('-')?;
+            let [from, to] = [from, to].map(|address| usize::from_str_radix(address, 16).expect("an address"));
+            rest.starts_with("rw").then(|| to.min(end).saturating_sub(from.max(start)))
+        };
+        maps.lines().filter_map(of_line).sum()
+    }
+
+    /// A system that does not overcommit charges what may be written.
+    #[test]
+    fn only_what_was_enabled_may_be_written() {
+        let region = Region::reserve(1 << 32).expect("address space");
+        assert_eq!(writable_bytes(&region), 0);
+        for end in [1, 4096, STEP, STEP + 1, 1 << 20, 10 << 20, 100 << 20] {
+            region.enable(end).expect("memory");
+            // SAFETY: nothing else uses the region.
+            unsafe { region.write(end - 1, &[7]) };
+            let bytes = writable_bytes(&region);
+            assert!((end..=end + end / 8 + STEP).contains(&bytes), "{bytes} bytes for {end}");
+        }
+        // SAFETY: as above.
+        assert_eq!([0, 4095, STEP].map(|at| unsafe { region.byte(at) }), [7; 3]);
+        region.enable((1 << 32) + 1).expect_err("outside");
+        region.enable(1 << 32).expect("memory");
+        assert_eq!(writable_bytes(&region), 1 << 32);
+    }
+
+    #[test]
+    fn growth_takes_few_calls() {
+        let region = Region::reserve(1 << 32).expect("address space");
+        let mut calls = 0;
+        for end in (STEP..1 << 30).step_by(STEP) {
+            let before = region.enabled.load(Relaxed);
+            region.enable(end).expect("memory");
+            calls += usize::from(region.enabled.load(Relaxed) != before);
+        }
+        assert!(calls < 100, "{calls} calls for 1 GiB");
     }
 }

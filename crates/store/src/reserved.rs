@@ -1,5 +1,5 @@
-//! Arrays of atomics in reserved address space: an element uses memory from its first use on, and
-//! never moves or goes away.
+//! Arrays of atomics in reserved address space: an element is enabled before its first use, uses
+//! memory from then on, and never moves or goes away.
 #![allow(unsafe_code)] // atomics over plain memory
 
 #[cfg(not(loom))]
@@ -28,7 +28,7 @@ mod rows {
     // SAFETY: elements side by side.
     unsafe impl<T: Element, const N: usize> Element for [T; N] {}
 
-    /// `count` elements, all zero at first.
+    /// `count` elements, all zero at first. Only those that were enabled may be accessed.
     #[derive(Debug)]
     pub(crate) struct Reserved<T> {
         region: Region,
@@ -48,12 +48,20 @@ mod rows {
             self.count
         }
 
+        /// Enables the first `count` elements.
+        ///
+        /// # Errors
+        /// The system commits no more memory to the process.
+        pub(crate) fn enable(&self, count: usize) -> io::Result<()> {
+            self.region.enable(count * size_of::<T>())
+        }
+
         /// Returns all elements.
         #[inline]
         pub(crate) fn all(&self) -> &[T] {
             // SAFETY: the region has `count` elements, zero-filled or as they were left, which are
-            // valid by the trait's contract and only accessed atomically; a mapping is
-            // page-aligned.
+            // valid by the trait's contract and only accessed atomically, the enabled ones alone; a
+            // mapping is page-aligned.
             unsafe { slice::from_raw_parts(self.region.start().cast::<T>(), self.count) }
         }
 
@@ -85,6 +93,10 @@ mod rows {
 
         pub(crate) fn count(&self) -> usize {
             self.0.len()
+        }
+
+        pub(crate) fn enable(&self, _: usize) -> io::Result<()> {
+            Ok(())
         }
 
         pub(crate) fn all(&self) -> &[T] {

@@ -8,7 +8,7 @@
 //! `held_bytes = pages with a part in use × 4096 + capacity × extra_bytes`, all of it counted in
 //! the budget.
 
-use std::sync::PoisonError;
+use std::{io, sync::PoisonError};
 
 use pagefold_codec::PAGE_SIZE;
 
@@ -72,14 +72,20 @@ impl Slab {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a free number.
-    pub(crate) fn take(&self, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
+    /// Takes a free number. If there will be more numbers than ever before, calls `enable` with how
+    /// many there may be, to prepare the owner's memory for them; it must not use the slab.
+    pub(crate) fn take(
+        &self,
+        purpose: Purpose,
+        budget: &Budget,
+        enable: impl FnOnce(usize) -> io::Result<()>,
+    ) -> Result<u32, Full> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let page = loop {
             let page = state.roomy;
             if page == NIL {
-                break self.take_page(state, purpose, budget)?;
+                break self.take_page(state, purpose, budget, enable)?;
             }
             let Page { free, next } = &mut state.pages[page as usize];
             if *free != self.all_free() {
@@ -99,7 +105,13 @@ impl Slab {
     }
 
     /// Takes memory for a page and puts the page at the front of the roomy ones.
-    fn take_page(&self, state: &mut SlabState, purpose: Purpose, budget: &Budget) -> Result<u32, Full> {
+    fn take_page(
+        &self,
+        state: &mut SlabState,
+        purpose: Purpose,
+        budget: &Budget,
+        enable: impl FnOnce(usize) -> io::Result<()>,
+    ) -> Result<u32, Full> {
         let number = state.pages.len();
         if state.spare == NIL {
             if number >= self.pages_max {
@@ -109,7 +121,9 @@ impl Slab {
                 let step = STEP.max(number / 4).min(self.pages_max - number);
                 let bytes = step as u64 * self.extra_bytes;
                 budget.take_for(purpose, bytes)?;
-                if state.pages.try_reserve_exact(step).is_err() {
+                let parts = (number + step) * self.per_page as usize;
+                if state.pages.try_reserve_exact(step).is_err() || enable(parts).is_err() {
+                    state.pages.shrink_to_fit();
                     budget.give(bytes);
                     return Err(Full);
                 }
@@ -186,7 +200,7 @@ mod tests {
             let mut most = 0;
             for op in ops {
                 if op < 140 || taken.is_empty() {
-                    let number = slab.take(Purpose::Keep, &budget).expect("no limit");
+                    let number = slab.take(Purpose::Keep, &budget, |_| Ok(())).expect("no limit");
                     prop_assert!(!taken.contains(&number));
                     taken.push(number);
                 } else {
@@ -215,9 +229,10 @@ mod tests {
     fn there_are_no_more_than_so_many() {
         let slab = Slab::new(16, 512, 0);
         let budget = Budget::new(u64::MAX, 1);
-        let taken: Vec<u32> = (0..16).map(|_| slab.take(Purpose::Keep, &budget).expect("sixteen")).collect();
-        assert_eq!(slab.take(Purpose::Keep, &budget), Err(Full));
+        let taken: Vec<u32> =
+            (0..16).map(|_| slab.take(Purpose::Keep, &budget, |_| Ok(())).expect("sixteen")).collect();
+        assert_eq!(slab.take(Purpose::Keep, &budget, |_| Ok(())), Err(Full));
         slab.give(taken[3], &budget, |_, _| {});
-        assert_eq!(slab.take(Purpose::Keep, &budget), Ok(taken[3]));
+        assert_eq!(slab.take(Purpose::Keep, &budget, |_| Ok(())), Ok(taken[3]));
     }
 }

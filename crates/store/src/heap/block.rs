@@ -19,6 +19,8 @@
 //! itself.
 #![allow(unsafe_code)] // reads and writes the region
 
+use std::io;
+
 use super::owners::Owner;
 use crate::region::Region;
 
@@ -208,6 +210,11 @@ impl Blocks {
     /// Prefetches `len` bytes from a block's front.
     pub(super) fn prefetch_all(&self, at: u32, len: u32) {
         self.region.prefetch(at as usize, len as usize);
+    }
+
+    /// Enables the first `end` bytes of the region.
+    pub(super) fn enable(&self, end: u32) -> io::Result<()> {
+        self.region.enable(end as usize)
     }
 
     /// Faults in the memory of whole pages, which costs less at once than page by page.

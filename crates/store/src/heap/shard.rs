@@ -342,7 +342,7 @@ impl Shard {
         purpose: Purpose,
     ) -> Result<u32, Full> {
         let is_open = self.open != NIL && SEGMENT - self.segments[self.open as usize].top >= need;
-        let number = if is_open { self.open } else { self.unused_segment(purpose)? };
+        let number = if is_open { self.open } else { self.unused_segment(blocks, purpose)? };
         let top = self.segments[number as usize].top;
         if let Err(full) = self.hold(blocks, number, top + need, purpose) {
             if top == 0 {
@@ -406,7 +406,7 @@ impl Shard {
         }
     }
 
-    fn unused_segment(&mut self, purpose: Purpose) -> Result<u32, Full> {
+    fn unused_segment(&mut self, blocks: &Blocks, purpose: Purpose) -> Result<u32, Full> {
         let fresh = Segment { state: SegmentState::Open, top: 0, held: 0, free: 0 };
         if self.spare != NIL {
             let number = self.spare;
@@ -417,7 +417,7 @@ impl Shard {
             return Ok(number);
         }
         let number = self.segments.len();
-        if number >= self.segments_max as usize {
+        if number >= self.segments_max as usize || blocks.enable((number as u32 + 1) * SEGMENT).is_err() {
             return Err(Full);
         }
         if number == self.segments.capacity() {

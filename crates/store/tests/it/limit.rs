@@ -110,8 +110,7 @@ fn every_cpu_reads_at_the_limit() {
             }
         });
         fill.join().expect("it fills");
-        let cpus = thread::available_parallelism().map_or(1, usize::from);
-        for cpu in 0..cpus {
+        for cpu in 0..cpus() as usize {
             let store = &store;
             scope.spawn(move || {
                 run_on(cpu);
@@ -199,8 +198,20 @@ fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
         (full_at..1 << 16).find(|&slot| store.write(slot, &of_some_length(slot)).is_err()).expect("still full");
     assert!(full_again <= full_at + full_at / 128, "{full_at} pages, then {full_again}");
     let stats = store.stats();
-    assert!(stats.spent_bytes > stats.mem_limit / 100 * 97, "{stats:?}");
+    let unspent_bytes = reserved_bytes(stats.mem_limit) + stats.mem_limit / 100;
+    assert!(stats.spent_bytes > stats.mem_limit - unspent_bytes, "{stats:?}, {unspent_bytes}");
     store.check().expect("consistent");
+}
+
+/// Returns the reserves of a full store, which grow with the number of CPUs (docs/store.md).
+fn reserved_bytes(limit: u64) -> u64 {
+    let moving = ((64 << 10) * (cpus() + 2)).min(limit / 16);
+    let swapping = ((24 << 10) * cpus()).max(limit / 512).min(limit / 16);
+    moving + swapping + limit / 64
+}
+
+fn cpus() -> u64 {
+    thread::available_parallelism().map_or(1, usize::from) as u64
 }
 
 /// Takes `streams` streams at once, as far as that many are allowed.
@@ -221,7 +232,8 @@ fn streams_leave_what_is_kept_for_overwriting() {
     let full_at = (0..1 << 16).find(is_full).expect("16 MiB do not hold 256");
     let one_bytes = store.stats().stream_bytes;
     take_all_streams(&store, 8);
-    assert!(store.stats().stream_bytes > one_bytes, "new pages leave room for a few streams");
+    let has_more = store.stats().stream_bytes > one_bytes;
+    assert!(has_more || cpus() == 1, "new pages leave room for a stream of each CPU");
     for round in 1..=2 {
         for slot in 0..full_at {
             store.write(slot, &of_some_length(slot + round * 1_000_000)).expect("a page like those before");
@@ -312,13 +324,14 @@ fn discards_have_a_bound() {
 /// room.
 #[test]
 fn room_of_a_dropped_disk_is_there_at_once() {
-    let config = PoolConfig::default().codec(by_name("lz4").expect("a codec")).memory_limit(64 << 20);
+    let limit = 64 << 20;
+    let config = PoolConfig::default().codec(by_name("lz4").expect("a codec")).memory_limit(limit);
     let pool = Pool::new(config).expect("a pool");
     let page = mixed(7, 0xff);
     for _ in 0..5 {
         let disks = [(); 2].map(|()| pool.disk(100_000).expect("a disk"));
         let full = (0..100_000).find(|&slot| disks[0].write(slot, &page) == Err(Error::Full)).expect("a limit");
-        assert!(full > 14_000, "{full}");
+        assert!(full * PAGE_SIZE as u64 > limit - reserved_bytes(limit) - limit / 16, "{full}");
         let [first, second] = disks;
         drop(first);
         let again = (0..100_000).find(|&slot| second.write(slot, &page) == Err(Error::Full)).expect("a limit");

@@ -130,5 +130,7 @@ fn each_kind_of_page_is_counted() {
 #[test]
 fn an_empty_store_of_8_gib_costs_kilobytes() {
     let store = One::new(2 << 20, PoolConfig::default());
-    assert!(store.stats().spent_bytes <= 64 << 10, "{:?}", store.stats());
+    // Each CPU has four streams of 128 bytes that were never taken, and a shard that is not there.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    assert!(store.stats().spent_bytes <= (32 << 10) + cpus * 640, "{:?}", store.stats());
 }
