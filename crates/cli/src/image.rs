@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
-use crate::size;
+use crate::{log, size};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,17 +176,17 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
 pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
     for Problem { path: below, error, other } in problems {
         let other = other.as_ref().map_or_else(String::new, |other| format!(": {}", show_below(path, other)));
-        eprintln!("{}: {error}{other}", show_below(path, below));
+        log::line(&format!("{}: {error}{other}", show_below(path, below)));
     }
 }
 
 /// Writes a line about each warning, and the number of `more` warnings, to standard error.
 pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     for Notice { path: below, what, .. } in warnings {
-        eprintln!("warning: {}: {what}", show_below(path, below));
+        log::line(&format!("warning: {}: {what}", show_below(path, below)));
     }
     if more > 0 {
-        eprintln!("warning: {more} more warnings like these");
+        log::line(&format!("warning: {more} more warnings like these"));
     }
 }
 

@@ -101,6 +101,12 @@ pub(crate) fn write(level: Level, text: &str) {
     };
 }
 
+/// Writes a line without the program's name to standard error: a result, or one of many lines about
+/// the same file. Failures are ignored: a closed or full standard error changes no exit status.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", crate::image::show(text.as_bytes()));
+}
+
 /// Returns whether standard error is the journal's stream, which accepts priorities and adds the
 /// program's name. `JOURNAL_STREAM` contains the stream's device and inode.
 fn goes_to_journal() -> bool {

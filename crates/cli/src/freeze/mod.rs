@@ -16,7 +16,7 @@ use self::instant::{BackingFile, Wanted};
 use crate::{
     codec,
     destination::{Destination, Draft},
-    misuse,
+    log, misuse,
     peer::Peer,
     progress::ProgressLine,
     size, source,
@@ -111,7 +111,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
     if let Some(metadata) = told {
-        eprintln!("{}: disk '{}' in {}", args.output.display(), args.name, size::show(written_bytes(&metadata)));
+        let (output, written) = (args.output.display(), size::show(written_bytes(&metadata)));
+        log::line(&format!("{output}: disk '{}' in {written}", args.name));
     }
     Ok(())
 }
