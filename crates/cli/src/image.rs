@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_control::is_unseen;
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
 use crate::{log, size};
@@ -233,12 +234,12 @@ pub(crate) fn long(inode: &Inode) -> String {
     )
 }
 
-/// Returns a name in printable form: control characters and invalid UTF-8 are escaped.
+/// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
 pub(crate) fn show(name: &[u8]) -> String {
     let mut shown = String::new();
     for chunk in name.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_control() {
+            if is_unseen(letter) {
                 let _ = write!(shown, "{}", letter.escape_default());
             } else {
                 shown.push(letter);
@@ -309,5 +310,6 @@ mod tests {
     fn names_are_safe_to_show() {
         assert_eq!(show("grün".as_bytes()), "grün");
         assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
+        assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
     }
 }

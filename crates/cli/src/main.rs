@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod background;
 mod cat;
 mod check;
 mod codec;
@@ -112,7 +113,7 @@ fn main() -> ExitCode {
         Command::Info(args) => done(info::run(&args)),
         Command::Check(args) => done(check::run(&args)),
         Command::Extract(args) => done(extract::run(&args)),
-        Command::Mount(args) => done(mount::run(&args)),
+        Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
         Command::Completions(args) => done(generate::completions(&args)),
         Command::Man(args) => done(generate::man(&args)),

@@ -29,7 +29,8 @@ pub enum Code {
     NoSuchDisk,
     /// Another disk has this name.
     NameInUse,
-    /// The name is too long for NBD, contains control characters, or uses the reserved `@`.
+    /// The name is too long for NBD, contains control characters or others that are not shown, or
+    /// uses the reserved `@`.
     InvalidName,
     /// The size is 0, not a multiple of 512, or larger than a disk can be.
     InvalidSize,
@@ -39,9 +40,11 @@ pub enum Code {
     HasSnapshots,
     /// The file cannot be opened as a base.
     InvalidBase,
+    /// Clients use the disk, and `force` is not set.
+    InUse,
     /// The disk is a base or a snapshot, and therefore read-only.
     ReadOnly,
-    /// The limit is below the minimum for one page or below the stored data.
+    /// The limit is below what a single page takes.
     InvalidLimit,
     /// The system or the limit leaves too little memory.
     NoMemory,
@@ -65,6 +68,12 @@ impl Failure {
     /// Creates the failure for a missing disk.
     pub fn no_such_disk(name: &str) -> Self {
         Self::new(Code::NoSuchDisk, format!("no disk named '{name}'"))
+    }
+
+    /// Creates the failure for a disk, named for a person, that has this number of clients.
+    pub fn in_use(disk: &str, clients: u64) -> Self {
+        let (count, them) = if clients == 1 { ("1 client", "it") } else { (&*format!("{clients} clients"), "them") };
+        Self::new(Code::InUse, format!("{disk} has {count}: disconnect {them} first, or set force (--force)"))
     }
 
     /// Creates the failure for a name that another disk has.
