@@ -41,7 +41,7 @@ const COMMANDS: [&str; 18] = [
 ];
 
 /// Maximum number of disks per fork request: the answer has a record of each.
-const MAX_FORKS: usize = 512;
+pub const MAX_FORKS: usize = 512;
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;

@@ -30,7 +30,7 @@ mod server;
 
 pub use client::{Client, ClientError};
 pub use command::{Add, AddBase, Command, Fork, Resize};
-pub use dispatch::{MIN_LIMIT_BYTES, answer, check_limit, check_size};
+pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, answer, check_limit, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Held, Manage};

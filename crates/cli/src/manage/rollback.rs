@@ -11,8 +11,8 @@ use crate::size;
   pagefold rollback job-1 before-upgrade
 
 Stop the guest, or unmount the file system and disconnect, first. --force rolls a disk with \
-clients back: they stay connected, and their caches are stale. Everything written since the snapshot is lost; all snapshots stay. The \
-disk gets the size that it had at the snapshot.")]
+clients back: they stay connected, and their caches are stale. Everything written since the snapshot is \
+lost; all snapshots stay. The disk gets the size that it had at the snapshot.")]
 pub(crate) struct Args {
     /// The disk
     disk: String,
@@ -32,6 +32,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { disk, snapshot, force, asked } = args;
     let command = Command::Rollback { name: disk.clone(), snapshot: snapshot.clone(), force: *force };
     asked.perform(&command, |disk: &DiskRecord| {
-        format!("rolled '{}', {}, back to '{snapshot}'", disk.name, size::show(disk.size_bytes))
+        format!("rolled '{}' back to '{snapshot}', {}", disk.name, size::show(disk.size_bytes))
     })
 }

@@ -466,6 +466,7 @@ impl Disks {
         let bytes = limit_bytes.unwrap_or(u64::MAX);
         let (limit, spent_bytes) = match name {
             Some(name) => {
+                state.get(name)?;
                 let disk = state.disks.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))?;
                 let ram = disk.kind.ram(name, "have a limit")?;
                 ram.set_limit(bytes);
@@ -616,10 +617,17 @@ impl DisksState {
     pub(super) fn get(&self, name: &str) -> Result<&Disk, Failure> {
         self.disks.get(name).ok_or_else(|| match split_snapshot_name(name) {
             Some((disk, snapshot)) if self.disks.contains_key(disk) => {
-                Failure::new(Code::NoSuchDisk, format!("disk '{disk}' has no snapshot '{snapshot}'"))
+                let known = self.snapshots(disk).filter_map(|(name, _)| split_snapshot_name(name));
+                Failure::no_snapshot_among(disk, snapshot, known.map(|(_, snapshot)| snapshot))
             }
-            _ => Failure::no_such_disk(name),
+            _ => self.none(name),
         })
+    }
+
+    /// Returns the failure for a missing disk.
+    fn none(&self, name: &str) -> Failure {
+        let known = self.disks.keys().map(String::as_str);
+        Failure::no_disk_among(name, known.filter(|name| split_snapshot_name(name).is_none()))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -641,6 +649,7 @@ impl DisksState {
 
     /// Removes a disk from the lists. Also returns the number of clients that it had.
     pub(super) fn remove(&mut self, name: &str, exports: &Exports) -> Result<(Disk, u64), Failure> {
+        self.get(name)?;
         let disk = self.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
         let export = exports.remove(name);
         Ok((disk, export.map_or(0, |export| export.connections() as u64)))
