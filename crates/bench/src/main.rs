@@ -1,4 +1,5 @@
 //! `pagefold-bench`: measures pagefold and its peers in the same run.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
 
 mod callgrind;
 mod codec;

@@ -11,9 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_control::is_unseen;
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
-use crate::size;
+use crate::{log, size};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,17 +177,17 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
 pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
     for Problem { path: below, error, other } in problems {
         let other = other.as_ref().map_or_else(String::new, |other| format!(": {}", show_below(path, other)));
-        eprintln!("{}: {error}{other}", show_below(path, below));
+        log::line(&format!("{}: {error}{other}", show_below(path, below)));
     }
 }
 
 /// Writes a line about each warning, and the number of `more` warnings, to standard error.
 pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     for Notice { path: below, what, .. } in warnings {
-        eprintln!("warning: {}: {what}", show_below(path, below));
+        log::line(&format!("warning: {}: {what}", show_below(path, below)));
     }
     if more > 0 {
-        eprintln!("warning: {more} more warnings like these");
+        log::line(&format!("warning: {more} more warnings like these"));
     }
 }
 
@@ -233,12 +234,12 @@ pub(crate) fn long(inode: &Inode) -> String {
     )
 }
 
-/// Returns a name in printable form: control characters and invalid UTF-8 are escaped.
+/// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
 pub(crate) fn show(name: &[u8]) -> String {
     let mut shown = String::new();
     for chunk in name.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_control() {
+            if is_unseen(letter) {
                 let _ = write!(shown, "{}", letter.escape_default());
             } else {
                 shown.push(letter);
@@ -309,5 +310,6 @@ mod tests {
     fn names_are_safe_to_show() {
         assert_eq!(show("grün".as_bytes()), "grün");
         assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
+        assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
     }
 }

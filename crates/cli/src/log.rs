@@ -1,16 +1,27 @@
-//! Lines on standard error.
+//! Lines on standard error, in a log file, or in the system log.
 
 use std::{
     env,
-    io::{self, Write},
-    sync::{Mutex, OnceLock, PoisonError},
+    fs::{File, OpenOptions},
+    io::{self, IsTerminal, Write},
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::SystemTime,
 };
 
+use anyhow::Context;
 use clap::ValueEnum;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::fstat,
 };
+
+use crate::image::{date, show};
+
+/// The socket of the system log (RFC 3164), which the journal provides too.
+const SYSTEM_LOG: &str = "/dev/log";
 
 /// Severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -21,8 +32,80 @@ pub(crate) enum Level {
     Warn,
     /// Completed operations
     Info,
-    /// Received requests
+    /// Received requests, and clients that connect and disconnect
     Debug,
+}
+
+impl Level {
+    /// Returns the priority of the system log and the journal.
+    fn priority(self) -> u8 {
+        match self {
+            Self::Error => 3,
+            Self::Warn => 4,
+            Self::Info => 6,
+            Self::Debug => 7,
+        }
+    }
+}
+
+/// Where the lines of a program that runs for long go instead of standard error.
+pub(crate) enum Sink {
+    /// Lines are appended to this file.
+    File(PathBuf, File),
+    System(UnixDatagram),
+}
+
+impl Sink {
+    /// Opens a log file.
+    pub(crate) fn file(path: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("cannot open the log file {}", path.display());
+        let path = std::path::absolute(path).with_context(failed)?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(failed)?;
+        Ok(Self::File(path, file))
+    }
+
+    /// Opens the system log. Fails if there is none.
+    pub(crate) fn system() -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(SYSTEM_LOG)?;
+        // Lines are lost if the log does not take them.
+        socket.set_nonblocking(true)?;
+        Ok(Self::System(socket))
+    }
+
+    /// Writes a line. Failures cannot be reported anywhere.
+    pub(crate) fn line(&self, level: Level, text: &str) {
+        let text = show(text.as_bytes());
+        let _ = match self {
+            Self::File(_, file) => {
+                let mut file = file;
+                file.write_all(format!("{} pagefold: {text}\n", now()).as_bytes())
+            }
+            Self::System(socket) => {
+                // Facility 3: daemon.
+                let priority = 3 * 8 + level.priority();
+                let message = format!("<{priority}>pagefold[{}]: {text}", process::id());
+                let sent = socket.send(message.as_bytes());
+                // The log may have been restarted.
+                let again = |_| socket.connect(SYSTEM_LOG).and_then(|()| socket.send(message.as_bytes()));
+                sent.or_else(again).map(drop)
+            }
+        };
+    }
+}
+
+/// Where a server's lines go.
+struct Target {
+    sink: Option<Sink>,
+    stderr: bool,
+    /// Lines that were lost because standard error was not read.
+    lost: u64,
+}
+
+static TARGET: Mutex<Target> = Mutex::new(Target { sink: None, stderr: true, lost: 0 });
+
+fn target() -> MutexGuard<'static, Target> {
+    TARGET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Writes a server's lines of at least the severity `level`.
@@ -34,6 +117,30 @@ pub(crate) struct Log {
 impl Log {
     pub(crate) fn new(level: Level) -> Self {
         Self { level }
+    }
+
+    /// Also writes the lines to `sink`.
+    pub(crate) fn add(self, sink: Sink) {
+        target().sink = Some(sink);
+    }
+
+    /// Writes no more lines to standard error.
+    pub(crate) fn leave_stderr(self) {
+        target().stderr = false;
+    }
+
+    /// Opens the log file again, which may have been renamed. Returns whether there is a log file.
+    pub(crate) fn reopen(self) -> bool {
+        let mut target = target();
+        let Some(Sink::File(path, _)) = &target.sink else { return false };
+        match Sink::file(path) {
+            Ok(sink) => target.sink = Some(sink),
+            Err(error) => {
+                drop(target);
+                self.error(&crate::message(&error));
+            }
+        }
+        true
     }
 
     pub(crate) fn error(self, text: &str) {
@@ -53,29 +160,41 @@ impl Log {
     }
 
     fn write(self, level: Level, text: &str) {
-        static LOST: Mutex<u64> = Mutex::new(0);
         if level > self.level {
             return;
         }
-        let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
-        if !has_room() {
-            *lost += 1;
-            return;
+        let mut target = target();
+        if let Some(sink) = &target.sink {
+            sink.line(level, text);
         }
-        if *lost > 0 {
-            write(Level::Warn, &format!("{lost} lines were lost because standard error was not read"));
-            *lost = 0;
-            if !has_room() {
-                *lost += 1;
-                return;
-            }
+        if target.stderr {
+            target.write_stderr(level, text);
         }
-        write(level, text);
     }
 }
 
-/// Returns whether standard error accepts a line at once. A pipe that nobody reads must not block a
-/// server.
+impl Target {
+    /// Writes a line with the time. A pipe that nobody reads must not block a server.
+    fn write_stderr(&mut self, level: Level, text: &str) {
+        if !has_room() {
+            self.lost += 1;
+            return;
+        }
+        let now = stamp();
+        if self.lost > 0 {
+            let lost = format!("{} lines were lost because standard error was not read", self.lost);
+            write_at(&now, Level::Warn, &lost);
+            self.lost = 0;
+            if !has_room() {
+                self.lost += 1;
+                return;
+            }
+        }
+        write_at(&now, level, text);
+    }
+}
+
+/// Returns whether standard error accepts a line immediately.
 fn has_room() -> bool {
     let stderr = io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -84,21 +203,40 @@ fn has_room() -> bool {
     poll(&mut polled, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
+/// Returns the time in UTC.
+fn now() -> String {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let date = date(time.as_secs().try_into().unwrap_or(i64::MAX), 0);
+    date.split('.').next().unwrap_or_default().replace(' ', "T") + "Z"
+}
+
+/// Returns what precedes a server's line on standard error: the time, unless it is the journal, which
+/// adds it, or a terminal, where the lines appear at that time.
+fn stamp() -> String {
+    static IS_TERMINAL: OnceLock<bool> = OnceLock::new();
+    let is_terminal = *IS_TERMINAL.get_or_init(|| io::stderr().is_terminal());
+    if is_terminal || goes_to_journal() { String::new() } else { now() + " " }
+}
+
 /// Writes a line to standard error. Failures are ignored.
 pub(crate) fn write(level: Level, text: &str) {
+    write_at("", level, text);
+}
+
+fn write_at(stamp: &str, level: Level, text: &str) {
     // Names may contain control characters.
-    let text = crate::image::show(text.as_bytes());
+    let text = show(text.as_bytes());
     let _ = if goes_to_journal() {
-        let priority = match level {
-            Level::Error => 3,
-            Level::Warn => 4,
-            Level::Info => 6,
-            Level::Debug => 7,
-        };
-        writeln!(io::stderr(), "<{priority}>{text}")
+        writeln!(io::stderr(), "<{}>{text}", level.priority())
     } else {
-        writeln!(io::stderr(), "pagefold: {text}")
+        writeln!(io::stderr(), "{stamp}pagefold: {text}")
     };
+}
+
+/// Writes a line without the program's name to standard error: a result, or one of many lines about
+/// the same file. Failures are ignored: a closed or full standard error changes no exit status.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", show(text.as_bytes()));
 }
 
 /// Returns whether standard error is the journal's stream, which accepts priorities and adds the
@@ -110,4 +248,34 @@ fn goes_to_journal() -> bool {
         let Ok(stderr) = fstat(io::stderr()) else { return false };
         stream == format!("{}:{}", stderr.st_dev, stderr.st_ino)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_log_file_has_times_and_is_reopened() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, old) = (folder.path().join("log"), folder.path().join("log.1"));
+        let sink = Sink::file(&path).expect("a file");
+        sink.line(Level::Info, "one\u{202e}");
+        fs::rename(&path, &old).expect("a rename");
+        sink.line(Level::Warn, "two");
+        Sink::file(&path).expect("a file").line(Level::Info, "three");
+        let text = fs::read_to_string(&old).expect("the file");
+        let lines: Vec<_> = text.lines().map(|line| line.split_at(20)).collect();
+        assert_eq!(
+            lines.iter().map(|(_, text)| *text).collect::<Vec<_>>(),
+            [" pagefold: one\\u{202e}", " pagefold: two"]
+        );
+        let is_time = |time: &str| {
+            let digits = time.bytes().filter(u8::is_ascii_digit).count();
+            digits == 14 && time.ends_with('Z') && time.as_bytes()[10] == b'T'
+        };
+        assert!(lines.iter().all(|(time, _)| is_time(time)), "{text}");
+        assert!(fs::read_to_string(&path).expect("the file").ends_with("pagefold: three\n"));
+    }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod background;
 mod cat;
 mod check;
 mod codec;
@@ -52,6 +53,7 @@ struct Args {
 enum Command {
     Serve(serve::Args),
     Disks(manage::list::Args),
+    Uri(manage::uri::Args),
     Stat(stat::Args),
     Add(manage::add::Args),
     Fork(manage::fork::Args),
@@ -86,12 +88,18 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // The list of commands. A closed standard error is not an error here.
+            let _ = error.print();
+            return ExitCode::from(2);
+        }
         Err(error) => return refuse(&complaint(&error)),
     };
     let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
     let result = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Disks(args) => done(manage::list::run(&args)),
+        Command::Uri(args) => done(manage::uri::run(&args)),
         Command::Stat(args) => done(stat::run(&args)),
         Command::Add(args) => done(manage::add::run(&args)),
         Command::Fork(args) => done(manage::fork::run(&args)),
@@ -112,7 +120,7 @@ fn main() -> ExitCode {
         Command::Info(args) => done(info::run(&args)),
         Command::Check(args) => done(check::run(&args)),
         Command::Extract(args) => done(extract::run(&args)),
-        Command::Mount(args) => done(mount::run(&args)),
+        Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
         Command::Completions(args) => done(generate::completions(&args)),
         Command::Man(args) => done(generate::man(&args)),
@@ -139,9 +147,6 @@ fn refuse(what: &str) -> ExitCode {
 
 /// Returns clap's error in one line, without the hints that clap appends to every error.
 fn complaint(error: &clap::Error) -> String {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "which command?".to_owned();
-    }
     let text = error.render().to_string();
     let end = ["\nUsage:", "\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
     let text = &text[..end.unwrap_or(text.len())];

@@ -1,31 +1,18 @@
 //! `pagefold mount`: mounts an image as a file system with FUSE.
 //!
-//! In the background, the mount is served by a second process that runs this program again. It
-//! reports a successful mount on its standard output and errors on its standard error. The first
-//! process waits for either. The second process then detaches from the terminal.
+//! In the background, the mount is served by a second process (`background.rs`).
 
-use std::ffi::CStr;
-use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixDatagram;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::Mutex;
 use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
-use crate::{image::ImageArgs, signals, size, tell};
-
-/// Name of the second process in the process table; it would otherwise be `exe`.
-const NAME: &CStr = c"pagefold";
-
-/// Message of the second process once the image is mounted.
-const MOUNTED: &[u8] = b"mounted\n";
+use crate::log::{Level, Sink};
+use crate::{background, image::ImageArgs, signals, size, tell};
 
 /// Mount an EROFS image read-only, with FUSE
 #[derive(clap::Args)]
@@ -76,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
-    /// Be the second process: see the module's comment
+    /// Be the second process of `background.rs`
     #[arg(long, hide = true)]
     announce: bool,
 
@@ -137,38 +124,14 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if args.foreground || args.announce { serve(args) } else { start() }
-}
-
-/// Starts the second process and waits until it has mounted the image or failed.
-fn start() -> anyhow::Result<()> {
-    let mut second = Command::new("/proc/self/exe")
-        .arg0(NAME.to_str().unwrap_or_default())
-        .args(["mount", "--announce"])
-        .args(std::env::args_os().skip(2))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start the background process")?;
-    let mut said = [0; MOUNTED.len()];
-    if let Some(out) = &mut second.stdout
-        && out.read_exact(&mut said).is_ok()
-        && said == MOUNTED
-    {
-        return Ok(());
-    }
-    let output = second.wait_with_output().context("cannot wait for the background process")?;
-    let message = String::from_utf8_lossy(&output.stderr);
-    let message = message.trim_end().trim_start_matches("pagefold: ");
-    bail!("{}", if message.is_empty() { format!("mount ended: {}", output.status) } else { message.to_owned() });
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.foreground || args.announce { serve(args) } else { background::start("mount") }
 }
 
 /// Mounts and serves until unmounted.
-fn serve(args: &Args) -> anyhow::Result<()> {
+fn serve(args: &Args) -> anyhow::Result<ExitCode> {
     if args.announce {
-        rustix::thread::set_name(NAME).context("cannot set the name of the process")?;
+        background::name()?;
     }
     let shown = args.path.display();
     let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;
@@ -184,11 +147,12 @@ fn serve(args: &Args) -> anyhow::Result<()> {
         .spawn(move || end_on_signals(signals, &unmounter))
         .context("cannot start a thread")?;
     if args.announce {
-        leave_terminal().context("cannot detach from the terminal")?;
+        background::announce()?;
     } else {
         tell(&format!("{shown} is mounted on {}", args.directory.display()));
     }
-    mount.serve().context("the mount failed")
+    mount.serve().context("the mount failed")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
@@ -204,37 +168,17 @@ fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
     }
 }
 
-/// Reports that the image is mounted, and releases everything inherited from the first process.
-fn leave_terminal() -> io::Result<()> {
-    rustix::process::setsid()?;
-    // Otherwise, the directory in which this was started could not be unmounted.
-    rustix::process::chdir("/")?;
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    let mut out = io::stdout().lock();
-    out.write_all(MOUNTED)?;
-    out.flush()?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    Ok(())
-}
-
+/// Returns where errors go: to the file of `--log`, otherwise to standard error in the foreground, and
+/// to the system log, if there is one, in the background.
 fn log(args: &Args) -> anyhow::Result<Log> {
-    if let Some(path) = &args.log {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = Mutex::new(file.with_context(|| path.display().to_string())?);
-        return Ok(Log::new(move |line| {
-            if let Ok(mut file) = file.lock() {
-                // A failure to write the log cannot be reported anywhere.
-                let _ = file.write_all(format!("pagefold: {line}\n").as_bytes());
-            }
-        }));
-    }
-    Ok(if args.announce { Log::new(system_log) } else { Log::new(tell) })
-}
-
-/// Sends a line to the system log, if there is one (RFC 3164; facility daemon, severity error).
-fn system_log(line: &str) {
-    let message = format!("<27>pagefold[{}]: {line}", std::process::id());
-    let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(message.as_bytes(), Path::new("/dev/log")));
+    let sink = match &args.log {
+        Some(path) => Some(Sink::file(path)?),
+        None if args.announce => Sink::system().ok(),
+        None => return Ok(Log::new(tell)),
+    };
+    Ok(Log::new(move |line| {
+        if let Some(sink) = &sink {
+            sink.line(Level::Error, line);
+        }
+    }))
 }

@@ -12,7 +12,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
 use crate::source::{self, SourceArgs};
-use crate::{codec, destination::Destination, misuse, progress::ProgressLine, size};
+use crate::{codec, destination::Destination, log, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image, which Linux can mount
 #[derive(clap::Args)]
@@ -145,13 +145,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let is_file = matches!(destination, Destination::File(_));
     destination.take(draft)?;
     if is_file {
-        eprintln!(
+        log::line(&format!(
             "{}: {} inodes, {} of files in {}",
             args.output.display(),
             report.inodes,
             size::show(report.file_bytes),
             size::show(report.image_bytes)
-        );
+        ));
     }
     Ok(())
 }

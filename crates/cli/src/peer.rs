@@ -1,13 +1,26 @@
 //! The running server that a subcommand connects to.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::anyhow;
 use pagefold_control::{Client, ClientError};
 
-use crate::{message, server_directory};
+use crate::{
+    message,
+    server_directory::{self, Claim},
+};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for a server of which there is no sign: after `pagefold serve … &`, the shell may
+/// start the next command first.
+const NO_SIGN: Duration = Duration::from_secs(1);
+/// Interval between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The location of a server.
 #[derive(clap::Args)]
@@ -30,18 +43,57 @@ impl Peer {
         }
     }
 
-    /// Opens a connection on which each answer must arrive within ten seconds.
+    /// Opens a connection on which each answer must arrive within ten seconds. Waits for a server
+    /// that is starting.
     pub(crate) fn connect(&self) -> anyhow::Result<Client> {
-        let path = match &self.control {
-            Some(path) => path.clone(),
-            None => server_directory::control_socket(&server_directory::path(self.dir.as_deref())?),
-        };
-        Client::connect(&path, TIMEOUT).map_err(|error| match error {
-            error @ ClientError::Connect { .. } => {
-                let what = message(&error.into());
-                anyhow!("{what}; start a server, or give its location with --dir or --control")
-            }
-            error => error.into(),
-        })
+        self.connect_within(NO_SIGN)
     }
+
+    /// The same, but without waiting for a server of which there is no sign.
+    pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
+        self.connect_within(Duration::ZERO)
+    }
+
+    fn connect_within(&self, no_sign: Duration) -> anyhow::Result<Client> {
+        let directory = self.directory()?;
+        let path = match (&self.control, &directory) {
+            (Some(path), _) => path.clone(),
+            (None, Some(directory)) => server_directory::control_socket(directory),
+            (None, None) => unreachable!("there is one or the other"),
+        };
+        let start = Instant::now();
+        loop {
+            let error = match Client::connect(&path, TIMEOUT) {
+                Ok(client) => return Ok(client),
+                Err(error) => error,
+            };
+            let is_missing = matches!(&error, ClientError::Connect { source, .. }
+                if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused));
+            let is_starting = is_missing && directory.as_deref().is_some_and(is_claimed);
+            let time = if is_starting { TIMEOUT } else { no_sign };
+            if !is_missing || start.elapsed() >= time {
+                return Err(told(error, is_starting));
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn is_claimed(directory: &Path) -> bool {
+    matches!(Claim::open(directory), Ok(Some(claim)) if claim.is_held())
+}
+
+/// Adds what to do to an error of connecting.
+fn told(error: ClientError, is_starting: bool) -> anyhow::Error {
+    let advice = match &error {
+        ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+            "only the user of the server there and root may manage it"
+        }
+        ClientError::Connect { .. } if is_starting => {
+            "the server that uses this directory is still starting, or its control socket is elsewhere (--control)"
+        }
+        ClientError::Connect { .. } => "start a server, or give its location with --dir or --control",
+        _ => return error.into(),
+    };
+    anyhow!("{}; {advice}", message(&error.into()))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::{DirBuilder, File},
+    fs::{self, DirBuilder, File},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
@@ -25,6 +25,8 @@ const NBD_SOCKET: &str = "nbd.sock";
 const CONTROL_SOCKET: &str = "control.sock";
 /// Locked while a server runs; contains its process id.
 const LOCK: &str = "lock";
+/// Time within which clients that look at the lock have released it.
+const CLIENTS_LOCK: Duration = Duration::from_millis(50);
 /// Interval between two checks of the lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -49,21 +51,50 @@ pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
-/// Waits until no server uses the directory, that is, until the process has exited. Returns whether
-/// this happened within `time`.
-pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Result<bool> {
-    let path = directory.join(LOCK);
-    let opened = match File::open(&path) {
-        // Without a lock file, all sockets of the server were passed to it.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
-    };
-    let start = Instant::now();
+/// The lock of a server's directory, as other processes see it.
+pub(crate) struct Claim(File);
+
+impl Claim {
+    /// Opens the lock. Returns `None` if there is none: no server has used the directory, or all
+    /// sockets of the server were passed to it.
+    pub(crate) fn open(directory: &Path) -> anyhow::Result<Option<Self>> {
+        let path = directory.join(LOCK);
+        match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => Ok(Some(Self(opened.with_context(|| format!("cannot open {}", path.display()))?))),
+        }
+    }
+
+    /// Returns whether a server uses the directory, which may not listen there yet or any more.
+    pub(crate) fn is_held(&self) -> bool {
+        let is_held = flock(&self.0, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
+        // A server that starts now must not find it locked.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+        is_held
+    }
+
+    /// Waits until no server uses the directory, that is, until the process has exited. Returns
+    /// whether this happened within `time`.
+    pub(crate) fn wait_until_free(&self, time: Duration) -> bool {
+        let start = Instant::now();
+        while self.is_held() {
+            if start.elapsed() >= time {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        true
+    }
+}
+
+/// Locks a directory for a server. A client that looks whether it is locked holds the lock for some
+/// microseconds.
+fn lock_exclusively(lock: &File) -> rustix::io::Result<()> {
+    let deadline = Instant::now() + CLIENTS_LOCK;
     loop {
-        match flock(&opened, FlockOperation::NonBlockingLockShared) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() >= time => return Ok(false),
-            Err(Errno::WOULDBLOCK) => thread::sleep(PAUSE),
-            result => return result.map(|()| true).with_context(|| format!("cannot lock {}", path.display())),
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(Duration::from_millis(1)),
+            result => return result,
         }
     }
 }
@@ -81,8 +112,10 @@ impl ServerDirectory {
     /// may then be replaced.
     pub(crate) fn claim(directory: PathBuf) -> anyhow::Result<Self> {
         let shown = directory.display();
-        match DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+        // Parents get the same mode. An existing directory stays as it is.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        match made {
+            Err(error) if fs::symlink_metadata(&directory).is_err() => {
                 return Err(error).with_context(|| format!("cannot make the directory {shown}"));
             }
             _ => {}
@@ -104,7 +137,7 @@ impl ServerDirectory {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = openat(&opened, LOCK, flags, Mode::RUSR | Mode::WUSR);
         let mut lock = File::from(lock.with_context(|| format!("cannot open {shown}/{LOCK}"))?);
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        match lock_exclusively(&lock) {
             Err(Errno::WOULDBLOCK) => {
                 let mut owner = String::new();
                 // A server that has just started may not have written it yet.
@@ -171,6 +204,34 @@ mod tests {
             let message = ServerDirectory::claim(path).expect_err("a bad place").to_string();
             assert!(message.contains(why), "{message}");
         }
-        ServerDirectory::claim(folder.path().join("no/such")).expect_err("no parent");
+        ServerDirectory::claim("/proc/none/such".into()).expect_err("no directory can be made there");
+    }
+
+    #[test]
+    fn parents_are_made_as_private_as_the_directory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        ServerDirectory::claim(folder.path().join("a/b/c")).expect("a place");
+        for name in ["a", "a/b", "a/b/c"] {
+            assert_eq!(fs::metadata(folder.path().join(name)).expect("a folder").mode() & 0o777, 0o700, "{name}");
+        }
+    }
+
+    /// Clients that look at the lock, however often, keep no server from starting.
+    #[test]
+    fn a_claim_is_seen_by_others_while_it_lasts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(Claim::open(folder.path()).expect("a folder").is_none());
+        for _ in 0..20 {
+            let place = ServerDirectory::claim(folder.path().to_owned()).expect("a place");
+            let claim = Claim::open(folder.path()).expect("a file").expect("a lock");
+            assert!(claim.is_held() && !claim.wait_until_free(Duration::ZERO));
+            drop(place);
+            assert!(!claim.is_held() && claim.wait_until_free(Duration::ZERO));
+            thread::scope(|scope| {
+                let looks = scope.spawn(|| (0..2000).filter(|_| claim.is_held()).count());
+                drop(ServerDirectory::claim(folder.path().to_owned()).expect("a place"));
+                looks.join().expect("a thread");
+            });
+        }
     }
 }

@@ -15,3 +15,12 @@ pub(crate) fn catch() -> io::Result<Signals> {
     let ignored = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
 }
+
+/// Returns the name of a signal that is caught.
+pub(crate) fn name(signal: i32) -> &'static str {
+    match signal {
+        SIGHUP => "SIGHUP",
+        SIGINT => "SIGINT",
+        _ => "SIGTERM",
+    }
+}

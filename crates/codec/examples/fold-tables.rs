@@ -5,6 +5,7 @@
 //!
 //! Each file is a kind of data, and the compressed bytes of all kinds have equal weight, except
 //! that those of a heap, a file whose name begins with `heap`, count HEAPS_WEIGHT times.
+#![allow(clippy::print_stdout, reason = "a tool for developers")]
 
 use std::{env, fs, path::PathBuf};
 

@@ -5,6 +5,7 @@
 //!
 //! Each file contributes the same number of pages, evenly spread over it; same-filled ones are left
 //! out.
+#![allow(clippy::print_stdout, reason = "a tool for developers")]
 
 use std::{env, fs};
 

@@ -23,8 +23,8 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nothing listens on the path.
-    #[error("no server is listening on {}", path.display())]
+    /// Nothing listens on the path, or the system does not allow to connect.
+    #[error("{} {}", if is_missing(source) { "no server is listening on" } else { "cannot connect to" }, path.display())]
     Connect {
         /// The path.
         path: PathBuf,
@@ -50,6 +50,11 @@ pub enum ClientError {
     /// The connection broke, or no answer arrived in time.
     #[error("the server did not reply")]
     Io(#[source] io::Error),
+}
+
+/// Returns whether the error means that nothing listens.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 /// A connection to a server's control socket.
@@ -118,10 +123,13 @@ impl Client {
         }
     }
 
-    /// Waits until the server closes the connection, which it does when it exits.
-    pub fn wait_for_end(mut self, time: Duration) -> Result<(), ClientError> {
+    /// Waits until the server closes the connection, which it does when it exits. Returns whether
+    /// this happened within `time`.
+    pub fn ends_within(&mut self, time: Duration) -> Result<bool, ClientError> {
         match self.line(time) {
-            Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Ok(false),
+            // It may have read no more requests.
+            Err(ClientError::Io(_)) => Ok(true),
             Err(error) => Err(error),
             Ok(_) => Err(ClientError::Foreign("unexpected reply".to_owned())),
         }

@@ -35,6 +35,9 @@ pub enum Command {
         name: String,
         /// Name of the snapshot, unique among those of the disk.
         snapshot: String,
+        /// Whether to do it although the disk has clients.
+        #[serde(default)]
+        force: bool,
     },
     /// Returns the ranges of a disk that have changed since it was created.
     Changes {
@@ -52,17 +55,12 @@ pub enum Command {
         /// Whether to remove its snapshots too.
         #[serde(default)]
         snapshots: bool,
+        /// Whether to do it although the disk has clients.
+        #[serde(default)]
+        force: bool,
     },
     /// Changes a disk's size.
-    Resize {
-        /// Name of the disk.
-        name: String,
-        /// New size, a multiple of 512 and not 0.
-        size_bytes: u64,
-        /// Allows a smaller size. Data past the new end are lost.
-        #[serde(default)]
-        shrink: bool,
-    },
+    Resize(Resize),
     /// Renames a disk. Its clients stay connected.
     Rename {
         /// Current name.
@@ -74,6 +72,9 @@ pub enum Command {
     Reset {
         /// Name of the disk.
         name: String,
+        /// Whether to do it although the disk has clients.
+        #[serde(default)]
+        force: bool,
     },
     /// Sets or removes a memory limit.
     Limit {
@@ -104,8 +105,12 @@ pub enum Command {
         #[serde(default)]
         offset_bytes: u64,
     },
-    /// Stops the server in an orderly way.
-    Stop {},
+    /// Stops the server in an orderly way. If it is stopping already, says what it waits for.
+    Stop {
+        /// Whether to end without waiting for requests that the disks are working on.
+        #[serde(default)]
+        force: bool,
+    },
 }
 
 /// A disk to create.
@@ -122,6 +127,22 @@ pub struct Add {
     /// Whether its clients are kept from changing it.
     #[serde(default)]
     pub read_only: bool,
+}
+
+/// A new size for a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// Name of the disk.
+    pub name: String,
+    /// New size, a multiple of 512 and not 0.
+    pub size_bytes: u64,
+    /// Allows a smaller size. Data past the new end are lost.
+    #[serde(default)]
+    pub shrink: bool,
+    /// Whether to shrink it although it has clients.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// Disks to create by forking.

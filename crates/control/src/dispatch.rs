@@ -13,7 +13,10 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::{Batch, Code, Command, DiskRecord, DiskStat, Done, Failure, Fork, Held, Manage, Stat};
+use crate::{
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Stat, check_name,
+    name::{check_new_name, check_snapshot},
+};
 
 /// The names of the commands.
 const COMMANDS: [&str; 18] = [
@@ -38,13 +41,7 @@ const COMMANDS: [&str; 18] = [
 ];
 
 /// Maximum number of disks per fork request: the answer has a record of each.
-const MAX_FORKS: usize = 512;
-
-/// Separates a disk's name from that of its snapshot.
-const SNAPSHOT_SIGN: char = '@';
-
-/// Maximum length of an export's name in NBD.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub const MAX_FORKS: usize = 512;
 
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
@@ -58,7 +55,10 @@ const BATCH_DISKS: usize = 8;
 const PART_BYTES: usize = 16 << 10;
 
 /// Maximum duration of a compact request.
-const MAX_COMPACT_TIME: Duration = Duration::from_secs(60);
+const MAX_COMPACT_SECONDS: u64 = 60;
+
+/// Smallest memory limit of a disk: a page that does not compress, and the table that refers to it.
+pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
 
 /// Executes the request in `line` on `disks` and returns the answer: one line of JSON without its
 /// end.
@@ -274,6 +274,7 @@ fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result
         Command::Add(disk) => {
             check_name(&disk.name)?;
             check_size(disk.size_bytes)?;
+            check_limit(disk.limit_bytes)?;
             json(disks.add(&disk)?)
         }
         Command::AddBase(base) => {
@@ -288,30 +289,38 @@ fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result
             check_snapshot(&name, &snapshot)?;
             json(disks.snapshot(&name, &snapshot)?)
         }
-        Command::Rollback { name, snapshot } => json(disks.rollback(&name, &snapshot)?),
+        Command::Rollback { name, snapshot, force } => json(disks.rollback(&name, &snapshot, force)?),
         Command::Changes { name, offset } => json(disks.changes(&name, offset)?),
-        Command::Drop { name, snapshots } => json(disks.drop(&name, snapshots)?),
-        Command::Resize { name, size_bytes, shrink } => {
-            check_size(size_bytes)?;
-            json(disks.resize(&name, size_bytes, shrink)?)
+        Command::Drop { name, snapshots, force } => json(disks.drop(&name, snapshots, force)?),
+        Command::Resize(resize) => {
+            check_size(resize.size_bytes)?;
+            json(disks.resize(&resize)?)
         }
         Command::Rename { name, to } => {
             check_new_name(&name, &to)?;
             json(disks.rename(&name, &to)?)
         }
-        Command::Reset { name } => json(disks.reset(&name)?),
-        Command::Limit { name, limit_bytes } => json(disks.limit(name.as_deref(), limit_bytes)?),
-        Command::Compact { seconds } => json(disks.compact(Duration::from_secs(seconds).min(MAX_COMPACT_TIME))?),
+        Command::Reset { name, force } => json(disks.reset(&name, force)?),
+        Command::Limit { name, limit_bytes } => {
+            if name.is_some() {
+                check_limit(limit_bytes)?;
+            }
+            json(disks.limit(name.as_deref(), limit_bytes)?)
+        }
+        Command::Compact { seconds } => {
+            if seconds > MAX_COMPACT_SECONDS {
+                let what = format!("field `seconds`: expected at most {MAX_COMPACT_SECONDS}, got {seconds}");
+                return Err(Failure::new(Code::InvalidRequest, what));
+            }
+            json(disks.compact(Duration::from_secs(seconds))?)
+        }
         Command::Freeze { name } => {
             let (instant, hold) = disks.freeze(&name)?;
             held.push(hold);
             json(instant)
         }
         Command::FrozenRuns { export, offset_bytes } => json(disks.frozen_runs(&export, offset_bytes)?),
-        Command::Stop {} => {
-            disks.stop();
-            json(Done {})
-        }
+        Command::Stop { force } => json(disks.stop(force)),
     };
     result.map(Outcome::Whole)
 }
@@ -320,56 +329,9 @@ fn json(result: impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(&result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
 }
 
-/// Checks whether a disk can have this name.
-///
-/// # Errors
-/// [`Code::InvalidName`] if the name is longer than NBD allows, contains control characters, which
-/// lists and logs cannot show, or contains `@`, which is reserved for snapshots.
-pub fn check_name(name: &str) -> Result<(), Failure> {
-    check_export_name(name)?;
-    if name.contains(SNAPSHOT_SIGN) {
-        let what = format!("invalid name '{name}': '@' is reserved for snapshots, DISK@SNAPSHOT");
-        return Err(Failure::new(Code::InvalidName, what));
-    }
-    Ok(())
-}
-
-/// Returns the name of a disk's snapshot.
-pub fn snapshot_name(disk: &str, snapshot: &str) -> String {
-    format!("{disk}{SNAPSHOT_SIGN}{snapshot}")
-}
-
-/// Splits a snapshot's name into those of the disk and the snapshot; returns `None` for a disk's
-/// name.
-pub fn split_snapshot_name(name: &str) -> Option<(&str, &str)> {
-    name.split_once(SNAPSHOT_SIGN)
-}
-
-/// Checks whether a disk's snapshot can have this name.
-fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
-    check_export_name(&snapshot_name(disk, snapshot))?;
-    if snapshot.is_empty() || snapshot.contains(SNAPSHOT_SIGN) {
-        let what = format!("invalid snapshot name '{snapshot}': must be non-empty and without '@'");
-        return Err(Failure::new(Code::InvalidName, what));
-    }
-    Ok(())
-}
-
-/// Checks a new name: a snapshot must remain a snapshot of the same disk, and a disk must not
-/// become one.
-fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
-    match (split_snapshot_name(name), split_snapshot_name(to)) {
-        (Some((disk, _)), Some((same, snapshot))) if disk == same => check_snapshot(disk, snapshot),
-        (Some((disk, _)), _) => {
-            let what = format!("'{name}' is a snapshot: a new name for it begins with '{disk}{SNAPSHOT_SIGN}'");
-            Err(Failure::new(Code::InvalidName, what))
-        }
-        (None, _) => check_name(to),
-    }
-}
-
 fn check_fork(fork: &Fork) -> Result<(), Failure> {
-    let Fork { names, .. } = fork;
+    let Fork { names, limit_bytes, .. } = fork;
+    check_limit(*limit_bytes)?;
     if names.is_empty() || names.len() > MAX_FORKS {
         let what = format!("field `names`: expected 1 to {MAX_FORKS} names, got {}", names.len());
         return Err(Failure::new(Code::InvalidRequest, what));
@@ -387,18 +349,6 @@ fn check_fork(fork: &Fork) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks whether an export can have this name.
-fn check_export_name(name: &str) -> Result<(), Failure> {
-    let wrong = |what: String| Err(Failure::new(Code::InvalidName, what));
-    if name.len() > MAX_NAME_BYTES {
-        return wrong(format!("name of {} bytes: NBD allows {MAX_NAME_BYTES}", name.len()));
-    }
-    if name.contains(char::is_control) {
-        return wrong(format!("invalid name {name:?}: contains control characters"));
-    }
-    Ok(())
-}
-
 /// Checks whether a disk can have this size, apart from limits of the system.
 ///
 /// # Errors
@@ -407,6 +357,20 @@ pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
     if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         let what = format!("invalid disk size {size_bytes}: must be a non-zero multiple of {SECTOR_BYTES}");
         return Err(Failure::new(Code::InvalidSize, what));
+    }
+    Ok(())
+}
+
+/// Checks whether a disk can have this memory limit; `None` is no limit.
+///
+/// # Errors
+/// [`Code::InvalidLimit`].
+pub fn check_limit(limit_bytes: Option<u64>) -> Result<(), Failure> {
+    if let Some(limit_bytes) = limit_bytes.filter(|&limit_bytes| limit_bytes < MIN_LIMIT_BYTES) {
+        let what = format!(
+            "memory limit of {limit_bytes} bytes is too small: a disk with a single page needs {MIN_LIMIT_BYTES}"
+        );
+        return Err(Failure::new(Code::InvalidLimit, what));
     }
     Ok(())
 }

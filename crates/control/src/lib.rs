@@ -24,18 +24,20 @@ mod failure;
 mod lines;
 mod manage;
 mod model;
+mod name;
 mod records;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, Fork};
-pub use dispatch::{MAX_NAME_BYTES, answer, check_name, check_size, snapshot_name, split_snapshot_name};
+pub use command::{Add, AddBase, Command, Fork, Resize};
+pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, answer, check_limit, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Held, Manage};
 pub use model::Model;
+pub use name::{MAX_NAME_BYTES, check_name, is_unseen, snapshot_name, split_snapshot_name};
 pub use records::{
-    BaseRecord, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Done, Dropped, Figures, FrozenRun,
-    FrozenRuns, Greeting, Instant, Limited, Listing, Renamed, Resized, ServerStat, Stat, Stored,
+    BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Figures,
+    FrozenRun, FrozenRuns, Greeting, Instant, Limited, Listing, Renamed, Resized, ServerStat, Stat, Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -4,7 +4,7 @@ use std::{any::Any, time::Duration};
 
 use crate::{
     Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
-    Renamed, Resized, ServerStat,
+    Renamed, Resize, Resized, ServerStat, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -50,24 +50,26 @@ pub trait Manage: Send + Sync {
     /// Keeps the content of a disk at one instant as a read-only disk.
     fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
 
-    /// Restores a disk to one of its snapshots.
-    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure>;
+    /// Restores a disk to one of its snapshots. Fails if it has clients, unless `force` is set.
+    fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure>;
 
     /// Returns the ranges of a disk that have changed since it was created, starting at `offset`,
     /// as many as fit into one answer.
     fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure>;
 
-    /// Removes a disk with its contents. Its snapshots are removed only if `snapshots` is set.
-    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure>;
+    /// Removes a disk with its contents. Its snapshots are removed only if `snapshots` is set. Fails
+    /// if any of them has clients, unless `force` is set.
+    fn drop(&self, name: &str, snapshots: bool, force: bool) -> Result<Dropped, Failure>;
 
-    /// Changes a disk's size. Without `shrink`, the size can only grow.
-    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure>;
+    /// Changes a disk's size.
+    fn resize(&self, resize: &Resize) -> Result<Resized, Failure>;
 
     /// Renames a disk.
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure>;
 
-    /// Makes a disk read as zeros and frees its memory.
-    fn reset(&self, name: &str) -> Result<DiskRecord, Failure>;
+    /// Makes a disk read as zeros and frees its memory. Fails if it has clients, unless `force` is
+    /// set.
+    fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure>;
 
     /// Sets a disk's limit or, without a name, the server's. `None` removes the limit.
     fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure>;
@@ -82,6 +84,7 @@ pub trait Manage: Send + Sync {
     /// runs.
     fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure>;
 
-    /// Asks the server to exit, and returns at once.
-    fn stop(&self);
+    /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it
+    /// does not wait for requests that the disks are working on.
+    fn stop(&self, force: bool) -> Stopping;
 }

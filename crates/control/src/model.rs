@@ -12,7 +12,8 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resized, ServerStat, snapshot_name,
+    FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -155,7 +156,7 @@ impl Manage for Model {
         self.insert(DiskRecord { read_only: true, kind: DiskKind::Snapshot, from: Some(name.to_owned()), ..record })
     }
 
-    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+    fn rollback(&self, name: &str, snapshot: &str, _: bool) -> Result<DiskRecord, Failure> {
         let mut state = self.lock();
         let size_bytes = state.get(&snapshot_name(name, snapshot))?.size_bytes;
         let disk = state.get(name)?;
@@ -168,7 +169,7 @@ impl Manage for Model {
         Ok(Changes { name, size_bytes, ranges: Vec::new(), next_offset: None })
     }
 
-    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure> {
+    fn drop(&self, name: &str, snapshots: bool, _: bool) -> Result<Dropped, Failure> {
         let mut state = self.lock();
         let prefix = snapshot_name(name, "");
         let is_snapshot = |other: &str| other.starts_with(&prefix);
@@ -180,15 +181,16 @@ impl Manage for Model {
         Ok(Dropped { disk, file_users: 0 })
     }
 
-    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure> {
+    fn resize(&self, resize: &Resize) -> Result<Resized, Failure> {
+        let Resize { name, size_bytes, shrink, .. } = resize.clone();
         let mut state = self.lock();
-        let disk = state.get(name)?;
+        let disk = state.get(&name)?;
         let before_bytes = disk.size_bytes;
         if size_bytes < before_bytes && !shrink {
             return Err(Failure::new(Code::WouldShrink, "shrinking the disk loses data; set shrink to allow this"));
         }
         disk.size_bytes = size_bytes;
-        Ok(Resized { name: name.to_owned(), before_bytes, size_bytes })
+        Ok(Resized { name, before_bytes, size_bytes })
     }
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
@@ -212,7 +214,7 @@ impl Manage for Model {
         Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: Vec::new() })
     }
 
-    fn reset(&self, name: &str) -> Result<DiskRecord, Failure> {
+    fn reset(&self, name: &str, _: bool) -> Result<DiskRecord, Failure> {
         self.lock().get(name).cloned()
     }
 
@@ -223,7 +225,7 @@ impl Manage for Model {
             None => &mut state.limit_bytes,
         };
         let before_bytes = std::mem::replace(limit, limit_bytes);
-        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes })
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes: 0 })
     }
 
     fn compact(&self, _: Duration) -> Result<Compacted, Failure> {
@@ -241,7 +243,8 @@ impl Manage for Model {
         Ok(FrozenRuns { runs: Vec::new(), next_bytes: None })
     }
 
-    fn stop(&self) {
+    fn stop(&self, _: bool) -> Stopping {
         self.stopped.store(true, Ordering::SeqCst);
+        Stopping::default()
     }
 }

@@ -187,6 +187,10 @@ pub struct Limited {
     pub before_bytes: Option<u64>,
     /// New limit.
     pub limit_bytes: Option<u64>,
+    /// Memory that counts against the limit now. If it is more than the limit, data are kept, and
+    /// writes that need more memory fail or wait.
+    #[serde(default)]
+    pub spent_bytes: u64,
 }
 
 /// Result of compaction.
@@ -264,6 +268,23 @@ pub enum Stored {
     BaseZeros,
 }
 
-/// Success without further information.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {}
+/// What a server that stops waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// Disks that are working on requests.
+    #[serde(default)]
+    pub waits_for: Vec<BusyDisk>,
+}
+
+/// A disk that is working on requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusyDisk {
+    /// Name of the disk.
+    pub name: String,
+    /// Kind of disk.
+    pub kind: DiskKind,
+    /// The file of the base that it is, or that is below it.
+    pub path: Option<String>,
+    /// Number of requests.
+    pub requests: u64,
+}

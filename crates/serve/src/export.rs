@@ -90,6 +90,14 @@ impl Export {
         lock(&self.state).accesses.iter().filter(|access| access.strong_count() != 0).count()
     }
 
+    /// Returns the number of requests that the device is working on.
+    pub fn requests(&self) -> usize {
+        let state = lock(&self.state);
+        let accesses = state.accesses.iter().filter_map(Weak::upgrade);
+        // Besides the access, each thread that uses the device has a reference to it.
+        accesses.map(|access| lock(&access.0).as_ref().map_or(0, |device| Arc::strong_count(device) - 1)).sum()
+    }
+
     fn checked(&self, device: Arc<dyn BlockDevice>) -> Device {
         if self.read_only { Checked::read_only(device) } else { Checked::new(device) }
     }

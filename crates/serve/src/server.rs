@@ -6,7 +6,11 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering, mpsc},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -169,6 +173,7 @@ impl Builder {
             common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
             wake,
             connections: Mutex::default(),
+            abandoned: AtomicBool::new(false),
             place_free: Condvar::new(),
             when_refused: self.when_refused,
         };
@@ -189,6 +194,7 @@ struct Control {
     common: Arc<Common>,
     wake: OwnedFd,
     connections: Mutex<Connections>,
+    abandoned: AtomicBool,
     /// Signalled when a connection has ended or has chosen an export.
     place_free: Condvar,
     when_refused: WhenRefused,
@@ -243,6 +249,16 @@ impl ServerHandle {
         self.0.common.stopping.store(true, Ordering::SeqCst);
         // This can fail only after 2^64 calls.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Like [`stop`](Self::stop), but [`Server::run`] no longer waits for connections or for requests
+    /// that a device is working on. Their threads go on until the process ends.
+    pub fn abandon(&self) {
+        self.0.abandoned.store(true, Ordering::SeqCst);
+        self.stop();
+        // A thread that has not seen the flag is not waiting yet, or waits now.
+        drop(self.0.connections.lock().unwrap_or_else(PoisonError::into_inner));
+        self.0.place_free.notify_all();
     }
 
     /// Returns the current number of connections.
@@ -312,8 +328,8 @@ impl Server {
         self.listeners.iter().filter_map(Listener::unix_path)
     }
 
-    /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish. A
-    /// request that a device is working on is always waited for.
+    /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish, and
+    /// for requests that a device is working on unless [`ServerHandle::abandon`] is called.
     pub fn run(self) -> Result<(), Error> {
         let result = self.accept_all();
         // From here on, nobody can connect, and the sockets' files are gone, even after an error.
@@ -458,7 +474,7 @@ impl Control {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.all.values().for_each(|admitted| admitted.socket.shutdown_recv());
         let deadline = Instant::now() + grace;
-        while !connections.all.is_empty() {
+        while !connections.all.is_empty() && !self.abandoned.load(Ordering::SeqCst) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -466,7 +482,7 @@ impl Control {
             connections = self.place_free.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         connections.all.values().for_each(|admitted| admitted.socket.shutdown());
-        while !connections.all.is_empty() {
+        while !connections.all.is_empty() && !self.abandoned.load(Ordering::SeqCst) {
             connections = self.place_free.wait(connections).unwrap_or_else(PoisonError::into_inner);
         }
     }

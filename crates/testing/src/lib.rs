@@ -1,6 +1,7 @@
 //! Helpers that the project's tests share: they find the real programs to test with, and report
 //! loudly when one is missing.
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stderr, reason = "only tests use this crate")]
 
 use std::{
     env,

@@ -16,7 +16,7 @@ use self::instant::{BackingFile, Wanted};
 use crate::{
     codec,
     destination::{Destination, Draft},
-    misuse,
+    log, misuse,
     peer::Peer,
     progress::ProgressLine,
     size, source,
@@ -24,7 +24,9 @@ use crate::{
 
 /// Save the contents of a disk as an image
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    visible_alias = "commit",
+    after_help = "Examples:
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
   pagefold freeze job-2 -o job-2.qcow2
@@ -34,7 +36,8 @@ The disk stays in use: the image holds its contents at the instant the command s
 image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
 Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
 given. A qcow2 image is complete by itself, unless --backing is given. Equal contents and equal \
-options give identical images.")]
+options give identical images."
+)]
 pub(crate) struct Args {
     /// The disk
     name: String,
@@ -111,7 +114,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
     if let Some(metadata) = told {
-        eprintln!("{}: disk '{}' in {}", args.output.display(), args.name, size::show(written_bytes(&metadata)));
+        let (output, written) = (args.output.display(), size::show(written_bytes(&metadata)));
+        log::line(&format!("{output}: disk '{}' in {written}", args.name));
     }
     Ok(())
 }

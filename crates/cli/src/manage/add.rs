@@ -11,13 +11,16 @@ use crate::{image::ImagePath, misuse, size};
 
 /// Add an empty disk, or a file as a read-only disk
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    visible_alias = "create",
+    after_help = "Examples:
   pagefold add scratch --size 8G
   pagefold add guest-7 --size 20G --limit 2G --json
   pagefold add debian --base debian.erofs
 
 The server process opens FILE, so it needs permission to read it. 'pagefold serve --help' \
-describes what FILE can be.")]
+describes what FILE can be."
+)]
 pub(crate) struct Args {
     /// Name of the disk's export
     name: String,

@@ -8,7 +8,7 @@ use pagefold_erofs::ReadAt;
 use serde_json::json;
 
 use super::{Asked, Telling};
-use crate::{destination::Destination, freeze::Instant, size};
+use crate::{destination::Destination, freeze::Instant, log, size};
 
 /// List the ranges of a disk that changed since it was created or forked
 #[derive(clap::Args)]
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let draft = destination.make_draft()?;
     let written_bytes = args.write(&mut telling, draft.file()).with_context(|| destination.place())?;
     destination.take(draft)?;
-    eprintln!("{}: {} of disk '{}' changed", path.display(), size::show(written_bytes), args.disk);
+    log::line(&format!("{}: {} of disk '{}' changed", path.display(), size::show(written_bytes), args.disk));
     Ok(())
 }
 

@@ -8,13 +8,14 @@ use crate::size;
 /// Remove disks and their contents
 #[derive(clap::Args)]
 #[command(
-    visible_alias = "remove",
+    visible_aliases = ["rm", "remove"],
     after_help = "Examples:
   pagefold drop scratch job-1
   pagefold drop job-1@before
   pagefold drop --snapshots job-2
 
-The server answers requests in flight, then ends the connections of the disks' clients. Forks of \
+A disk with clients is refused without --force. With it, the server answers requests in flight, \
+then ends the connections. Forks of \
 a dropped disk keep their contents and the memory that they share with it. The file of a base \
 stays open until its last fork is dropped."
 )]
@@ -27,15 +28,20 @@ pub(crate) struct Args {
     #[arg(long)]
     snapshots: bool,
 
+    /// Drop them although they have clients: their requests fail
+    #[arg(long)]
+    force: bool,
+
     #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { names, snapshots, asked } = args;
+    let Args { names, snapshots, force, asked } = args;
     let mut telling = asked.connect()?;
     for name in names {
-        let dropped: Dropped = telling.call(&Command::Drop { name: name.clone(), snapshots: *snapshots })?;
+        let command = Command::Drop { name: name.clone(), snapshots: *snapshots, force: *force };
+        let dropped: Dropped = telling.call(&command)?;
         telling.tell(&dropped, || words(&dropped))?;
     }
     Ok(())

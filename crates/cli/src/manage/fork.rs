@@ -1,6 +1,6 @@
 //! `pagefold fork`: adds copies of a disk to a running server.
 
-use pagefold_control::{Command, Fork, Listing};
+use pagefold_control::{Command, Fork, Listing, MAX_FORKS};
 
 use super::{Asked, uris};
 use crate::size;
@@ -13,13 +13,13 @@ use crate::size;
   pagefold fork job-1@before job-1c
 
 FROM can be in use. All forks start with its contents at the same instant; either all forks are \
-created or none. Each fork is independent: FROM and other forks do not see its writes, and it \
+created or none; of more than 512, each 512. Each fork is independent: FROM and other forks do not see its writes, and it \
 does not see theirs.")]
 pub(crate) struct Args {
     /// The disk to fork: a base, a disk, or a snapshot as DISK@SNAPSHOT
     from: String,
 
-    /// Names of the forks' exports, at most 512
+    /// Names of the forks' exports
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 
@@ -38,13 +38,15 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { from, names, limit, read_only, asked } = args;
-    let (from, names) = (from.clone(), names.clone());
-    let fork = Fork { from: from.clone(), names, limit_bytes: *limit, read_only: *read_only };
     let mut telling = asked.connect()?;
-    let forks: Listing = telling.call(&Command::Fork(fork))?;
-    for disk in &forks.disks {
-        let words = || format!("forked '{}' from '{from}', {}:{}", disk.name, size::show(disk.size_bytes), uris(disk));
-        telling.tell(disk, words)?;
+    for names in names.chunks(MAX_FORKS) {
+        let (from, names) = (from.clone(), names.to_vec());
+        let fork = Fork { from: from.clone(), names, limit_bytes: *limit, read_only: *read_only };
+        let forks: Listing = telling.call(&Command::Fork(fork))?;
+        for disk in &forks.disks {
+            let (size, uris) = (size::show(disk.size_bytes), uris(disk));
+            telling.tell(disk, || format!("forked '{}' from '{from}', {size}:{uris}", disk.name))?;
+        }
     }
     Ok(())
 }

@@ -12,7 +12,10 @@ use crate::size;
     after_help = "Examples:
   pagefold limit 4G
   pagefold limit guest-7 2G
-  pagefold limit guest-7 none"
+  pagefold limit guest-7 none
+
+A limit below what is in use loses no data: writes that need more memory fail, or wait if the \
+server runs with --when-full wait, until there is room."
 )]
 pub(crate) struct Args {
     /// The disk; without it, the command sets the limit of the server
@@ -41,6 +44,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .name
             .as_ref()
             .map_or_else(|| "the server's limit".to_owned(), |name| format!("the limit of '{name}'"));
-        format!("{what} was {} and is {}", show(limited.before_bytes), show(limited.limit_bytes))
+        let over = limited.limit_bytes.filter(|limit_bytes| limited.spent_bytes > *limit_bytes);
+        let over = over.map_or_else(String::new, |_| {
+            let spent = size::show(limited.spent_bytes);
+            format!("; {spent} are in use: data stay, and writes that need more memory fail or wait")
+        });
+        format!("{what} was {} and is {}{over}", show(limited.before_bytes), show(limited.limit_bytes))
     })
 }

@@ -12,6 +12,9 @@ pub(crate) mod resize;
 pub(crate) mod rollback;
 pub(crate) mod snapshot;
 pub(crate) mod stop;
+mod table;
+mod tree;
+pub(crate) mod uri;
 
 use std::io::{BufWriter, Write};
 

@@ -9,17 +9,22 @@ use super::Asked;
 #[command(after_help = "Example:
   pagefold reset scratch
 
-Clients stay connected, and the disk reads as zeros. Unmount its file system first: its contents \
-are lost.")]
+The disk then reads as zeros; a fork of a base reads as the base again. Unmount its file system \
+and disconnect its clients first. --force resets a disk with clients: they stay connected, and \
+their caches are stale.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
+
+    /// Reset it although it has clients, which are not notified
+    #[arg(long)]
+    force: bool,
 
     #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    args.asked
-        .perform(&Command::Reset { name: args.name.clone() }, |disk: &DiskRecord| format!("reset '{}'", disk.name))
+    let command = Command::Reset { name: args.name.clone(), force: args.force };
+    args.asked.perform(&command, |disk: &DiskRecord| format!("reset '{}'", disk.name))
 }

@@ -1,6 +1,6 @@
 //! `pagefold resize`: changes the size of a disk.
 
-use pagefold_control::{Command, Resized};
+use pagefold_control::{Command, Resize, Resized};
 
 use super::Asked;
 use crate::size;
@@ -25,13 +25,17 @@ pub(crate) struct Args {
     #[arg(long)]
     shrink: bool,
 
+    /// Shrink it although it has clients, which are not notified
+    #[arg(long)]
+    force: bool,
+
     #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, size, shrink, asked } = args;
-    let command = Command::Resize { name: name.clone(), size_bytes: *size, shrink: *shrink };
+    let Args { name, size, shrink, force, asked } = args;
+    let command = Command::Resize(Resize { name: name.clone(), size_bytes: *size, shrink: *shrink, force: *force });
     asked.perform(&command, |disk: &Resized| {
         format!("resized '{}' from {} to {}", disk.name, size::show(disk.before_bytes), size::show(disk.size_bytes))
     })

@@ -6,36 +6,67 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use pagefold_control::{Command, Done};
+use pagefold_control::{Client, ClientError, Command, Stopping};
 
-use crate::{output::output, peer::Peer, server_directory};
+use crate::{log, output::output, peer::Peer, serve::waits_for, server_directory::Claim};
 
 /// Maximum wait for the server to exit. It gives clients some seconds to read their answers.
 const TIME: Duration = Duration::from_secs(60);
+
+/// Interval between two questions what the server waits for.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Stop the server, and wait until it has exited
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   pagefold stop && pagefold serve --size 8G
 
-The server completes requests in flight, as on SIGTERM. Disks are volatile: their contents are \
-lost.")]
+The server completes requests in flight, as on SIGTERM. If that takes long, for example because \
+the storage of a base hangs, the command says what the server waits for. Disks are volatile: their \
+contents are lost.")]
 pub(crate) struct Args {
+    /// Do not wait for requests that the disks are working on
+    #[arg(long)]
+    force: bool,
+
     #[command(flatten)]
     peer: Peer,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut client = args.peer.connect()?;
-    let Done {} = client.call(&Command::Stop {})?;
+    let mut client = args.peer.connect_now()?;
+    let claim = args.peer.directory()?.map(|directory| Claim::open(&directory)).transpose()?.flatten();
     let start = Instant::now();
-    client.wait_for_end(TIME).context("the server did not stop in time")?;
-    if let Some(directory) = args.peer.directory()?
-        && !server_directory::wait_until_free(&directory, TIME.saturating_sub(start.elapsed()))?
-    {
-        bail!("the server did not stop within {} s", TIME.as_secs());
+    let left = || TIME.saturating_sub(start.elapsed());
+    let Stopping { .. } = client.call(&Command::Stop { force: args.force })?;
+    let waited_for = wait(&mut client, &left)?;
+    if left().is_zero() || claim.is_some_and(|claim| !claim.wait_until_free(left())) {
+        let why = waited_for.map_or_else(String::new, |what| format!(": it is {what}; --force ends it without"));
+        bail!("the server did not stop within {} s{why}", TIME.as_secs());
     }
     let mut out = output();
     writeln!(out, "the server has ended")?;
     Ok(out.flush()?)
+}
+
+/// Waits until the server closes the connection, which it does when it exits, and tells what it waits
+/// for. Returns what that was when the time was over.
+fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Option<String>> {
+    let mut told = None;
+    while !left().is_zero() {
+        if client.ends_within(PAUSE.min(left())).context("the server did not stop")? {
+            return Ok(None);
+        }
+        // The server may exit at any moment.
+        let stopping: Stopping = match client.call(&Command::Stop { force: false }) {
+            Err(ClientError::Io(_)) => return Ok(None),
+            result => result?,
+        };
+        let what = Some(stopping.waits_for).filter(|busy| !busy.is_empty()).map(|busy| waits_for(&busy));
+        if let Some(what) = what.as_ref().filter(|what| told.as_ref() != Some(*what)) {
+            log::line(&format!("{what}; 'pagefold stop --force' ends the server without"));
+        }
+        told = what;
+    }
+    Ok(told)
 }

@@ -44,7 +44,7 @@ impl Running {
                 while let Err(rustix::io::Errno::INTR) =
                     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
                 {}
-                ending.begin();
+                ending.begin("the command of --run ended");
             })
             .context("cannot start a thread")?;
         Ok(Self(child))

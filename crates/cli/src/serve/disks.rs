@@ -12,7 +12,7 @@ use std::{
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, MAX_NAME_BYTES, snapshot_name,
+    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, MAX_NAME_BYTES, Resize, snapshot_name,
     split_snapshot_name,
 };
 use pagefold_disk::{
@@ -28,6 +28,7 @@ use super::{
     instants::Instants,
     process::anonymous_bytes,
 };
+use crate::size;
 
 /// How long one disk is compacted before the next one gets its turn and before the end of the
 /// server is noticed.
@@ -354,10 +355,13 @@ impl Disks {
     }
 
     /// Removes a disk. Also returns how many disks still use the dropped base.
-    pub(crate) fn remove(&self, name: &str, with_snapshots: bool) -> Result<(Found, u64), Failure> {
+    pub(crate) fn remove(&self, name: &str, with_snapshots: bool, force: bool) -> Result<(Found, u64), Failure> {
+        let snapshots = self.lock().names_of_snapshots(name)?;
+        if with_snapshots || snapshots.is_empty() {
+            snapshots.iter().chain([&name.to_owned()]).try_for_each(|name| self.check_unused(name, force))?;
+        }
         let mut state = self.lock();
-        state.get(name)?;
-        let snapshots: Vec<String> = state.snapshots(name).map(|(name, _)| name.clone()).collect();
+        let snapshots = state.names_of_snapshots(name)?;
         if !snapshots.is_empty() && !with_snapshots {
             let count = if let [_] = snapshots[..] { "1 snapshot" } else { &format!("{} snapshots", snapshots.len()) };
             let what = format!(
@@ -385,14 +389,21 @@ impl Disks {
     }
 
     /// Resizes a disk and returns its previous size.
-    pub(crate) fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<u64, Failure> {
-        let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn resize(&self, resize: &Resize) -> Result<u64, Failure> {
+        let Resize { name, size_bytes, shrink, force } = resize;
+        let size_bytes = *size_bytes;
         // The other disks are not locked: a shrinking disk first frees its pages.
         let ram = Arc::clone(self.lock().get(name)?.kind.ram(name, "be resized")?);
+        if *shrink && size_bytes < ram.size_bytes() {
+            self.check_unused(name, *force)?;
+        }
+        let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let before_bytes = ram.size_bytes();
         if size_bytes < before_bytes && !shrink {
             let what = format!(
-                "disk '{name}' has {before_bytes} bytes: shrinking it loses the data past {size_bytes}; set shrink (--shrink) to allow this"
+                "disk '{name}' has {}: shrinking it loses the data past {}; set shrink (--shrink) to allow this",
+                size::show(before_bytes),
+                size::show(size_bytes)
             );
             return Err(Failure::new(Code::WouldShrink, what));
         }
@@ -435,34 +446,44 @@ impl Disks {
         Ok(())
     }
 
-    pub(crate) fn reset(&self, name: &str) -> Result<Found, Failure> {
+    pub(crate) fn reset(&self, name: &str, force: bool) -> Result<Found, Failure> {
         let disk = self.lock().get(name)?.clone();
-        disk.kind.ram(name, "be reset")?.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
+        let ram = disk.kind.ram(name, "be reset")?;
+        self.check_unused(name, force)?;
+        ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.signal_room();
         Ok(found(name, &disk, self.clients(name), self.lock().snapshots(name).count() as u64))
     }
 
-    /// Sets the limit of a disk or of all disks together; returns the previous one.
-    pub(crate) fn set_limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Option<u64>, Failure> {
+    /// Sets the limit of a disk or of all disks together; returns the previous one, and the memory
+    /// that counts against the limit.
+    pub(crate) fn set_limit(
+        &self,
+        name: Option<&str>,
+        limit_bytes: Option<u64>,
+    ) -> Result<(Option<u64>, u64), Failure> {
         let mut state = self.lock();
         let bytes = limit_bytes.unwrap_or(u64::MAX);
-        let limit = match name {
+        let (limit, spent_bytes) = match name {
             Some(name) => {
+                state.get(name)?;
                 let disk = state.disks.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))?;
-                disk.kind.ram(name, "have a limit")?.set_limit(bytes);
-                &mut disk.limit_bytes
+                let ram = disk.kind.ram(name, "have a limit")?;
+                ram.set_limit(bytes);
+                let spent_bytes = ram.stats().spent_bytes;
+                (&mut disk.limit_bytes, spent_bytes)
             }
             None => {
                 self.pool
                     .set_memory_limit(bytes)
                     .map_err(|error| Failure::new(Code::InvalidLimit, error.to_string()))?;
                 self.client_memory.set_limit(limit_bytes);
-                &mut state.limit_bytes
+                (&mut state.limit_bytes, self.pool.stats().spent_bytes)
             }
         };
         let before_bytes = std::mem::replace(limit, limit_bytes);
         self.signal_room();
-        Ok(before_bytes)
+        Ok((before_bytes, spent_bytes))
     }
 
     /// Makes requests that wait for room retry.
@@ -590,21 +611,23 @@ impl Disks {
         let count = |name: &str| state.snapshots(name).count() as u64;
         disks.take(most).map(|(name, disk)| (name.clone(), disk.clone(), count(name))).collect()
     }
-
-    /// Returns the number of an export's clients.
-    pub(super) fn clients(&self, name: &str) -> u64 {
-        self.exports.get(name).map_or(0, |export| export.connections() as u64)
-    }
 }
 
 impl DisksState {
     pub(super) fn get(&self, name: &str) -> Result<&Disk, Failure> {
         self.disks.get(name).ok_or_else(|| match split_snapshot_name(name) {
             Some((disk, snapshot)) if self.disks.contains_key(disk) => {
-                Failure::new(Code::NoSuchDisk, format!("disk '{disk}' has no snapshot '{snapshot}'"))
+                let known = self.snapshots(disk).filter_map(|(name, _)| split_snapshot_name(name));
+                Failure::no_snapshot_among(disk, snapshot, known.map(|(_, snapshot)| snapshot))
             }
-            _ => Failure::no_such_disk(name),
+            _ => self.none(name),
         })
+    }
+
+    /// Returns the failure for a missing disk.
+    fn none(&self, name: &str) -> Failure {
+        let known = self.disks.keys().map(String::as_str);
+        Failure::no_disk_among(name, known.filter(|name| split_snapshot_name(name).is_none()))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -618,8 +641,15 @@ impl DisksState {
         from.take_while(move |(name, _)| name.starts_with(&prefix))
     }
 
+    /// Returns the names of the snapshots of the disk `name`.
+    fn names_of_snapshots(&self, name: &str) -> Result<Vec<String>, Failure> {
+        self.get(name)?;
+        Ok(self.snapshots(name).map(|(name, _)| name.clone()).collect())
+    }
+
     /// Removes a disk from the lists. Also returns the number of clients that it had.
     pub(super) fn remove(&mut self, name: &str, exports: &Exports) -> Result<(Disk, u64), Failure> {
+        self.get(name)?;
         let disk = self.disks.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
         let export = exports.remove(name);
         Ok((disk, export.map_or(0, |export| export.connections() as u64)))
@@ -693,7 +723,8 @@ mod tests {
         let DiskBacking::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
         ram.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
-        let code = |size_bytes| disks.resize("a", size_bytes, true).expect_err("a failure").code;
+        let resize = |size_bytes| Resize { name: "a".to_owned(), size_bytes, shrink: true, force: false };
+        let code = |size_bytes| disks.resize(&resize(size_bytes)).expect_err("a failure").code;
         assert_eq!(
             (code(513), code(u64::MAX - 511), code(512)),
             (Code::InvalidSize, Code::InvalidSize, Code::NoMemory)
@@ -715,7 +746,8 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..20_000 {
                         let size_bytes = now_bytes() + (thread + 1) * 512;
-                        match disks.resize("a", size_bytes, false) {
+                        let resize = Resize { name: "a".to_owned(), size_bytes, shrink: false, force: false };
+                        match disks.resize(&resize) {
                             Ok(before_bytes) => {
                                 assert!(before_bytes <= size_bytes, "from {before_bytes} to {size_bytes}");
                                 largest.fetch_max(size_bytes, Ordering::SeqCst);

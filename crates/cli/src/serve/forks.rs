@@ -89,13 +89,14 @@ impl Disks {
     }
 
     /// Restores a disk to one of its snapshots.
-    pub(crate) fn rollback(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
+    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<Found, Failure> {
         let state = self.lock();
         let disk = state.get(name)?.clone();
         let kept = state.get(&snapshot_name(name, snapshot))?.clone();
         let snapshots = state.snapshots(name).count() as u64;
         drop(state);
         let ram = disk.kind.ram(name, "be rolled back")?;
+        self.check_unused(name, force)?;
         if let DiskBacking::Snapshot(kept) = &kept.kind {
             ram.become_as(kept).map_err(failed)?;
         }

@@ -11,7 +11,7 @@ use std::{
 
 use pagefold_control::{
     Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
-    Instant, Limited, Manage, Renamed, Resized, ServerStat,
+    Instant, Limited, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -152,8 +152,8 @@ impl Manage for Managed {
         Ok(self.record(found))
     }
 
-    fn rollback(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
-        let found = self.disks.rollback(name, snapshot)?;
+    fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure> {
+        let found = self.disks.rollback(name, snapshot, force)?;
         self.log.info(&format!("disk '{name}' rolled back to its snapshot '{snapshot}'"));
         Ok(self.record(found))
     }
@@ -163,8 +163,8 @@ impl Manage for Managed {
         self.disks.changes(name, offset)
     }
 
-    fn drop(&self, name: &str, snapshots: bool) -> Result<Dropped, Failure> {
-        let (found, file_users) = self.disks.remove(name, snapshots)?;
+    fn drop(&self, name: &str, snapshots: bool, force: bool) -> Result<Dropped, Failure> {
+        let (found, file_users) = self.disks.remove(name, snapshots, force)?;
         let with = match found.snapshots {
             0 => String::new(),
             count => format!(" with its snapshots, {count}"),
@@ -173,10 +173,11 @@ impl Manage for Managed {
         Ok(Dropped { disk: self.record(found), file_users })
     }
 
-    fn resize(&self, name: &str, size_bytes: u64, shrink: bool) -> Result<Resized, Failure> {
-        let before_bytes = self.disks.resize(name, size_bytes, shrink)?;
-        self.log.info(&format!("disk '{name}' has {} now", size::show(size_bytes)));
-        Ok(Resized { name: name.to_owned(), before_bytes, size_bytes })
+    fn resize(&self, resize: &Resize) -> Result<Resized, Failure> {
+        let before_bytes = self.disks.resize(resize)?;
+        let Resize { name, size_bytes, .. } = resize;
+        self.log.info(&format!("disk '{name}' has {} now", size::show(*size_bytes)));
+        Ok(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
     }
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
@@ -185,19 +186,19 @@ impl Manage for Managed {
         Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to) })
     }
 
-    fn reset(&self, name: &str) -> Result<DiskRecord, Failure> {
-        let found = self.disks.reset(name)?;
+    fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure> {
+        let found = self.disks.reset(name, force)?;
         self.log.info(&format!("disk '{name}' reset"));
         Ok(self.record(found))
     }
 
     fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure> {
-        let before_bytes = self.disks.set_limit(name, limit_bytes)?;
+        let (before_bytes, spent_bytes) = self.disks.set_limit(name, limit_bytes)?;
         let what = name.map_or_else(|| "the server".to_owned(), |name| format!("disk '{name}'"));
         let limit =
             limit_bytes.map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", size::show(bytes)));
         self.log.info(&format!("{what} has {limit} now"));
-        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes })
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes })
     }
 
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {
@@ -224,9 +225,14 @@ impl Manage for Managed {
         self.disks.frozen_runs(export, offset_bytes)
     }
 
-    fn stop(&self) {
-        self.log.info("stopping");
-        self.ending.begin();
+    fn stop(&self, force: bool) -> Stopping {
+        let why = "asked to by a client";
+        if force {
+            self.ending.force(why);
+        } else {
+            self.ending.begin(why);
+        }
+        Stopping { waits_for: self.disks.busy() }
     }
 }
 

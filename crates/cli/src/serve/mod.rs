@@ -6,6 +6,7 @@ mod clients;
 mod disks;
 mod ending;
 mod forks;
+mod in_use;
 mod instants;
 mod managed;
 mod notify;
@@ -31,12 +32,14 @@ use anyhow::{Context, anyhow};
 use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
 use pagefold_control::{
-    Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size,
+    Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_limit, check_name, check_size,
 };
+use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use tempfile::{NamedTempFile, TempDir};
 
+pub(crate) use self::ending::waits_for;
 use self::{
     bases::BaseFile,
     child::Running,
@@ -48,8 +51,8 @@ use self::{
     watch::Watch,
 };
 use crate::{
-    codec,
-    log::{Level, Log},
+    background, codec,
+    log::{Level, Log, Sink},
     misuse,
     server_directory::{self, ServerDirectory},
     signals, size,
@@ -72,6 +75,7 @@ const PASSED_CONTROL: &str = "control";
   pagefold serve --swap --memory-limit 4G --export name=swap,size=12G
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
+  pagefold serve --detach debian.erofs && pagefold fork debian job-1
 
 The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
 'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
@@ -90,8 +94,9 @@ file, without its extension. Images are recognized by the endings .erofs and .qc
 name and contents disagree is refused unless --format names its format.
 
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
-On SIGINT, SIGTERM or SIGHUP the server completes requests in flight, removes its Unix sockets \
-and exits with status 0. Disks are volatile: their contents are lost when the server exits.")]
+On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
+with status 0. A second signal ends it without waiting for requests, with status 1. SIGHUP makes \
+it open its log file again. Disks are volatile: their contents are lost when the server exits.")]
 pub(crate) struct Args {
     /// Serve a file as a read-only disk: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS
     /// image
@@ -174,13 +179,26 @@ pub(crate) struct Args {
     #[arg(long)]
     exit_with_parent: bool,
 
+    /// Go on in the background once clients can connect. Further messages go to the system log, or to
+    /// the file that --log-file names
+    #[arg(short, long, conflicts_with_all = ["run", "exit_with_parent"])]
+    detach: bool,
+
+    /// Be the second process of `background.rs`
+    #[arg(long, hide = true, requires = "detach")]
+    announce: bool,
+
     /// Write the process ID to this file once clients can connect
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
 
-    /// Least severe level of messages written to standard error
+    /// Least severe level of messages
     #[arg(long, value_enum, default_value_t = Level::Info, value_name = "LEVEL")]
     log: Level,
+
+    /// Append messages to FILE instead of writing them to standard error. SIGHUP opens it again
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
 }
 
 impl Args {
@@ -203,6 +221,28 @@ impl Args {
         limits
     }
 
+    /// Opens the log file, or the system's log for a server in the background. Standard error gets the
+    /// lines until such a server is ready, and if there is neither.
+    fn open_log(&self, log: Log) -> anyhow::Result<()> {
+        match &self.log_file {
+            Some(path) => {
+                log.add(Sink::file(path)?);
+                if !self.announce {
+                    log.leave_stderr();
+                }
+            }
+            None if self.announce => match Sink::system() {
+                Ok(sink) => log.add(sink),
+                Err(error) => log.warn(&format!(
+                    "there is no system log ({error}): messages of the server in the background are lost; \
+                     --log-file FILE keeps them"
+                )),
+            },
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Returns the directory to listen in, and a guard if it is temporary.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
@@ -213,6 +253,31 @@ impl Args {
     }
 }
 
+/// Where a server will listen: sockets that the service manager passed, and a directory if they are
+/// not enough. Fields are dropped in order: the directory is unlocked before it is removed.
+struct Place {
+    passed: Option<Passed>,
+    control: Option<UnixListener>,
+    directory: Option<ServerDirectory>,
+    _temporary: Option<TempDir>,
+}
+
+impl Place {
+    /// Claims the place. From now on, other commands wait for this server.
+    fn claim(args: &Args) -> anyhow::Result<Self> {
+        let mut passed = Passed::take()?;
+        let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
+        let passed = passed.filter(|passed| !passed.is_empty());
+        let mut place = Self { passed, control, directory: None, _temporary: None };
+        if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
+            let (directory, temporary) = args.directory()?;
+            place._temporary = temporary;
+            place.directory = Some(ServerDirectory::claim(directory)?);
+        }
+        Ok(place)
+    }
+}
+
 /// The open sockets of a server that does not serve yet. Fields are dropped in order: files before
 /// the directory.
 struct Listening {
@@ -220,89 +285,92 @@ struct Listening {
     control: UnixListener,
     control_path: Option<PathBuf>,
     _control_file: Option<SocketFile>,
-    _place: Option<ServerDirectory>,
-    _temporary: Option<TempDir>,
 }
 
 impl Listening {
     /// Opens the sockets. Sockets that the service manager did not pass are created in the
     /// directory.
-    fn open(args: &Args, disks: &Disks, log: Log) -> anyhow::Result<Self> {
-        let mut passed = Passed::take()?;
-        let passed_control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
-        let passed = passed.filter(|passed| !passed.is_empty());
-        let (mut place, mut temporary) = (None, None);
-        if passed.is_none() || (args.control.is_none() && passed_control.is_none()) {
-            let (directory, kept) = args.directory()?;
-            temporary = kept;
-            place = Some(ServerDirectory::claim(directory)?);
-        }
+    fn open(args: &Args, place: &mut Place, disks: &Disks, log: Log) -> anyhow::Result<Self> {
         let mut builder = Server::builder()
             .limits(args.limits())
             .when_refused(move |why| log.warn(&refusal(&why)))
             .exports(disks.exports())
             .account(disks.client_memory());
-        builder = match (passed, &place) {
+        builder = match (place.passed.take(), &place.directory) {
             (Some(passed), _) => builder.passed(passed),
-            (None, Some(place)) => builder.unix(place.nbd_socket()),
+            (None, Some(directory)) => builder.unix(directory.nbd_socket()),
             (None, None) => builder,
         };
-        builder = args.unix.iter().fold(builder, |builder, path| builder.unix(path));
+        builder = args.unix.iter().fold(builder, |builder, path| builder.unix(absolute(path)));
         builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
         let server = builder.bind()?;
-        let (control, file, control_path) = match passed_control {
+        let (control, file, control_path) = match place.control.take() {
             Some(listener) => (listener, None, None),
             None => {
-                let path = args.control.clone().or_else(|| place.as_ref().map(ServerDirectory::control_socket));
+                let path = args.control.as_deref().map(absolute);
+                let path = path.or_else(|| place.directory.as_ref().map(ServerDirectory::control_socket));
                 let path = path.context("no path for the control socket: give --control PATH")?;
                 let (listener, file) = listen_privately(&path)?;
-                (listener, Some(file), Some(absolute(&path)))
+                (listener, Some(file), Some(path))
             }
         };
-        Ok(Self { server, control, control_path, _control_file: file, _place: place, _temporary: temporary })
+        Ok(Self { server, control, control_path, _control_file: file })
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.detach && !args.announce {
+        return background::start("serve");
+    }
     let log = Log::new(args.log);
+    if args.announce {
+        background::name()?;
+    }
     if args.exit_with_parent && !follow_parent()? {
         return Ok(ExitCode::SUCCESS);
     }
+    args.open_log(log)?;
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
     set_huge_pages(false);
     if args.swap {
         swap::prepare(log)?;
     }
-    let disks = Arc::new(
-        Disks::new(DisksConfig {
-            codec: Arc::clone(&args.codec),
-            dedupe: args.dedupe,
-            limit_bytes: args.memory_limit,
-            clients: args.limits(),
-            when_full: args.when_full,
-        })
-        .map_err(misuse)?,
-    );
-    for disk in args.disks() {
-        let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
-        added.map_err(misuse)?;
-    }
-    for file in &args.files {
+    let files = args.files.iter().map(|file| {
         let file = BaseFile::parse(file.clone(), args.format).map_err(|what| misuse(anyhow!(what)))?;
         check_name(&file.name).map_err(misuse)?;
-        add_base(&disks, &file, log).map_err(|failure| match failure.code {
+        Ok(file)
+    });
+    let files = files.collect::<anyhow::Result<Vec<_>>>()?;
+    let disks = Disks::new(DisksConfig {
+        codec: Arc::clone(&args.codec),
+        dedupe: args.dedupe,
+        limit_bytes: args.memory_limit,
+        clients: args.limits(),
+        when_full: args.when_full,
+    });
+    let disks = Arc::new(disks.map_err(|error| match error {
+        NewPoolError::LimitTooSmall { .. } => misuse(error),
+        error => error.into(),
+    })?);
+    for disk in args.disks() {
+        let checked = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes));
+        let checked = checked.and_then(|()| check_limit(disk.limit_bytes));
+        checked.and_then(|()| disks.add(&disk)).map_err(misuse)?;
+    }
+    // Dropped in reverse order: files before the directory.
+    let mut place = Place::claim(args)?;
+    for file in &files {
+        add_base(&disks, file, log).map_err(|failure| match failure.code {
             Code::NameInUse => misuse(failure),
             _ => failure.into(),
         })?;
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    // Dropped in reverse order: files before the directory.
-    let Listening { _temporary, _place, _control_file, control_path, control, server } =
-        Listening::open(args, &disks, log)?;
+    let Listening { _control_file, control_path, control, server } = Listening::open(args, &mut place, &disks, log)?;
 
-    let ending = Arc::new(Ending::new(server.handle()));
+    let ending = Arc::new(Ending::new(server.handle(), log));
     let managed = Arc::new(Managed {
         disks: Arc::clone(&disks),
         addresses: addresses(&server),
@@ -315,13 +383,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let control = control.context("cannot listen on the control socket")?;
     let control_handle = control.handle();
     let on_signal = Arc::clone(&ending);
-    spawn("signals", move || signals.forever().for_each(|_| on_signal.begin()))?;
+    spawn("signals", move || {
+        for signal in signals.forever() {
+            match signals::name(signal) {
+                "SIGHUP" => {
+                    let what = if log.reopen() { "opened the log file again" } else { "there is no log file to open" };
+                    log.info(&format!("received SIGHUP: {what}"));
+                }
+                name => on_signal.signal(name),
+            }
+        }
+    })?;
     let control_thread = spawn("control", move || {
         if let Err(error) = control.run() {
             log.error(&format!("the control socket failed: {error}"));
         }
     })?;
-    let _watch = Watch::start(Arc::clone(&disks), log).context("cannot start a thread")?;
+    let _watch = Watch::start(Arc::clone(&disks), Arc::clone(&ending), log).context("cannot start a thread")?;
 
     for address in &managed.addresses {
         log.info(&format!("listening on {address}"));
@@ -330,16 +408,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         log.info(&format!("control socket {}", path.display()));
     }
     disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
-    let _pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
+    let _pid_file = args.pid_file.as_deref().map(|path| PidFile::write(&absolute(path))).transpose()?;
     notify("READY=1");
+    if args.announce {
+        background::announce()?;
+        log.leave_stderr();
+    }
     let variables = || variables(&managed, control_path.as_deref());
     let running = args.run.as_deref().map(|command| Running::start(command, &variables(), Arc::clone(&ending)));
     let running = running.transpose()?;
 
     let served = server.run();
-    ending.begin();
+    ending.begin("the server failed");
     let code = running.map_or(Ok(0), Running::end);
     control_handle.stop();
+    if ending.is_forced() {
+        // Threads that are stuck in a request end with the process.
+        return Ok(ExitCode::FAILURE);
+    }
     // A panic of the thread has already been reported.
     let _ = control_thread.join();
     served?;

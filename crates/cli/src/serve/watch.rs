@@ -1,4 +1,5 @@
-//! Log lines about limits that are nearly reached, and about disks whose writes wait for room.
+//! Log lines about limits that are nearly reached, about disks whose writes wait for room, and about
+//! what a server that stops waits for.
 
 use std::{
     collections::{BTreeMap, HashSet, btree_map::Entry},
@@ -7,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::disks::{Disks, Use};
+use super::{
+    disks::{Disks, Use},
+    ending::{Ending, waits_for},
+};
 use crate::{log::Log, size};
 
 /// Interval between two checks.
@@ -30,15 +34,22 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn start(disks: Arc<Disks>, log: Log) -> std::io::Result<Self> {
+    pub(crate) fn start(disks: Arc<Disks>, ending: Arc<Ending>, log: Log) -> std::io::Result<Self> {
         let (end, ended) = mpsc::channel();
         let look = move || {
             let mut near = Near::default();
             let mut waits = Waits::default();
+            let mut waited_for = Vec::new();
             // Nothing is ever sent: the channel closes at the end.
             while ended.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 near.look(disks.uses()).iter().for_each(|line| log.warn(line));
                 waits.look(disks.waiting(), Instant::now()).iter().for_each(|line| log.warn(line));
+                let busy = if ending.is_slow() { disks.busy() } else { Vec::new() };
+                if !busy.is_empty() && busy != waited_for {
+                    let way_out = "a second signal, or 'pagefold stop --force', ends the server without";
+                    log.warn(&format!("{}; {way_out}", waits_for(&busy)));
+                    waited_for = busy;
+                }
             }
         };
         let thread = thread::Builder::new().name("limits".to_owned()).spawn(look)?;

@@ -16,7 +16,7 @@ use pagefold_erofs::{
 
 use self::decompress::decompressed;
 use crate::image::{compressor, show};
-use crate::{misuse, tell};
+use crate::{log, misuse, tell};
 
 /// Name of an archive read from standard input.
 const STANDARD_INPUT: &str = "standard input";
@@ -263,7 +263,7 @@ fn warn_of(tree: &Tree) {
 /// Reports each difference between an image and its source; returns their number.
 pub(crate) fn tell_differences(report: &CompareReport) -> u64 {
     for Difference { path, what, .. } in &report.differences {
-        eprintln!("{}: {what}", show(path));
+        log::line(&format!("{}: {what}", show(path)));
     }
     report.differences.len() as u64 + report.more_differences
 }

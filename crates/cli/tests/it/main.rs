@@ -4,6 +4,7 @@ mod advise;
 mod bases;
 mod boot;
 mod clients;
+mod closed;
 mod compact;
 mod comparing;
 mod connections;

@@ -9,7 +9,7 @@ use crate::server::{pagefold, run};
 /// Command lines, split into words, and what their messages mention. `@` is a directory with a
 /// `tree` and an `image`.
 const WRONG: &[(&[&str], &[&str])] = &[
-    (&[], &["which command"]),
+    (&[], &["Usage: pagefold", "fork", "pack"]),
     (&["frobnicate"], &["'frobnicate'"]),
     (&["serv"], &["'serv'", "'serve'"]),
     // serve: disks

@@ -1,6 +1,6 @@
 //! Every line gets one answer, with the line's id and the outcome.
 
-use pagefold_control::{Model, answer, split_snapshot_name};
+use pagefold_control::{Model, answer, is_unseen, split_snapshot_name};
 use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
@@ -48,6 +48,7 @@ fn request() -> impl Strategy<Value = Value> {
         "size_bytes",
         "limit_bytes",
         "shrink",
+        "force",
         "read_only",
         "seconds",
         "from",
@@ -99,7 +100,7 @@ proptest! {
                         prop_assert!(names.iter().any(|name| name == disk) && !snapshot.contains('@'), "{}", name);
                     }
                     prop_assert!(size_bytes != 0 && size_bytes % 512 == 0);
-                    prop_assert!(name.len() <= 4096 && !name.contains(char::is_control));
+                    prop_assert!(name.len() <= 4096 && !name.contains(is_unseen));
                 }
             }
         }
@@ -112,12 +113,12 @@ fn commands_do_what_they_say() {
     for (line, expected) in [
         (r#"{"id":1,"command":"add","name":"a","size_bytes":1024}"#, vec![("a", 1024, None)]),
         (
-            r#"{"command":"add","name":"b","size_bytes":512,"limit_bytes":7}"#,
-            vec![("a", 1024, None), ("b", 512, Some(7))],
+            r#"{"command":"add","name":"b","size_bytes":512,"limit_bytes":8192}"#,
+            vec![("a", 1024, None), ("b", 512, Some(8192))],
         ),
         (
             r#"{"command":"resize","name":"a","size_bytes":512,"shrink":true}"#,
-            vec![("a", 512, None), ("b", 512, Some(7))],
+            vec![("a", 512, None), ("b", 512, Some(8192))],
         ),
         (r#"{"command":"limit","name":"b","limit_bytes":null}"#, vec![("a", 512, None), ("b", 512, None)]),
         (r#"{"command":"rename","name":"b","to":"c"}"#, vec![("a", 512, None), ("c", 512, None)]),
@@ -132,6 +133,32 @@ fn commands_do_what_they_say() {
         let expected: Vec<_> = expected.into_iter().map(|(name, size, limit)| (name.to_owned(), size, limit)).collect();
         assert_eq!(disks(&model), expected, "{line}");
     }
-    assert_eq!(answer(br#" {"id":-5,"command":"stop"} "#, &model), r#"{"id":-5,"result":{}}"#);
+    assert_eq!(answer(br#" {"id":-5,"command":"stop"} "#, &model), r#"{"id":-5,"result":{"waits_for":[]}}"#);
     assert!(model.is_stopped());
+}
+
+/// What no disk can have is refused in every command that could set it.
+#[test]
+fn impossible_names_limits_and_times_are_refused() {
+    let model = Model::new();
+    ask(r#"{"command":"add","name":"a","size_bytes":512}"#, &model);
+    for (line, code) in [
+        (r#"{"command":"add","name":"b","size_bytes":512,"limit_bytes":4096}"#, "invalid-limit"),
+        (r#"{"command":"fork","from":"a","names":["b"],"limit_bytes":10}"#, "invalid-limit"),
+        (r#"{"command":"limit","name":"a","limit_bytes":0}"#, "invalid-limit"),
+        (r#"{"command":"limit","name":"a","limit_bytes":8191}"#, "invalid-limit"),
+        (r#"{"command":"compact","seconds":61}"#, "invalid-request"),
+        (r#"{"command":"add","name":"b\u202e","size_bytes":512}"#, "invalid-name"),
+        (r#"{"command":"add-base","name":"\u200b","path":"/b"}"#, "invalid-name"),
+        (r#"{"command":"fork","from":"a","names":["b","c\u2028"]}"#, "invalid-name"),
+        (r#"{"command":"snapshot","name":"a","snapshot":"\u3164"}"#, "invalid-name"),
+        (r#"{"command":"rename","name":"a","to":"\u00ada"}"#, "invalid-name"),
+    ] {
+        let answer = ask(line, &model);
+        assert_eq!(answer["error"]["code"], code, "{line}: {answer}");
+        assert_eq!(disks(&model), [("a".to_owned(), 512, None)], "{line}");
+    }
+    for line in [r#"{"command":"compact","seconds":60}"#, r#"{"command":"limit","name":"a","limit_bytes":8192}"#] {
+        assert!(ask(line, &model)["error"].is_null(), "{line}");
+    }
 }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use pagefold_control::{
-    Add, Client, ClientError, Code, Command, Compacted, DiskRecord, Done, Failure, Limits, Listing, MAX_REQUEST_BYTES,
-    Manage, Model, Resized, Server, ServerHandle,
+    Add, Client, ClientError, Code, Command, Compacted, DiskRecord, Failure, Limits, Listing, MAX_REQUEST_BYTES,
+    Manage, Model, Resize, Resized, Server, ServerHandle, Stopping,
 };
 use tempfile::TempDir;
 
@@ -76,7 +76,7 @@ fn line(raw: &mut BufReader<UnixStream>) -> String {
 fn a_client_gets_records_and_failures() {
     let server = Running::start(Limits::default());
     let mut client = server.client();
-    let add = Add { name: "a \"b\"".to_owned(), size_bytes: 4096, limit_bytes: Some(1), read_only: true };
+    let add = Add { name: "a \"b\"".to_owned(), size_bytes: 4096, limit_bytes: Some(8192), read_only: true };
     let record: DiskRecord = client.call(&Command::Add(add.clone())).expect("a disk");
     assert_eq!(
         (&record.name, record.size_bytes, record.limit_bytes, record.read_only),
@@ -84,12 +84,14 @@ fn a_client_gets_records_and_failures() {
     );
     let failed = client.call::<DiskRecord>(&Command::Add(add)).expect_err("a name in use");
     assert!(matches!(&failed, ClientError::Failed(Failure { code: Code::NameInUse, .. })), "{failed}");
-    let resize = Command::Resize { name: record.name.clone(), size_bytes: 512, shrink: true };
+    let name = record.name.clone();
+    let resize = Command::Resize(Resize { name, size_bytes: 512, shrink: true, force: false });
     assert_eq!(client.call::<Resized>(&resize).expect("it shrinks").before_bytes, 4096);
     let _: Compacted = client.call(&Command::Compact { seconds: 1 }).expect("nothing to compact");
     let listing: Listing = client.call(&Command::List {}).expect("disks");
     assert_eq!(listing.disks, [DiskRecord { size_bytes: 512, ..record }]);
-    let _: Done = client.call(&Command::Stop {}).expect("it stops");
+    let stopping: Stopping = client.call(&Command::Stop { force: false }).expect("it stops");
+    assert_eq!(stopping, Stopping::default());
 }
 
 #[test]

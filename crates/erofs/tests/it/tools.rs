@@ -11,6 +11,7 @@ use std::process::Command;
 use pagefold_erofs::{FileKind, Image, Inode};
 
 /// Reports that a test was skipped, or fails if skipping is not allowed.
+#[expect(clippy::print_stderr, reason = "a test")]
 pub(crate) fn skip(test: &str, why: &str) {
     assert!(std::env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "{test}: {why}");
     eprintln!("SKIPPED: {test}: {why}");

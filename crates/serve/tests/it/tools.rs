@@ -13,6 +13,7 @@ use crate::{device::Ram, raw::Running};
 
 /// Returns whether the test can continue. A missing tool is reported, or is a failure where all
 /// tests must run.
+#[expect(clippy::print_stderr, reason = "a test")]
 fn has(test: &str, tool: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|paths| std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()));

@@ -1,0 +1,89 @@
+//! A command that goes on in the background: its first process starts a second one, which runs this
+//! program again, and ends when the second is ready or has failed.
+//!
+//! The second process reports on its standard output that it is ready, and everything else on its
+//! standard error, which the first process passes on. It then detaches from the terminal.
+
+use std::{
+    ffi::CStr,
+    fs::OpenOptions,
+    io::{self, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Command, ExitCode, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context;
+
+/// Name of the second process in the process table; it would otherwise be `exe`.
+const NAME: &CStr = c"pagefold";
+
+/// Message of the second process once it is ready.
+const READY: &[u8] = b"ready\n";
+
+/// How long the first process waits for further messages once the second is ready or has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs `pagefold SUBCOMMAND --announce ARGS`, where ARGS are those of this process, and waits until
+/// it is ready or has failed. Returns the exit status of this process.
+pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
+    let mut second = Command::new("/proc/self/exe")
+        .arg0(NAME.to_str().unwrap_or_default())
+        .args([subcommand, "--announce"])
+        .args(std::env::args_os().skip(2))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start the background process")?;
+    let (out, error) = (second.stdout.take(), second.stderr.take());
+    let (sender, all_passed_on) = mpsc::channel::<()>();
+    let pass_on = move || {
+        // A closed standard error changes nothing.
+        let _ = error.map(|mut error| io::copy(&mut error, &mut io::stderr()));
+        drop(sender);
+    };
+    thread::Builder::new().spawn(pass_on).context("cannot start a thread")?;
+    let mut said = Vec::new();
+    let is_ready = out.is_some_and(|mut out| out.read_to_end(&mut said).is_ok()) && said == READY;
+    // Nothing is ever sent: this returns when the messages end. A program that the second process
+    // started may keep them open.
+    let _ = all_passed_on.recv_timeout(LAST_WORDS);
+    if is_ready {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = second.wait().context("cannot wait for the background process")?;
+    match status.code().and_then(|code| u8::try_from(code).ok()) {
+        Some(code @ 1..) => Ok(ExitCode::from(code)),
+        _ => {
+            let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
+            anyhow::bail!("the background process ended: {how}")
+        }
+    }
+}
+
+/// To be called first in the second process.
+pub(crate) fn name() -> anyhow::Result<()> {
+    rustix::thread::set_name(NAME).context("cannot set the name of the process")
+}
+
+/// Reports that the second process is ready, and releases everything inherited from the first.
+pub(crate) fn announce() -> anyhow::Result<()> {
+    leave_terminal().context("cannot detach from the terminal")
+}
+
+fn leave_terminal() -> io::Result<()> {
+    rustix::process::setsid()?;
+    // Otherwise, the file system of the directory in which this was started could not be unmounted.
+    rustix::process::chdir("/")?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let mut out = io::stdout().lock();
+    out.write_all(READY)?;
+    out.flush()?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! The order of disks as a tree: snapshots and forks below the disk that they come from.
+
+use std::collections::HashMap;
+
+use pagefold_control::{DiskRecord, split_snapshot_name};
+
+/// A disk, and what is drawn before its name.
+pub(super) struct Branch<'a> {
+    pub(super) disk: &'a DiskRecord,
+    pub(super) lines: String,
+}
+
+/// Returns every disk once, each before those that come from it, in the order given otherwise. A
+/// disk whose origin is not among them is a root.
+pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
+    let numbers: HashMap<&str, usize> = disks.iter().enumerate().map(|(at, disk)| (disk.name.as_str(), at)).collect();
+    let origin = |disk: &DiskRecord| {
+        // A disk that was rolled back comes from its own snapshot; the snapshot stays below it.
+        let own = split_snapshot_name(&disk.name).map(|(of, _)| of);
+        let from = disk.from.as_deref().filter(|from| split_snapshot_name(from).is_none_or(|(of, _)| of != disk.name));
+        own.or(from).and_then(|name| numbers.get(name).copied())
+    };
+    let mut below: Vec<Vec<usize>> = disks.iter().map(|_| Vec::new()).collect();
+    let mut roots = Vec::new();
+    for (at, disk) in disks.iter().enumerate() {
+        match origin(disk).filter(|&origin| origin != at) {
+            Some(origin) => below[origin].push(at),
+            None => roots.push(at),
+        }
+    }
+    let mut seen = vec![false; disks.len()];
+    let mut found = Vec::with_capacity(disks.len());
+    // Records are taken at different times: origins could form a circle, whose disks are roots.
+    for root in roots.into_iter().chain(0..disks.len()) {
+        let mut stack = vec![(root, String::new(), String::new())];
+        while let Some((at, lines, rest)) = stack.pop() {
+            if std::mem::replace(&mut seen[at], true) {
+                continue;
+            }
+            found.push(Branch { disk: &disks[at], lines });
+            let children = &below[at];
+            for (number, &child) in children.iter().enumerate().rev() {
+                let is_last = number + 1 == children.len();
+                let (corner, line) = if is_last { ("└ ", "  ") } else { ("├ ", "│ ") };
+                stack.push((child, format!("{rest}{corner}"), format!("{rest}{line}")));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use pagefold_control::DiskKind;
+
+    use super::*;
+
+    fn disk(name: &str, from: Option<&str>) -> DiskRecord {
+        DiskRecord {
+            name: name.to_owned(),
+            size_bytes: 0,
+            limit_bytes: None,
+            read_only: false,
+            kind: DiskKind::Ram,
+            path: None,
+            from: from.map(str::to_owned),
+            age_seconds: 0,
+            changed_bytes: 0,
+            own_bytes: 0,
+            snapshots: 0,
+            clients: 0,
+            uris: Vec::new(),
+        }
+    }
+
+    fn drawn(disks: &[(&str, Option<&str>)]) -> Vec<String> {
+        let disks: Vec<_> = disks.iter().map(|(name, from)| disk(name, *from)).collect();
+        branches(&disks).iter().map(|branch| format!("{}{}", branch.lines, branch.disk.name)).collect()
+    }
+
+    #[test]
+    fn forks_and_snapshots_are_below_their_disk() {
+        let disks = [
+            ("base", None),
+            ("job-1", Some("base")),
+            ("job-1@a", Some("job-1")),
+            ("job-1@b", Some("job-1")),
+            ("job-2", Some("job-1@a")),
+            ("job-3", Some("base")),
+            ("other", Some("gone")),
+        ];
+        let expected = ["base", "├ job-1", "│ ├ job-1@a", "│ │ └ job-2", "│ └ job-1@b", "└ job-3", "other"];
+        assert_eq!(drawn(&disks), expected);
+    }
+
+    #[test]
+    fn a_disk_that_was_rolled_back_keeps_its_place() {
+        assert_eq!(drawn(&[("a", Some("a@s")), ("a@s", Some("a"))]), ["a", "└ a@s"]);
+    }
+
+    #[test]
+    fn circles_are_cut() {
+        let mut drawn = drawn(&[("a", Some("b")), ("b", Some("a")), ("c", Some("c"))]);
+        drawn.sort();
+        assert_eq!(drawn, ["a", "c", "└ b"]);
+    }
+}

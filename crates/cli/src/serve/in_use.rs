@@ -1,0 +1,51 @@
+//! Disks that have clients, or that work on their requests.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{Batch, BusyDisk, Failure};
+
+use super::disks::Disks;
+
+/// How long a client that has just closed its connection may take to be noticed.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+/// Interval between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+impl Disks {
+    /// Returns the number of an export's clients.
+    pub(super) fn clients(&self, name: &str) -> u64 {
+        self.exports().get(name).map_or(0, |export| export.connections() as u64)
+    }
+
+    /// Fails if a disk has clients, unless `force` is set. To be called without locks.
+    pub(super) fn check_unused(&self, name: &str, force: bool) -> Result<(), Failure> {
+        let deadline = Instant::now() + LEAVE_TIME;
+        while !force {
+            match self.clients(name) {
+                0 => break,
+                clients if Instant::now() >= deadline => {
+                    return Err(Failure::in_use(&format!("disk '{name}'"), clients));
+                }
+                _ => thread::sleep(PAUSE),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the disks that are working on requests.
+    pub(crate) fn busy(&self) -> Vec<BusyDisk> {
+        let exports = self.exports();
+        let requests = |name: &str| exports.get(name).map_or(0, |export| export.requests() as u64);
+        let disks = self.list(Batch { after: None, most: usize::MAX }).into_iter();
+        let busy = disks.map(|disk| BusyDisk {
+            requests: requests(&disk.name),
+            name: disk.name,
+            kind: disk.kind,
+            path: disk.path,
+        });
+        busy.filter(|disk| disk.requests > 0).collect()
+    }
+}

@@ -1,0 +1,145 @@
+//! A standard error that is closed or full changes no exit status.
+
+use std::{
+    fs::{self, OpenOptions},
+    process::{Command, Stdio},
+};
+
+use tempfile::TempDir;
+
+use crate::server::{Server, pagefold, run};
+
+/// What standard error is.
+#[derive(Clone, Copy, Debug)]
+enum Stderr {
+    Read,
+    ClosedPipe,
+    Full,
+    Closed,
+    /// Standard output too.
+    BothClosedPipes,
+}
+
+impl Stderr {
+    /// Runs `pagefold ARGS` and returns its exit status; a signal has none.
+    fn status(self, args: &[String]) -> Option<i32> {
+        let closed = || {
+            let (reader, writer) = std::io::pipe().expect("a pipe");
+            drop(reader);
+            Stdio::from(writer)
+        };
+        let mut command = pagefold();
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+        match self {
+            Self::Read => command.stderr(Stdio::null()),
+            Self::ClosedPipe => command.stderr(closed()),
+            Self::Full => command.stderr(OpenOptions::new().write(true).open("/dev/full").expect("/dev/full")),
+            Self::Closed => {
+                command = Command::new("sh");
+                command.args(["-c", "exec \"$0\" \"$@\" 2>&-", env!("CARGO_BIN_EXE_pagefold")]).args(args);
+                command.stdin(Stdio::null()).stdout(Stdio::null())
+            }
+            Self::BothClosedPipes => command.stdout(closed()).stderr(closed()),
+        };
+        command.status().expect("a start").code()
+    }
+}
+
+/// Returns the names of all subcommands, from the help.
+fn subcommands() -> Vec<String> {
+    let help = run(pagefold().arg("--help"));
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    names.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+/// Returns a tree, its image, another image with other contents, and a damaged image.
+fn files(folder: &TempDir) -> [String; 4] {
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/text"), "text".repeat(5000)).expect("a file");
+    run(pagefold().args(["pack", &at("tree"), "-o", &at("image.erofs")]));
+    fs::write(at("tree/text"), "next".repeat(5000)).expect("a file");
+    let mut bytes = fs::read(at("image.erofs")).expect("the image");
+    // Past the superblock: the checksum no longer matches, and inodes are damaged.
+    bytes[1024 + 128..].iter_mut().step_by(3).for_each(|byte| *byte ^= 0x55);
+    fs::write(at("damaged.erofs"), bytes).expect("room");
+    fs::write(at("disk.img"), vec![1; 1 << 20]).expect("room");
+    [at("tree"), at("image.erofs"), at("damaged.erofs"), at("disk.img")]
+}
+
+/// Every subcommand succeeds, and fails, with the same status as when somebody reads its messages.
+#[test]
+fn standard_error_that_is_closed_or_full_changes_no_status() {
+    let folder = TempDir::new().expect("a folder");
+    let [tree, image, damaged, disk] = files(&folder);
+    let out = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let (packed, frozen, changes, restored) = (out("x.erofs"), out("f.erofs"), out("changes"), out("restored"));
+    let of_files: &[&[&str]] = &[
+        &["pack", &tree, "-o", &packed],
+        &["pack", "/nonexistent", "-o", &packed],
+        &["ls", &image],
+        &["ls", &damaged],
+        &["cat", &format!("{image}:/text")],
+        &["info", &image],
+        &["info", &tree],
+        &["check", &image],
+        &["check", &damaged],
+        &["check", &image, "--against", &tree],
+        &["extract", &image, &restored],
+        &["extract", &damaged, &restored],
+        &["mount", "/nonexistent", &tree],
+        &["advise", &disk],
+        &["completions", "bash"],
+        &["man"],
+        &["no-such-command"],
+        &["pack", "--no-such-option"],
+        &["serve", "--size", "1M", "--run", "exit 3"],
+        &["serve", "--size", "7", "--dir", &tree],
+    ];
+    let of_servers: &[&[&str]] = &[
+        &["add", "a", "--size", "1M"],
+        &["add", "a", "--size", "1M"],
+        &["fork", "a", "b"],
+        &["snapshot", "a", "s"],
+        &["rollback", "a", "s"],
+        &["rollback", "a", "none"],
+        &["disks"],
+        &["stat"],
+        &["diff", "a"],
+        &["diff", "a", "--to", &changes],
+        &["resize", "a", "2M"],
+        &["resize", "a", "1M"],
+        &["rename", "b", "c"],
+        &["reset", "a"],
+        &["limit", "a", "1M"],
+        &["compact"],
+        &["freeze", "a", "-o", &frozen],
+        &["freeze", "none", "-o", &frozen],
+        &["drop", "c"],
+        &["drop", "c"],
+        &["stop"],
+        &["stop"],
+    ];
+    let used: Vec<&str> = of_files.iter().chain(of_servers).map(|args| args[0]).collect();
+    for name in subcommands() {
+        assert!(name == "help" || used.contains(&&*name), "'{name}' is not tried");
+    }
+    let statuses = |stderr: Stderr| -> Vec<(String, Option<i32>)> {
+        let server = Server::start(&[]);
+        let place = ["--dir", server.folder().to_str().expect("a plain path")];
+        let _ = fs::remove_dir_all(&restored);
+        let all = of_files.iter().map(|args| (args, &[][..])).chain(of_servers.iter().map(|args| (args, &place[..])));
+        all.map(|(args, place)| {
+            let args: Vec<String> = args.iter().chain(place).map(|arg| (*arg).to_owned()).collect();
+            (args.join(" "), stderr.status(&args))
+        })
+        .map(|(text, status)| (text.split(" --dir").next().unwrap_or_default().to_owned(), status))
+        .collect()
+    };
+    let expected = statuses(Stderr::Read);
+    assert!(expected.iter().all(|(_, status)| status.is_some_and(|status| status < 100)), "{expected:?}");
+    for stderr in [Stderr::ClosedPipe, Stderr::Full, Stderr::Closed, Stderr::BothClosedPipes] {
+        assert_eq!(statuses(stderr), expected, "{stderr:?}");
+    }
+}
