@@ -221,6 +221,7 @@ fn leave_terminal() -> io::Result<()> {
 
 fn log(args: &Args) -> anyhow::Result<Log> {
     if let Some(path) = &args.log {
+        args.image.inputs(&args.path).check_path(path)?;
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file = Mutex::new(file.with_context(|| path.display().to_string())?);
         return Ok(Log::new(move |line| {

@@ -49,10 +49,15 @@ pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
+/// Returns the path of the lock in a server's directory.
+pub(crate) fn lock(directory: &Path) -> PathBuf {
+    directory.join(LOCK)
+}
+
 /// Waits until no server uses the directory, that is, until the process has exited. Returns whether
 /// this happened within `time`.
 pub(crate) fn wait_until_free(directory: &Path, time: Duration) -> anyhow::Result<bool> {
-    let path = directory.join(LOCK);
+    let path = lock(directory);
     let opened = match File::open(&path) {
         // Without a lock file, all sockets of the server were passed to it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
