@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use pagefold_erofs::ReadAt;
+use rustix::fs::{FlockOperation, flock};
 
 use super::ImageFormat;
 use crate::{image, size};
@@ -32,7 +33,7 @@ impl Written {
         match self {
             Self::Image(format) => format.described(),
             Self::ManualPage => "a manual page of pagefold",
-            Self::ProcessId => "a file with a process ID",
+            Self::ProcessId => "an unlocked file with a process ID",
         }
     }
 
@@ -51,7 +52,10 @@ impl Written {
             Self::ProcessId => {
                 let mut text = String::new();
                 let is_text = file.take(PROCESS_ID_BYTES + 1).read_to_string(&mut text).is_ok();
-                Ok(is_text && text.len() as u64 <= PROCESS_ID_BYTES && text.trim_end().parse::<u32>().is_ok())
+                let is_number =
+                    is_text && text.len() as u64 <= PROCESS_ID_BYTES && text.trim_end().parse::<u32>().is_ok();
+                // The lock of a server's directory also holds a process ID.
+                Ok(is_number && flock(file, FlockOperation::NonBlockingLockShared).is_ok())
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    os::unix::fs::FileTypeExt,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -321,7 +321,7 @@ fn other_commands_replace_only_what_they_wrote() {
     run(Command::new("mkfifo").arg(at("pipe")));
     for (path, what) in [
         (at("image.erofs"), "image.erofs exists and is an EROFS image: write to another file, or remove it"),
-        (at("s/n.txt"), "is not a file with a process ID"),
+        (at("s/n.txt"), "is not an unlocked file with a process ID"),
         (at("pipe"), "is not a file"),
     ] {
         let message = folder.refuses(&mut serve(&path));
@@ -329,6 +329,15 @@ fn other_commands_replace_only_what_they_wrote() {
     }
     folder.write("pid", b"4194303\n");
     let server = Server::start(&["--size", "1M", "--pid-file", &at("pid")]);
+    // The lock of a running server, and that of the server itself.
+    let lock = server.folder().join("lock");
+    let message = folder.refuses(&mut serve(lock.to_str().expect("a plain path")));
+    assert!(message.contains("lock exists and is not an unlocked file"), "{message}");
+    folder.write("dir/lock", b"4194303\n");
+    fs::set_permissions(at("dir"), fs::Permissions::from_mode(0o700)).expect("a mode");
+    let message = run_to_fail(&mut serve(&at("dir/lock")));
+    assert!(message.contains("lock exists and is not an unlocked file"), "{message}");
+    assert_eq!(fs::read_dir(at("dir")).expect("a folder").count(), 1);
     run(&mut server.ask(&["disks"]));
     assert!(server.end(Signal::TERM).0.success());
     // Logs.

@@ -124,7 +124,10 @@ fn what_is_not_an_image_needs_force() {
     NewFile::at(&path, Written::ProcessId, false, &Inputs::default()).expect("a place");
     fs::write(&path, "123 or so\n").expect("a file");
     let message = NewFile::at(&path, Written::ProcessId, false, &Inputs::default()).expect_err("text").to_string();
-    assert!(message.contains("is not a file with a process ID") && message.contains("remove it"), "{message}");
+    assert!(
+        message.contains("is not an unlocked file with a process ID") && message.contains("remove it"),
+        "{message}"
+    );
 }
 
 #[test]
