@@ -4,8 +4,10 @@ CARGO ?= cargo
 
 .PHONY: demo test bench build check soak deps clean
 
-# Does the main jobs on real input and shows the results.
-demo: build
+# Does the main jobs on real input and shows the results. Builds the program alone.
+demo:
+	./scripts/deps demo
+	$(CARGO) build --release --locked --package pagefold
 	./scripts/demo
 
 # Everything that must pass before a change is merged.
@@ -22,13 +24,15 @@ soak: deps
 
 # One page with every table, compared with the peers that this machine has (docs/report.md). REPORT
 # passes further options, such as --quick.
-bench: build
+bench: deps build
 	PATH="$(CURDIR)/target/peers/bin:$$PATH" ./target/release/pagefold-bench report $(REPORT) -o target/report.html
 
-build: deps
+# The program and its benches.
+build:
+	./scripts/deps build
 	$(CARGO) build --release --locked
 
-# Programs and libraries that the demo, the tests and the benches use.
+# Programs and libraries that the tests and the benches use.
 deps:
 	./scripts/deps
 

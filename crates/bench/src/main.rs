@@ -28,6 +28,7 @@ mod subjects;
 mod synthetic;
 mod training;
 mod verdict;
+mod written;
 
 use clap::{Parser, Subcommand};
 

@@ -32,7 +32,7 @@ use signal_hook::{
 };
 use tempfile::TempDir;
 
-use crate::{codec::files::joined, machine::cpus};
+use crate::{codec::files::joined, machine::cpus, written::Written};
 use page::Baseline;
 use peers::Peers;
 use plan::{Named, Plan, Scratch};
@@ -98,15 +98,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         None => measure(args),
         Some(What::Page { lines, baseline, output }) => {
+            let inputs: Vec<&Path> = [lines].into_iter().chain(baseline).map(PathBuf::as_path).collect();
+            Written::Page.check(output, &inputs)?;
             let record = Record::read(lines)?;
             let baseline = read_baseline(baseline.as_deref())?;
-            write_page(output, &page::page(&record, &lines.display().to_string(), baseline.as_ref()))?;
+            Written::write(output, &page::page(&record, &lines.display().to_string(), baseline.as_ref()))?;
             println!("{}", output.display());
             Ok(())
         }
         Some(What::Results { lines, output }) => {
             let command = format!("pagefold-bench report results {} -o {}", lines.display(), output.display());
-            write_page(output, &results::results(&Record::read(lines)?, &command))?;
+            Written::Markdown.check(output, &[lines])?;
+            Written::write(output, &results::results(&Record::read(lines)?, &command))?;
             println!("{}", output.display());
             Ok(())
         }
@@ -117,9 +120,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 "{} has no figures for a chart; it needs those of device, nbd or fork with their peers",
                 lines.display()
             );
+            for chart in &charts {
+                Written::Chart.check(&output.join(chart.file), &[lines])?;
+            }
             for chart in charts {
                 let path = output.join(chart.file);
-                fs::write(&path, chart.svg).with_context(|| format!("cannot write {}", path.display()))?;
+                Written::write(&path, &chart.svg)?;
                 println!("{}", path.display());
             }
             Ok(())
@@ -129,10 +135,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Runs the plan.
 fn measure(args: &Args) -> anyhow::Result<()> {
-    // Read first, because this run's figures may overwrite the file.
-    let baseline = read_baseline(args.baseline.as_deref())?;
     let lines_path = args.output.with_extension("jsonl");
     ensure!(lines_path != args.output, "{}: the page cannot be where the JSON lines go", args.output.display());
+    let inputs: Vec<&Path> = args.data.iter().chain(&args.baseline).map(PathBuf::as_path).collect();
+    Written::Page.check(&args.output, &inputs)?;
+    Written::Figures.check(&lines_path, &inputs)?;
+    let baseline = read_baseline(args.baseline.as_deref())?;
     let program = env::current_exe().context("cannot find the path of this program")?;
     let (on_disk, in_memory) = scratch()?;
     let scratch =
@@ -156,7 +164,7 @@ fn measure(args: &Args) -> anyhow::Result<()> {
         run.keep(line)?;
     }
     let lines_name = lines_path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut write = |record: &Record| write_page(&args.output, &page::page(record, &lines_name, baseline.as_ref()));
+    let mut write = |record: &Record| Written::write(&args.output, &page::page(record, &lines_name, baseline.as_ref()));
     let mut clean = || {
         run::unmount_below(&scratch);
         if peers.has("zram") {
@@ -172,14 +180,6 @@ fn measure(args: &Args) -> anyhow::Result<()> {
 fn read_baseline(path: Option<&Path>) -> anyhow::Result<Option<Baseline>> {
     let read = |path: &Path| anyhow::Ok(Baseline { name: path.display().to_string(), record: Record::read(path)? });
     path.map(read).transpose()
-}
-
-/// Writes the page atomically, since a run may end at any time.
-fn write_page(path: &Path, page: &str) -> anyhow::Result<()> {
-    let unfinished = path.with_extension("unfinished");
-    fs::write(&unfinished, page)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Returns a folder on a disk, and one in memory if possible.
@@ -278,6 +278,24 @@ mod tests {
             |what| Args { what: Some(what), quick: false, data: Vec::new(), baseline: None, output: PathBuf::new() };
         run(&args(what)).unwrap();
         assert!(fs::read_to_string(&output).unwrap().contains("Compared with"));
+        let before = fs::read(&lines).unwrap();
+        for output in [lines.clone(), folder.path().join("./run.jsonl")] {
+            for what in [
+                What::Page { lines: lines.clone(), baseline: None, output: output.clone() },
+                What::Results { lines: lines.clone(), output },
+            ] {
+                assert!(run(&args(what)).unwrap_err().to_string().contains("never replaces an input"));
+                assert_eq!(fs::read(&lines).unwrap(), before);
+            }
+        }
+        // The figures of a run would replace its baseline.
+        let measured = Args {
+            baseline: Some(lines.clone()),
+            output,
+            ..args(What::Page { lines: lines.clone(), baseline: None, output: PathBuf::new() })
+        };
+        assert!(measure(&measured).unwrap_err().to_string().contains("never replaces an input"));
+        assert_eq!(fs::read(&lines).unwrap(), before);
         let charts = What::Charts { lines, output: folder.path().to_owned() };
         assert!(run(&args(charts)).is_err());
     }

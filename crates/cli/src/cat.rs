@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             args.place.image.display()
         )));
     }
+    args.image.inputs(&args.place.image).check_standard_output()?;
     let file = image.file(&follow(&image, &args.place.path)?)?;
     let mut out = output();
     let mut piece = vec![0; PIECE_BYTES];

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{anyhow, bail};
-use pagefold_erofs::{CheckReport, CompareReport};
+use anyhow::{Context, anyhow, bail};
+use pagefold_erofs::{CheckReport, CompareReport, ImageFile};
 
 use crate::image::{ImageArgs, ImagePath, resolve, show, tell_problems, tell_warnings};
 use crate::output::{is_closed, output};
@@ -62,7 +62,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let comparison = match args.against.as_slice() {
         [] => None,
-        sources => Some(image.compare(&args.source.tree(sources, Some(file))?, args.threads)),
+        sources => {
+            let own = ImageFile::at(file).with_context(|| file.display().to_string())?;
+            Some(image.compare(&args.source.tree(sources, Some(own))?, args.threads))
+        }
     };
     let found = Found { report, comparison };
     tell_warnings(path, &found.report.warnings, found.report.more_warnings);

@@ -5,8 +5,13 @@ use std::{fs, io::Write, path::PathBuf};
 use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::Shell;
+use clap_mangen::Man;
 
-use crate::{Args as Pagefold, output::output};
+use crate::{
+    Args as Pagefold,
+    destination::{Inputs, NewFile, Written},
+    output::output,
+};
 
 /// Print shell completions
 #[derive(clap::Args)]
@@ -26,6 +31,10 @@ pub(crate) struct ManArgs {
     /// Write pagefold.1, pagefold-serve.1 and so on into this folder
     #[arg(long, value_name = "FOLDER")]
     to: Option<PathBuf>,
+
+    /// Replace files in FOLDER that are not manual pages of pagefold
+    #[arg(long, requires = "to")]
+    force: bool,
 }
 
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
@@ -38,15 +47,35 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
     match &args.to {
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            clap_mangen::generate_to(Pagefold::command(), folder)
-                .with_context(|| format!("cannot write into {}", folder.display()))
+            let mut command = Pagefold::command().disable_help_subcommand(true);
+            command.build();
+            let mut commands: Vec<_> =
+                command.get_subcommands().filter(|found| !found.is_hide_set()).cloned().collect();
+            commands.push(command);
+            let place = |command: &clap::Command| {
+                let path = folder.join(Man::new(command.clone()).get_filename());
+                NewFile::at(&path, Written::ManualPage, args.force, &Inputs::default())
+            };
+            // All are checked before the first is replaced.
+            let places = commands.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+            for (command, place) in commands.into_iter().zip(places) {
+                let draft = place.make_draft()?;
+                draft
+                    .file()
+                    .write_all(&page(command)?)
+                    .with_context(|| format!("writing {}", place.path().display()))?;
+                place.take(draft)?;
+            }
+            Ok(())
         }
-        None => {
-            let mut text = Vec::new();
-            clap_mangen::Man::new(Pagefold::command()).render(&mut text).context("cannot make the page")?;
-            print(&text)
-        }
+        None => print(&page(Pagefold::command())?),
     }
+}
+
+fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    Man::new(command).render(&mut text).context("cannot make the page")?;
+    Ok(text)
 }
 
 fn print(text: &[u8]) -> anyhow::Result<()> {

@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_control::is_unseen;
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
-use crate::{log, size};
+use crate::{destination::Inputs, log, size};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,17 +84,17 @@ impl ImageArgs {
         })
     }
 
+    /// Returns the files that hold the image at `path`.
+    pub(crate) fn inputs(&self, path: &Path) -> Inputs {
+        let mut inputs = Inputs::default();
+        inputs.add("the image", path);
+        self.devices.iter().for_each(|device| inputs.add("the device", device));
+        inputs
+    }
+
     /// Opens an image's file. Other files are refused, with an error that names well-known formats.
     fn open_file(&self, path: &Path) -> anyhow::Result<File> {
         const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
-        const OTHERS: [(u64, &[u8], &str); 6] = [
-            (0, b"hsqs", "a squashfs image"),
-            (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
-            (0, b"XFSB", "an XFS file system"),
-            (0x8001, b"CD001", "an ISO 9660 image"),
-            (257, b"ustar", "a tar archive: 'pagefold pack' makes an image of it"),
-            (0, b"PK\x03\x04", "a zip archive"),
-        ];
         let shown = || path.display().to_string();
         let file = File::open(path).with_context(shown)?;
         if file.metadata().with_context(shown)?.is_dir() {
@@ -105,7 +105,7 @@ impl ImageArgs {
             let offset = self.offset;
             ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
         }
-        let mut front = [0; 6];
+        let mut front = [0; 8];
         let mut has = |at: u64, magic: &[u8]| {
             let front = &mut front[..magic.len()];
             let at = self.offset.checked_add(at);
@@ -115,8 +115,9 @@ impl ImageArgs {
             return Ok(file);
         }
         let there = if self.offset == 0 { String::new() } else { format!(" at byte {}", self.offset) };
-        if let Some((_, _, what)) = OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
-            bail!("{}{there} is not an EROFS image; it is {what}", shown());
+        if let Some((_, magic, what)) = KNOWN.iter().find(|(at, magic, _)| has(*at, magic)) {
+            let hint = if *magic == USTAR { ": 'pagefold pack' makes an image of it" } else { "" };
+            bail!("{}{there} is not an EROFS image; it is {what}{hint}", shown());
         }
         if let Some(program) = compressor_at(&file, self.offset).with_context(shown)? {
             bail!("{}{there} is not an EROFS image; it is compressed by {program}", shown());
@@ -125,6 +126,21 @@ impl ImageArgs {
         bail!("{}{there} is not an EROFS image: no EROFS magic number at byte {magic}", shown());
     }
 }
+
+const USTAR: &[u8] = b"ustar";
+
+/// Well-known formats that are not compressed: where their magic numbers are, and what they are.
+pub(crate) const KNOWN: [(u64, &[u8], &str); 9] = [
+    (1024, &0xe0f5_e1e2_u32.to_le_bytes(), "an EROFS image"),
+    (0, b"QFI\xfb", "a qcow2 image"),
+    (0, b"hsqs", "a squashfs image"),
+    (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
+    (0, b"XFSB", "an XFS file system"),
+    (0x1_0040, b"_BHRfS_M", "a btrfs file system"),
+    (0x8001, b"CD001", "an ISO 9660 image"),
+    (257, USTAR, "a tar archive"),
+    (0, b"PK\x03\x04", "a zip archive"),
+];
 
 /// Returns the program that compressed a file; it decompresses with `-dc`.
 pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {

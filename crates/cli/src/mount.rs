@@ -172,7 +172,10 @@ fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
 /// to the system log, if there is one, in the background.
 fn log(args: &Args) -> anyhow::Result<Log> {
     let sink = match &args.log {
-        Some(path) => Some(Sink::file(path)?),
+        Some(path) => {
+            args.image.inputs(&args.path).check_path(path)?;
+            Some(Sink::file(path)?)
+        }
         None if args.announce => Sink::system().ok(),
         None => return Ok(Log::new(tell)),
     };

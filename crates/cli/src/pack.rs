@@ -4,15 +4,16 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
+use crate::destination::{Destination, ImageFormat, Inputs};
 use crate::source::{self, SourceArgs};
-use crate::{codec, destination::Destination, log, misuse, progress::ProgressLine, size};
+use crate::{codec, log, misuse, progress::ProgressLine, size};
 
 /// Build an EROFS image, which Linux can mount
 #[derive(clap::Args)]
@@ -44,6 +45,10 @@ pub(crate) struct Args {
     /// standard output
     #[arg(short, long, value_name = "IMAGE")]
     output: PathBuf,
+
+    /// Replace IMAGE even if it is not an EROFS image; never a source
+    #[arg(long)]
+    force: bool,
 
     /// Codec of the files, and its level
     #[arg(long, default_value = "lz4", value_name = "CODEC[,LEVEL]")]
@@ -126,8 +131,9 @@ enum IndexKind {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options().map_err(misuse)?;
     options.check().map_err(misuse)?;
-    let destination = Destination::of(&args.output)?;
-    let tree = args.source.tree(&args.sources, Some(&args.output))?;
+    ImageFormat::Erofs.check_name(&args.output, "'pack'")?;
+    let destination = Destination::of(&args.output, ImageFormat::Erofs, args.force, &args.inputs())?;
+    let tree = args.source.tree(&args.sources, destination.replaced()?)?;
     let draft = destination.make_draft()?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
@@ -157,6 +163,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// Returns the files that must not be replaced.
+    fn inputs(&self) -> Inputs {
+        let mut inputs = Inputs::default();
+        for source in &self.sources {
+            match source == Path::new("-") {
+                true => inputs.add_standard_input(),
+                false => inputs.add("the source", source),
+            }
+        }
+        inputs
+    }
+
     /// Returns whether the image is compared with its source. The default is yes where sharing
     /// makes builder bugs most likely and where it adds less than 15 % to the time (docs/pack.md).
     fn verifies(&self, options: &BuildOptions) -> bool {

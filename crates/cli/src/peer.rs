@@ -1,6 +1,7 @@
 //! The running server that a subcommand connects to.
 
 use std::{
+    ffi::OsString,
     io::ErrorKind,
     path::{Path, PathBuf},
     thread,
@@ -8,9 +9,11 @@ use std::{
 };
 
 use anyhow::anyhow;
-use pagefold_control::{Client, ClientError};
+use pagefold_control::{Client, ClientError, Command, Listing};
 
 use crate::{
+    destination::Inputs,
+    image::ImagePath,
     message,
     server_directory::{self, Claim},
 };
@@ -41,6 +44,20 @@ impl Peer {
             Some(_) => Ok(None),
             None => server_directory::path(self.dir.as_deref()).map(Some),
         }
+    }
+
+    /// Returns the files of the server, which no output may replace: those that it serves as bases,
+    /// and the lock of its directory.
+    pub(crate) fn inputs(&self) -> anyhow::Result<Inputs> {
+        let mut inputs = Inputs::default();
+        if let Some(directory) = self.directory()? {
+            inputs.add("the server's lock", &server_directory::lock(&directory));
+        }
+        let listing: Listing = self.connect()?.call(&Command::List {})?;
+        for path in listing.disks.into_iter().filter_map(|disk| disk.path) {
+            inputs.add("the server's base", &ImagePath::from(OsString::from(path)).image);
+        }
+        Ok(inputs)
     }
 
     /// Opens a connection on which each answer must arrive within ten seconds. Waits for a server

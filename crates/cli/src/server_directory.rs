@@ -51,6 +51,11 @@ pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
+/// Returns the path of the lock in a server's directory.
+pub(crate) fn lock(directory: &Path) -> PathBuf {
+    directory.join(LOCK)
+}
+
 /// The lock of a server's directory, as other processes see it.
 pub(crate) struct Claim(File);
 

@@ -61,8 +61,8 @@ mod work;
 mod zeros;
 
 pub use build::{
-    BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer,
-    MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
+    BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, ImageFile, Indexes,
+    Layer, MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
     WarningKind, Whiteouts, build, build_watched,
 };
 pub use cache::ClusterCache;

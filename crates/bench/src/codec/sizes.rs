@@ -14,7 +14,7 @@ use super::{
     kinds,
     subject::{self, Subject},
 };
-use crate::synthetic;
+use crate::{synthetic, written::Written};
 
 /// Pages of each kind that are compressed, and further pages that train tables.
 const PAGES: usize = 128;
@@ -44,7 +44,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None => table()?,
     };
     if args.update {
-        return fs::write(file, table).with_context(|| format!("cannot write {}", file.display()));
+        Written::Table.check(file, &[])?;
+        return Written::write(file, &table);
     }
     let committed = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let differs = match &args.kinds {

@@ -40,7 +40,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     for (name, options) in WAYS {
         let case = format!("freeze/{name}");
         let folder = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for images")?;
-        let (image, target) = (folder.path().join("base.erofs"), folder.path().join("target"));
+        let (image, target) = (folder.path().join("base.erofs"), folder.path().join("target.erofs"));
         process::run(&mut pack_to(pagefold, options, base, &image), 0)?;
         let shown = image.to_string_lossy().into_owned();
         let server =

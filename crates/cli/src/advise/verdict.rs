@@ -49,7 +49,9 @@ pub(super) fn of(report: &Report, path: Option<&Path>) -> Verdict {
     };
     let name = path.canonicalize().ok().and_then(|path| Some(path.file_stem()?.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| "input".to_owned());
-    let image = quoted(&format!("{name}.erofs"));
+    // An output never replaces its source.
+    let suffix = if path.extension().is_some_and(|extension| extension == "erofs") { "-packed" } else { "" };
+    let image = quoted(&format!("{name}{suffix}.erofs"));
     let source = quoted(text);
     let is_partial =
         report.input.kind == InputKind::Directory && report.input.skipped.unreadable + report.pages.lost_units > 0;

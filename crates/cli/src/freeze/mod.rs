@@ -4,10 +4,15 @@ mod instant;
 mod qcow2;
 mod raw;
 
-use std::{fs::File, io::ErrorKind, path::PathBuf, sync::Arc};
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    os::unix::fs::FileTypeExt,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Content, Error, Image, Node, NodeKind, Overlay, Tree, build_watched};
 
@@ -15,7 +20,7 @@ pub(crate) use self::instant::Instant;
 use self::instant::{BackingFile, Wanted};
 use crate::{
     codec,
-    destination::{Destination, Draft},
+    destination::{Destination, Draft, ImageFormat},
     log, misuse,
     peer::Peer,
     progress::ProgressLine,
@@ -30,7 +35,7 @@ use crate::{
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
   pagefold freeze job-2 -o job-2.qcow2
-  pagefold freeze job-2 --format raw -o job-2.img
+  pagefold freeze job-2 -o job-2.img
 
 The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
 image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
@@ -47,9 +52,15 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// Format of the image [default: qcow2 if FILE ends in .qcow2, otherwise erofs]
+    /// Format of the image [default: what FILE ends in: .erofs, .qcow2, .img or .raw; raw for a
+    /// block device]
     #[arg(long, value_enum)]
-    format: Option<Format>,
+    format: Option<ImageFormat>,
+
+    /// Replace FILE even if it is a raw disk or not an image of this format; never a file that the
+    /// server uses
+    #[arg(long)]
+    force: bool,
 
     /// Codec and level: of an EROFS image as for 'pagefold pack' [default: the base's, otherwise
     /// lz4]; of a qcow2 image deflate[,1-9] or none [default: none]
@@ -77,16 +88,6 @@ pub(crate) struct Args {
     peer: Peer,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A compressed image
-    Erofs,
-    /// A raw disk, with holes for zeros
-    Raw,
-    /// QEMU's format, version 3
-    Qcow2,
-}
-
 /// The format of the image, with its options.
 enum How {
     Raw,
@@ -100,9 +101,12 @@ enum How {
 const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let how = args.how().map_err(misuse)?;
-    let destination = Destination::of(&args.output)?;
+    let (format, how) = args.how().map_err(misuse)?;
+    let destination = Destination::of(&args.output, format, args.force, &args.peer.inputs()?)?;
     let instant = Instant::take(&args.peer, &args.name)?;
+    if format == ImageFormat::Raw {
+        destination.check_room(instant.size_bytes())?;
+    }
     let draft = destination.make_draft()?;
     let place = destination.place();
     let written = match &how {
@@ -137,27 +141,30 @@ fn with_place(error: anyhow::Error, place: &str) -> anyhow::Error {
 
 impl Args {
     /// Returns the format and options that the command line requests.
-    fn how(&self) -> anyhow::Result<How> {
-        let is_qcow2 = self.output.extension().is_some_and(|extension| extension == "qcow2");
-        let format = self.format.unwrap_or(if is_qcow2 { Format::Qcow2 } else { Format::Erofs });
-        ensure!(!self.backing || format == Format::Qcow2, "--backing is for --format qcow2");
-        ensure!(!self.verify || format == Format::Erofs, "--verify is for --format erofs");
-        ensure!(self.cluster.is_none() || format == Format::Erofs, "--cluster is for --format erofs");
-        match format {
-            Format::Raw => {
+    fn how(&self) -> anyhow::Result<(ImageFormat, How)> {
+        let kind = fs::metadata(&self.output).ok().map(|found| found.file_type());
+        ensure!(!kind.is_some_and(|kind| kind.is_dir()), "{} is a directory; name a file in it", self.output.display());
+        let is_device = kind.is_some_and(|kind| kind.is_block_device());
+        let format = ImageFormat::of_output(&self.output, self.format, is_device)?;
+        ensure!(!self.backing || format == ImageFormat::Qcow2, "--backing is for --format qcow2");
+        ensure!(!self.verify || format == ImageFormat::Erofs, "--verify is for --format erofs");
+        ensure!(self.cluster.is_none() || format == ImageFormat::Erofs, "--cluster is for --format erofs");
+        let how = match format {
+            ImageFormat::Raw => {
                 ensure!(self.codec.is_none(), "--codec is for --format erofs and qcow2");
-                Ok(How::Raw)
+                How::Raw
             }
-            Format::Erofs => self.asked().map(How::Erofs),
-            Format::Qcow2 => {
+            ImageFormat::Erofs => How::Erofs(self.asked()?),
+            ImageFormat::Qcow2 => {
                 let codec = self.codec.as_ref().map(|codec| codec::of_clusters(codec, BLOCK_BYTES)).transpose()?;
                 match codec.flatten() {
-                    None => Ok(How::Qcow2(None)),
-                    Some(ClusterCodec::Deflate(level @ 1..=9)) => Ok(How::Qcow2(Some(level.cast_unsigned()))),
+                    None => How::Qcow2(None),
+                    Some(ClusterCodec::Deflate(level @ 1..=9)) => How::Qcow2(Some(level.cast_unsigned())),
                     Some(_) => bail!("a qcow2 image is compressed with deflate, at level 1 to 9, or not at all"),
                 }
             }
-        }
+        };
+        Ok((format, how))
     }
 
     /// Returns the options of an EROFS image that the command line requests; `None` means those of

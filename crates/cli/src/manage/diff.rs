@@ -8,7 +8,11 @@ use pagefold_erofs::ReadAt;
 use serde_json::json;
 
 use super::{Asked, Telling};
-use crate::{destination::Destination, freeze::Instant, log, size};
+use crate::{
+    destination::{Destination, ImageFormat},
+    freeze::Instant,
+    log, size,
+};
 
 /// List the ranges of a disk that changed since it was created or forked
 #[derive(clap::Args)]
@@ -30,6 +34,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     to: Option<PathBuf>,
 
+    /// Replace FILE if it exists; never a file that the server uses
+    #[arg(long, requires = "to")]
+    force: bool,
+
     #[command(flatten)]
     asked: Asked,
 }
@@ -44,7 +52,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             telling.tell(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
         });
     };
-    let destination = Destination::of(path)?;
+    ImageFormat::Raw.check_name(path, "--to")?;
+    let inputs = args.asked.peer.inputs()?;
+    let destination = Destination::of(path, ImageFormat::Raw, args.force, &inputs)?;
     let draft = destination.make_draft()?;
     let written_bytes = args.write(&mut telling, draft.file()).with_context(|| destination.place())?;
     destination.take(draft)?;

@@ -52,6 +52,7 @@ use self::{
 };
 use crate::{
     background, codec,
+    destination::{Draft, Inputs, NewFile, Written},
     log::{Level, Log, Sink},
     misuse,
     server_directory::{self, ServerDirectory},
@@ -329,6 +330,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.exit_with_parent && !follow_parent()? {
         return Ok(ExitCode::SUCCESS);
     }
+    let pid_file = args.pid_file.as_deref().map(|path| PidFile::check(&absolute(path))).transpose()?;
     args.open_log(log)?;
     allow_descriptors(args.max_connections, log);
     pagefold_disk::keep_no_large_blocks();
@@ -408,7 +410,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         log.info(&format!("control socket {}", path.display()));
     }
     disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
-    let _pid_file = args.pid_file.as_deref().map(|path| PidFile::write(&absolute(path))).transpose()?;
+    let _pid_file = pid_file.map(PidFile::write).transpose()?;
     notify("READY=1");
     if args.announce {
         background::announce()?;
@@ -522,15 +524,20 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
 struct PidFile(PathBuf);
 
 impl PidFile {
+    /// Checks that the file can be written, and that no other file is replaced than one of a server.
+    fn check(path: &Path) -> anyhow::Result<NewFile> {
+        let checked = NewFile::at(path, Written::ProcessId, false, &Inputs::default());
+        checked.with_context(|| format!("cannot write {}", path.display()))
+    }
+
     /// Writes the file. It gets its name once it is complete, so readers never see a part of it.
-    fn write(path: &Path) -> anyhow::Result<Self> {
-        let failed = || format!("cannot write {}", path.display());
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = NamedTempFile::new_in(folder).with_context(failed)?;
-        writeln!(file, "{}", std::process::id()).with_context(failed)?;
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
-        file.persist(path).with_context(failed)?;
-        Ok(Self(path.to_owned()))
+    fn write(file: NewFile) -> anyhow::Result<Self> {
+        let failed = || format!("cannot write {}", file.path().display());
+        let mut draft = NamedTempFile::new_in(file.folder()).with_context(failed)?;
+        writeln!(draft, "{}", std::process::id()).with_context(failed)?;
+        draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
+        file.take(Draft::Named(draft))?;
+        Ok(Self(file.path().to_owned()))
     }
 }
 

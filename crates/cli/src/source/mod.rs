@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_erofs::{
-    CompareReport, Content, Difference, IdMap, IdRange, Layer, Node, NodeKind, ScanOptions, Tree, WarningKind,
-    Whiteouts,
+    CompareReport, Content, Difference, IdMap, IdRange, ImageFile, Layer, Node, NodeKind, ScanOptions, Tree,
+    WarningKind, Whiteouts,
 };
 
 use self::decompress::decompressed;
@@ -73,22 +73,22 @@ pub(crate) struct SourceArgs {
 
 impl SourceArgs {
     /// Returns the merged tree of all sources. Warns about everything that an image cannot store.
-    /// Leaves out `output` if it is inside a source.
-    pub(crate) fn tree(&self, sources: &[PathBuf], output: Option<&Path>) -> anyhow::Result<Tree> {
-        let options = self.scan_options().map_err(misuse)?;
-        let tree = self.read(sources, output, &options)?;
+    /// Leaves out `image` if it is inside a source.
+    pub(crate) fn tree(&self, sources: &[PathBuf], image: Option<ImageFile>) -> anyhow::Result<Tree> {
+        let options = ScanOptions { image, ..self.scan_options().map_err(misuse)? };
+        let tree = self.read(sources, &options)?;
         warn_of(&tree);
         Ok(tree)
     }
 
-    fn read(&self, sources: &[PathBuf], output: Option<&Path>, options: &ScanOptions) -> anyhow::Result<Tree> {
+    fn read(&self, sources: &[PathBuf], options: &ScanOptions) -> anyhow::Result<Tree> {
         let from_input = sources.iter().filter(|source| *source == Path::new("-")).count();
         if from_input > 1 {
             return Err(misuse(anyhow!("standard input (-) can be used for one source only")));
         }
         let mut layers = Vec::new();
         for source in sources {
-            match layer(source, output, options)? {
+            match layer(source, options)? {
                 Some(layer) => layers.push(layer),
                 None if sources.len() == 1 && !self.layer => return of_file(source, options),
                 None => bail!("{} is not a directory or a tar archive", source.display()),
@@ -116,19 +116,20 @@ impl SourceArgs {
             no_xattrs: self.no_xattrs,
             skip_unreadable: self.skip_unreadable,
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
+            image: None,
         })
     }
 }
 
 /// Returns the layer of a directory or an archive; `None` for any other file.
-fn layer(source: &Path, output: Option<&Path>, options: &ScanOptions) -> anyhow::Result<Option<Layer>> {
+fn layer(source: &Path, options: &ScanOptions) -> anyhow::Result<Option<Layer>> {
     if source == Path::new("-") {
         return archive(io::stdin().lock(), Path::new(STANDARD_INPUT), options).map(Some);
     }
     let shown = || source.display().to_string();
     let kind = fs::metadata(source).with_context(shown)?.file_type();
     if kind.is_dir() {
-        return Ok(Some(Layer::scan(source, &without_output(source, output, options))?));
+        return Ok(Some(Layer::scan(source, options)?));
     }
     if kind.is_char_device() || kind.is_socket() {
         bail!("{}: not a directory, a file, a pipe or a disk", shown());
@@ -162,18 +163,6 @@ pub(crate) fn archive_kind(source: &Path, file: &File) -> anyhow::Result<Option<
     let mut magic = [0; USTAR.1.len()];
     let is_plain = file.read_exact_at(&mut magic, USTAR.0).is_ok_and(|()| &magic == USTAR.1) || suffix(".tar");
     Ok(is_plain.then_some(Packed::Plain))
-}
-
-/// Excludes the image if it is being built inside its own source directory.
-fn without_output(source: &Path, output: Option<&Path>, options: &ScanOptions) -> ScanOptions {
-    let mut options = options.clone();
-    if let (Ok(source), Some(Ok(output))) = (fs::canonicalize(source), output.map(fs::canonicalize))
-        && let Ok(below) = output.strip_prefix(&source)
-        && !below.as_os_str().as_bytes().iter().any(|byte| b"*?".contains(byte))
-    {
-        options.excludes.push([b"/", below.as_os_str().as_bytes()].concat());
-    }
-    options
 }
 
 /// Returns whether a compressed file is an archive, whatever its name. Layers of containers, for

@@ -347,7 +347,10 @@ fn what_was_changed_is_told() {
     let bytes = |extent: &Value, field: &str| extent[field].as_u64().unwrap_or(0) as usize;
     let data: Vec<_> = data.map(|extent| (bytes(extent, "start"), bytes(extent, "length"))).collect();
     assert!(data.iter().eq(&changed.map(|(page, pages)| (page * PAGE, pages * PAGE))), "{data:?}");
-    assert!(run_to_fail(&mut server.ask(&["diff", "none", "--to", text(&file)])).contains("no disk named 'none'"));
+    assert!(
+        run_to_fail(&mut server.ask(&["diff", "none", "--force", "--to", text(&file)]))
+            .contains("no disk named 'none'")
+    );
     assert!(fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 2 << 20), "the file of before is there");
 
     // A snapshot and a rollback keep what the disk has changed since it was forked; a new fork has
@@ -370,7 +373,9 @@ fn what_was_changed_is_told() {
     let map = run(Command::new(&nbdinfo).args(["--json", "--map=pagefold:changed", &server.uri("c@s")]));
     let told: Vec<Value> = serde_json::from_str(&map).expect("a map");
     assert_eq!(told.iter().filter(|extent| extent["type"] == 1).count(), changed.len());
-    run(&mut server.ask(&["diff", "c@t", "--to", text(&file)]));
+    let message = run_to_fail(&mut server.ask(&["diff", "c@t", "--to", text(&file)]));
+    assert!(message.contains("changes exists") && message.contains("--force"), "{message}");
+    run(&mut server.ask(&["diff", "c@t", "--force", "--to", text(&file)]));
     let mut found = fs::read(&file).expect("the changes");
     assert!(found[300 * PAGE..301 * PAGE].iter().all(|&byte| byte == 9) && found[..PAGE].iter().all(|&byte| byte == 1));
     for (page, pages) in later {

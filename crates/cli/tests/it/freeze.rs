@@ -93,7 +93,7 @@ impl Frozen {
             assert!(!said.contains("warning"), "{said}");
         }
         self.ask(&["freeze", disk, "--codec", "zstd,1", "--cluster", "64K", "-o", "d.erofs"]);
-        self.ask(&["freeze", disk, "--format", "raw", "-o", "e.img"]);
+        self.ask(&["freeze", disk, "--force", "-o", "e.img"]);
         self.ask(&["freeze", disk, "-o", "f.qcow2"]);
         self.ask(&["freeze", disk, "--codec", "deflate,1", "-o", "g.qcow2"]);
         for image in ["f.qcow2", "g.qcow2"] {
@@ -206,7 +206,7 @@ fn an_image_is_of_one_instant_of_a_disk_in_use() {
     for number in 0..12 {
         let raw = number % 2 == 0;
         let format = if raw { "raw" } else { "erofs" };
-        frozen.ask(&["freeze", "job", "--format", format, "-o", "now"]);
+        frozen.ask(&["freeze", "job", "--format", format, "--force", "-o", "now"]);
         let content = if raw { fs::read(frozen.at("now")).expect("a file") } else { frozen.unpacked("now") };
         let pages: Vec<u8> = content.chunks(PAGE).take(PAGES).map(|page| page[0]).collect();
         let torn = content.chunks(PAGE).take(PAGES).position(|page| page.iter().any(|byte| *byte != page[0]));
@@ -229,16 +229,16 @@ fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
     frozen.write("job", &["write -P 7 1001k 9k"]);
     let slow = [10, 50, 100, 200, 400];
     for (more, after_ms) in [
-        (&[][..], [1, 5, 10, 20, 40]),
-        (&["--codec", "zstd,9"], slow),
+        (&["--format", "erofs"][..], [1, 5, 10, 20, 40]),
+        (&["--format", "erofs", "--codec", "zstd,9"], slow),
         (&["--format", "qcow2"], [1, 5, 10, 20, 40]),
         (&["--format", "qcow2", "--codec", "deflate,9"], slow),
     ] {
-        frozen.ask(&[&["freeze", "job", "-o", "whole"], more].concat());
+        frozen.ask(&[&["freeze", "job", "--force", "-o", "whole"], more].concat());
         let whole = fs::read(frozen.at("whole")).expect("an image");
         for after_ms in after_ms {
             fs::write(frozen.at("out"), "the old file").expect("a file");
-            let mut command = frozen.server.ask(&[&["freeze", "job", "-o", "out"], more].concat());
+            let mut command = frozen.server.ask(&[&["freeze", "job", "--force", "-o", "out"], more].concat());
             let mut child = command.current_dir(frozen.folder.path()).stderr(Stdio::null()).spawn().expect("it starts");
             thread::sleep(Duration::from_millis(after_ms));
             child.kill().expect("it can be killed");
@@ -273,7 +273,8 @@ fn a_full_target_keeps_its_old_file() {
     let out = target.join("out");
     fs::write(&out, "the old file").expect("a file");
     for format in ["erofs", "raw", "qcow2"] {
-        let line = run_to_fail(&mut frozen.server.ask(&["freeze", "base", "--format", format, "-o", text(&out)]));
+        let args = ["freeze", "base", "--force", "--format", format, "-o", text(&out)];
+        let line = run_to_fail(&mut frozen.server.ask(&args));
         assert!(line.contains("No space left on device") && line.contains(text(&out)), "{line}");
         assert_eq!(fs::read(&out).expect("the file"), b"the old file", "{format}");
         let names = fs::read_dir(&target).expect("a folder").count();
@@ -292,13 +293,13 @@ fn a_base_that_is_not_what_it_was_is_not_copied() {
     // The server still has the file that it opened.
     make_image(&frozen.at("other.img"), 8);
     run(pagefold().arg("pack").arg(frozen.at("other.img")).arg("-o").arg(frozen.at("base.erofs")));
-    let said = frozen.ask(&["freeze", "job", "-o", "out"]);
+    let said = frozen.ask(&["freeze", "job", "-o", "out.erofs"]);
     assert!(said.contains("it was changed or replaced since the server opened it"), "{said}");
-    assert!(frozen.unpacked("out") == expected);
+    assert!(frozen.unpacked("out.erofs") == expected);
     fs::remove_file(frozen.at("base.erofs")).expect("the image");
-    let said = frozen.ask(&["freeze", "job", "-o", "out"]);
+    let said = frozen.ask(&["freeze", "job", "-o", "out.erofs"]);
     assert!(said.contains("No such file") && said.contains("compressing the whole disk"), "{said}");
-    assert!(frozen.unpacked("out") == expected);
+    assert!(frozen.unpacked("out.erofs") == expected);
 }
 
 #[test]
@@ -325,7 +326,7 @@ fn an_image_above_the_base_has_what_changed() {
         frozen.ask(&["resize", "both", "14000128"]);
         for disk in ["below", "job", "grown", "shrunk", "both"] {
             for more in [&[][..], &["--codec", "deflate"]] {
-                frozen.ask(&["freeze", disk, "--format", "raw", "-o", "e.img"]);
+                frozen.ask(&["freeze", disk, "--force", "-o", "e.img"]);
                 frozen.ask(&[&["freeze", disk, "--backing", "-o", "out.qcow2"], more].concat());
                 frozen.check_qcow2("out.qcow2");
                 let bytes = fs::metadata(frozen.at("out.qcow2")).expect("an image").len();
@@ -344,22 +345,26 @@ fn an_image_above_the_base_has_what_changed() {
 #[test]
 fn what_cannot_be_frozen_is_said() {
     let server = Server::start(&["--export", "name=a,size=1M"]);
-    let out = server.folder().join("out");
     for (args, what) in [
-        (&["freeze", "b", "-o", "out"][..], "no disk named 'b'"),
+        (&["freeze", "b", "-o", "out.erofs"][..], "no disk named 'b'"),
         (&["freeze", "a", "-o", "."], "is a directory"),
         (&["freeze", "a", "--format", "raw", "--codec", "lz4", "-o", "out"], "--codec is for --format erofs and qcow2"),
         (&["freeze", "a", "--cluster", "64K", "-o", "out.qcow2"], "--cluster is for --format erofs"),
         (&["freeze", "a", "--verify", "-o", "out.qcow2"], "--verify is for --format erofs"),
         (&["freeze", "a", "--codec", "zstd,3", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
         (&["freeze", "a", "--codec", "deflate,12", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
-        (&["freeze", "a", "--backing", "-o", "out"], "--backing is for --format qcow2"),
+        (&["freeze", "a", "--backing", "-o", "out.img"], "--backing is for --format qcow2"),
         (&["freeze", "a", "--backing", "-o", "out.qcow2"], "disk 'a' has no base: leave out --backing"),
-        (&["freeze", "a", "--codec", "lz5", "-o", "out"], "unknown codec"),
-        (&["freeze", "a", "--cluster", "5000", "-o", "out"], "multiple of the block"),
+        (&["freeze", "a", "--codec", "lz5", "-o", "out.erofs"], "unknown codec"),
+        (&["freeze", "a", "--cluster", "5000", "-o", "out.erofs"], "multiple of the block"),
+        (&["freeze", "a", "-o", "out"], "or give --format"),
+        (&["freeze", "a", "-o", "-"], "give --format"),
+        (&["freeze", "a", "-o", "out.vmdk"], "qemu-img convert -O vmdk"),
+        (&["freeze", "a", "--format", "raw", "-o", "out.qcow2"], "is named like a qcow2 image"),
     ] {
         let line = run_to_fail(server.ask(args).current_dir(server.folder()));
         assert!(line.contains(what), "{args:?}: {line}");
     }
-    assert!(!out.exists());
+    let names = fs::read_dir(server.folder()).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with("out")));
 }

@@ -66,7 +66,7 @@ pub use options::{BuildOptions, Compression, Fragments, Hint, Indexes};
 pub use overlay::{Change, Overlay};
 pub use place::SourcePath;
 pub use report::{BuildReport, Progress};
-pub use scan_options::ScanOptions;
+pub use scan_options::{ImageFile, ScanOptions};
 pub use sparse::Span;
 pub use tree::{Node, NodeId, NodeKind, Tree};
 pub use warnings::{Warning, WarningKind};

@@ -13,7 +13,7 @@ use super::layer::Layer;
 use super::place::SourcePath;
 use super::prefixes::is_storable;
 use super::reach::reach;
-use super::scan_options::ScanOptions;
+use super::scan_options::{ScanOptions, Verdict};
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
 use crate::error::{Error, Result};
@@ -133,8 +133,18 @@ impl Scanner<'_> {
     ) -> Result<Option<Found>> {
         let name = entry.file_name();
         let told = |error| Error::io(here.join(&name).display().to_string())(error);
-        let reached = reached.join(&name);
+        let (above_reached, reached) = (reached, reached.join(&name));
         let metadata = entry.metadata().map_err(told)?;
+        if let Some(image) = &self.options.image {
+            match image.verdict(above_reached, &name, &metadata).map_err(told)? {
+                Verdict::Take => {}
+                Verdict::Skip => return Ok(None),
+                Verdict::Refuse => {
+                    let what = "it is the output under another name, and an image cannot replace its own source";
+                    return Err(Error::Source { path: here.join(&name), what: what.to_owned() });
+                }
+            }
+        }
         let shared = metadata.nlink() > 1 && !metadata.is_dir();
         let inode = (metadata.dev(), metadata.ino());
         if let Some(node) = self.links.get(&inode).filter(|_| shared) {

@@ -1,5 +1,11 @@
 //! Options for reading a tree's sources.
 
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use super::acl;
 use super::ids::IdMap;
 use super::patterns::applies;
@@ -27,6 +33,69 @@ pub struct ScanOptions {
     /// matches any bytes within a name, `?` one byte. A pattern without a slash matches names at
     /// any depth; one with a leading slash matches names in the root.
     pub excludes: Vec<Vec<u8>>,
+    /// The file of the image itself, which a directory that is scanned may hold.
+    pub image: Option<ImageFile>,
+}
+
+/// A file that a scan recognizes under any of its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFile {
+    /// Device and inode.
+    inode: (u64, u64),
+    /// Device and inode of its directory, and its name there.
+    entry: Option<((u64, u64), OsString)>,
+    /// Whether other names of the file are errors.
+    replaced: bool,
+}
+
+impl ImageFile {
+    /// Describes the image at `path`, or to which a symbolic link there leads: a scan skips this entry, and takes other names of the file
+    /// like those of any other file.
+    ///
+    /// # Errors
+    /// Those of reading the metadata of the file and of its directory.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let path = fs::canonicalize(path)?;
+        let entry = match (path.parent(), path.file_name()) {
+            (Some(parent), Some(name)) => Some((inode_of(&fs::metadata(parent)?), name.to_owned())),
+            _ => None,
+        };
+        Ok(Self { inode: inode_of(&fs::metadata(&path)?), entry, replaced: false })
+    }
+
+    /// As [`ImageFile::at`], for a file that the new image replaces. A scan fails if it finds the
+    /// file under another name, which means that an input would be replaced.
+    ///
+    /// # Errors
+    /// Those of [`ImageFile::at`].
+    pub fn replaced_at(path: &Path) -> io::Result<Self> {
+        Ok(Self { replaced: true, ..Self::at(path)? })
+    }
+
+    /// Returns what to do with an entry of the directory at `directory`.
+    pub(super) fn verdict(&self, directory: &Path, name: &OsString, metadata: &fs::Metadata) -> io::Result<Verdict> {
+        if inode_of(metadata) != self.inode {
+            return Ok(Verdict::Take);
+        }
+        if let Some((place, own)) = &self.entry
+            && own == name
+            && inode_of(&fs::metadata(directory)?) == *place
+        {
+            return Ok(Verdict::Skip);
+        }
+        Ok(if self.replaced { Verdict::Refuse } else { Verdict::Take })
+    }
+}
+
+/// What to do with an entry.
+pub(super) enum Verdict {
+    Take,
+    Skip,
+    Refuse,
+}
+
+fn inode_of(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 impl ScanOptions {

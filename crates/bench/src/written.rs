@@ -1,0 +1,107 @@
+//! Files that this program writes. They replace no input, and only files of the same kind.
+
+use std::{
+    fs::{self, File, Permissions},
+    io::{Read, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+use anyhow::{Context, ensure};
+
+/// What is written.
+#[derive(Clone, Copy)]
+pub(crate) enum Written {
+    Page,
+    Figures,
+    Markdown,
+    Chart,
+    Table,
+}
+
+/// Bytes that are examined of an existing file.
+const FRONT_BYTES: u64 = 1024;
+
+impl Written {
+    /// Returns a description, and texts that such files have at the beginning.
+    fn known(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Page => ("a page of this program", &["<!DOCTYPE html>", "<title>pagefold"]),
+            Self::Figures => ("lines of figures", &["{\"bench\":\""]),
+            Self::Markdown => ("a page of this program", &["# Results\n", "`pagefold-bench "]),
+            Self::Chart => ("a chart of this program", &["<svg ", "role=\"img\">\n<title>"]),
+            Self::Table => ("a table of this program", &["pagefold-bench sizes"]),
+        }
+    }
+
+    /// Checks that a file may be written.
+    ///
+    /// # Errors
+    /// It is one of `inputs`, or an existing file of another kind.
+    pub(crate) fn check(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<()> {
+        let shown = path.display();
+        let Ok(found) = fs::metadata(path) else { return Ok(()) };
+        let id = |found: &fs::Metadata| (found.dev(), found.ino());
+        for input in inputs {
+            let is_input = fs::metadata(input).is_ok_and(|input| id(&input) == id(&found));
+            ensure!(!is_input, "{shown} is read too: an output never replaces an input; write to another file");
+        }
+        ensure!(found.is_file(), "{shown} exists and is not a file: write to another file");
+        let mut front = Vec::new();
+        let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
+        file.take(FRONT_BYTES).read_to_end(&mut front).with_context(|| format!("cannot read {shown}"))?;
+        let (what, texts) = self.known();
+        let front = String::from_utf8_lossy(&front);
+        let is_ours = front.is_empty() || texts.iter().all(|text| front.contains(text));
+        ensure!(is_ours, "{shown} exists and is not {what}: write to another file, or remove it");
+        Ok(())
+    }
+
+    /// Writes a file that was checked. It is replaced as a whole, since a run may end at any time.
+    pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+        let write = || -> anyhow::Result<()> {
+            // A symbolic link stays.
+            let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+            let mut builder = tempfile::Builder::new();
+            let mut file = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
+            file.write_all(text.as_bytes())?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_the_same_kind_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.html");
+        Written::Page.check(&path, &[]).unwrap();
+        let page = "<!DOCTYPE html>\n<html><title>pagefold report</title></html>";
+        for text in ["", page] {
+            fs::write(&path, text).unwrap();
+            Written::Page.check(&path, &[]).unwrap();
+        }
+        let link = folder.path().join("link");
+        fs::hard_link(&path, &link).unwrap();
+        let error = Written::Page.check(&path, &[&link]).unwrap_err().to_string();
+        assert!(error.contains("never replaces an input"), "{error}");
+        for kind in [Written::Figures, Written::Markdown, Written::Chart, Written::Table] {
+            let error = kind.check(&path, &[]).unwrap_err().to_string();
+            assert!(error.contains("report.html exists and is not"), "{error}");
+        }
+        fs::write(&path, "my notes").unwrap();
+        Written::Page.check(&path, &[]).unwrap_err();
+        let soft = folder.path().join("soft");
+        std::os::unix::fs::symlink("report.html", &soft).unwrap();
+        Written::write(&soft, page).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), page);
+        assert!(fs::symlink_metadata(&soft).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+}

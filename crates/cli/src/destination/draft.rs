@@ -1,0 +1,111 @@
+//! Files in which outputs are made.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+
+use anyhow::Context;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use signal_hook::low_level::emulate_default_handler;
+use tempfile::{NamedTempFile, TempPath};
+
+use crate::signals;
+
+/// An output that is not complete.
+pub(crate) enum Draft {
+    /// A file without a name, which disappears when the program ends for any reason.
+    Unnamed(File),
+    /// A named file, where unnamed ones are unsupported. It is removed when this value is dropped
+    /// or when the program is ended by a signal that it can catch.
+    Named(NamedTempFile),
+}
+
+/// Prefix of a draft's name, while it has one.
+pub(super) const PREFIX: &str = ".pagefold-";
+
+impl Draft {
+    /// Creates a file in `folder`, to be given a name there later.
+    pub(super) fn new_in(folder: &Path) -> anyhow::Result<Self> {
+        let unnamed = unnamed_in(folder).with_context(|| format!("making a file in {}", folder.display()))?;
+        unnamed.map_or_else(|| named_in(folder).map(Self::Named), |file| Ok(Self::Unnamed(file)))
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        match self {
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file(),
+        }
+    }
+
+    /// Gives the file the name `path`, if no file has it. Returns whether it did; otherwise, the
+    /// file has a temporary name.
+    pub(super) fn link(self, path: &Path) -> io::Result<Linked> {
+        match self {
+            Self::Unnamed(file) => match link(&file, path) {
+                Ok(()) => Ok(Linked::There),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    let folder = path.parent().unwrap_or(Path::new("/"));
+                    let named = tempfile::Builder::new().prefix(PREFIX).make_in(folder, |path| link(&file, path))?;
+                    Ok(Linked::Apart(named.into_temp_path()))
+                }
+                Err(error) => Err(error),
+            },
+            Self::Named(file) => Ok(Linked::Apart(file.into_temp_path())),
+        }
+    }
+}
+
+/// Where a draft has got a name.
+pub(super) enum Linked {
+    /// Where it was asked for.
+    There,
+    /// Elsewhere in the same directory.
+    Apart(TempPath),
+}
+
+/// Creates a file in `folder` that can be given a name later; returns `None` if the system cannot.
+fn unnamed_in(folder: &Path) -> io::Result<Option<File>> {
+    // The usual mode of new files; the umask applies.
+    let mode = Mode::from_raw_mode(0o666);
+    match rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+        Ok(file) => {
+            let file = File::from(file);
+            Ok(fs::exists(path_of(&file))?.then_some(file))
+        }
+        // These errors would occur for any file.
+        Err(error @ (Errno::ACCESS | Errno::NOENT | Errno::NOTDIR | Errno::ROFS | Errno::NOSPC)) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+fn link(file: &File, path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::linkat(CWD, path_of(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+fn named_in(folder: &Path) -> anyhow::Result<NamedTempFile> {
+    let mut signals = signals::catch().context("cannot catch signals")?;
+    let file = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .with_context(|| format!("making a file in {}", folder.display()))?;
+    let path = file.path().to_owned();
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let _ = fs::remove_file(&path);
+                let _ = emulate_default_handler(signal);
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(file)
+}

@@ -1,0 +1,126 @@
+//! What an existing file holds, which decides whether an output may replace it.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+use anyhow::{Context, bail};
+use pagefold_erofs::ReadAt;
+use rustix::fs::{FlockOperation, flock};
+
+use super::ImageFormat;
+use crate::{image, size};
+
+/// What a command writes. An existing file that holds such data is replaced without `--force`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    Image(ImageFormat),
+    ManualPage,
+    ProcessId,
+}
+
+/// Bytes at either end of a device that are examined. Partition tables, file systems and volume
+/// managers put their magic numbers there.
+const END_BYTES: u64 = 1 << 20;
+
+/// The longest file with a process id: a number and a line feed.
+const PROCESS_ID_BYTES: u64 = 12;
+
+impl Written {
+    fn described(self) -> &'static str {
+        match self {
+            Self::Image(format) => format.described(),
+            Self::ManualPage => "a manual page of pagefold",
+            Self::ProcessId => "an unlocked file with a process ID",
+        }
+    }
+
+    /// Returns whether a file holds what is to be written. Nothing distinguishes a raw disk from
+    /// other data.
+    fn is_in(self, file: &File) -> io::Result<bool> {
+        match self {
+            Self::Image(ImageFormat::Erofs) => has(file, 1024, &0xe0f5_e1e2_u32.to_le_bytes()),
+            Self::Image(ImageFormat::Qcow2) => has(file, 0, b"QFI\xfb"),
+            Self::Image(ImageFormat::Raw) => Ok(false),
+            Self::ManualPage => {
+                let mut front = Vec::new();
+                file.take(4096).read_to_end(&mut front)?;
+                Ok(front.windows(13).any(|part| part == b"\n.TH pagefold"))
+            }
+            Self::ProcessId => {
+                let mut text = String::new();
+                let is_text = file.take(PROCESS_ID_BYTES + 1).read_to_string(&mut text).is_ok();
+                let is_number =
+                    is_text && text.len() as u64 <= PROCESS_ID_BYTES && text.trim_end().parse::<u32>().is_ok();
+                // The lock of a server's directory also holds a process ID.
+                Ok(is_number && flock(file, FlockOperation::NonBlockingLockShared).is_ok())
+            }
+        }
+    }
+
+    /// Returns whether a file may be replaced without `--force`: it is empty, or holds the same kind
+    /// of data.
+    pub(super) fn may_replace(self, file: &File) -> io::Result<bool> {
+        Ok(file.metadata()?.len() == 0 || self.is_in(file)?)
+    }
+
+    /// Returns why a file may not be replaced.
+    pub(super) fn refusal(self, path: &Path, file: &File) -> io::Result<String> {
+        let shown = path.display();
+        Ok(match (found(file)?, self) {
+            (Some(found), _) => format!("{shown} exists and is {found}"),
+            (None, Self::Image(ImageFormat::Raw)) => format!("{shown} exists"),
+            (None, written) => format!("{shown} exists and is not {}", written.described()),
+        })
+    }
+
+    /// Checks that a block device may be overwritten without `--force`: both ends of it are zeros,
+    /// or it holds the same kind of data.
+    ///
+    /// # Errors
+    /// It may not, or it cannot be read.
+    pub(super) fn check_overwritten(self, path: &Path, device: &File, size_bytes: u64) -> anyhow::Result<()> {
+        let shown = || path.display().to_string();
+        let zeros = || -> io::Result<bool> {
+            let len_bytes = END_BYTES.min(size_bytes);
+            let mut bytes = vec![0; len_bytes as usize];
+            for at in [0, size_bytes - len_bytes] {
+                ReadAt::read_exact_at(device, &mut bytes, at)?;
+                if bytes.iter().any(|byte| *byte != 0) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        if self.is_in(device).with_context(shown)? || zeros().with_context(shown)? {
+            return Ok(());
+        }
+        let found = found(device).with_context(shown)?.unwrap_or_else(|| "data".to_owned());
+        bail!(
+            "{}, {}, holds {found}: write to another device, or overwrite it with --force",
+            shown(),
+            size::show(size_bytes)
+        )
+    }
+}
+
+fn has(file: &File, at: u64, magic: &[u8]) -> io::Result<bool> {
+    let mut bytes = vec![0; magic.len()];
+    match ReadAt::read_exact_at(file, &mut bytes, at) {
+        Ok(()) => Ok(bytes == magic),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns a description of the file's format, if it is well-known.
+fn found(file: &File) -> io::Result<Option<String>> {
+    for (at, magic, what) in image::KNOWN {
+        if has(file, at, magic)? {
+            return Ok(Some(what.to_owned()));
+        }
+    }
+    Ok(image::compressor(file)?.map(|program| format!("compressed by {program}")))
+}

@@ -1,0 +1,354 @@
+//! Outputs replace no input, and no file of another kind without `--force`.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use pagefold_testing::{programs, skip_for_good};
+use rustix::process::{Signal, geteuid};
+use tempfile::TempDir;
+
+use crate::server::{Server, make_image, pagefold, run, run_to_fail};
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(TempDir::new().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.path(name).to_str().expect("a plain path").to_owned()
+    }
+
+    fn write(&self, name: &str, content: &[u8]) {
+        fs::create_dir_all(self.path(name).parent().expect("a folder")).expect("a folder");
+        fs::write(self.path(name), content).expect("a file");
+    }
+
+    fn tar(&self, name: &str) -> String {
+        let archive = self.at(&format!("{name}.tar"));
+        run(Command::new("tar").args(["-C", &self.at(name), "-cf", &archive, "."]));
+        archive
+    }
+
+    /// Runs a command that must fail, change no file and leave none. Returns its message.
+    #[track_caller]
+    fn refuses(&self, command: &mut Command) -> String {
+        let before = self.content();
+        let message = run_to_fail(command);
+        assert!(self.content() == before, "{command:?} changed something: {message}");
+        message
+    }
+
+    fn content(&self) -> Vec<(PathBuf, Option<Vec<u8>>)> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.0.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("a folder") {
+                let entry = entry.expect("an entry");
+                let kind = entry.file_type().expect("a kind");
+                let content = kind.is_file().then(|| fs::read(entry.path()).expect("a file"));
+                if kind.is_dir() {
+                    folders.push(entry.path());
+                }
+                found.push((entry.path(), content));
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+fn pack(args: &[&str]) -> Command {
+    let mut command = pagefold();
+    command.arg("pack").args(args);
+    command
+}
+
+#[test]
+fn no_source_is_replaced() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/n.txt", b"precious");
+    folder.write("s/d/more", b"more");
+    let archive = folder.tar("s");
+    folder.write("disk.bin", &[7; 8192]);
+    fs::hard_link(at("s/n.txt"), at("hard")).expect("a link");
+    std::os::unix::fs::symlink("s/n.txt", at("soft")).expect("a link");
+    std::os::unix::fs::symlink("s", at("folder")).expect("a link");
+    run(&mut pack(&[&at("s"), "-o", &at("old.erofs")]));
+    fs::hard_link(at("old.erofs"), at("s/d/image")).expect("a link");
+    for force in [&[][..], &["--force"]] {
+        for (source, output, what) in [
+            ("s", "s/n.txt", "is in the source"),
+            ("s", "soft", "is in the source"),
+            ("s", "folder/d/more", "is in the source"),
+            ("folder", "s/n.txt", "is in the source"),
+            ("s", "s/d/../n.txt", "is in the source"),
+            ("s", "hard", ""),
+            ("s", "old.erofs", "cannot replace its own source"),
+            ("old.erofs", "old.erofs", "an output never replaces an input"),
+            ("old.erofs", "s/d/image", "an output never replaces an input"),
+            ("disk.bin", "disk.bin", "an output never replaces an input"),
+        ] {
+            let message = folder.refuses(pack(&[&at(source), "-o", &at(output)]).args(force));
+            assert!(message.contains(what) && message.contains(&at("")), "{source}, {output}: {message}");
+        }
+        // Endings of other formats are refused before that.
+        fs::copy(&archive, at("archive")).expect("a copy");
+        let message = folder.refuses(pack(&[&at("s"), &at("archive"), "-o", &at("archive")]).args(force));
+        assert!(message.contains("is the source"), "{message}");
+        let message = folder.refuses(pack(&[&archive, "-o", &archive]).args(force));
+        assert!(message.contains("is named like a file of another format"), "{message}");
+        // Standard streams lead to files too.
+        let open = || File::open(at("archive")).expect("an archive");
+        let message = folder.refuses(pack(&["-", "-o", &at("archive")]).args(force).stdin(open()));
+        assert!(message.contains("is standard input"), "{message}");
+        let append = |name: &str| OpenOptions::new().append(true).open(at(name)).expect("a file");
+        for (source, output) in [("s", "s/n.txt"), ("disk.bin", "disk.bin"), ("s", "hard")] {
+            let message = folder.refuses(pack(&[&at(source), "-o", "-"]).args(force).stdout(append(output)));
+            assert!(message.contains(&at(output)) || message.contains("another name"), "{message}");
+        }
+    }
+    // An image that the shell has just made is empty.
+    let out = File::create(at("s/new")).expect("a file");
+    run(pack(&[&at("s"), "-o", "-"]).stdout(out));
+    let list = run(pagefold().args(["ls", &at("s/new")]));
+    assert_eq!(list, "d\nn.txt\n");
+    // A pipe is no place for itself.
+    run(Command::new("mkfifo").arg(at("pipe")));
+    let message = run_to_fail(&mut pack(&[&at("pipe"), "-o", &at("pipe")]));
+    assert!(message.contains("an output never replaces an input"), "{message}");
+    let message = run_to_fail(
+        pagefold()
+            .args(["cat", &(at("old.erofs") + ":n.txt")])
+            .stdout(OpenOptions::new().append(true).open(at("old.erofs")).expect("a file")),
+    );
+    assert!(message.contains("is the image"), "{message}");
+}
+
+#[test]
+fn an_earlier_image_in_a_source_is_left_out() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/n.txt", b"precious");
+    for name in ["s/image.erofs", "s/*?.erofs", "s/d[1]"] {
+        for _ in 0..2 {
+            let mut command = pack(&["-T", "0", ".", "-o", name.strip_prefix("s/").expect("a name")]);
+            run(command.current_dir(at("s")));
+            run(pagefold().args(["check", "-T", "0", "--against", &at("s"), &at(name)]));
+            assert_eq!(run(pagefold().args(["ls", &at(name)])), "n.txt\n");
+        }
+        fs::remove_file(at(name)).expect("an image");
+    }
+    let Some([mount, umount]) = programs("an_earlier_image_in_a_source_is_left_out", ["mount", "umount"]) else {
+        return;
+    };
+    fs::create_dir(at("bound")).expect("a folder");
+    let bound = Command::new(mount).args(["--bind", &at("s"), &at("bound")]).stderr(Stdio::null()).status();
+    if !bound.is_ok_and(|status| status.success()) {
+        return skip_for_good("an_earlier_image_in_a_source_is_left_out (bind mounts)", "mounting needs root");
+    }
+    let message = run_to_fail(&mut pack(&[&at("s"), "-o", &at("bound/n.txt"), "--force"]));
+    for _ in 0..2 {
+        run(&mut pack(&[&at("s"), "-o", &at("bound/image")]));
+    }
+    let list = run(pagefold().args(["ls", &at("s/image")]));
+    run(Command::new(umount).arg(at("bound")));
+    assert!(message.contains("is in the source"), "{message}");
+    assert_eq!(fs::read(at("s/n.txt")).expect("a file"), b"precious");
+    assert_eq!(list, "n.txt\n");
+}
+
+/// A loop device, detached when this value is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(test: &str, file: &str) -> Option<Self> {
+        if !geteuid().is_root() {
+            skip_for_good(test, "loop devices need root");
+            return None;
+        }
+        let [losetup] = programs(test, ["losetup"])?;
+        let made = Command::new(losetup).args(["--find", "--show", "--partscan", file]).output().expect("a start");
+        let device = Self(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+        let is_there = fs::metadata(&device.0).is_ok_and(|found| found.file_type().is_block_device());
+        if !made.status.success() || !is_there {
+            skip_for_good(test, "no loop devices here");
+            return None;
+        }
+        Some(device)
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+    }
+}
+
+#[test]
+fn a_device_over_an_input_is_an_input() {
+    const TEST: &str = "a_device_over_an_input_is_an_input";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/n.txt", b"precious");
+    let mut disk = vec![0; 4 << 20];
+    // A partition table with one partition of 2 MiB at 1 MiB.
+    disk[446..462].copy_from_slice(&[0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0]);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    folder.write("disk", &disk);
+    let Some(device) = Loop::over(TEST, &at("disk")) else { return };
+    let before = fs::read(at("disk")).expect("a disk");
+    let refuses = |source: &str, output: &str| {
+        let message = run_to_fail(&mut pack(&[source, "-o", output, "--force"]));
+        let is_named = message.contains("an output never replaces an input") || message.contains("shares its storage");
+        assert!(is_named, "{source}, {output}: {message}");
+    };
+    refuses(&device.0, &device.0);
+    refuses(&at("disk"), &device.0);
+    refuses(&device.0, &at("disk"));
+    let partition = format!("{}p1", device.0);
+    if fs::exists(&partition).expect("a folder") {
+        for other in [device.0.clone(), at("disk")] {
+            refuses(&partition, &other);
+            refuses(&other, &partition);
+        }
+        run(&mut pack(&[&at("s"), "-o", &partition]));
+    } else {
+        skip_for_good("a_device_over_an_input_is_an_input (a partition)", "no partitions of loop devices here");
+    }
+    assert!(fs::read(at("disk")).expect("a disk")[..1 << 20] == before[..1 << 20]);
+}
+
+#[test]
+fn a_device_gets_a_whole_image_or_keeps_what_it_has() {
+    const TEST: &str = "a_device_gets_a_whole_image_or_keeps_what_it_has";
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/text", &"some text\n".repeat(9000).into_bytes());
+    make_image(&folder.path("base.raw"), 3);
+    File::create(at("disk")).and_then(|disk| disk.set_len(2 << 20)).expect("a disk");
+    let Some(device) = Loop::over(TEST, &at("disk")) else { return };
+    let fails = |command: &mut Command, words: &[&str]| {
+        let message = folder.refuses(command);
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    };
+    let sizes = [&device.0, " has 2.00 MiB, and the output needs ", "nothing was written"];
+    fails(&mut pack(&[&at("base.raw"), "--codec", "none", "-o", &device.0]), &sizes);
+    run(&mut pack(&[&at("s"), "-o", &device.0]));
+    assert!(run(pagefold().args(["check", &device.0])).contains("sound"));
+    // An image may be replaced, but stays if the new one has no room.
+    fails(&mut pack(&[&at("base.raw"), "--codec", "none", "-o", &device.0]), &sizes);
+    run(&mut pack(&[&at("s"), "--codec", "zstd", "-o", &device.0]));
+    run(pagefold().args(["check", "--against", &at("s"), &device.0]));
+
+    let server = Server::start(&[&at("base.raw"), "--export", "name=small,size=1M"]);
+    let needs = [sizes[0], " has 2.00 MiB, and the output needs 3.00 MiB"];
+    fails(&mut server.ask(&["freeze", "base", "--force", "-o", &device.0]), &needs);
+    let holds = [&device.0, "2.00 MiB, holds an EROFS image", "--force"];
+    fails(&mut server.ask(&["freeze", "small", "-o", &device.0]), &holds);
+    fails(&mut server.ask(&["freeze", "small", "--format", "qcow2", "-o", &device.0]), &holds);
+    run(&mut server.ask(&["freeze", "small", "--force", "--format", "qcow2", "-o", &device.0]));
+    assert!(fs::read(&device.0).expect("a disk").starts_with(b"QFI\xfb"));
+    run(&mut server.ask(&["freeze", "small", "--force", "-o", &device.0]));
+    assert!(fs::read(&device.0).expect("a disk")[..1 << 20].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn no_file_of_a_server_is_replaced() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    make_image(&folder.path("base.img"), 1);
+    run(&mut pack(&[&at("base.img"), "-o", &at("packed.erofs")]));
+    fs::hard_link(at("packed.erofs"), at("hard.erofs")).expect("a link");
+    let server = Server::start(&[&at("base.img"), &at("packed.erofs")]);
+    let place = |name: &str| server.folder().join(name).to_str().expect("a plain path").to_owned();
+    run(&mut server.ask(&["fork", "packed", "job"]));
+    for (output, what) in [
+        (at("base.img"), "an output never replaces an input"),
+        (at("packed.erofs"), "is the server's base"),
+        (at("hard.erofs"), "is the server's base"),
+        (place("lock"), "is the server's lock"),
+        (place("nbd.sock"), "is a socket"),
+    ] {
+        let name = Path::new(&output).extension().is_some_and(|extension| extension == "erofs");
+        let format: &[&str] = if name { &[] } else { &["--format", "raw"] };
+        let lock = fs::read(place("lock")).expect("a lock");
+        for disk in ["base", "job"] {
+            let message = folder.refuses(server.ask(&["freeze", disk, "--force", "-o", &output]).args(format));
+            assert!(message.contains(what) && message.contains(&output), "{message}");
+        }
+        if !name {
+            let message = folder.refuses(&mut server.ask(&["diff", "job", "--force", "--to", &output]));
+            assert!(message.contains(what), "{message}");
+        }
+        assert_eq!(fs::read(place("lock")).expect("a lock"), lock);
+    }
+    // The base is still one after its disk was dropped, because another disk reads it.
+    run(&mut server.ask(&["drop", "packed"]));
+    let message = folder.refuses(&mut server.ask(&["freeze", "job", "--force", "-o", &at("packed.erofs")]));
+    assert!(message.contains("is the server's base"), "{message}");
+}
+
+#[test]
+fn other_commands_replace_only_what_they_wrote() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.at(name);
+    folder.write("s/n.txt", b"precious");
+    run(&mut pack(&[&at("s"), "-o", &at("image.erofs")]));
+    // Manual pages.
+    folder.write("man/pagefold-serve.1", b"mine");
+    let message = folder.refuses(pagefold().args(["man", "--to", &at("man")]));
+    assert!(message.contains("pagefold-serve.1 exists and is not a manual page"), "{message}");
+    run(pagefold().args(["man", "--force", "--to", &at("man")]));
+    assert!(fs::read_to_string(at("man/pagefold-serve.1")).is_ok_and(|page| page.contains(".TH pagefold-serve")));
+    run(pagefold().args(["man", "--to", &at("man")]));
+    // Process IDs.
+    let serve = |path: &str| {
+        let mut command = pagefold();
+        command.args(["serve", "--size", "1M", "--pid-file", path, "--dir", &at("dir")]);
+        command
+    };
+    run(Command::new("mkfifo").arg(at("pipe")));
+    for (path, what) in [
+        (at("image.erofs"), "image.erofs exists and is an EROFS image: write to another file, or remove it"),
+        (at("s/n.txt"), "is not an unlocked file with a process ID"),
+        (at("pipe"), "is not a file"),
+    ] {
+        let message = folder.refuses(&mut serve(&path));
+        assert!(message.contains(what), "{message}");
+    }
+    folder.write("pid", b"4194303\n");
+    let server = Server::start(&["--size", "1M", "--pid-file", &at("pid")]);
+    // The lock of a running server, and that of the server itself.
+    let lock = server.folder().join("lock");
+    let message = folder.refuses(&mut serve(lock.to_str().expect("a plain path")));
+    assert!(message.contains("lock exists and is not an unlocked file"), "{message}");
+    folder.write("dir/lock", b"4194303\n");
+    fs::set_permissions(at("dir"), fs::Permissions::from_mode(0o700)).expect("a mode");
+    let message = run_to_fail(&mut serve(&at("dir/lock")));
+    assert!(message.contains("lock exists and is not an unlocked file"), "{message}");
+    assert_eq!(fs::read_dir(at("dir")).expect("a folder").count(), 1);
+    run(&mut server.ask(&["disks"]));
+    assert!(server.end(Signal::TERM).0.success());
+    // Logs.
+    let mounts = |log: &str| {
+        let mut command = pagefold();
+        command.args(["mount", "--log", &at(log), &at("image.erofs"), &at("s")]);
+        command
+    };
+    fs::hard_link(at("image.erofs"), at("log")).expect("a link");
+    for log in ["image.erofs", "log"] {
+        let message = folder.refuses(&mut mounts(log));
+        assert!(message.contains("is the image"), "{message}");
+    }
+}
