@@ -70,7 +70,7 @@ impl Format {
             Kind::Base(found) => Err(OpenError::Doubtful { path: path.into(), found }),
             Kind::Tar | Kind::Compressed(_) | Kind::Foreign => {
                 let found = content.map_or_else(String::new, |content| content.described(path));
-                unfit(format!("{found}; to take its bytes for a raw disk, specify the format {}", Self::Raw))
+                unfit(format!("{found}; --format {} takes its bytes as they are", Self::Raw))
             }
         }
     }

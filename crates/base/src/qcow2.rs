@@ -104,11 +104,14 @@ impl Qcow2 {
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
         // imago allocates as many as the header claims, and reports all other errors in it.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
-            return Err(unfit("the image is damaged: its L1 table is outside the file"));
+            return Err(unfit(&format!(
+                "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
+            )));
         }
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
-        let access = FormatAccess::new(image.map_err(failed)?);
+        let image = image.map_err(|error| unfit(&format!("the qcow2 image is damaged or not supported: {error}")));
+        let access = FormatAccess::new(image?);
         let mut qcow2 = Self { access, file, file_bytes, holes: Holes::new(), tables_bytes: header.tables_bytes() };
         qcow2.holes = qcow2.look().map_err(failed)?;
         Ok(qcow2)
@@ -127,7 +130,8 @@ impl Qcow2 {
             match mapping {
                 Mapping::Zero { .. } => holes.add(at..at + len),
                 Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
-                    let what = format!("the data of disk byte {at} are outside the file");
+                    let end = self.file_bytes;
+                    let what = format!("the data of disk byte {at} are outside the file, which ends at byte {end}");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 _ => {}

@@ -94,13 +94,13 @@ const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of i
 #[rustfmt::skip]
 static SIGNATURES: &[Signature] = &[
     // Files that contain a disk.
-    Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
-        marks: &[Front(|front| is_qcow(front, 2..=u32::MAX))], advice: CONVERT },
     Signature { name: "an EROFS image", kind: Kind::Base(Format::Erofs), extensions: &["erofs"],
         marks: &[At(1024, &0xe0f5_e1e2_u32.to_le_bytes())],
         advice: "'pagefold ls FILE' lists its files, and 'pagefold serve' serves a disk in it" },
     Signature { name: "a qcow image of version 1", kind: Kind::Foreign, extensions: &["qcow"],
-        marks: &[Front(|front| is_qcow(front, 0..=1))], advice: CONVERT },
+        marks: &[At(0, b"QFI\xfb\0\0\0\x01")], advice: CONVERT },
+    Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
+        marks: &[At(0, b"QFI\xfb")], advice: CONVERT },
     Signature { name: "a VMDK disk", kind: Kind::Foreign, extensions: &["vmdk"],
         marks: &[At(0, b"KDMV"), At(0, b"COWD"), At(0, &0xcafe_babe_u64.to_le_bytes()), At(0, b"# Disk DescriptorFile")],
         advice: CONVERT },
@@ -113,7 +113,7 @@ static SIGNATURES: &[Signature] = &[
         advice: "'qemu-img convert -f vpc -O raw FILE STEM.img' makes a raw disk of it" },
     Signature { name: "a QED image", kind: Kind::Foreign, extensions: &["qed"],
         marks: &[At(0, b"QED\0")], advice: CONVERT },
-    Signature { name: "a Parallels disk", kind: Kind::Foreign, extensions: &["hdd", "hds"],
+    Signature { name: "a Parallels disk", kind: Kind::Foreign, extensions: &["parallels", "hdd", "hds"],
         marks: &[At(0, b"WithoutFreeSpace"), At(0, b"WithouFreSpacExt")], advice: CONVERT },
     Signature { name: "a Bochs disk", kind: Kind::Foreign, extensions: &[],
         marks: &[At(0, b"Bochs Virtual HD Image")], advice: CONVERT },
@@ -189,13 +189,13 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(0, b"xar!")], advice: REPACK },
 
     // What raw disks begin with. Other raw disks begin with anything.
-    Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &["ext4"],
+    Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(1080, b"\x53\xef")], advice: "" },
-    Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &["xfs"],
+    Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(0, b"XFSB")], advice: "" },
-    Signature { name: "a btrfs file system", kind: Kind::Disk, extensions: &["btrfs"],
+    Signature { name: "a btrfs file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(0x1_0040, b"_BHRfS_M")], advice: "" },
-    Signature { name: "an ISO 9660 image", kind: Kind::Disk, extensions: &["iso"],
+    Signature { name: "an ISO 9660 image", kind: Kind::Disk, extensions: &[],
         marks: &[At(0x8001, b"CD001")], advice: "" },
     Signature { name: "a disk with a GPT partition table", kind: Kind::Disk, extensions: &[],
         marks: &[At(512, b"EFI PART"), At(4096, b"EFI PART")], advice: "" },
@@ -243,15 +243,9 @@ impl Signature {
     /// Returns the format that a file's name claims; `None` for raw disks and unknown names.
     pub fn of_name(path: &Path) -> Option<&'static Self> {
         let extension = path.extension()?;
-        let is = |known: &&str| match *known {
-            // In lower case, it stands for nothing.
-            "Z" => extension == "Z",
-            known => extension.eq_ignore_ascii_case(known),
-        };
-        SIGNATURES
-            .iter()
-            .filter(|signature| signature.kind != Kind::Disk)
-            .find(|signature| signature.extensions.iter().any(|known| is(&known)))
+        // In lower case, Z stands for nothing.
+        let is = |known: &str| if known == "Z" { extension == "Z" } else { extension.eq_ignore_ascii_case(known) };
+        SIGNATURES.iter().find(|signature| signature.extensions.iter().any(|known| is(known)))
     }
 
     /// Returns the first format of this kind.
@@ -277,7 +271,7 @@ impl Signature {
     /// Returns what is wrong with a file that has the name of such files, but not their content.
     pub fn misnomer(&self) -> String {
         format!(
-            "its name is that of {}, but its content is not: if it is a raw disk, specify the format {}",
+            "its name is that of {}, but its content is not: --format {} takes its bytes as they are",
             self.name,
             Format::Raw
         )
@@ -298,15 +292,18 @@ pub(crate) fn conversion(path: &Path) -> String {
 }
 
 fn advice(template: &str, path: &Path) -> String {
-    // Only a name that a shell takes as it is can be copied out of the message.
+    // Only what a shell takes as it is can be copied out of the message.
     let plain = |name: &&str| {
         !name.is_empty()
             && !name.starts_with('-')
             && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=,".contains(&b))
     };
+    // The command must not write over the file.
     let stem = path.with_extension("");
+    let is_new = stem != path && ["img", "raw", "erofs"].iter().all(|end| stem.with_extension(end) != path);
     match (path.to_str().filter(plain), stem.to_str().filter(plain)) {
-        (Some(file), Some(stem)) => template.replace("FILE", file).replace("STEM", stem),
+        (Some(file), Some(stem)) if is_new => template.replace("FILE", file).replace("STEM", stem),
+        (Some(file), _) => template.replace("FILE", file).replace("STEM", "NEW"),
         _ => template.replace("STEM", "NEW"),
     }
 }
@@ -369,11 +366,6 @@ pub fn skippable_bytes(header: &[u8]) -> Option<u64> {
         [0x50..=0x5f, 0x2a, 0x4d, 0x18, a, b, c, d, ..] => Some(8 + u64::from(u32::from_le_bytes([a, b, c, d]))),
         _ => None,
     }
-}
-
-fn is_qcow(front: &[u8], versions: std::ops::RangeInclusive<u32>) -> bool {
-    let version = front.get(4..8).and_then(|version| version.try_into().ok()).map(u32::from_be_bytes);
-    front.starts_with(b"QFI\xfb") && version.is_some_and(|version| versions.contains(&version))
 }
 
 /// The block size, then the magic number of a block or of the end.
@@ -478,9 +470,7 @@ mod tests {
             assert_eq!(name_of(bytes), Some(name));
         }
         cpio[20] = 1;
-        for bytes in
-            [&cpio[..], b"BZh91AY&SX", b"\x1f\x9d\x68ab", b"\x5d\x01\0\0\x01\xff\xff\xff\0\0\0\0\0\0", b"QFI\xfb"]
-        {
+        for bytes in [&cpio[..], b"BZh91AY&SX", b"\x1f\x9d\x68ab", b"\x5d\x01\0\0\x01\xff\xff\xff\0\0\0\0\0\0"] {
             assert_eq!(name_of(bytes), None, "{bytes:?}");
         }
     }
@@ -511,6 +501,11 @@ mod tests {
         for path in ["a b.vmdk", "-a.vmdk", "a'$(b).vmdk"] {
             let advice = "'qemu-img convert -O raw FILE NEW.img' makes a raw disk of it";
             assert_eq!(vmdk.advice(path.as_ref()), advice);
+        }
+        // The file itself is never written to.
+        for (path, new) in [("a", "NEW.img"), ("a.img", "NEW.img"), ("d/a.raw", "NEW.img"), ("a.b.c", "a.b.img")] {
+            let advice = vmdk.advice(path.as_ref());
+            assert_eq!(advice, format!("'qemu-img convert -O raw {path} {new}' makes a raw disk of it"));
         }
         assert_eq!(Signature::of_name("a.tar.Z".as_ref()).map(Signature::name), Some("data compressed by compress"));
         for name in ["a", "a.z", "a.img", "a.iso", ".gz", "gz"] {

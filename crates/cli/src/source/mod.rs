@@ -172,7 +172,15 @@ impl SourceArgs {
 
     /// Reads the archive in a file.
     fn archive(&self, file: File, name: &Path, options: &ScanOptions) -> anyhow::Result<Source> {
-        let again = || file.try_clone().with_context(|| name.display().to_string());
+        let shown = || name.display().to_string();
+        // Zeros end an archive, and most disks begin with zeros.
+        if begins_with_zeros(&file).with_context(shown)? && !is_zeros(&file).with_context(shown)? {
+            bail!(
+                "{} is not a tar archive: data after leading zeros. Give a disk as a file, not through a pipe",
+                shown()
+            );
+        }
+        let again = || file.try_clone().with_context(shown);
         // Exclusions are for the files of the image, if the archive contains one.
         let all = ScanOptions { excludes: Vec::new(), ..options.clone() };
         let layer = Layer::from_tar(again()?, name, &all);
@@ -191,6 +199,13 @@ impl SourceArgs {
         let kept = spool(decompressed(source).with_context(shown)?, name)?;
         let found = Signature::of(&kept, 0).with_context(shown)?;
         match found.filter(|found| found.kind() != Kind::Tar) {
+            Some(disk) if disk.kind() == Kind::Disk => {
+                bail!(
+                    "{} is not a tar archive, but {}. Give a disk as a file, not through a pipe",
+                    shown(),
+                    disk.name()
+                )
+            }
             Some(other) => bail!("{} is not a tar archive, but {}", shown(), other.described(Path::new("FILE"))),
             None => self.archive(kept, name, options),
         }
@@ -298,6 +313,25 @@ fn of_format(source: &Path, format: Format, output: Option<&Path>, options: &Sca
     ensure!(kind.is_file() || kind.is_block_device(), "{}: not a file or a block device", shown());
     let file = File::open(source).with_context(shown)?;
     Disk::open(DiskFile { file, path: source.to_owned(), is_there: true, metadata }, Some(format))?.into_tree(options)
+}
+
+fn begins_with_zeros(file: &File) -> io::Result<bool> {
+    let mut block = [0; 512];
+    let len = file.read_at(&mut block, 0)?;
+    Ok(block[..len].iter().all(|byte| *byte == 0))
+}
+
+/// Returns whether a file has no other bytes than zeros.
+fn is_zeros(file: &File) -> io::Result<bool> {
+    let mut source = From { file, at: 0 };
+    let mut buf = vec![0; 1 << 18];
+    loop {
+        match source.read(&mut buf)? {
+            0 => return Ok(true),
+            len if buf[..len].iter().any(|byte| *byte != 0) => return Ok(false),
+            _ => {}
+        }
+    }
 }
 
 /// Returns a path without what a compressor added to it.
