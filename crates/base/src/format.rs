@@ -64,7 +64,7 @@ impl Format {
         match content.map_or(Kind::Disk, Signature::kind) {
             Kind::Disk => match name {
                 None => Ok(Self::Raw),
-                Some(named) => unfit(named.misnomer()),
+                Some(named) => unfit(named.misnomer(path)),
             },
             Kind::Base(found) if content == name => Ok(found),
             Kind::Base(found) => Err(OpenError::Doubtful { path: path.into(), found }),

@@ -48,7 +48,7 @@ pub enum Compression {
 pub struct Signature {
     name: &'static str,
     kind: Kind,
-    /// Each of them shows the format.
+    /// Each of them shows the format. Without any, only a name claims it.
     marks: &'static [Mark],
     /// What the names of such files end in, after a dot.
     extensions: &'static [&'static str],
@@ -163,6 +163,8 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "data compressed by an old version of zstd", kind: Kind::Foreign, extensions: &[],
         marks: &[Front(|front| matches!(front, [0x1e | 0x22..=0x27, 0xb5, 0x2f, 0xfd, ..]))],
         advice: DECOMPRESS },
+    Signature { name: "Brotli data", kind: Kind::Foreign, extensions: &["br"],
+        marks: &[], advice: "'brotli -dc FILE > STEM' decompresses it" },
     Signature { name: "framed Snappy data", kind: Kind::Foreign, extensions: &["sz"],
         marks: &[At(0, b"\xff\x06\0\0sNaPpY")], advice: DECOMPRESS },
 
@@ -268,13 +270,16 @@ impl Signature {
         advice(self.advice, path)
     }
 
-    /// Returns what is wrong with a file that has the name of such files, but not their content.
-    pub fn misnomer(&self) -> String {
-        format!(
-            "its name is that of {}, but its content is not: --format {} takes its bytes as they are",
-            self.name,
-            Format::Raw
-        )
+    /// Returns why the file at `path`, which has the name of such files but shows no format, is not
+    /// a raw disk.
+    pub fn misnomer(&self, path: &Path) -> String {
+        let raw = Format::Raw;
+        if self.marks.is_empty() {
+            // Its content cannot be recognized.
+            return format!("{}; --format {raw} takes its bytes as they are", self.described(path));
+        }
+        let name = self.name;
+        format!("its name is that of {name}, but its content is not: --format {raw} takes its bytes as they are")
     }
 
     /// Returns what the file at `path` is, and what makes its content accessible.

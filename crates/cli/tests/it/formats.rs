@@ -279,6 +279,8 @@ fn what_cannot_be_read_is_refused_with_the_command_that_helps() {
         let path = folder.write("compressed.gz", &gzip(&headed(at, magic)));
         assert!(folder.refused(&[&path]).contains(name));
     }
+    let brotli = folder.write("a.tar.br", b"any bytes");
+    assert!(folder.refused(&[&brotli]).contains("Brotli data: 'brotli -dc"));
     let twice = folder.write("a.gz", &gzip(&gzip(b"text")));
     assert!(folder.refused(&[&twice]).contains("compressed twice"));
     // A disk that begins with zeros is not an empty archive.
