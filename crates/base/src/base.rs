@@ -2,20 +2,23 @@
 
 use std::{
     fmt,
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Seek},
+    ops::Range,
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+use pagefold_erofs::ReadAt;
 use rustix::fs::OFlags;
 
 use crate::{
     Cache, Format, OpenError,
     content::Content,
     erofs::ErofsFile,
+    holes::Holes,
     qcow2::Qcow2,
     raw::Raw,
     watched::{Watched, identity},
@@ -68,11 +71,25 @@ impl Base {
         cache: &Cache,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, OpenError> {
-        let failed = |source| OpenError::Io { path: path.into(), source };
-        let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         // Opening a pipe would wait for its writer.
         let flags = OFlags::NONBLOCK.bits() as i32;
-        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        Self::of_file(file.map_err(|source| OpenError::Io { path: path.into(), source })?, path, options, cache, tell)
+    }
+
+    /// As [`open`](Self::open), for an open file that is called `path`.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn of_file(
+        mut file: File,
+        path: &Path,
+        options: &Options,
+        cache: &Cache,
+        tell: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Io { path: path.into(), source };
+        let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         let kind = file.metadata().map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(unfit("not a file or a block device"));
@@ -141,6 +158,34 @@ impl Base {
         self.size_bytes() - self.content.len_bytes()
     }
 
+    /// Returns the ranges of the content that may have bytes other than zero, in order. There are at
+    /// most 65,537: the shortest holes count as data if there are more.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn data(&self) -> Result<Vec<Range<u64>>, Error> {
+        let len_bytes = self.content.len_bytes();
+        let (mut holes, mut at) = (Holes::new(), 0);
+        self.content.extents(0, len_bytes, &mut |extent| {
+            let end = at + extent.len_bytes;
+            if extent.zero {
+                holes.add(at..end);
+            }
+            at = end;
+            true
+        })?;
+        let (mut data, mut at) = (Vec::new(), 0);
+        holes.extents(0..len_bytes, &mut |extent| {
+            let end = at + extent.len_bytes;
+            if !extent.zero {
+                data.push(at..end);
+            }
+            at = end;
+            true
+        });
+        Ok(data)
+    }
+
     /// Returns how many bytes of a range, from its start, are in the content.
     fn stored(&self, offset: u64, len_bytes: u64) -> u64 {
         self.content.len_bytes().saturating_sub(offset).min(len_bytes)
@@ -166,6 +211,20 @@ impl Base {
 impl fmt::Debug for Base {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Base").field("path", &self.path).field("format", &self.format).finish_non_exhaustive()
+    }
+}
+
+/// The content, without the padding to whole sectors.
+impl ReadAt for Base {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.content.len_bytes())
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.stored(offset, buf.len() as u64) < buf.len() as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.read(offset, buf).map_err(io::Error::other)
     }
 }
 

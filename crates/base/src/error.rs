@@ -27,7 +27,7 @@ pub enum OpenError {
     /// The content indicates another format than the name does. The content of a raw disk is chosen
     /// by the guest that writes it, so it is not trusted.
     #[error(
-        "{}: contains {}, but its name does not end in '.{}': specify its format, {} or {}",
+        "{}: contains {}, but its name does not end in '.{}': give --format {} or --format {}",
         path.display(), found.described(), found.name(), found.name(), Format::Raw.name()
     )]
     Doubtful {

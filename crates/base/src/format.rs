@@ -1,8 +1,13 @@
 //! The format of a base's file.
 
-use std::{fmt, fs::File, os::unix::fs::FileExt, path::Path, str::FromStr};
+use std::{fmt, fs::File, io, path::Path, str::FromStr};
 
-use crate::OpenError;
+use pagefold_erofs::ReadAt;
+
+use crate::{
+    OpenError,
+    signature::{Kind, Signature},
+};
 
 /// The format of a base's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,44 +42,36 @@ impl Format {
         }
     }
 
-    /// Returns the offset and value of the format's magic number.
-    fn magic(self) -> Option<(u64, [u8; 4])> {
-        match self {
-            Self::Raw => None,
-            Self::Erofs => Some((1024, 0xe0f5_e1e2_u32.to_le_bytes())),
-            Self::Qcow2 => Some((0, *b"QFI\xfb")),
-        }
+    /// Returns whether `source` has the format's magic number from byte `start` on. A raw disk has
+    /// none.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub fn is_in(self, source: &dyn ReadAt, start: u64) -> io::Result<bool> {
+        Signature::of_kind(Kind::Base(self)).map_or(Ok(false), |signature| signature.is_in(source, start))
     }
 
-    /// Returns the format that a file's content indicates. Anyone who can write the disk can choose
-    /// it.
-    fn of_content(file: &File) -> Self {
-        let says = |format: &Self| {
-            let Some((at, magic)) = format.magic() else { return false };
-            let mut found = [0; 4];
-            file.read_exact_at(&mut found, at).is_ok() && found == magic
-        };
-        Self::ALL.into_iter().find(says).unwrap_or(Self::Raw)
-    }
-
-    /// Returns the format that a file's extension indicates.
-    fn of_name(path: &Path) -> Option<Self> {
-        let extension = path.extension()?;
-        Self::ALL.into_iter().find(|format| extension.eq_ignore_ascii_case(format.name()))
-    }
-
-    /// Returns the format of a file for which none was specified: its content and its name must
-    /// agree. A raw disk needs no particular name.
-    pub(crate) fn of(path: &Path, file: &File) -> Result<Self, OpenError> {
-        let (content, name) = (Self::of_content(file), Self::of_name(path));
-        match (content, name) {
-            (Self::Raw, Some(named)) if named != Self::Raw => {
-                let (named, raw) = (named.described(), Self::Raw.name());
-                let what = format!("named like {named}, but is not one: if it is raw, specify the format {raw}");
-                Err(OpenError::Unfit { path: path.into(), what })
+    /// Returns the format of the file called `path` if none was specified: its content and its name
+    /// must agree. A raw disk needs no particular name.
+    ///
+    /// # Errors
+    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file contains
+    /// something else than a base; [`OpenError::Io`] if it cannot be read.
+    pub fn of(path: &Path, file: &File) -> Result<Self, OpenError> {
+        let unfit = |what| Err(OpenError::Unfit { path: path.into(), what });
+        let content = Signature::of(file, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;
+        let name = Signature::of_name(path);
+        match content.map_or(Kind::Disk, Signature::kind) {
+            Kind::Disk => match name {
+                None => Ok(Self::Raw),
+                Some(named) => unfit(named.misnomer(path)),
+            },
+            Kind::Base(found) if content == name => Ok(found),
+            Kind::Base(found) => Err(OpenError::Doubtful { path: path.into(), found }),
+            Kind::Tar | Kind::Compressed(_) | Kind::Foreign => {
+                let found = content.map_or_else(String::new, |content| content.described(path));
+                unfit(format!("{found}; --format {} takes its bytes as they are", Self::Raw))
             }
-            (content, name) if content == name.unwrap_or(Self::Raw) => Ok(content),
-            (found, _) => Err(OpenError::Doubtful { path: path.into(), found }),
         }
     }
 }

@@ -35,6 +35,7 @@ mod format;
 mod holes;
 mod qcow2;
 mod raw;
+mod signature;
 mod watched;
 
 pub use base::{Base, Options};
@@ -42,4 +43,5 @@ pub use cache::{Cache, Lease};
 pub use erofs::image_file;
 pub use error::OpenError;
 pub use format::Format;
+pub use signature::{Compression, Kind, Signature, is_named_raw, skippable_bytes};
 pub use watched::identity as identity_of;

@@ -1,15 +1,16 @@
 //! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
 //! missing from the file is an error.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{fs::File, io, path::Path};
 
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions, file::File as ImagoFile,
     qcow2::Qcow2 as Image,
 };
 use pagefold_disk::{Error, Extent};
+use pagefold_erofs::ReadAt;
 
-use crate::{OpenError, content::Content, holes::Holes};
+use crate::{OpenError, content::Content, holes::Holes, signature::conversion};
 
 /// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
@@ -42,12 +43,13 @@ struct Header {
 
 impl Header {
     const BYTES: usize = 80;
-    /// The feature bit of an external data file.
-    const DATA_FILE: u64 = 1 << 2;
+    /// Feature bits that do not matter to a reader: the reference counts or other metadata may be
+    /// wrong.
+    const DIRTY_OR_CORRUPT: u64 = 0b11;
 
     fn read(file: &File) -> io::Result<Self> {
         let mut front = [0; Self::BYTES];
-        file.read_exact_at(&mut front, 0)?;
+        ReadAt::read_exact_at(file, &mut front, 0)?;
         let word = |at: usize| u32::from_be_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]]);
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
         let needed = if word(4) >= 3 { long(72) } else { 0 };
@@ -59,6 +61,28 @@ impl Header {
             entries_at: long(40),
             needed,
         })
+    }
+
+    /// Returns why an image with this header cannot be read alone.
+    fn refusal(&self) -> Option<String> {
+        const FEATURES: [(u64, &str); 3] = [
+            (1 << 2, "keeps its data in an external file"),
+            (1 << 3, "is compressed with Zstandard"),
+            (1 << 4, "has extended L2 entries"),
+        ];
+        let features = FEATURES.iter().filter(|(bit, _)| self.needed & bit != 0);
+        let mut found: Vec<_> = features.map(|(_, what)| (*what).to_owned()).collect();
+        let known = FEATURES.iter().fold(Self::DIRTY_OR_CORRUPT, |known, (bit, _)| known | bit);
+        if self.needed & !known != 0 {
+            found.push(format!("needs unknown features ({:#x})", self.needed & !known));
+        }
+        if self.encryption != 0 {
+            found.push("is encrypted".to_owned());
+        }
+        if self.backing_at != 0 {
+            found.push("has a backing file".to_owned());
+        }
+        (!found.is_empty()).then(|| format!("the image {}", found.join(", and ")))
     }
 
     /// Returns the most memory that the tables use once they have been read.
@@ -74,23 +98,20 @@ impl Qcow2 {
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
         let file_bytes = file.metadata().map_err(failed)?.len();
         let header = Header::read(&file).map_err(failed)?;
-        if header.needed & Header::DATA_FILE != 0 {
-            return Err(unfit("the image keeps its data in an external file: merge them with 'qemu-img convert'"));
-        }
-        if header.encryption != 0 {
-            return Err(unfit("the image is encrypted: decrypt it with 'qemu-img convert'"));
-        }
-        if header.backing_at != 0 {
-            return Err(unfit("the image has a backing file: merge them with 'qemu-img convert'"));
+        if let Some(why) = header.refusal() {
+            return Err(unfit(&format!("{why}: {}", conversion(path))));
         }
         let entries_end = header.entries_at.checked_add(u64::from(header.entries) * 8);
         // imago allocates as many as the header claims, and reports all other errors in it.
         if entries_end.is_none_or(|end| end > file_bytes) || header.cluster_bits > 21 {
-            return Err(unfit("the image is damaged: its L1 table is outside the file"));
+            return Err(unfit(&format!(
+                "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
+            )));
         }
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
-        let access = FormatAccess::new(image.map_err(failed)?);
+        let image = image.map_err(|error| unfit(&format!("the qcow2 image is damaged or not supported: {error}")));
+        let access = FormatAccess::new(image?);
         let mut qcow2 = Self { access, file, file_bytes, holes: Holes::new(), tables_bytes: header.tables_bytes() };
         qcow2.holes = qcow2.look().map_err(failed)?;
         Ok(qcow2)
@@ -109,7 +130,8 @@ impl Qcow2 {
             match mapping {
                 Mapping::Zero { .. } => holes.add(at..at + len),
                 Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
-                    let what = format!("the data of disk byte {at} are outside the file");
+                    let end = self.file_bytes;
+                    let what = format!("the data of disk byte {at} are outside the file, which ends at byte {end}");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
                 _ => {}
@@ -154,7 +176,7 @@ impl Qcow2 {
         let had = self.file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
         let (stored, rest) = buf.split_at_mut(had);
         rest.fill(0);
-        self.file.read_exact_at(stored, offset)
+        ReadAt::read_exact_at(&self.file, stored, offset)
     }
 }
 

@@ -1,20 +1,19 @@
 //! Code shared by the subcommands that read images.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
     fs::File,
-    io,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_base::{Format, Kind, Signature};
 use pagefold_control::is_unseen;
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
-use crate::{destination::Inputs, log, size};
+use crate::{destination::Inputs, log, places, size};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,82 +91,35 @@ impl ImageArgs {
         inputs
     }
 
-    /// Opens an image's file. Other files are refused, with an error that names well-known formats.
+    /// Opens an image's file. Other files are refused, with an error that names well-known formats
+    /// and places where an image may be.
     fn open_file(&self, path: &Path) -> anyhow::Result<File> {
-        const SUPERBLOCK: (u64, &[u8]) = (1024, &0xe0f5_e1e2_u32.to_le_bytes());
         let shown = || path.display().to_string();
         let file = File::open(path).with_context(shown)?;
         if file.metadata().with_context(shown)?.is_dir() {
             bail!("{} is a directory, not an image", shown());
         }
-        if self.offset > 0 {
-            let len = file.len_bytes().with_context(shown)?;
-            let offset = self.offset;
+        let len = file.len_bytes().with_context(shown)?;
+        let offset = self.offset;
+        if offset > 0 {
             ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
         }
-        let mut front = [0; 8];
-        let mut has = |at: u64, magic: &[u8]| {
-            let front = &mut front[..magic.len()];
-            let at = self.offset.checked_add(at);
-            at.is_some_and(|at| ReadAt::read_exact_at(&file, front, at).is_ok()) && front == magic
-        };
-        if has(SUPERBLOCK.0, SUPERBLOCK.1) {
+        if Format::Erofs.is_in(&file, offset).with_context(shown)? {
             return Ok(file);
         }
-        let there = if self.offset == 0 { String::new() } else { format!(" at byte {}", self.offset) };
-        if let Some((_, magic, what)) = KNOWN.iter().find(|(at, magic, _)| has(*at, magic)) {
-            let hint = if *magic == USTAR { ": 'pagefold pack' makes an image of it" } else { "" };
-            bail!("{}{there} is not an EROFS image; it is {what}{hint}", shown());
-        }
-        if let Some(program) = compressor_at(&file, self.offset).with_context(shown)? {
-            bail!("{}{there} is not an EROFS image; it is compressed by {program}", shown());
-        }
-        let magic = self.offset.saturating_add(SUPERBLOCK.0);
-        bail!("{}{there} is not an EROFS image: no EROFS magic number at byte {magic}", shown());
+        let there = if offset == 0 { String::new() } else { format!(" at byte {offset}") };
+        let found = Signature::of(&file, offset).with_context(shown)?;
+        let what = match found {
+            Some(found) => format!("it is {}", found.described(path)),
+            None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
+        };
+        let joint = if found.is_some() { ';' } else { ':' };
+        // The content of other files is not that of a disk.
+        let is_disk = found.is_none_or(|found| matches!(found.kind(), Kind::Disk));
+        let places = if is_disk { places::found(&file, offset, len) } else { Vec::new() };
+        let advice = places::advice(&places);
+        bail!("{}{there} is not an EROFS image{joint} {what}{advice}", shown());
     }
-}
-
-const USTAR: &[u8] = b"ustar";
-
-/// Well-known formats that are not compressed: where their magic numbers are, and what they are.
-pub(crate) const KNOWN: [(u64, &[u8], &str); 9] = [
-    (1024, &0xe0f5_e1e2_u32.to_le_bytes(), "an EROFS image"),
-    (0, b"QFI\xfb", "a qcow2 image"),
-    (0, b"hsqs", "a squashfs image"),
-    (1080, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
-    (0, b"XFSB", "an XFS file system"),
-    (0x1_0040, b"_BHRfS_M", "a btrfs file system"),
-    (0x8001, b"CD001", "an ISO 9660 image"),
-    (257, USTAR, "a tar archive"),
-    (0, b"PK\x03\x04", "a zip archive"),
-];
-
-/// Returns the program that compressed a file; it decompresses with `-dc`.
-pub(crate) fn compressor(file: &File) -> io::Result<Option<&'static str>> {
-    compressor_at(file, 0)
-}
-
-/// Like [`compressor`], for data that begin at `offset`.
-fn compressor_at(file: &File, offset: u64) -> io::Result<Option<&'static str>> {
-    let mut front = [0; MAGIC_BYTES];
-    let len = file.read_at(&mut front, offset)?;
-    Ok(compressor_of(&front[..len]))
-}
-
-/// Length of the longest magic number of compressed files.
-pub(crate) const MAGIC_BYTES: usize = 6;
-
-/// Returns the program that compressed data beginning with `front`.
-pub(crate) fn compressor_of(front: &[u8]) -> Option<&'static str> {
-    const MAGIC: [(&[u8], &str); 6] = [
-        (b"\x1f\x8b", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-        (b"\xfd7zXZ\0", "xz"),
-        (b"BZh", "bzip2"),
-        (b"\x04\x22\x4d\x18", "lz4"),
-        (b"LZIP", "lzip"),
-    ];
-    MAGIC.iter().find(|(magic, _)| front.starts_with(magic)).map(|(_, program)| *program)
 }
 
 /// Returns the inode at a path in an image.

@@ -21,6 +21,7 @@ mod mount;
 mod output;
 mod pack;
 mod peer;
+mod places;
 mod progress;
 mod record;
 mod serve;

@@ -20,9 +20,12 @@ use crate::{codec, log, misuse, progress::ProgressLine, size};
 #[command(after_help = "Examples:
   pagefold pack rootfs/ -o rootfs.erofs
   pagefold pack --codec lz4hc,9 --cluster 64K disk.img -o disk.erofs
+  pagefold pack cloud.qcow2 -o cloud.erofs
+  pagefold pack disk.raw.xz -o disk.erofs
   tar -c rootfs | pagefold pack - -o rootfs.erofs
   pagefold pack base.tar.gz app.tar.zst config/ -o rootfs.erofs
   pagefold pack --layer app.tar.zst -o app.erofs
+  docker save app:1 | pagefold pack - -o app.erofs
   pagefold pack rootfs/ -o rootfs.erofs \\
     --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
   pagefold pack rootfs/ -o rootfs.erofs \\
@@ -35,9 +38,10 @@ fragments and dedupe 6.1, deflate 6.6, zstd 6.10.
 Equal input and options give identical images, whatever the number of threads. The environment \
 variable SOURCE_DATE_EPOCH has the effect of --timestamp.")]
 pub(crate) struct Args {
-    /// Directories and tar archives (plain, gzip, zstd or xz; - for standard input), merged in
-    /// order like container layers; or one other file or block device, which becomes the image's
-    /// only file
+    /// Directories, tar archives (- for standard input) and container images (OCI layouts, archives
+    /// of docker save), merged in order like container layers; or one disk (raw, qcow2 or a block
+    /// device) or other file, which becomes the image's only file. Files may be compressed by gzip,
+    /// zstd, xz, bzip2, lz4, lzip or lzma
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
 

@@ -120,6 +120,9 @@ pub(crate) fn problem(place: &[u8], problem: &Problem) -> Record {
     let record = Record::new().bytes("path", &path);
     let record = match &problem.error {
         Error::Corrupt { what, offset } => record.field("offset", *offset).field("what", *what),
+        Error::Truncated { offset, .. } => {
+            record.field("offset", *offset).field("what", "the image ends before this structure")
+        }
         other => record.field("offset", Value::Null).field("what", other.to_string()),
     };
     match &problem.other {

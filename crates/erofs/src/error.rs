@@ -18,6 +18,15 @@ pub enum Error {
         /// 2⁶³.
         offset: u64,
     },
+    /// The image ends before something that it refers to: it was truncated, or the reference is
+    /// wrong.
+    #[error("corrupt image at byte {offset}: the image ends at byte {len_bytes}, before this structure")]
+    Truncated {
+        /// The offset into the image, in bytes, of what is missing.
+        offset: u64,
+        /// The length of the image.
+        len_bytes: u64,
+    },
     /// The image uses a feature that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),

@@ -51,13 +51,21 @@ impl ReadAt for File {
         // thread cancellation.
         match rustix::io::pread(self, &mut *buf, offset) {
             Ok(len) if len == buf.len() => Ok(()),
-            _ => FileExt::read_exact_at(self, buf, offset),
+            _ => FileExt::read_exact_at(self, buf, offset).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => ends_before(offset.saturating_add(buf.len() as u64)),
+                _ => error,
+            }),
         }
     }
 
     fn file(&self) -> Option<&File> {
         Some(self)
     }
+}
+
+/// Returns the error of a file that lacks bytes before `end`.
+fn ends_before(end: u64) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the file ends before byte {end}"))
 }
 
 impl ReadAt for [u8] {

@@ -51,6 +51,65 @@ fn content_and_name_must_agree() {
     assert!(matches!(refused(&raw, &says(Format::Erofs)), OpenError::Erofs { .. }));
 }
 
+/// Contents and names are combined in every way. A file is opened by itself only as what it is, and
+/// as a raw disk only if neither its content nor its name says otherwise.
+#[test]
+fn no_combination_of_content_and_name_is_misread() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let raw = folder.path().join("disk.img");
+    fs::write(&raw, vec![3; 5000]).expect("a file");
+    let image = fs::read(image_of(&raw, &BuildOptions::default())).expect("an image");
+    let headed = |at: usize, magic: &[u8]| {
+        let mut bytes = vec![3; 5000];
+        bytes[at..at + magic.len()].copy_from_slice(magic);
+        bytes
+    };
+    let contents = [
+        (vec![3; 5000], None),
+        (headed(510, b"\x55\xaa"), None),
+        (headed(1080, b"\x53\xef"), None),
+        (image, Some("an EROFS image")),
+        (headed(0, b"QFI\xfb\0\0\0\x02"), Some("a qcow2 image")),
+        (headed(0, b"QFI\xfb\0\0\0\x01"), Some("a qcow image of version 1")),
+        (headed(0, b"KDMV"), Some("a VMDK disk")),
+        (headed(4488, b"conectix"), Some("a VHD disk")),
+        (headed(0, b"LUKS\xba\xbe\0\x02"), Some("a LUKS volume")),
+        (headed(0, b"\x1f\x8b\x08"), Some("gzip data")),
+        (headed(0, b"\x50\x2a\x4d\x18\x04\0\0\0\0\0\0\0\x28\xb5\x2f\xfd"), Some("Zstandard data")),
+        (headed(257, b"ustar"), Some("a tar archive")),
+        (headed(0, b"hsqs"), Some("a squashfs image")),
+    ];
+    let names =
+        ["d", "d.img", "d.raw", "d.iso", "d.txt", "d.erofs", "d.qcow2", "d.QCOW2", "d.vmdk", "d.img.gz", "d.tar"];
+    for (bytes, found) in &contents {
+        for name in names {
+            let path = folder.path().join(name);
+            fs::write(&path, bytes).expect("a file");
+            let opened = Base::open(&path, &Options::default(), &Cache::new(1 << 20), |line| panic!("told: {line}"));
+            let claims = !["d", "d.img", "d.raw", "d.iso", "d.txt"].contains(&name);
+            match (opened, found) {
+                (Ok(base), None) => assert!(base.format() == Format::Raw && !claims, "{name}"),
+                (Ok(base), Some(found)) => {
+                    assert_eq!((base.format(), *found, name), (Format::Erofs, "an EROFS image", "d.erofs"));
+                }
+                (Err(error), None) => assert!(claims && error.to_string().contains("its name is that of"), "{error}"),
+                (Err(error), Some(found)) => {
+                    // A damaged image with the right name.
+                    let is_named = error.to_string().contains(found) || error.to_string().contains("the image ");
+                    assert!(is_named && (*found, name) != ("an EROFS image", "d.erofs"), "{found} {name}: {error}");
+                }
+            }
+            let mut options = Options::default();
+            options.format = Some(Format::Raw);
+            let (base, _) = open(&path, &options);
+            let mut front = [0; 512];
+            base.read(0, &mut front).expect("a read");
+            assert!(front == bytes[..512]);
+            fs::remove_file(&path).expect("a file");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_a_base_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");

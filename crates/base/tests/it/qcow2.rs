@@ -76,8 +76,14 @@ fn an_image_that_cannot_be_read_alone_is_refused() {
     let data = made(&["-o", "data_file=data.raw"]);
     assert!(data.contains("data in an external file"), "{data}");
     let zstd = made(&["-o", "compression_type=zstd"]);
-    assert!(zstd.contains("incompatible feature"), "{zstd}");
+    assert!(zstd.contains("is compressed with Zstandard: 'qemu-img convert -O raw"), "{zstd}");
+    let extended = made(&["-o", "extended_l2=on"]);
+    assert!(extended.contains("has extended L2 entries: 'qemu-img convert"), "{extended}");
     let mut bytes = fs::read(&above).expect("an image");
+    bytes[72..80].copy_from_slice(&(1u64 << 40).to_be_bytes());
+    fs::write(&above, &bytes).expect("an image");
+    let unknown = Base::open(&above, &Options::default(), &Cache::new(1 << 20), |_| ()).expect_err("a feature");
+    assert!(unknown.to_string().contains("needs unknown features (0x10000000000)"), "{unknown}");
     bytes[72..80].fill(0);
     bytes[35] = 1;
     fs::write(&above, bytes).expect("an image");

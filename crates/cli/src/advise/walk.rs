@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{SeekFrom as Sparse, seek};
 
-use crate::source::archive_kind;
+use crate::source::expect_raw;
 
 use super::{
     input::{Files, Input, InputKind, Names, Skipped},
@@ -50,9 +50,7 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
         bail!("{}: {what}; give a directory, a file or a block device, or --pid for a process", shown());
     }
     let mut file = File::open(path).with_context(shown)?;
-    if kind.is_file() && archive_kind(path, &file)?.is_some() {
-        bail!("{} is an archive: extract it and give the directory", shown());
-    }
+    expect_raw(path, &file)?;
     let len = file.seek(SeekFrom::End(0)).with_context(shown)?;
     ensure!(len > 0, "{} is empty", shown());
     let mut stratum = Stratum::default();

@@ -7,11 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use pagefold_base::Signature;
 use pagefold_erofs::ReadAt;
 use rustix::fs::{FlockOperation, flock};
 
 use super::ImageFormat;
-use crate::{image, size};
+use crate::size;
 
 /// What a command writes. An existing file that holds such data is replaced without `--force`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,12 +116,7 @@ fn has(file: &File, at: u64, magic: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Returns a description of the file's format, if it is well-known.
+/// Returns the name of the file's format, if it is well-known.
 fn found(file: &File) -> io::Result<Option<String>> {
-    for (at, magic, what) in image::KNOWN {
-        if has(file, at, magic)? {
-            return Ok(Some(what.to_owned()));
-        }
-    }
-    Ok(image::compressor(file)?.map(|program| format!("compressed by {program}")))
+    Ok(Signature::of(file, 0)?.map(|found| found.name().to_owned()))
 }

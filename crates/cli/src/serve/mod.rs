@@ -92,7 +92,8 @@ syntax of older programs), unixsocket and control (paths of the sockets).
 FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROFS image holds a \
 single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
 file, without its extension. Images are recognized by the endings .erofs and .qcow2; a file whose \
-name and contents disagree is refused unless --format names its format.
+name and contents disagree is refused unless --format names its format. So are files that contain \
+no disk or one that cannot be read, such as compressed ones; --format raw serves their bytes.
 
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
 On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \

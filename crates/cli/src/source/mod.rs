@@ -1,27 +1,33 @@
 //! The sources on the command line from which an image is built, or with which it is compared.
 
+mod container;
 mod decompress;
+mod disk;
+mod lz4;
+mod peek;
+mod spool;
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use pagefold_base::{Format, Kind, Signature, is_named_raw};
 use pagefold_erofs::{
-    CompareReport, Content, Difference, IdMap, IdRange, ImageFile, Layer, Node, NodeKind, ScanOptions, Tree,
-    WarningKind, Whiteouts,
+    CompareReport, Difference, IdMap, IdRange, ImageFile, Layer, ScanOptions, Tree, WarningKind, Whiteouts,
 };
 
+use self::container::Platform;
 use self::decompress::decompressed;
-use crate::image::{compressor, show};
+use self::disk::{Disk, DiskFile};
+use self::spool::spool;
+use crate::image::show;
 use crate::{log, misuse, tell};
 
 /// Name of an archive read from standard input.
 const STANDARD_INPUT: &str = "standard input";
-/// Offset and magic number of POSIX tar archives.
-const USTAR: (u64, &[u8; 5]) = (257, b"ustar");
 
 /// What to take from sources, and how.
 #[derive(clap::Args)]
@@ -61,6 +67,16 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<std::ffi::OsString>,
 
+    /// Take the only source for a disk of this format, whatever its content and name: raw (its bytes
+    /// as they are; of a directory, its files), erofs, qcow2
+    #[arg(long, conflicts_with = "layer")]
+    format: Option<Format>,
+
+    /// Platform of the image to take from a container archive or layout that holds several
+    /// [default: the platform of this machine]
+    #[arg(long, value_name = "OS/ARCHITECTURE[/VARIANT]", value_parser = Platform::parse)]
+    platform: Option<Platform>,
+
     /// Build a layer for overlayfs: keep whiteouts, in the form that overlayfs uses, instead of
     /// applying them to the preceding sources
     #[arg(long)]
@@ -86,18 +102,137 @@ impl SourceArgs {
         if from_input > 1 {
             return Err(misuse(anyhow!("standard input (-) can be used for one source only")));
         }
-        let mut layers = Vec::new();
+        if let Some(format) = self.format {
+            return match sources {
+                [source] if from_input == 0 => of_format(source, format, options),
+                _ => Err(misuse(anyhow!("--format is for a single disk, which has a name"))),
+            };
+        }
+        let (mut layers, mut of_container) = (Vec::new(), false);
         for source in sources {
-            match layer(source, options)? {
-                Some(layer) => layers.push(layer),
-                None if sources.len() == 1 && !self.layer => return of_file(source, options),
-                None => bail!("{} is not a directory or a tar archive", source.display()),
+            match self.open(source, options)? {
+                Source::Layer(layer) => layers.push(layer),
+                Source::Container(all) => {
+                    of_container = true;
+                    layers.extend(all);
+                }
+                Source::Disk(disk) if sources.len() == 1 && !self.layer => return disk.into_tree(options),
+                Source::Disk(_) => bail!("{} is not a directory or a tar archive", source.display()),
             }
+        }
+        if self.platform.is_some() && !of_container {
+            return Err(misuse(anyhow!("--platform is for container images, and no source is one")));
         }
         let whiteouts = if self.layer { Whiteouts::Keep } else { Whiteouts::Apply };
         match layers.len() {
-            1 if !self.layer => layers.remove(0).into_tree().map_err(Into::into),
+            1 if !self.layer && !of_container => layers.remove(0).into_tree().map_err(Into::into),
             _ => Ok(Layer::stack(layers, whiteouts)?),
+        }
+    }
+
+    /// Opens a source. Its content decides what it is; its name must not contradict.
+    fn open(&self, source: &Path, options: &ScanOptions) -> anyhow::Result<Source> {
+        if source == Path::new("-") {
+            return self.sequential(io::stdin().lock(), Path::new(STANDARD_INPUT), options);
+        }
+        let shown = || source.display().to_string();
+        let metadata = fs::metadata(source).with_context(shown)?;
+        let kind = metadata.file_type();
+        if kind.is_dir() {
+            return self.directory(source, options);
+        }
+        if kind.is_char_device() || kind.is_socket() {
+            bail!("{}: not a directory, a file, a pipe or a disk", shown());
+        }
+        let file = File::open(source).with_context(shown)?;
+        if kind.is_fifo() {
+            return self.sequential(file, source, options);
+        }
+        ensure!(source.file_name().is_some(), "{} has no name", shown());
+        let content = Signature::of(&file, 0).with_context(shown)?;
+        match Contents::of(source, content, kind.is_block_device()).with_context(shown)? {
+            Contents::Archive => self.archive(file, source, options),
+            Contents::Disk => {
+                let disk = DiskFile { file, path: source.to_owned(), is_there: true, metadata };
+                Ok(Source::Disk(Disk::open(disk, None)?))
+            }
+            Contents::Compressed => self.unpacked(&file, source, metadata, options),
+        }
+    }
+
+    fn directory(&self, source: &Path, options: &ScanOptions) -> anyhow::Result<Source> {
+        let is_file = |name: &str| source.join(name).is_file();
+        if is_file("oci-layout") && is_file("index.json") {
+            // The options are for the files of the image.
+            let layer = Layer::scan(source, &ScanOptions::default())?;
+            if let Some(layers) = container::layers(layer.tree(), source, self.platform.as_ref(), options)? {
+                return Ok(Source::Container(layers));
+            }
+        }
+        Ok(Source::Layer(Layer::scan(source, options)?))
+    }
+
+    /// Reads the archive in a file.
+    fn archive(&self, file: File, name: &Path, options: &ScanOptions) -> anyhow::Result<Source> {
+        let shown = || name.display().to_string();
+        // Zeros end an archive, and most disks begin with zeros.
+        if begins_with_zeros(&file).with_context(shown)? && !is_zeros(&file).with_context(shown)? {
+            bail!(
+                "{} is not a tar archive: data after leading zeros. Give a disk as a file, not through a pipe",
+                shown()
+            );
+        }
+        let again = || file.try_clone().with_context(shown);
+        // Exclusions are for the files of the image, if the archive contains one.
+        let all = ScanOptions { excludes: Vec::new(), ..options.clone() };
+        let layer = Layer::from_tar(again()?, name, &all);
+        if let Ok(layer) = &layer
+            && let Some(layers) = container::layers(layer.tree(), name, self.platform.as_ref(), options)?
+        {
+            return Ok(Source::Container(layers));
+        }
+        let layer = if options.excludes.is_empty() { layer } else { Layer::from_tar(again()?, name, options) };
+        Ok(Source::Layer(layer?))
+    }
+
+    /// Reads an archive that can only be read sequentially.
+    fn sequential(&self, source: impl Read, name: &Path, options: &ScanOptions) -> anyhow::Result<Source> {
+        let shown = || name.display().to_string();
+        let kept = spool(decompressed(source).with_context(shown)?, name)?;
+        let found = Signature::of(&kept, 0).with_context(shown)?;
+        match found.filter(|found| found.kind() != Kind::Tar) {
+            Some(disk) if disk.kind() == Kind::Disk => {
+                bail!(
+                    "{} is not a tar archive, but {}. Give a disk as a file, not through a pipe",
+                    shown(),
+                    disk.name()
+                )
+            }
+            Some(other) => bail!("{} is not a tar archive, but {}", shown(), other.described(Path::new("FILE"))),
+            None => self.archive(kept, name, options),
+        }
+    }
+
+    /// Reads a compressed archive or disk.
+    fn unpacked(
+        &self,
+        file: &File,
+        source: &Path,
+        metadata: Metadata,
+        options: &ScanOptions,
+    ) -> anyhow::Result<Source> {
+        let shown = || source.display().to_string();
+        let kept = spool(decompressed(From { file, at: 0 }).with_context(shown)?, source)?;
+        let path = without_compression(source);
+        let content = Signature::of(&kept, 0).with_context(shown)?;
+        let inside = || format!("{}, decompressed", shown());
+        match Contents::of(&path, content, false).with_context(inside)? {
+            Contents::Archive => self.archive(kept, source, options),
+            Contents::Disk => {
+                let disk = DiskFile { file: kept, path, is_there: false, metadata };
+                Ok(Source::Disk(Disk::open(disk, None).with_context(inside)?))
+            }
+            Contents::Compressed => bail!("{} is compressed twice: decompress it first", shown()),
         }
     }
 
@@ -121,56 +256,109 @@ impl SourceArgs {
     }
 }
 
-/// Returns the layer of a directory or an archive; `None` for any other file.
-fn layer(source: &Path, options: &ScanOptions) -> anyhow::Result<Option<Layer>> {
-    if source == Path::new("-") {
-        return archive(io::stdin().lock(), Path::new(STANDARD_INPUT), options).map(Some);
-    }
-    let shown = || source.display().to_string();
-    let kind = fs::metadata(source).with_context(shown)?.file_type();
-    if kind.is_dir() {
-        return Ok(Some(Layer::scan(source, options)?));
-    }
-    if kind.is_char_device() || kind.is_socket() {
-        bail!("{}: not a directory, a file, a pipe or a disk", shown());
-    }
-    let file = File::open(source).with_context(shown)?;
-    if kind.is_fifo() {
-        return archive(file, source, options).map(Some);
-    }
-    Ok(match archive_kind(source, &file)? {
-        Some(Packed::Compressed) => Some(archive(file, source, options)?),
-        Some(Packed::Plain) => Some(Layer::from_tar(file, source, options)?),
-        None => None,
-    })
+/// What a source is.
+enum Source {
+    Layer(Layer),
+    /// The layers of a container image, the lowest first.
+    Container(Vec<Layer>),
+    Disk(Disk),
 }
 
-/// How a file contains a tar archive.
-pub(crate) enum Packed {
-    Plain,
+/// How the content of a file is read.
+#[derive(Debug, PartialEq, Eq)]
+enum Contents {
+    Archive,
+    /// A disk, or what is refused as one.
+    Disk,
     Compressed,
 }
 
-/// Returns how a file contains an archive; `None` if it becomes a file of an image.
-pub(crate) fn archive_kind(source: &Path, file: &File) -> anyhow::Result<Option<Packed>> {
-    let shown = || source.display().to_string();
-    let Some(name) = source.file_name() else { bail!("{} has no name", shown()) };
-    let suffix = |suffix: &str| name.as_bytes().ends_with(suffix.as_bytes());
-    let named = suffix(".tar") || suffix("tgz") || name.as_bytes().windows(5).any(|part| part == b".tar.");
-    if compressor(file).with_context(shown)?.is_some() {
-        return Ok((named || holds_an_archive(file)).then_some(Packed::Compressed));
+impl Contents {
+    /// Judges a file by its content and its name. A raw disk's content is chosen by its guest, so
+    /// what is named like a disk is not taken for something else.
+    fn of(path: &Path, content: Option<&'static Signature>, is_device: bool) -> anyhow::Result<Self> {
+        let name = Signature::of_name(path);
+        let found = content.map_or(Kind::Disk, Signature::kind);
+        let contents = match (found, name.map(Signature::kind)) {
+            (Kind::Tar, _) => Self::Archive,
+            (Kind::Compressed(_), _) => Self::Compressed,
+            // The archive may be empty or damaged.
+            (Kind::Disk, Some(Kind::Tar)) if content.is_none() => return Ok(Self::Archive),
+            _ => return Ok(Self::Disk),
+        };
+        let Some(content) = content else { return Ok(contents) };
+        let claim = match name {
+            None if is_device => Some("it is a block device"),
+            None if is_named_raw(path) => Some("its name is that of a raw disk"),
+            Some(name) if matches!(name.kind(), Kind::Base(_) | Kind::Foreign) => {
+                Some("its name is that of another format")
+            }
+            _ => None,
+        };
+        match claim {
+            None => Ok(contents),
+            Some(claim) => bail!(
+                "it contains {}, but {claim}: to pack its bytes as a disk, give --format raw; otherwise, rename it",
+                content.name()
+            ),
+        }
     }
-    let mut magic = [0; USTAR.1.len()];
-    let is_plain = file.read_exact_at(&mut magic, USTAR.0).is_ok_and(|()| &magic == USTAR.1) || suffix(".tar");
-    Ok(is_plain.then_some(Packed::Plain))
 }
 
-/// Returns whether a compressed file is an archive, whatever its name. Layers of containers, for
-/// example, are named by their checksums.
-fn holds_an_archive(file: &File) -> bool {
-    let mut front = vec![0; USTAR.0 as usize + USTAR.1.len()];
-    let read = decompressed(From { file, at: 0 }).and_then(|mut source| source.read_exact(&mut front));
-    read.is_ok() && front.ends_with(USTAR.1)
+/// Returns the source of which the format was specified.
+fn of_format(source: &Path, format: Format, options: &ScanOptions) -> anyhow::Result<Tree> {
+    let shown = || source.display().to_string();
+    let metadata = fs::metadata(source).with_context(shown)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() && format == Format::Raw {
+        return Ok(Layer::scan(source, options)?.into_tree()?);
+    }
+    ensure!(kind.is_file() || kind.is_block_device(), "{}: not a file or a block device", shown());
+    let file = File::open(source).with_context(shown)?;
+    Disk::open(DiskFile { file, path: source.to_owned(), is_there: true, metadata }, Some(format))?.into_tree(options)
+}
+
+fn begins_with_zeros(file: &File) -> io::Result<bool> {
+    let mut block = [0; 512];
+    let len = file.read_at(&mut block, 0)?;
+    Ok(block[..len].iter().all(|byte| *byte == 0))
+}
+
+/// Returns whether a file has no other bytes than zeros.
+fn is_zeros(file: &File) -> io::Result<bool> {
+    let mut source = From { file, at: 0 };
+    let mut buf = vec![0; 1 << 18];
+    loop {
+        match source.read(&mut buf)? {
+            0 => return Ok(true),
+            len if buf[..len].iter().any(|byte| *byte != 0) => return Ok(false),
+            _ => {}
+        }
+    }
+}
+
+/// Returns a path without what a compressor added to it.
+fn without_compression(path: &Path) -> PathBuf {
+    let is_added = Signature::of_name(path).is_some_and(|name| matches!(name.kind(), Kind::Compressed(_)));
+    // Such as .tgz.
+    let is_tar = path.extension().is_some_and(|end| end.as_bytes().starts_with(b"t"));
+    match is_added {
+        true if is_tar => path.with_extension("tar"),
+        true => path.with_extension(""),
+        false => path.to_owned(),
+    }
+}
+
+/// Refuses a file that is not a raw disk, for commands that read nothing else.
+pub(crate) fn expect_raw(path: &Path, file: &File) -> anyhow::Result<()> {
+    let found = Signature::of(file, 0).with_context(|| path.display().to_string())?;
+    match found {
+        Some(found) if found.kind() == Kind::Tar => {
+            bail!("{} is an archive: extract it and give the directory", path.display())
+        }
+        Some(found) if found.kind() != Kind::Disk => bail!("{} is {}", path.display(), found.described(path)),
+        _ => Ok(()),
+    }
 }
 
 /// A file read from an offset, independent of its file position.
@@ -184,55 +372,6 @@ impl Read for From<'_> {
         let len = self.file.read_at(buf, self.at)?;
         self.at += len as u64;
         Ok(len)
-    }
-}
-
-/// Reads an archive that can only be read sequentially. Keeps its content in a temporary file,
-/// decompressed if necessary.
-fn archive(source: impl Read, name: &Path, options: &ScanOptions) -> anyhow::Result<Layer> {
-    let folder = std::env::temp_dir();
-    let keeping = || format!("keeping {} in {} (TMPDIR chooses another place)", name.display(), folder.display());
-    let mut kept = tempfile::tempfile_in(&folder).with_context(keeping)?;
-    let shown = || name.display().to_string();
-    let mut source = decompressed(source).with_context(shown)?;
-    let mut buf = vec![0; 1 << 18];
-    loop {
-        match source.read(&mut buf) {
-            Ok(0) => break,
-            Ok(len) => kept.write_all(&buf[..len]).with_context(keeping)?,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("{} is damaged or truncated", name.display()));
-            }
-        }
-    }
-    Ok(Layer::from_tar(kept, name, options)?)
-}
-
-/// Returns the tree of a single file or block device.
-fn of_file(source: &Path, options: &ScanOptions) -> anyhow::Result<Tree> {
-    let shown = || source.display().to_string();
-    let mut file = File::open(source).with_context(shown)?;
-    let metadata = file.metadata().with_context(shown)?;
-    let size = file.seek(SeekFrom::End(0)).with_context(shown)?;
-    let name = source.file_name().with_context(|| format!("{} has no name", shown()))?;
-    let mut tree = Tree::new(node_of(&metadata, options, NodeKind::Fifo, 0o755));
-    let content = Content::Path(source.into());
-    let permissions = (metadata.mode() & 0o777) as u16;
-    let node = node_of(&metadata, options, NodeKind::Regular { content, size }, permissions);
-    tree.add(tree.root(), name.as_bytes(), node)?;
-    Ok(tree)
-}
-
-fn node_of(metadata: &Metadata, options: &ScanOptions, kind: NodeKind, permissions: u16) -> Node {
-    Node {
-        kind,
-        permissions,
-        uid: options.uid.unwrap_or_else(|| options.uid_map.apply(metadata.uid())),
-        gid: options.gid.unwrap_or_else(|| options.gid_map.apply(metadata.gid())),
-        mtime_s: options.mtime_s.unwrap_or(metadata.mtime()),
-        mtime_nsec: if options.mtime_s.is_some() { 0 } else { metadata.mtime_nsec() as u32 },
-        xattrs: Vec::new(),
     }
 }
 

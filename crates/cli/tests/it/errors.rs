@@ -100,7 +100,9 @@ fn what_is_no_image_is_called_by_its_name() {
         (0, &b"hsqs"[..], "squashfs"),
         (1080, b"\x53\xef", "ext4"),
         (257, b"ustar", "pagefold pack"),
-        (0, b"\x1f\x8b", "gzip"),
+        (0, b"\x1f\x8b\x08", "gzip -dc"),
+        (0, b"KDMV", "qemu-img convert -O raw"),
+        (0, b"\x3a\xff\x26\xed", "simg2img"),
         (0, b"PK\x03\x04", "zip"),
         (0, b"some text", "no EROFS magic number"),
     ] {

@@ -51,6 +51,19 @@ impl Content {
         Ok(Found::Bytes)
     }
 
+    /// Fills `buf` with the content from `offset` on. Meant for small files: it copies.
+    ///
+    /// # Errors
+    /// The source cannot be read, or ends before.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        match self.read(offset, buf.len(), &mut bytes)? {
+            Found::Bytes => buf.copy_from_slice(&bytes[..buf.len()]),
+            Found::Zeros => buf.fill(0),
+        }
+        Ok(())
+    }
+
     pub(crate) fn name(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.to_path_buf(),

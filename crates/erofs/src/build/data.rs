@@ -270,7 +270,7 @@ impl Writer<'_> {
             |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
                 let mut chunks = |part: &Part| {
                     // Copied extents keep their starts.
-                    let is_copied = matches!(part.source.content, Content::Overlay(_));
+                    let is_copied = matches!(&part.source.content, Content::Overlay(overlay) if overlay.base.is_some());
                     if is_copied || part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }

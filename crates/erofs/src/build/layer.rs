@@ -91,6 +91,11 @@ impl Layer {
         Self { tree, undescribed: HashSet::new(), pending: HashMap::new(), marks: HashMap::new() }
     }
 
+    /// Returns the tree. It may still have whiteouts, and placeholders for files of layers below.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
     /// Records a new node's mark, then applies the options to the node.
     pub(super) fn take_in(&mut self, id: NodeId, options: &ScanOptions) {
         let node = self.tree.node_mut(id);

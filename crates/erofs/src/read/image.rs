@@ -222,7 +222,8 @@ impl Image {
         match offset.checked_add(len) {
             Some(end) if end <= self.shared.len_bytes => Ok(()),
             Some(end) if offset >= IN_BOX && end <= self.end_around(offset) => Ok(()),
-            _ => Error::corrupt("image ends before this structure", offset),
+            _ if offset >= IN_BOX => Error::corrupt("metadata box ends before this structure", offset),
+            _ => Err(Error::Truncated { offset, len_bytes: self.shared.len_bytes }),
         }
     }
 

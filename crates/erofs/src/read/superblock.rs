@@ -58,9 +58,10 @@ pub struct Superblock {
 impl Superblock {
     pub(crate) fn read(source: &dyn ReadAt, image_len: u64) -> Result<Self> {
         let corrupt = |what| Error::corrupt(what, SUPER_OFFSET);
+        let truncated = || Err(Error::Truncated { offset: SUPER_OFFSET, len_bytes: image_len });
         let mut bytes = [0; SuperBlock::SIZE];
         if image_len < SUPER_OFFSET + SuperBlock::SIZE as u64 {
-            return corrupt("image ends before its superblock");
+            return truncated();
         }
         source.read_exact_at(&mut bytes, SUPER_OFFSET).map_err(Error::io("reading the superblock"))?;
         let raw = SuperBlock::decode(&bytes);
@@ -79,7 +80,7 @@ impl Superblock {
         if raw.feature_compat & compat::SB_CHKSUM != 0 {
             let mut covered = vec![0; checksummed_len(block as usize)];
             if image_len < SUPER_OFFSET + covered.len() as u64 {
-                return corrupt("image ends before its first block");
+                return truncated();
             }
             source.read_exact_at(&mut covered, SUPER_OFFSET).map_err(Error::io("reading the superblock"))?;
             covered[4..8].fill(0);

@@ -1,0 +1,521 @@
+//! The one table of magic numbers: which format a file's content shows, and which its name claims.
+//!
+//! A raw disk has no magic number, and its guest chooses its first and last bytes. The content of a
+//! file is therefore believed only as far as its name does not contradict it.
+
+use std::{ffi::OsStr, io, path::Path};
+
+use pagefold_erofs::ReadAt;
+
+use crate::Format;
+
+/// What a format is for this program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The bytes of a raw disk: a partition table or a file system.
+    Disk,
+    /// A file that contains a disk that can be read.
+    Base(Format),
+    /// A tar archive.
+    Tar,
+    /// Compressed data that can be decompressed.
+    Compressed(Compression),
+    /// A format that cannot be read here.
+    Foreign,
+}
+
+/// The formats of compressed data that can be decompressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878, also after skippable frames.
+    Zstd,
+    /// The container of LZMA2.
+    Xz,
+    /// Burrows and Wheeler's transform.
+    Bzip2,
+    /// Frames of LZ4, also legacy ones and after skippable frames.
+    Lz4,
+    /// LZMA with the header of lzma-utils.
+    Lzma,
+    /// The other container of LZMA.
+    Lzip,
+}
+
+/// A format: how it is recognized, and what to do with it. Two are equal if they have one name.
+#[derive(Debug)]
+pub struct Signature {
+    name: &'static str,
+    kind: Kind,
+    /// Each of them shows the format. Without any, only a name claims it.
+    marks: &'static [Mark],
+    /// What the names of such files end in, after a dot.
+    extensions: &'static [&'static str],
+    /// What makes the content accessible. `FILE` and `STEM` stand for the file.
+    advice: &'static str,
+}
+
+impl PartialEq for Signature {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Signature {}
+
+/// A sign of a format.
+#[derive(Debug)]
+enum Mark {
+    /// These bytes at this offset.
+    At(u64, &'static [u8]),
+    /// These bytes at the start of the last sector.
+    InLastSector(&'static [u8]),
+    /// A test of the first [`FRONT_BYTES`], or fewer if there are no more.
+    Front(fn(&[u8]) -> bool),
+}
+
+use Mark::{At, Front, InLastSector};
+
+/// Bytes that [`Mark::Front`] is given.
+const FRONT_BYTES: usize = 4 << 10;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// The most skippable frames in front of compressed data that are skipped to find its format.
+const MOST_SKIPPED: usize = 1 << 10;
+
+const CONVERT: &str = "'qemu-img convert -O raw FILE STEM.img' makes a raw disk of it";
+const DECOMPRESS: &str = "decompress it first";
+const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs its members";
+const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of it";
+
+/// All formats, those first whose marks are more specific.
+#[rustfmt::skip]
+static SIGNATURES: &[Signature] = &[
+    // Files that contain a disk.
+    Signature { name: "an EROFS image", kind: Kind::Base(Format::Erofs), extensions: &["erofs"],
+        marks: &[At(1024, &0xe0f5_e1e2_u32.to_le_bytes())],
+        advice: "'pagefold ls FILE' lists its files, and 'pagefold serve' serves a disk in it" },
+    Signature { name: "a qcow image of version 1", kind: Kind::Foreign, extensions: &["qcow"],
+        marks: &[At(0, b"QFI\xfb\0\0\0\x01")], advice: CONVERT },
+    Signature { name: "a qcow2 image", kind: Kind::Base(Format::Qcow2), extensions: &["qcow2"],
+        marks: &[At(0, b"QFI\xfb")], advice: CONVERT },
+    Signature { name: "a VMDK disk", kind: Kind::Foreign, extensions: &["vmdk"],
+        marks: &[At(0, b"KDMV"), At(0, b"COWD"), At(0, &0xcafe_babe_u64.to_le_bytes()), At(0, b"# Disk DescriptorFile")],
+        advice: CONVERT },
+    Signature { name: "a VirtualBox disk (VDI)", kind: Kind::Foreign, extensions: &["vdi"],
+        marks: &[At(64, &0xbeda_107f_u32.to_le_bytes())], advice: CONVERT },
+    Signature { name: "a VHDX disk", kind: Kind::Foreign, extensions: &["vhdx"],
+        marks: &[At(0, b"vhdxfile")], advice: CONVERT },
+    Signature { name: "a VHD disk", kind: Kind::Foreign, extensions: &["vhd", "vpc"],
+        marks: &[At(0, b"conectix"), InLastSector(b"conectix")],
+        advice: "'qemu-img convert -f vpc -O raw FILE STEM.img' makes a raw disk of it" },
+    Signature { name: "a QED image", kind: Kind::Foreign, extensions: &["qed"],
+        marks: &[At(0, b"QED\0")], advice: CONVERT },
+    Signature { name: "a Parallels disk", kind: Kind::Foreign, extensions: &["parallels", "hdd", "hds"],
+        marks: &[At(0, b"WithoutFreeSpace"), At(0, b"WithouFreSpacExt")], advice: CONVERT },
+    Signature { name: "a Bochs disk", kind: Kind::Foreign, extensions: &[],
+        marks: &[At(0, b"Bochs Virtual HD Image")], advice: CONVERT },
+    Signature { name: "an Apple disk image", kind: Kind::Foreign, extensions: &["dmg"],
+        marks: &[InLastSector(b"koly")], advice: CONVERT },
+    Signature { name: "an Android sparse image", kind: Kind::Foreign, extensions: &["simg"],
+        marks: &[At(0, &0xed26_ff3a_u32.to_le_bytes())],
+        advice: "'simg2img FILE STEM.raw' makes a raw image of it" },
+    Signature { name: "a LUKS volume, which is encrypted", kind: Kind::Foreign, extensions: &["luks"],
+        marks: &[At(0, b"LUKS\xba\xbe\0\x01"), At(0, b"LUKS\xba\xbe\0\x02")],
+        advice: "'cryptsetup open FILE NAME' decrypts it as /dev/mapper/NAME" },
+    Signature { name: "a Proxmox backup (VMA)", kind: Kind::Foreign, extensions: &["vma"],
+        marks: &[At(0, b"VMA\0")], advice: "'vma extract FILE DIRECTORY' extracts its disks" },
+    Signature { name: "a Windows image (WIM)", kind: Kind::Foreign, extensions: &["wim", "esd"],
+        marks: &[At(0, b"MSWIM\0\0\0")], advice: "'wimapply FILE DIRECTORY' extracts it" },
+
+    // File systems that are read as archives are.
+    Signature { name: "a squashfs image", kind: Kind::Foreign, extensions: &["squashfs", "sqfs", "sqsh", "snap"],
+        marks: &[At(0, b"hsqs"), At(0, b"sqsh")], advice: "'unsquashfs -d DIRECTORY FILE' extracts it" },
+    Signature { name: "a cramfs image", kind: Kind::Foreign, extensions: &["cramfs"],
+        marks: &[At(16, b"Compressed ROMFS")], advice: "'fsck.cramfs --extract=DIRECTORY FILE' extracts it" },
+    Signature { name: "a romfs image", kind: Kind::Foreign, extensions: &["romfs"],
+        marks: &[At(0, b"-rom1fs-")], advice: "'mount -t romfs -o loop FILE DIRECTORY' mounts it" },
+
+    // Compressed data.
+    Signature { name: "gzip data", kind: Kind::Compressed(Compression::Gzip), extensions: &["gz", "tgz"],
+        marks: &[At(0, b"\x1f\x8b\x08")], advice: "'gzip -dc FILE > STEM' decompresses it" },
+    Signature { name: "Zstandard data", kind: Kind::Compressed(Compression::Zstd), extensions: &["zst", "zstd", "tzst"],
+        marks: &[At(0, b"\x28\xb5\x2f\xfd")], advice: "'zstd -dc FILE > STEM' decompresses it" },
+    Signature { name: "xz data", kind: Kind::Compressed(Compression::Xz), extensions: &["xz", "txz"],
+        marks: &[At(0, b"\xfd7zXZ\0")], advice: "'xz -dc FILE > STEM' decompresses it" },
+    Signature { name: "bzip2 data", kind: Kind::Compressed(Compression::Bzip2), extensions: &["bz2", "tbz", "tbz2"],
+        marks: &[Front(is_bzip2)], advice: "'bzip2 -dc FILE > STEM' decompresses it" },
+    Signature { name: "LZ4 data", kind: Kind::Compressed(Compression::Lz4), extensions: &["lz4", "tlz4"],
+        marks: &[At(0, b"\x04\x22\x4d\x18"), At(0, b"\x02\x21\x4c\x18")],
+        advice: "'lz4 -dc FILE > STEM' decompresses it" },
+    Signature { name: "lzip data", kind: Kind::Compressed(Compression::Lzip), extensions: &["lz", "tlz"],
+        marks: &[At(0, b"LZIP\x01"), At(0, b"LZIP\0")], advice: "'lzip -dc FILE > STEM' decompresses it" },
+    Signature { name: "LZMA data", kind: Kind::Compressed(Compression::Lzma), extensions: &["lzma"],
+        marks: &[Front(is_lzma)], advice: "'xz --format=lzma -dc FILE > STEM' decompresses it" },
+    Signature { name: "data compressed by lzop", kind: Kind::Foreign, extensions: &["lzo", "tzo"],
+        marks: &[At(0, b"\x89LZO\0\r\n\x1a\n")], advice: "'lzop -dc FILE > STEM' decompresses it" },
+    Signature { name: "data compressed by lrzip", kind: Kind::Foreign, extensions: &["lrz"],
+        marks: &[At(0, b"LRZI")], advice: "'lrzip -d FILE' decompresses it" },
+    Signature { name: "data compressed by compress", kind: Kind::Foreign, extensions: &["Z", "taz"],
+        marks: &[Front(is_compress)], advice: "'gzip -dc FILE > STEM' decompresses it" },
+    Signature { name: "data compressed by an old version of zstd", kind: Kind::Foreign, extensions: &[],
+        marks: &[Front(|front| matches!(front, [0x1e | 0x22..=0x27, 0xb5, 0x2f, 0xfd, ..]))],
+        advice: DECOMPRESS },
+    Signature { name: "Brotli data", kind: Kind::Foreign, extensions: &["br"],
+        marks: &[], advice: "'brotli -dc FILE > STEM' decompresses it" },
+    Signature { name: "framed Snappy data", kind: Kind::Foreign, extensions: &["sz"],
+        marks: &[At(0, b"\xff\x06\0\0sNaPpY")], advice: DECOMPRESS },
+
+    // Archives.
+    Signature { name: "a tar archive", kind: Kind::Tar, extensions: &["tar", "ova"],
+        marks: &[At(257, b"ustar"), Front(is_tar)], advice: PACK },
+    Signature { name: "a zip archive", kind: Kind::Foreign, extensions: &["zip", "jar", "apk"],
+        marks: &[At(0, b"PK\x03\x04"), At(0, b"PK\x05\x06"), At(0, b"PK\x07\x08PK")], advice: REPACK },
+    Signature { name: "a cpio archive", kind: Kind::Foreign, extensions: &["cpio"],
+        marks: &[At(0, b"070701"), At(0, b"070702"), At(0, b"070707"), Front(is_old_cpio)], advice: REPACK },
+    Signature { name: "a Debian package", kind: Kind::Foreign, extensions: &["deb", "udeb"],
+        marks: &[At(0, b"!<arch>\ndebian-binary")],
+        advice: "'dpkg-deb --fsys-tarfile FILE | pagefold pack - -o STEM.erofs' packs its files" },
+    Signature { name: "an ar archive", kind: Kind::Foreign, extensions: &["a", "ar"],
+        marks: &[At(0, b"!<arch>\n"), At(0, b"!<thin>\n")], advice: REPACK },
+    Signature { name: "an RPM package", kind: Kind::Foreign, extensions: &["rpm"],
+        marks: &[At(0, b"\xed\xab\xee\xdb")],
+        advice: "'rpm2cpio FILE | bsdtar -cf - @- | pagefold pack - -o STEM.erofs' packs its files" },
+    Signature { name: "a 7z archive", kind: Kind::Foreign, extensions: &["7z"],
+        marks: &[At(0, b"7z\xbc\xaf\x27\x1c")], advice: REPACK },
+    Signature { name: "a RAR archive", kind: Kind::Foreign, extensions: &["rar"],
+        marks: &[At(0, b"Rar!\x1a\x07")], advice: REPACK },
+    Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
+        marks: &[At(0, b"xar!")], advice: REPACK },
+
+    // What raw disks begin with. Other raw disks begin with anything.
+    Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
+        marks: &[At(1080, b"\x53\xef")], advice: "" },
+    Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &[],
+        marks: &[At(0, b"XFSB")], advice: "" },
+    Signature { name: "a btrfs file system", kind: Kind::Disk, extensions: &[],
+        marks: &[At(0x1_0040, b"_BHRfS_M")], advice: "" },
+    Signature { name: "an ISO 9660 image", kind: Kind::Disk, extensions: &[],
+        marks: &[At(0x8001, b"CD001")], advice: "" },
+    Signature { name: "a disk with a GPT partition table", kind: Kind::Disk, extensions: &[],
+        marks: &[At(512, b"EFI PART"), At(4096, b"EFI PART")], advice: "" },
+    Signature { name: "a disk with a boot sector", kind: Kind::Disk, extensions: &[],
+        marks: &[At(510, b"\x55\xaa")], advice: "" },
+];
+
+/// What the names of raw disks end in.
+const RAW_EXTENSIONS: [&str; 4] = ["raw", "img", "dd", "iso"];
+
+impl Signature {
+    /// Returns the format that the content of `source` shows from byte `start` on. The writer of
+    /// the content chooses it.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    pub fn of(source: &dyn ReadAt, start: u64) -> io::Result<Option<&'static Self>> {
+        let source = Source::new(source, start)?;
+        if let Some(mut at) = skippable_bytes(&source.front) {
+            for _ in 0..MOST_SKIPPED {
+                let Some(len) = skippable_bytes(&source.bytes(at, 8)?) else { break };
+                at = at.saturating_add(len);
+            }
+            let magic = source.bytes(at, 4)?;
+            let found = SIGNATURES.iter().find(|signature| {
+                matches!(signature.kind, Kind::Compressed(Compression::Lz4 | Compression::Zstd))
+                    && signature.marks.iter().any(|mark| matches!(mark, At(0, bytes) if magic == *bytes))
+            });
+            // The decoder refuses what is neither.
+            return Ok(found.or_else(|| Self::of_kind(Kind::Compressed(Compression::Zstd))));
+        }
+        for signature in SIGNATURES {
+            if source.has_any(signature.marks)? {
+                return Ok(Some(signature));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether the content of `source` shows this format from byte `start` on.
+    pub(crate) fn is_in(&self, source: &dyn ReadAt, start: u64) -> io::Result<bool> {
+        Source::new(source, start)?.has_any(self.marks)
+    }
+
+    /// Returns the format that a file's name claims; `None` for raw disks and unknown names.
+    pub fn of_name(path: &Path) -> Option<&'static Self> {
+        let extension = path.extension()?;
+        // In lower case, Z stands for nothing.
+        let is = |known: &str| if known == "Z" { extension == "Z" } else { extension.eq_ignore_ascii_case(known) };
+        SIGNATURES.iter().find(|signature| signature.extensions.iter().any(|known| is(known)))
+    }
+
+    /// Returns the first format of this kind.
+    pub(crate) fn of_kind(kind: Kind) -> Option<&'static Self> {
+        SIGNATURES.iter().find(|signature| signature.kind == kind)
+    }
+
+    /// Returns what a file of the format is, with an article.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns what the format is for this program.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns what makes the content of the file at `path` accessible, with the command.
+    pub fn advice(&self, path: &Path) -> String {
+        advice(self.advice, path)
+    }
+
+    /// Returns why the file at `path`, which has the name of such files but shows no format, is not
+    /// a raw disk.
+    pub fn misnomer(&self, path: &Path) -> String {
+        let raw = Format::Raw;
+        if self.marks.is_empty() {
+            // Its content cannot be recognized.
+            return format!("{}; --format {raw} takes its bytes as they are", self.described(path));
+        }
+        let name = self.name;
+        format!("its name is that of {name}, but its content is not: --format {raw} takes its bytes as they are")
+    }
+
+    /// Returns what the file at `path` is, and what makes its content accessible.
+    pub fn described(&self, path: &Path) -> String {
+        match self.advice {
+            "" => self.name.to_owned(),
+            _ => format!("{}: {}", self.name, self.advice(path)),
+        }
+    }
+}
+
+/// Returns the command that makes a raw disk of a file in any format that QEMU reads.
+pub(crate) fn conversion(path: &Path) -> String {
+    advice(CONVERT, path)
+}
+
+fn advice(template: &str, path: &Path) -> String {
+    // Only what a shell takes as it is can be copied out of the message.
+    let plain = |name: &&str| {
+        !name.is_empty()
+            && !name.starts_with('-')
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-+=,".contains(&b))
+    };
+    // The command must not write over the file.
+    let stem = path.with_extension("");
+    let is_new = stem != path && ["img", "raw", "erofs"].iter().all(|end| stem.with_extension(end) != path);
+    match (path.to_str().filter(plain), stem.to_str().filter(plain)) {
+        (Some(file), Some(stem)) if is_new => template.replace("FILE", file).replace("STEM", stem),
+        (Some(file), _) => template.replace("FILE", file).replace("STEM", "NEW"),
+        _ => template.replace("STEM", "NEW"),
+    }
+}
+
+/// Returns whether a file's name says that it is a raw disk.
+pub fn is_named_raw(path: &Path) -> bool {
+    let is = |extension: &OsStr| RAW_EXTENSIONS.iter().any(|raw| extension.eq_ignore_ascii_case(raw));
+    path.extension().is_some_and(is)
+}
+
+/// Bytes from a start on.
+struct Source<'a> {
+    source: &'a dyn ReadAt,
+    start: u64,
+    len_bytes: u64,
+    /// At most [`FRONT_BYTES`].
+    front: Vec<u8>,
+}
+
+impl<'a> Source<'a> {
+    fn new(source: &'a dyn ReadAt, start: u64) -> io::Result<Self> {
+        let len_bytes = source.len_bytes()?.saturating_sub(start);
+        let mut front = vec![0; len_bytes.min(FRONT_BYTES as u64) as usize];
+        source.read_exact_at(&mut front, start)?;
+        Ok(Self { source, start, len_bytes, front })
+    }
+
+    /// Returns `len` bytes at `at`; none if the source ends before.
+    fn bytes(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        let Some(end) = at.checked_add(len as u64).filter(|end| *end <= self.len_bytes) else { return Ok(Vec::new()) };
+        if let Some(bytes) = self.front.get(at as usize..end as usize) {
+            return Ok(bytes.to_vec());
+        }
+        let mut bytes = vec![0; len];
+        self.source.read_exact_at(&mut bytes, self.start + at)?;
+        Ok(bytes)
+    }
+
+    fn has_any(&self, marks: &[Mark]) -> io::Result<bool> {
+        for mark in marks {
+            let has = match mark {
+                At(at, bytes) => self.bytes(*at, bytes.len())? == *bytes,
+                InLastSector(bytes) => match self.len_bytes.checked_sub(SECTOR_BYTES) {
+                    Some(at) => self.bytes(at, bytes.len())? == *bytes,
+                    None => false,
+                },
+                Front(test) => test(&self.front),
+            };
+            if has {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Returns the length of the skippable frame that begins with these 8 bytes, of Zstandard or LZ4.
+pub fn skippable_bytes(header: &[u8]) -> Option<u64> {
+    match *header {
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, a, b, c, d, ..] => Some(8 + u64::from(u32::from_le_bytes([a, b, c, d]))),
+        _ => None,
+    }
+}
+
+/// The block size, then the magic number of a block or of the end.
+fn is_bzip2(front: &[u8]) -> bool {
+    matches!(front, [b'B', b'Z', b'h', b'1'..=b'9', magic @ ..]
+        if magic.starts_with(b"\x31\x41\x59\x26\x53\x59") || magic.starts_with(b"\x17\x72\x45\x38\x50\x90"))
+}
+
+/// There is no magic number: the usual properties, a size of the dictionary that encoders choose
+/// (2ⁿ or 2ⁿ + 2ⁿ⁻¹), a plausible length, and the first byte of the range coder, which is 0.
+fn is_lzma(front: &[u8]) -> bool {
+    let Some(header) = front.first_chunk::<14>() else { return false };
+    let dictionary = u32::from_le_bytes([header[1], header[2], header[3], header[4]]);
+    let lowest = dictionary & dictionary.wrapping_neg();
+    let usual = dictionary >= 4096 && [lowest, lowest.saturating_mul(3)].contains(&dictionary);
+    let len = u64::from_le_bytes([5, 6, 7, 8, 9, 10, 11, 12].map(|at| header[at]));
+    header[0] == 0x5d && (usual || dictionary == u32::MAX) && (len == u64::MAX || len < 1 << 48) && header[13] == 0
+}
+
+/// Two bytes of magic number, then flags of which two bits are unused, and 9 to 16 bits a code. The
+/// first code is a literal, so its ninth bit is 0.
+fn is_compress(front: &[u8]) -> bool {
+    matches!(front, [0x1f, 0x9d, flags, _, second, ..] if flags & 0x60 == 0 && (9..=16).contains(&(flags & 0x1f)) && second & 1 == 0)
+}
+
+/// Words of 16 bits in either order. The name's length includes its end, which is zero.
+fn is_old_cpio(front: &[u8]) -> bool {
+    let Some(header) = front.first_chunk::<26>() else { return false };
+    let word: fn([u8; 2]) -> u16 = match (header[0], header[1]) {
+        (0xc7, 0x71) => u16::from_le_bytes,
+        (0x71, 0xc7) => u16::from_be_bytes,
+        _ => return false,
+    };
+    let word = |at: usize| word([header[at], header[at + 1]]);
+    let (mode, name_bytes) = (word(6), usize::from(word(20)));
+    let kind = matches!(mode >> 12, 1 | 2 | 4 | 6 | 8 | 10 | 12) || mode == 0;
+    kind && (1..=4000).contains(&name_bytes) && front.get(26 + name_bytes - 1) == Some(&0)
+}
+
+/// An archive from before POSIX has no magic number, but a sum of its first header, over signed or
+/// unsigned bytes.
+fn is_tar(front: &[u8]) -> bool {
+    let Some(header) = front.first_chunk::<512>() else { return false };
+    let (sum_at, spaces) = (148..156, 8 * u32::from(b' '));
+    let digits = header[sum_at.clone()].trim_ascii_start();
+    let digits = &digits[..digits.iter().take_while(|digit| (b'0'..=b'7').contains(digit)).count()];
+    let Some(sum) = str::from_utf8(digits).ok().and_then(|digits| u32::from_str_radix(digits, 8).ok()) else {
+        return false;
+    };
+    let rest = || header.iter().enumerate().filter(|(at, _)| !sum_at.contains(at)).map(|(_, byte)| *byte);
+    let unsigned = rest().map(u32::from).sum::<u32>() + spaces;
+    let signed = rest().map(|byte| i32::from(byte as i8)).sum::<i32>() + spaces as i32;
+    header[0] != 0 && (sum == unsigned || i64::from(sum) == i64::from(signed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name_of(bytes: &[u8]) -> Option<&'static str> {
+        Signature::of(&bytes.to_vec(), 0).expect("memory").map(Signature::name)
+    }
+
+    #[test]
+    fn each_magic_number_is_recognized_at_any_offset() {
+        for signature in SIGNATURES {
+            for mark in signature.marks {
+                let mut bytes = vec![0; 1 << 17];
+                let len = bytes.len();
+                let (at, magic) = match mark {
+                    At(at, magic) => (*at as usize, *magic),
+                    InLastSector(magic) => (len - 512, *magic),
+                    Front(_) => continue,
+                };
+                bytes[at..at + magic.len()].copy_from_slice(magic);
+                let found = Signature::of(&bytes, 0).expect("memory").expect("a format");
+                assert_eq!(found.name, signature.name);
+                let shifted = [vec![7; 1000], bytes.clone()].concat();
+                assert_eq!(Signature::of(&shifted, 1000).expect("memory"), Some(signature));
+                // Without its last byte, it is not there.
+                assert_ne!(name_of(&bytes[..at + magic.len() - 1]), Some(signature.name), "{mark:?}");
+            }
+        }
+        assert_eq!((name_of(b""), name_of(&[0; 70_000]), name_of(b"text")), (None, None, None));
+    }
+
+    #[test]
+    fn formats_without_a_magic_number_are_recognized_by_their_headers() {
+        let lzma = b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff\0";
+        let compress = b"\x1f\x9d\x90ab\x02";
+        let mut cpio = *b"\xc7\x71\0\0\0\0\xa4\x81\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0a\0";
+        for (bytes, name) in [
+            (&lzma[..], "LZMA data"),
+            (compress, "data compressed by compress"),
+            (&cpio, "a cpio archive"),
+            (b"QFI\xfb\0\0\0\x03", "a qcow2 image"),
+            (b"QFI\xfb\0\0\0\x01", "a qcow image of version 1"),
+            (b"BZh91AY&SY", "bzip2 data"),
+            (b"# Disk DescriptorFile\nversion=1\n", "a VMDK disk"),
+            (b"\x25\xb5\x2f\xfd", "data compressed by an old version of zstd"),
+        ] {
+            assert_eq!(name_of(bytes), Some(name));
+        }
+        cpio[20] = 1;
+        for bytes in [&cpio[..], b"BZh91AY&SX", b"\x1f\x9d\x68ab", b"\x5d\x01\0\0\x01\xff\xff\xff\0\0\0\0\0\0"] {
+            assert_eq!(name_of(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn compressed_data_are_recognized_after_skippable_frames() {
+        let skip = |len: u32| [&b"\x5c\x2a\x4d\x18"[..], &len.to_le_bytes(), &vec![1; len as usize]].concat();
+        for (magic, name) in [
+            (&b"\x28\xb5\x2f\xfd"[..], "Zstandard data"),
+            (b"\x04\x22\x4d\x18", "LZ4 data"),
+            (b"\x02\x21\x4c\x18", "LZ4 data"),
+            // The decoder refuses what is neither.
+            (b"plain", "Zstandard data"),
+            (b"", "Zstandard data"),
+        ] {
+            assert_eq!(name_of(&[skip(4), skip(100_000), skip(0), magic.to_vec()].concat()), Some(name));
+        }
+        assert_eq!(name_of(&skip(u32::MAX / 1000)[..1000]), Some("Zstandard data"));
+    }
+
+    #[test]
+    fn a_name_can_be_copied_from_the_advice_if_a_shell_takes_it() {
+        let vmdk = Signature::of_name("a.VMDK".as_ref()).expect("a name");
+        assert_eq!(
+            vmdk.advice("d/a.vmdk".as_ref()),
+            "'qemu-img convert -O raw d/a.vmdk d/a.img' makes a raw disk of it"
+        );
+        for path in ["a b.vmdk", "-a.vmdk", "a'$(b).vmdk"] {
+            let advice = "'qemu-img convert -O raw FILE NEW.img' makes a raw disk of it";
+            assert_eq!(vmdk.advice(path.as_ref()), advice);
+        }
+        // The file itself is never written to.
+        for (path, new) in [("a", "NEW.img"), ("a.img", "NEW.img"), ("d/a.raw", "NEW.img"), ("a.b.c", "a.b.img")] {
+            let advice = vmdk.advice(path.as_ref());
+            assert_eq!(advice, format!("'qemu-img convert -O raw {path} {new}' makes a raw disk of it"));
+        }
+        assert_eq!(Signature::of_name("a.tar.Z".as_ref()).map(Signature::name), Some("data compressed by compress"));
+        for name in ["a", "a.z", "a.img", "a.iso", ".gz", "gz"] {
+            assert_eq!(Signature::of_name(name.as_ref()), None, "{name}");
+        }
+        assert!(is_named_raw("a.IMG".as_ref()) && !is_named_raw("img".as_ref()));
+    }
+}
