@@ -83,6 +83,18 @@ impl Facts {
         self.nlink = self.nlink.min(1);
     }
 
+    /// Excludes permissions, owner and time from the comparison.
+    pub(crate) fn forget_metadata(&mut self) {
+        self.mode &= 0o170_000;
+        (self.owner, self.mtime) = ((0, 0), (0, 0));
+    }
+
+    /// Excludes the number of links from the comparison.
+    pub(crate) fn forget_links(&mut self, path: &Path) {
+        self.same_as = path.to_owned();
+        self.nlink = 0;
+    }
+
     /// Excludes POSIX ACLs from the comparison.
     pub(crate) fn forget_acls(&mut self) {
         self.xattrs.retain(|name, _| !name.starts_with(b"system.posix_acl_"));
