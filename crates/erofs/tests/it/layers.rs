@@ -269,6 +269,10 @@ pub(crate) struct Entry {
 
 pub(crate) type Model = BTreeMap<String, Entry>;
 
+pub(crate) fn is_directory(model: &Model, path: &str) -> bool {
+    model.get(path).is_some_and(|entry| entry.directory)
+}
+
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(at, _)| &path[..at])
 }

@@ -11,7 +11,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use rustix::fs::XattrFlags;
 
-use crate::layers::{Model, Op, Overlay, apply, built, directory, file, layer, member, ops};
+use crate::layers::{Model, Op, Overlay, apply, built, directory, file, is_directory, layer, member, ops};
 use crate::tools::{Mount, Small, assert_same, skip, tree_of_directory, tree_of_image};
 
 /// Returns the paths of whiteouts, and those of them that are in an opaque directory or below one.
@@ -91,7 +91,7 @@ fn images_of_generated_layers_are_what_overlayfs_reads() {
             // that no layer below has.
             let is_possible = |path: &str, op: &Op| match op {
                 Op::Link(_) => false,
-                Op::Whiteout => path.rsplit_once('/').is_none_or(|(folder, _)| model.contains_key(folder)),
+                Op::Whiteout => path.rsplit_once('/').is_none_or(|(folder, _)| is_directory(&model, folder)),
                 _ => true,
             };
             let ops: Vec<_> = ops.iter().filter(|(path, op)| is_possible(path, op)).cloned().collect();

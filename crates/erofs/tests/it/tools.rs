@@ -52,6 +52,10 @@ impl Facts {
         self.mode & 0o170_000 == 0o100_000
     }
 
+    pub(crate) fn is_directory(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+
     pub(crate) fn into_content(self) -> Vec<u8> {
         self.content
     }
