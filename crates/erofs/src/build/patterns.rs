@@ -1,5 +1,7 @@
 //! Path patterns.
 
+use super::work::step;
+
 /// Returns whether `pattern` applies to `path`. Without a slash, it matches a name at any depth;
 /// otherwise, it matches a path below the root, with an optional leading `./`. A trailing slash is
 /// ignored.
@@ -19,6 +21,7 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
     // time.
     let mut star = None;
     while t < text.len() {
+        step();
         match pattern.get(p) {
             Some(b'*') => {
                 star = Some((p + 1, t));

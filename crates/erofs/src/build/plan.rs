@@ -9,13 +9,10 @@ use super::indexes::IndexStyle;
 use super::options::{BuildOptions, Fragments, Indexes};
 use super::prefixes::Prefixes;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
+use super::xattrs::{encode_xattrs, share_xattrs};
 use crate::error::{Error, Result};
-use crate::format::{
-    InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, Xattr, XattrEntry, XattrHeader, align,
-};
+use crate::format::{InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, align};
 
-/// The number of nodes with an xattr from which on it is shared.
-const SHARED_BY: usize = 2;
 /// The maximum device numbers: 12 and 20 bits.
 const MAX_MAJOR: u32 = (1 << 12) - 1;
 const MAX_MINOR: u32 = (1 << 20) - 1;
@@ -161,70 +158,4 @@ fn most_frequent_time(tree: &Tree, visits: &[Visit]) -> (i64, u32) {
         .iter()
         .max_by_key(|((s, nsec), count)| (**count, std::cmp::Reverse((*s, *nsec))))
         .map_or((0, 0), |(time, _)| *time)
-}
-
-/// Encodes the xattrs that several nodes have, in order. The id of each is its offset in units of 4
-/// bytes.
-fn share_xattrs<'a>(tree: &'a Tree, visits: &[Visit], prefixes: &Prefixes) -> (Vec<u8>, HashMap<&'a Xattr, u32>) {
-    let mut counts: BTreeMap<&Xattr, usize> = BTreeMap::new();
-    for visit in visits {
-        for xattr in &tree.node(visit.id).xattrs {
-            *counts.entry(xattr).or_default() += 1;
-        }
-    }
-    let mut bytes = Vec::new();
-    let mut ids = HashMap::new();
-    for (xattr, count) in counts {
-        if count >= SHARED_BY
-            && let Some(entry) = encode_xattr(xattr, prefixes)
-        {
-            ids.insert(xattr, (bytes.len() / 4) as u32);
-            bytes.extend_from_slice(&entry);
-        }
-    }
-    (bytes, ids)
-}
-
-/// Encodes an entry, padded to 4 bytes; `None` if the format cannot represent it.
-fn encode_xattr(xattr: &Xattr, prefixes: &Prefixes) -> Option<Vec<u8>> {
-    let (index, suffix) = prefixes.split(&xattr.name)?;
-    let entry = XattrEntry {
-        e_name_len: u8::try_from(suffix.len()).ok()?,
-        e_name_index: index,
-        e_value_size: u16::try_from(xattr.value.len()).ok()?,
-    };
-    let mut bytes = [&entry.encode()[..], suffix, &xattr.value].concat();
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    Some(bytes)
-}
-
-fn encode_xattrs(
-    xattrs: &[Xattr],
-    ids: &HashMap<&Xattr, u32>,
-    prefixes: &Prefixes,
-) -> std::result::Result<Vec<u8>, String> {
-    if xattrs.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut shared = Vec::new();
-    let mut inline = Vec::new();
-    for xattr in xattrs {
-        match ids.get(xattr) {
-            Some(id) if shared.len() < 4 * usize::from(u8::MAX) => shared.extend_from_slice(&id.to_le_bytes()),
-            _ => {
-                let entry = encode_xattr(xattr, prefixes).ok_or_else(|| {
-                    let name = String::from_utf8_lossy(&xattr.name);
-                    format!("its xattr {name} has a name or value that EROFS cannot store")
-                })?;
-                inline.extend_from_slice(&entry);
-            }
-        }
-    }
-    let header =
-        XattrHeader { h_name_filter: 0, h_shared_count: (shared.len() / 4) as u8, h_reserved: [0; 7] }.encode();
-    let bytes = [&header[..], &shared, &inline].concat();
-    if (bytes.len() - XattrHeader::SIZE) / 4 >= usize::from(u16::MAX) {
-        return Err("it has more than 256 KiB of xattrs".to_owned());
-    }
-    Ok(bytes)
 }

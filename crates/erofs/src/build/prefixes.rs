@@ -5,13 +5,12 @@
 //! 4-byte units, and data may be longer than that. If there are fragments, it is at the start of
 //! the packed inode, which is then the only place where every Linux since 6.4 looks for it.
 
+use super::xattrs::NAME_BYTES;
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, Xattr};
 
 /// The number of prefixes that a 7-bit index can address.
 const MOST: usize = 128;
-/// The maximum length of an xattr name.
-const XATTR_NAME_BYTES: usize = 255;
 
 /// The long prefixes of an image.
 pub(crate) struct Prefixes {
@@ -28,7 +27,7 @@ fn predefined(name: &[u8]) -> Option<(u8, &[u8])> {
 pub(crate) fn check(wanted: &[Vec<u8>]) -> Result<()> {
     for prefix in wanted {
         let longer = predefined(prefix).is_some_and(|(_, rest)| !rest.is_empty());
-        if !longer || prefix.starts_with(b"system.") || prefix.len() > XATTR_NAME_BYTES || prefix.contains(&0) {
+        if !longer || prefix.starts_with(b"system.") || prefix.len() > NAME_BYTES || prefix.contains(&0) {
             let shown = String::from_utf8_lossy(prefix);
             return Err(Error::Options(format!(
                 "the xattr prefix '{shown}' must be longer than user., trusted., security. or lustre. and begin with it, as \
@@ -93,11 +92,6 @@ impl Prefixes {
         }
         table
     }
-}
-
-/// Returns whether EROFS has a prefix for an xattr of this name.
-pub(super) fn is_storable(name: &[u8]) -> bool {
-    XATTR_PREFIXES.iter().any(|(_, prefix)| name.starts_with(prefix))
 }
 
 #[cfg(test)]

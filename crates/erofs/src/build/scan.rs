@@ -11,11 +11,11 @@ use std::path::Path;
 use super::content::Content;
 use super::layer::Layer;
 use super::place::SourcePath;
-use super::prefixes::is_storable;
 use super::reach::reach;
 use super::scan_options::{ScanOptions, Verdict};
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
+use super::xattrs::unstorable;
 use crate::error::{Error, Result};
 use crate::format::Xattr;
 
@@ -211,11 +211,11 @@ impl Scanner<'_> {
             if name.is_empty() {
                 continue;
             }
-            if !is_storable(name) {
+            if let Some(kind) = unstorable(name) {
                 if !self.options.no_xattrs {
                     let path = path.to_path_buf();
                     let example = || format!("{} of {}", String::from_utf8_lossy(name), path.display());
-                    self.warnings.add(WarningKind::XattrName, example);
+                    self.warnings.add(kind, example);
                 }
                 continue;
             }

@@ -5,7 +5,7 @@
 //! PAX 0.0        alternating records GNU.sparse.offset and .numbytes
 //! PAX 0.1        one record GNU.sparse.map: comma-separated numbers
 //! PAX 1.0        before the content, in whole blocks: the number of entries, then offset and length
-//!                of each, one number per line
+//!                of each, one number per line; lines that begin with # are comments
 //! ```
 
 use std::collections::BTreeMap;
@@ -19,6 +19,8 @@ use super::holes::Found;
 
 /// The block size of an archive.
 const BLOCK: u64 = 512;
+/// The maximum length of a line of a map, with its newline.
+const MAX_LINE_BYTES: u64 = 512;
 /// The maximum size of a map in bytes.
 const MAX_MAP_BYTES: u64 = 64 << 20;
 
@@ -201,12 +203,15 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     fn next(&mut self) -> Result<u64, &'static str> {
-        self.line.clear();
-        let digits = |line: &[u8]| line.strip_suffix(b"\n").and_then(number);
-        // The longest number and its newline.
-        let read = self.source.by_ref().take(21).read_until(b'\n', &mut self.line).map_err(|_| UNREADABLE)?;
-        self.len += read as u64;
-        digits(&self.line).ok_or(UNREADABLE)
+        loop {
+            self.line.clear();
+            let read = self.source.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut self.line);
+            self.len += read.map_err(|_| UNREADABLE)? as u64;
+            let line = self.line.strip_suffix(b"\n").ok_or(UNREADABLE)?;
+            if !line.starts_with(b"#") {
+                return number(line).ok_or(UNREADABLE);
+            }
+        }
     }
 }
 

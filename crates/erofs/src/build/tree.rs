@@ -182,6 +182,11 @@ impl Tree {
         &mut self.nodes[id.0]
     }
 
+    /// Returns all nodes from number `first` on, for modification. Their kinds must not change.
+    pub(crate) fn nodes_mut(&mut self, first: usize) -> impl Iterator<Item = &mut Node> {
+        self.nodes.iter_mut().skip(first)
+    }
+
     /// Adds a node under `name` in a directory. Returns its id. Replaces any node with that name.
     ///
     /// # Errors
@@ -243,6 +248,7 @@ impl Tree {
     pub(crate) fn at_source(&self, id: NodeId, path: &Path) -> PathBuf {
         let is_root = path.as_os_str().is_empty();
         match &self.sources[self.source_of(id)] {
+            Origin::None if is_root => PathBuf::from("/"),
             Origin::None => path.to_owned(),
             Origin::Directory(root) if is_root => root.clone(),
             Origin::Directory(root) => root.join(path),

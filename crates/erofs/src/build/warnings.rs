@@ -15,6 +15,9 @@ pub enum WarningKind {
     Unreadable,
     /// Extended attributes were skipped because their names have none of EROFS's prefixes.
     XattrName,
+    /// Extended attributes were skipped because no file in Linux can have their names: these are
+    /// longer than 255 bytes, contain NUL or end with the prefix.
+    ImpossibleXattrName,
     /// NFSv4 ACLs were skipped.
     Nfs4Acl,
     /// POSIX ACLs were skipped because they name users or groups without an id that this system
@@ -51,6 +54,10 @@ impl fmt::Display for Warning {
             WarningKind::XattrName => (
                 "extended attribute skipped because EROFS has no prefix for its name",
                 "extended attributes skipped because EROFS has no prefix for their names",
+            ),
+            WarningKind::ImpossibleXattrName => (
+                "extended attribute skipped because no file in Linux can have its name",
+                "extended attributes skipped because no file in Linux can have their names",
             ),
             WarningKind::Nfs4Acl => (
                 "NFSv4 ACL skipped because EROFS supports only POSIX ACLs",

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use pagefold_erofs::{BuildOptions, IdMap, IdRange, Image, Layer, NodeKind, ScanOptions, Tree, WarningKind, build};
 
@@ -136,12 +136,15 @@ fn what_an_image_cannot_hold_is_refused_by_name() {
         bytes
     };
     for (members, expected) in [
-        (member(&[("SCHILY.xattr.user.x", &long)], "d/file", b""), "the.tar: d/file: its xattr user.x has a name"),
+        (
+            member(&[("SCHILY.xattr.user.x", &long)], "d/file", b""),
+            "the.tar: d/file: the value of its xattr user.x has 65536 bytes; EROFS stores at most 65535",
+        ),
         (member(&many, "d/file", b""), "the.tar: d/file: it has more than 256 KiB of xattrs"),
         (bad_header, "the.tar: pax: the PAX header cannot be read"),
         (device("4096", "0"), "the.tar: d/device: the device number 4096:0 is beyond EROFS's 4095:1048575"),
         (device("1", "1048576"), "the.tar: d/device: the device number 1:1048576 is beyond"),
-        (device("1", "x"), "the.tar: d/device: its device number cannot be read"),
+        (device("1", "x"), "the.tar: d/device: its minor device number, 'x' in its PAX header, is not a number from 0"),
         (old_member(b'0', ".", "", 0, b""), "the.tar: .: it is not a directory: the root of an image must be one"),
         (old_member(b'2', "./", "x", 0, b""), "the.tar: ./: it is not a directory"),
         (
@@ -322,19 +325,6 @@ fn data_behind_zeros_is_no_archive() {
     for at in [1024, 10_236] {
         let error = read(Some(at)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("byte {at}: ")) && error.contains("not a tar archive"), "{error}");
-    }
-}
-
-/// Handling a path must not take quadratic time in its depth.
-#[test]
-fn a_path_of_half_a_million_names_takes_no_time() {
-    let path = "d/".repeat(500_000) + "file";
-    for excludes in [vec![], vec![b"*.o".to_vec(), b"/d/e".to_vec(), b"fil".to_vec()]] {
-        let mut archive = tempfile::tempfile().unwrap();
-        archive.write_all(&member(&[("path", &path)], "name", b"content")).unwrap();
-        let start = Instant::now();
-        Tree::from_tar(archive, &ScanOptions { excludes, ..ScanOptions::default() }).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 }
 

@@ -53,6 +53,10 @@ impl Facts {
         self.mode & 0o170_000 == 0o100_000
     }
 
+    pub(crate) fn is_directory(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+
     pub(crate) fn into_content(self) -> Vec<u8> {
         self.content
     }
@@ -82,6 +86,18 @@ impl Facts {
     pub(crate) fn set_alone(&mut self, path: &Path) {
         self.same_as = path.to_owned();
         self.nlink = self.nlink.min(1);
+    }
+
+    /// Excludes permissions, owner and time from the comparison.
+    pub(crate) fn forget_metadata(&mut self) {
+        self.mode &= 0o170_000;
+        (self.owner, self.mtime) = ((0, 0), (0, 0));
+    }
+
+    /// Excludes the number of links from the comparison.
+    pub(crate) fn forget_links(&mut self, path: &Path) {
+        self.same_as = path.to_owned();
+        self.nlink = 0;
     }
 
     /// Excludes POSIX ACLs from the comparison.

@@ -1,19 +1,23 @@
 //! Metadata of archive members: mode, owner, time, xattrs and ACLs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use nix::unistd::{Group, User};
+use percent_encoding::percent_decode;
 
-use super::members::{ENCODED_XATTR_KEY, Member, XATTR_KEY, in_field, source_error};
+use super::members::{ENCODED_XATTR_KEY, Member, XATTR_KEY, source_error};
+use super::number::Stated;
 use crate::build::acl::{self, Account, Acl, Problem};
 use crate::build::member::{of_archive, shown};
-use crate::build::prefixes::is_storable;
+use crate::build::scan_options::ScanOptions;
 use crate::build::tree::{Node, NodeKind};
 use crate::build::warnings::{WarningKind, Warnings};
+use crate::build::xattrs::{shown_name, unstorable};
 use crate::error::Result;
 use crate::format::Xattr;
 
@@ -24,6 +28,11 @@ const ACL_KEYS: [(&[u8], &[u8]); 2] = [(b"SCHILY.acl.access", acl::ACCESS), (b"S
 /// The key of NFSv4 ACLs as text.
 const NFS4_ACL_KEY: &[u8] = b"SCHILY.acl.ace";
 
+const IDS: RangeInclusive<i128> = 0..=u32::MAX as i128;
+/// The header's mode field may also contain the kind of file.
+const MODES: RangeInclusive<i128> = 0..=u32::MAX as i128;
+const TIMES: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
+
 /// libarchive omits the padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -33,40 +42,42 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// Transfers the metadata of an archive's members to nodes.
-pub(super) struct Describer {
+pub(super) struct Describer<'a> {
     /// The name of the archive in messages.
     archive: PathBuf,
-    no_xattrs: bool,
+    options: &'a ScanOptions,
     accounts: HashMap<(Account, String), Option<u32>>,
     pub(super) warnings: Warnings,
 }
 
-impl Describer {
-    pub(super) fn new(archive: &Path, no_xattrs: bool) -> Self {
-        Self { archive: archive.to_owned(), no_xattrs, accounts: HashMap::new(), warnings: Warnings::default() }
+impl<'a> Describer<'a> {
+    pub(super) fn new(archive: &Path, options: &'a ScanOptions) -> Self {
+        Self { archive: archive.to_owned(), options, accounts: HashMap::new(), warnings: Warnings::default() }
     }
 
-    /// Sets mode, owner, time, xattrs and ACLs.
+    /// Sets mode, owner, time, xattrs and ACLs. What the options replace is not read.
     pub(super) fn describe(&mut self, member: &Member, node: &mut Node) -> Result<()> {
-        let unreadable = || source_error(&member.path, "its mode, owner or time cannot be read");
-        let text = |key: &[u8]| member.records.get(key).map(|value| std::str::from_utf8(value).unwrap_or_default());
-        let id = |key: &[u8], own: Option<u64>| -> Result<u32> {
-            let id = text(key).map_or(own, |text| text.parse().ok());
-            id.and_then(|id| u32::try_from(id).ok()).ok_or_else(unreadable)
+        let named = |what: String| source_error(&member.path, &what);
+        let fields = member.header.as_old();
+        let stated =
+            |key: &[u8], field| member.records.get(key).map_or(Stated::Field(field), |value| Stated::Record(value));
+        let id = |what, key: &[u8], field, replaced: Option<u32>| match replaced {
+            Some(id) => Ok(id),
+            None => {
+                let id = stated(key, field).within(what, IDS);
+                id.map(|id| id as u32)
+                    .map_err(|what| named(format!("{what}; --{key} replaces it", key = key.escape_ascii())))
+            }
         };
-        let (header, fields) = (&member.header, member.header.as_old());
-        let mode = in_field(&fields.mode, header.mode().map(u64::from)).ok_or_else(unreadable)?;
+        let mode = Stated::Field(&fields.mode).within("mode", MODES).map_err(named)?;
         node.permissions = (mode & 0o7777) as u16;
-        node.uid = id(b"uid", in_field(&fields.uid, header.uid()))?;
-        node.gid = id(b"gid", in_field(&fields.gid, header.gid()))?;
-        let time = match text(b"mtime") {
-            Some(text) => parse_time(text),
-            None => in_field(&fields.mtime, header.mtime()).map(|seconds| (seconds.cast_signed(), 0)),
-        };
-        (node.mtime_s, node.mtime_nsec) = time.ok_or_else(unreadable)?;
-        node.xattrs.clear();
+        node.uid = id("owner", b"uid", &fields.uid, self.options.uid)?;
+        node.gid = id("group", b"gid", &fields.gid, self.options.gid)?;
+        if self.options.mtime_s.is_none() {
+            (node.mtime_s, node.mtime_nsec) = time(stated(b"mtime", &fields.mtime)).map_err(named)?;
+        }
         self.take_xattrs(member, node)?;
-        if self.no_xattrs { Ok(()) } else { self.take_acls(member, node) }
+        if self.options.no_xattrs { Ok(()) } else { self.take_acls(member, node) }
     }
 
     fn warn(&mut self, kind: WarningKind, member: &Member, what: &str) {
@@ -74,40 +85,47 @@ impl Describer {
         self.warnings.add(kind, || format!("{what}{}", of_archive(archive, &shown(&member.path)).display()));
     }
 
+    /// Takes the xattrs whose names an image can hold. GNU tar and libarchive write `%` and `=` in
+    /// names as `%25` and `%3D`. libarchive writes each xattr under two keys, and then other bytes
+    /// of the name in this form, too.
     fn take_xattrs(&mut self, member: &Member, node: &mut Node) -> Result<()> {
-        for (key, value) in &member.records {
-            if let Some(name) = key.strip_prefix(XATTR_KEY) {
-                self.take_xattr(member, node, name.to_vec(), value.clone());
-            }
+        let mut found: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        let with_prefix = |prefix: &'static [u8]| {
+            let records = member.records.range(prefix.to_vec()..);
+            records.map_while(move |(key, value)| Some((key.strip_prefix(prefix)?, value)))
+        };
+        for (key, value) in with_prefix(XATTR_KEY) {
+            let is_twin = member.records.contains_key(&[ENCODED_XATTR_KEY, key].concat());
+            let name = if is_twin { percent_decode(key).collect() } else { without_gnu_escapes(key) };
+            found.entry(name).or_insert_with(|| value.clone());
         }
-        for (key, value) in &member.records {
-            if let Some(name) = key.strip_prefix(ENCODED_XATTR_KEY).filter(|_| !self.no_xattrs) {
-                let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
-                // libarchive writes both forms of each xattr.
-                if member.records.contains_key(&[XATTR_KEY, &name].concat()) {
-                    continue;
+        for (key, value) in with_prefix(ENCODED_XATTR_KEY) {
+            let name: Vec<u8> = percent_decode(key).collect();
+            if found.contains_key(&name) {
+                continue;
+            }
+            match BASE64.decode(value) {
+                Ok(value) => _ = found.insert(name, value),
+                Err(_) if self.options.no_xattrs => {}
+                Err(_) => {
+                    let what = format!("the value of its xattr {} cannot be read", shown_name(&name));
+                    return Err(source_error(&member.path, &what));
                 }
-                let value = BASE64.decode(value).map_err(|_| {
-                    let what = format!("the value of its xattr {} cannot be read", String::from_utf8_lossy(&name));
-                    source_error(&member.path, &what)
-                })?;
-                self.take_xattr(member, node, name, value);
             }
         }
-        if let Some(label) = member.records.get(LABEL_KEY)
-            && node.xattrs.iter().all(|xattr| xattr.name != b"security.selinux")
-        {
-            node.xattrs.push(Xattr { name: b"security.selinux".to_vec(), value: [label, &b"\0"[..]].concat() });
+        if let Some(label) = member.records.get(LABEL_KEY) {
+            let value = || [label, &b"\0"[..]].concat();
+            found.entry(b"security.selinux".to_vec()).or_insert_with(value);
+        }
+        node.xattrs.clear();
+        for (name, value) in found {
+            match unstorable(&name) {
+                None => node.xattrs.push(Xattr { name, value }),
+                Some(_) if self.options.no_xattrs => {}
+                Some(kind) => self.warn(kind, member, &format!("{} of ", shown_name(&name))),
+            }
         }
         Ok(())
-    }
-
-    fn take_xattr(&mut self, member: &Member, node: &mut Node, name: Vec<u8>, value: Vec<u8>) {
-        if is_storable(&name) {
-            node.xattrs.push(Xattr { name, value });
-        } else if !self.no_xattrs {
-            self.warn(WarningKind::XattrName, member, &format!("{} of ", String::from_utf8_lossy(&name)));
-        }
     }
 
     /// Adds ACLs that are stored as text, unless the same ones exist as xattrs.
@@ -156,6 +174,37 @@ impl Describer {
     }
 }
 
+/// Replaces `%25` and `%3D` by what they stand for.
+fn without_gnu_escapes(name: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((first, after)) = rest.split_first() {
+        let (byte, after) = match after.split_first_chunk() {
+            Some((b"25", after)) if *first == b'%' => (b'%', after),
+            Some((b"3D", after)) if *first == b'%' => (b'=', after),
+            _ => (*first, after),
+        };
+        plain.push(byte);
+        rest = after;
+    }
+    plain
+}
+
+/// Returns a time in seconds and nanoseconds, or what is wrong with it.
+fn time(stated: Stated) -> std::result::Result<(i64, u32), String> {
+    let parsed = match stated {
+        Stated::Record(value) => std::str::from_utf8(value).ok().and_then(parse_time),
+        Stated::Field(_) => stated.within("time", TIMES).ok().map(|seconds| (seconds as i64, 0)),
+    };
+    parsed.ok_or_else(|| {
+        let what = match stated.within("time", TIMES) {
+            Err(what) => what,
+            Ok(_) => format!("its time, {}, cannot be read", stated.shown(None)),
+        };
+        format!("{what}; --timestamp replaces it")
+    })
+}
+
 /// Parses seconds with a fraction, as PAX writes them. The fraction counts away from zero; the
 /// returned nanoseconds count forward.
 fn parse_time(text: &str) -> Option<(i64, u32)> {
@@ -173,7 +222,7 @@ fn parse_time(text: &str) -> Option<(i64, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_time;
+    use super::*;
 
     #[test]
     fn pax_times() {
@@ -183,5 +232,19 @@ mod tests {
         assert_eq!(parse_time("-1.25"), Some((-2, 750_000_000)));
         assert_eq!(parse_time("x"), None);
         assert_eq!(parse_time("1.x"), None);
+        assert_eq!(parse_time("-9223372036854775808.5"), None);
+    }
+
+    #[test]
+    fn gnu_tars_escapes_are_two() {
+        for (name, plain) in [
+            ("user.a%3Db", "user.a=b"),
+            ("user.%25", "user.%"),
+            ("user.%253D", "user.%3D"),
+            ("user.%%3D25%", "user.%=25%"),
+            ("user.%3d%20%2", "user.%3d%20%2"),
+        ] {
+            assert_eq!(without_gnu_escapes(name.as_bytes()), plain.as_bytes());
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, Header};
 
+use super::number::Stated;
 use crate::build::member::shown;
 use crate::build::sparse::{self, Sparse};
 use crate::error::{Error, Result};
@@ -20,6 +21,8 @@ const INCREMENTAL_DIRECTORY: u8 = b'D';
 /// The size in bytes of the front of a disk, which contains the signatures of file systems, volumes
 /// and partitions.
 const DISK_FRONT_BYTES: u64 = 1 << 20;
+/// The sizes of members.
+const SIZES: std::ops::RangeInclusive<i128> = 0..=i64::MAX as i128;
 
 /// The type of a member that contains the archive's label.
 pub(super) const LABEL: u8 = b'V';
@@ -34,6 +37,8 @@ pub(super) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// A member of an archive, with preceding extension headers applied.
 pub(super) struct Member {
+    /// The offset of its header.
+    pub(super) at: u64,
     pub(super) header: Header,
     pub(super) kind: EntryType,
     pub(super) records: Records,
@@ -41,9 +46,34 @@ pub(super) struct Member {
     pub(super) link: Vec<u8>,
     /// The offset of its content.
     pub(super) offset: u64,
+    /// The length of its content. A hard link may have content, too.
     pub(super) size: u64,
     /// The map of its content, if it has holes.
     pub(super) sparse: Option<Sparse>,
+}
+
+/// A header that describes the member after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extension {
+    Records,
+    /// Records for all members that follow.
+    Global,
+    Path,
+    Link,
+}
+
+impl Extension {
+    fn of(kind: EntryType) -> Option<Self> {
+        match kind {
+            EntryType::XHeader => Some(Self::Records),
+            // As Solaris writes them.
+            kind if kind.as_byte() == b'X' => Some(Self::Records),
+            EntryType::XGlobalHeader => Some(Self::Global),
+            EntryType::GNULongName => Some(Self::Path),
+            EntryType::GNULongLink => Some(Self::Link),
+            _ => None,
+        }
+    }
 }
 
 /// The members of an archive.
@@ -67,81 +97,122 @@ impl<'a> Members<'a> {
         let (mut records, mut path, mut link) = (self.global.clone(), None, None);
         let mut extended = false;
         loop {
-            let Some((header, mut offset)) = self.header()? else {
+            let at = self.at;
+            let Some((header, offset)) = self.header()? else {
                 let what = "the archive ends after an extension header";
                 return if extended { Err(self.here(what)) } else { Ok(None) };
             };
+            let kind = header.entry_type();
+            let Some(extension) = Extension::of(kind) else {
+                return self.member(at, header, offset, records, path, link).map(Some);
+            };
             let name = path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
-            let number = |key: &[u8], own: Option<u64>| -> Result<u64> {
-                let recorded =
-                    records.get(key).map(|value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()));
-                let number = recorded.unwrap_or(own);
-                number.ok_or_else(|| source_error(&name, "a number in its header cannot be read"))
-            };
-            let mut kind = header.entry_type();
-            let extension = matches!(
-                kind,
-                EntryType::XHeader | EntryType::XGlobalHeader | EntryType::GNULongName | EntryType::GNULongLink
-            );
-            let size = if extension {
-                header.entry_size().map_err(|_| source_error(&name, "a number in its header cannot be read"))?
-            } else if has_no_content(kind) {
-                0
-            } else {
-                number(b"size", in_field(&header.as_old().size, header.entry_size()))?
-            };
-            if kind.as_byte() == INCREMENTAL_DIRECTORY {
-                // Its content is a list of the names in it.
-                kind = EntryType::Directory;
-            }
-            let named = |what| source_error(&name, what);
-            let mut sparse = None;
-            if kind == EntryType::GNUSparse {
-                let (map, behind) = sparse::gnu(self.archive, &header, offset, size).map_err(named)?;
-                (sparse, offset) = (Some(map), behind);
-            }
-            self.at = match offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK)) {
-                Some(next) => next,
-                None => return Err(source_error(&name, "its size exceeds the maximum")),
-            };
-            if offset + size > self.len {
-                return Err(source_error(&name, "the archive ends inside it"));
-            }
-            if !extension {
-                let is_file = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
-                if is_file && sparse.is_none() {
-                    sparse = sparse::pax(self.archive, &records, offset, size).map_err(named)?;
-                }
-                let recorded = records.remove(&b"path"[..]);
-                let path = records
-                    .remove(sparse::NAME)
-                    .or(recorded)
-                    .or(path)
-                    .unwrap_or_else(|| header.path_bytes().into_owned());
-                let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
-                let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
-                // Before ustar, only the name marked a directory.
-                let kind = if is_file && path.ends_with(b"/") { EntryType::Directory } else { kind };
-                return Ok(Some(Member { header, kind, records, path, link, offset, size, sparse }));
-            }
+            let named = |what: &str| source_error(&name, what);
+            let size = Stated::Field(&header.as_old().size).within("size", SIZES).map_err(|what| named(&what))? as u64;
+            self.pass(offset, size).map_err(named)?;
             if size > MAX_EXTENSION_BYTES {
-                return Err(source_error(&name, "its extended header is longer than 8 MiB"));
+                return Err(named("its extended header is longer than 8 MiB"));
             }
             let mut bytes = vec![0; size as usize];
             self.archive.read_exact_at(&mut bytes, offset).map_err(Error::io("reading the archive"))?;
-            extended |= kind != EntryType::XGlobalHeader;
-            match kind {
-                EntryType::XHeader => parse_records(&bytes, &mut records).map_err(named)?,
-                EntryType::XGlobalHeader => {
+            extended |= extension != Extension::Global;
+            match extension {
+                Extension::Records => parse_records(&bytes, &mut records).map_err(named)?,
+                Extension::Global => {
                     parse_records(&bytes, &mut self.global).map_err(named)?;
                     records = self.global.clone();
                 }
-                _ => {
+                Extension::Path | Extension::Link => {
                     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
-                    *(if kind == EntryType::GNULongName { &mut path } else { &mut link }) = Some(text);
+                    *(if extension == Extension::Path { &mut path } else { &mut link }) = Some(text);
                 }
             }
         }
+    }
+
+    /// Returns the member whose header is at `at` and whose content may begin at `offset`.
+    fn member(
+        &mut self,
+        at: u64,
+        header: Header,
+        mut offset: u64,
+        mut records: Records,
+        path: Option<Vec<u8>>,
+        link: Option<Vec<u8>>,
+    ) -> Result<Member> {
+        let recorded = records.remove(&b"path"[..]);
+        let path = records.remove(sparse::NAME).or(recorded).or(path);
+        let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let own_link = || header.link_name_bytes().map(Cow::into_owned).unwrap_or_default();
+        let link = records.remove(&b"linkpath"[..]).or(link).unwrap_or_else(own_link);
+        let named = |what: &str| source_error(&path, what);
+        let mut kind = header.entry_type();
+        let mut is_file = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
+        let size = || {
+            let field = Stated::Field(&header.as_old().size);
+            let size = records.get(&b"size"[..]).map_or(field, |value| Stated::Record(value));
+            size.within("size", SIZES).map(|size| size as u64)
+        };
+        let size = if is_file && path.ends_with(b"/") {
+            // Before ustar, only the name marked a directory.
+            (kind, is_file) = (EntryType::Directory, false);
+            size().ok().filter(|size| self.is_content(offset, *size)).unwrap_or(0)
+        } else if kind == EntryType::Link {
+            size().ok().filter(|size| self.is_content(offset, *size)).unwrap_or(0)
+        } else if has_no_content(kind) {
+            0
+        } else {
+            size().map_err(|what| named(&what))?
+        };
+        if kind.as_byte() == INCREMENTAL_DIRECTORY {
+            // Its content is a list of the names in it.
+            kind = EntryType::Directory;
+        }
+        let mut sparse = None;
+        if kind == EntryType::GNUSparse {
+            let (map, behind) = sparse::gnu(self.archive, &header, offset, size).map_err(named)?;
+            (sparse, offset) = (Some(map), behind);
+        }
+        self.pass(offset, size).map_err(named)?;
+        if is_file && sparse.is_none() {
+            sparse = sparse::pax(self.archive, &records, offset, size).map_err(named)?;
+        }
+        Ok(Member { at, header, kind, records, path, link, offset, size, sparse })
+    }
+
+    /// Moves behind `size` bytes of content at `offset`.
+    fn pass(&mut self, offset: u64, size: u64) -> std::result::Result<(), &'static str> {
+        let end = offset.checked_add(size).and_then(|end| Some((end, end.checked_next_multiple_of(BLOCK)?)));
+        let (end, next) = end.ok_or("its size exceeds the maximum")?;
+        if end > self.len {
+            return Err("the archive ends inside it");
+        }
+        self.at = next;
+        Ok(())
+    }
+
+    /// Returns whether the `size` bytes at `offset` belong to the member whose header precedes them,
+    /// if members of its kind have content in some archives only. In the others, the next header
+    /// follows immediately, whatever size the header states.
+    fn is_content(&self, offset: u64, size: u64) -> bool {
+        if size == 0 || self.is_header(offset) {
+            return false;
+        }
+        let Some(end) = offset.checked_add(size) else { return false };
+        let Some(next) = end.checked_next_multiple_of(BLOCK) else { return false };
+        // Zeros may be the archive's end instead of the content.
+        let is_zero = |at| self.block(at).is_none_or(|block| block == [0; BLOCK as usize]);
+        end <= self.len && (self.is_header(next) || is_zero(next) && !is_zero(offset))
+    }
+
+    fn is_header(&self, at: u64) -> bool {
+        self.block(at).is_some_and(|block| header_of(&block).is_some())
+    }
+
+    /// Returns the block at `at`; `None` if the archive ends before its end.
+    fn block(&self, at: u64) -> Option<[u8; BLOCK as usize]> {
+        let mut bytes = [0; BLOCK as usize];
+        self.archive.read_exact_at(&mut bytes, at).ok().map(|()| bytes)
     }
 
     /// Returns the header at the current position and the offset of its content; `None` at the end
@@ -189,26 +260,23 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Parses a header block; `None` if its checksum is wrong.
+/// Parses a header block; `None` if its checksum is wrong. Old archivers added the bytes as signed
+/// numbers.
 fn header_of(block: &[u8; BLOCK as usize]) -> Option<Header> {
+    const SUM: std::ops::Range<usize> = 148..156;
     // The sum treats its own eight bytes as spaces.
-    let counted = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
-    let sum: u32 = block.iter().enumerate().map(counted).sum();
-    let header = Header::from_byte_slice(block);
-    (header.cksum().ok() == Some(sum)).then(|| header.clone())
+    let counted = block.iter().enumerate().map(|(at, byte)| if SUM.contains(&at) { b' ' } else { *byte });
+    let (unsigned, signed): (u32, i32) = counted
+        .fold((0, 0), |(unsigned, signed), byte| (unsigned + u32::from(byte), signed + i32::from(byte.cast_signed())));
+    let sum = Stated::Field(&block[SUM]).within("sum", 0..=i128::from(u32::MAX)).ok()?;
+    [i128::from(unsigned), i128::from(signed)].contains(&sum).then(|| Header::from_byte_slice(block).clone())
 }
 
 /// Returns whether no content follows such a member's header. Its size field is not a content size:
-/// some archivers store the size of a directory, of a link's target, or of a hard link's file
-/// there.
+/// some archivers store the size of a directory or of a link's target there.
 fn has_no_content(kind: EntryType) -> bool {
-    use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
-    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
-}
-
-/// Returns the number in a header's `field`. A missing one, such as npm's owners, is zero.
-pub(super) fn in_field(field: &[u8], parsed: io::Result<u64>) -> Option<u64> {
-    if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Some(0) } else { parsed.ok() }
+    use EntryType::{Block, Char, Directory, Fifo, Symlink};
+    matches!(kind, Symlink | Char | Block | Directory | Fifo) || kind.as_byte() == LABEL
 }
 
 /// Adds PAX records of the form `LENGTH KEY=VALUE\n`. An empty value removes the key, unless it is

@@ -3,3 +3,4 @@
 mod archive;
 mod describe;
 mod members;
+mod number;
