@@ -63,7 +63,7 @@ struct Comparison<'a> {
     parts: &'a Work<Part<'a>>,
     paths: Paths,
     report: CompareReport,
-    differences: Vec<(PathId, String)>,
+    differences: Differences,
     /// The number of names of each node in the tree.
     nlinks: HashMap<NodeId, u32>,
     /// The inode of each compared node that is not a directory, and the reverse.
@@ -98,7 +98,7 @@ impl Image {
             parts: &parts,
             paths: Paths::new(),
             report: CompareReport::default(),
-            differences: Vec::new(),
+            differences: Differences::default(),
             nlinks: tree.walk().iter().map(|visit| (visit.id, visit.nlink)).collect(),
             nids: HashMap::new(),
             nodes: HashMap::new(),
@@ -113,14 +113,16 @@ impl Image {
             compare_parts();
         });
         let contents = contents.into_inner().unwrap_or_else(PoisonError::into_inner);
-        comparison.differences.extend(contents.into_iter().map(|(path, (_, what))| (path, what)));
+        for (path, (_, what)) in contents {
+            comparison.differs(path, what);
+        }
         comparison.into_report()
     }
 }
 
 impl<'a> Comparison<'a> {
     fn differs(&mut self, path: PathId, what: impl Into<String>) {
-        self.differences.push((path, what.into()));
+        self.differences.add(Difference { path: self.paths.display(path), what: what.into() });
     }
 
     fn walk(&mut self) {
@@ -244,15 +246,31 @@ impl<'a> Comparison<'a> {
     }
 
     fn into_report(mut self) -> CompareReport {
-        let paths = self.paths;
-        let mut differences: Vec<_> = std::mem::take(&mut self.differences)
-            .into_iter()
-            .map(|(path, what)| Difference { path: paths.display(path), what })
-            .collect();
-        differences.sort_by(|left, right| (&left.path, &left.what).cmp(&(&right.path, &right.what)));
-        let more_differences = differences.len().saturating_sub(MAX_DIFFERENCES) as u64;
-        differences.truncate(MAX_DIFFERENCES);
+        self.differences.cut();
+        let Differences { first: differences, more: more_differences } = self.differences;
         CompareReport { differences, more_differences, ..self.report }
+    }
+}
+
+/// The first differences by path and text, in whatever order they are added.
+#[derive(Default)]
+struct Differences {
+    first: Vec<Difference>,
+    more: u64,
+}
+
+impl Differences {
+    fn add(&mut self, difference: Difference) {
+        self.first.push(difference);
+        if self.first.len() >= 2 * MAX_DIFFERENCES {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        self.first.sort_by(|left, right| (&left.path, &left.what).cmp(&(&right.path, &right.what)));
+        self.more += self.first.len().saturating_sub(MAX_DIFFERENCES) as u64;
+        self.first.truncate(MAX_DIFFERENCES);
     }
 }
 

@@ -30,6 +30,20 @@ pub enum Error {
         /// The limit for all files together.
         allowed: u64,
     },
+    /// The image has more files than the caller's limit
+    /// ([`ExtractOptions::max_files`](crate::ExtractOptions::max_files)).
+    #[error("the limit of {allowed} files is reached")]
+    TooManyFiles {
+        /// The limit.
+        allowed: u64,
+    },
+    /// A file with this name exists in the target of an extraction.
+    #[error("exists already")]
+    Exists,
+    /// A further name of a file cannot be created, because the first one, at this path, existed and
+    /// was kept.
+    #[error("a hard link to {}, which was kept and differs", String::from_utf8_lossy(_0))]
+    OtherFile(Vec<u8>),
     /// The image needs data from other devices, but none, or the wrong ones, were given.
     #[error("{0}")]
     Devices(String),
@@ -81,10 +95,15 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// Returns whether the target accepts no more data: it is full, over a quota, or read-only.
+    /// Returns whether no more files can be extracted: the limit of files is reached, or the target
+    /// is full, over a quota, or read-only.
     pub(crate) fn takes_no_more(&self) -> bool {
         use rustix::io::Errno;
-        let Self::Io { source, .. } = self else { return false };
+        let source = match self {
+            Self::TooManyFiles { .. } => return true,
+            Self::Io { source, .. } => source,
+            _ => return false,
+        };
         let errno = Errno::from_io_error(source);
         errno.is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT, Errno::ROFS].contains(&errno))
     }

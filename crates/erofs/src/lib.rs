@@ -68,7 +68,7 @@ pub use build::{
 pub use cache::ClusterCache;
 pub use compare::{CompareReport, Difference};
 pub use error::{Error, Result};
-pub use extract::{ExtractOptions, ExtractReport};
+pub use extract::{Existing, ExtractOptions, ExtractProblem, ExtractReport, LeftOut};
 pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
 pub use read::{CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, Run, Superblock};

@@ -250,19 +250,21 @@ impl Tree {
         }
     }
 
-    /// Returns a path of a node below the root, for messages.
+    /// Returns a path of a node below the root, for messages. Takes time linear in the number of
+    /// names.
     fn path_of(&self, id: NodeId) -> PathBuf {
+        let mut above = vec![None; self.nodes.len()];
+        for (parent, node) in self.nodes.iter().enumerate() {
+            let NodeKind::Directory(names) = &node.kind else { continue };
+            for (name, child) in names {
+                above[child.0].get_or_insert((parent, name));
+            }
+        }
         let mut names = Vec::new();
-        let mut below = id;
-        while below != self.root() && names.len() < self.nodes.len() {
-            let parent = self.nodes.iter().enumerate().find_map(|(parent, node)| match &node.kind {
-                NodeKind::Directory(children) => {
-                    let (name, _) = children.iter().find(|(_, child)| **child == below)?;
-                    Some((NodeId(parent), name))
-                }
-                _ => None,
-            });
-            let Some((parent, name)) = parent else { break };
+        let mut below = id.0;
+        while below != self.root().0
+            && let Some((parent, name)) = above[below].take()
+        {
             names.push(OsStr::from_bytes(name));
             below = parent;
         }
