@@ -76,7 +76,8 @@ impl Image {
     /// owners, times, sizes, device numbers, xattrs, hard links and all content. Uses `threads`
     /// threads (at most 1024; 0 for one per processor). A hole compares equal to zeros.
     ///
-    /// Anything that cannot be read, in the image or in the tree, is reported as a difference.
+    /// Anything that cannot be read, in the image or in the tree, is reported as a difference, except
+    /// what [`Tree::changes`](crate::Tree::changes) then reports.
     /// Memory use is linear in the number of names.
     pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
         let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
@@ -147,6 +148,9 @@ impl<'a> Comparison<'a> {
             }
             let mut below = Vec::new();
             for (name, &child) in names {
+                if matches!(&tree.node(child).kind, NodeKind::Regular { content, .. } if content.is_gone()) {
+                    continue;
+                }
                 let child_path = self.paths.add(path, name.clone());
                 let Some(nid) = found.remove(name) else {
                     self.differs(child_path, "is missing in the image");
@@ -314,19 +318,24 @@ impl Part<'_> {
             Ok(len)
         };
         let len = read(of_image).map_err(|error| (at, error.to_string()))?;
-        let found = self.content.read(at, len, of_tree).map_err(|error| {
-            let what = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "has become shorter".to_owned(),
-                _ => format!("cannot be read again: {error}"),
-            };
-            (at, what)
-        })?;
+        let has_changed = || matches!(self.content, Content::Live(file) if file.has_changed());
+        let found = match self.content.read_again(at, len, of_tree) {
+            Ok(found) => found,
+            Err(_) if has_changed() => return Ok(len),
+            Err(error) => {
+                let what = match error.kind() {
+                    io::ErrorKind::UnexpectedEof => "has become shorter".to_owned(),
+                    _ => format!("cannot be read again: {error}"),
+                };
+                return Err((at, what));
+            }
+        };
         let of_image = &of_image[..len];
         let same = match found {
             Found::Bytes => of_image == of_tree.as_slice(),
             Found::Zeros => is_zeros(of_image),
         };
-        if same {
+        if same || has_changed() {
             return Ok(len);
         }
         if found == Found::Zeros {

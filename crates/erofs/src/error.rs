@@ -18,6 +18,14 @@ pub enum Error {
         /// 2⁶³.
         offset: u64,
     },
+    /// The image is shorter than its superblock says.
+    #[error("the image ends before byte {expected}; it has {found} bytes")]
+    Truncated {
+        /// The length that the superblock states, in bytes.
+        expected: u64,
+        /// The length of the image in bytes.
+        found: u64,
+    },
     /// The image uses a feature that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),

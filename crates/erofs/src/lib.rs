@@ -61,7 +61,7 @@ mod work;
 mod zeros;
 
 pub use build::{
-    BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer,
+    BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, Indexes, Layer, LiveFile,
     MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
     WarningKind, Whiteouts, build, build_watched,
 };

@@ -1,11 +1,12 @@
 //! The source of an image: a tree of files with sorted names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::content::Content;
+use super::live::State;
 use super::member::of_archive;
 use super::warnings::{Warning, WarningKind, Warnings};
 use crate::error::{Error, Result};
@@ -109,7 +110,7 @@ impl Tree {
 
     /// Returns warnings about properties of the source that an image of the tree does not preserve.
     pub fn warnings(&self) -> Vec<Warning> {
-        self.warnings.list()
+        self.warnings.list().into_iter().filter(|warning| !warning.is_change()).collect()
     }
 
     pub(crate) fn warnings_mut(&mut self) -> &mut Warnings {
@@ -227,6 +228,65 @@ impl Tree {
             NodeKind::Directory(names) => names.get(name).copied(),
             _ => None,
         }
+    }
+
+    /// Makes each further name of a file with several names a file of its own, with equal content
+    /// and metadata.
+    pub fn separate_links(&mut self) {
+        let mut is_named = vec![false; self.nodes.len()];
+        for directory in 0..self.nodes.len() {
+            let NodeKind::Directory(names) = &mut self.nodes[directory].kind else { continue };
+            let mut names = std::mem::take(names);
+            for id in names.values_mut() {
+                if matches!(self.nodes[id.0].kind, NodeKind::Directory(_)) {
+                    continue;
+                }
+                if std::mem::replace(&mut is_named[id.0], true) {
+                    let source = self.source_of(*id) as u32;
+                    self.origins.resize(self.nodes.len(), self.sources.len() as u32 - 1);
+                    self.origins.push(source);
+                    *id = self.add_unnamed(self.nodes[id.0].clone());
+                    is_named.push(true);
+                }
+            }
+            self.nodes[directory].kind = NodeKind::Directory(names);
+        }
+    }
+
+    /// Returns what changed in a scanned directory while its tree was scanned, built or verified,
+    /// if [`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable) was set.
+    pub fn changes(&self) -> Vec<Warning> {
+        let mut changes = Warnings::default();
+        for node in &self.nodes {
+            let NodeKind::Regular { content: Content::Live(file), .. } = &node.kind else { continue };
+            let kind = match file.state() {
+                State::Unread | State::Read => continue,
+                State::Gone => WarningKind::Vanished,
+                State::Shorter => WarningKind::Shorter,
+                State::Changed => WarningKind::Changed,
+            };
+            changes.add(kind, || file.path().to_path_buf().display().to_string());
+        }
+        let mut all = self.warnings.clone();
+        all.append(changes);
+        all.list().into_iter().filter(Warning::is_change).collect()
+    }
+
+    /// Returns the files that vanished before they could be read.
+    pub(crate) fn gone(&self) -> HashSet<NodeId> {
+        let is_gone = |node: &Node| matches!(&node.kind, NodeKind::Regular { content, .. } if content.is_gone());
+        self.nodes.iter().enumerate().filter(|(_, node)| is_gone(node)).map(|(id, _)| NodeId(id)).collect()
+    }
+
+    /// Returns a copy without the names of some files.
+    pub(crate) fn without(&self, files: &HashSet<NodeId>) -> Self {
+        let mut copy = self.clone();
+        for node in &mut copy.nodes {
+            if let NodeKind::Directory(names) = &mut node.kind {
+                names.retain(|_, id| !files.contains(id));
+            }
+        }
+        copy
     }
 
     /// Returns a node's path below the root and its source, for messages.

@@ -37,7 +37,9 @@ struct Directory {
 
 /// A directory that the walk enters.
 enum Entered {
-    New { has_mode: bool },
+    New {
+        has_mode: bool,
+    },
     /// It existed. What is created in it is like this.
     Existing(Within),
 }

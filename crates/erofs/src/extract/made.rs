@@ -20,9 +20,7 @@ impl Creator {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self {
             owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            umask: status
-                .lines()
-                .find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok()),
+            umask: status.lines().find_map(|line| u16::from_str_radix(line.strip_prefix("Umask:")?.trim(), 8).ok()),
             keeps_modes: options.permissions,
         }
     }

@@ -334,7 +334,9 @@ impl<'a> Target<'a> {
             let (uid, gid) = owner_of(inode);
             self.check(found, path, rustix::fs::fchown(file, uid, gid).map_err(failed("setting the owner")));
         }
-        self.set_xattrs(path, inode, found, |name, value| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()));
+        self.set_xattrs(path, inode, found, |name, value| {
+            rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())
+        });
         if let Some(mode) = mode {
             self.check(found, path, rustix::fs::fchmod(file, mode).map_err(failed("setting the mode")));
         }
@@ -510,7 +512,8 @@ fn no_xattr(name: &[u8], error: Errno) -> Error {
 /// link for example, nothing is changed.
 fn set_mode(directory: &OwnedFd, name: &[u8], kind: FileType, mode: Mode) -> Result<()> {
     let set = || {
-        let file = rustix::fs::openat(directory, os(name), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let file =
+            rustix::fs::openat(directory, os(name), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink > 1 {
             return Err(Errno::STALE);

@@ -6,6 +6,7 @@ mod choices;
 mod chunks;
 mod comparing;
 mod corpus;
+mod existing;
 mod extracting;
 mod generated;
 mod holes;
