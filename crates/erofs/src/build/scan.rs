@@ -246,3 +246,53 @@ fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files and directories that vanish after their names were read.
+    #[test]
+    fn what_vanishes_during_the_scan_is_left_out() {
+        for skip_unreadable in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path();
+            for name in ["stays", "vanishes"] {
+                fs::write(root.join(name), name).unwrap();
+                fs::create_dir(root.join(format!("{name}-directory"))).unwrap();
+            }
+            let options = ScanOptions { skip_unreadable, ..ScanOptions::default() };
+            let metadata = fs::metadata(root).unwrap();
+            let mut scanner = Scanner {
+                root,
+                device: metadata.dev(),
+                options: &options,
+                warnings: Warnings::default(),
+                links: HashMap::new(),
+            };
+            let place = SourcePath::from(root);
+            let top = scanner.node_of(&place, root, &metadata).unwrap();
+            let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
+            let found = Found { place, id: layer.tree.root(), parent: None };
+            let entries = scanner.list(&found.place).unwrap();
+            fs::remove_file(root.join("vanishes")).unwrap();
+            fs::remove_dir(root.join("vanishes-directory")).unwrap();
+            let mut stack = Vec::new();
+            let added = scanner.add(&mut layer, &found, entries, &mut stack);
+            if !skip_unreadable {
+                assert!(matches!(added, Err(Error::Io { .. })), "{added:?}");
+                continue;
+            }
+            added.unwrap();
+            assert_eq!(layer.tree.walk().len(), 3);
+            let [warning] = &scanner.warnings.list()[..] else { panic!("{:?}", scanner.warnings) };
+            assert_eq!((warning.kind, warning.count), (WarningKind::Vanished, 2));
+            // One that vanishes before it is listed.
+            fs::remove_dir(root.join("stays-directory")).unwrap();
+            let error = scanner.list(&stack[0].place).unwrap_err();
+            assert!(scanner.skips(&error));
+            let named = scanner.warnings.list()[0].examples.last().cloned();
+            assert_eq!(named, Some(root.join("stays-directory").display().to_string()));
+        }
+    }
+}

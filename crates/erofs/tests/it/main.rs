@@ -13,6 +13,7 @@ mod holes;
 mod hostile;
 mod interoperation;
 mod layers;
+mod live;
 mod long_paths;
 mod matrix;
 mod mkfs;
