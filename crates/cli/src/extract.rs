@@ -140,8 +140,9 @@ impl Args {
         }
         if let Some((count, first)) = &report.different {
             let first = in_target(&self.directory, first);
+            let differ = if *count == 1 { "differs" } else { "differ" };
             let files = counted(*count, "file");
-            parts.push(format!("kept {files} that differ in kind, size or time from the image, such as {first}"));
+            parts.push(format!("kept {files} that {differ} in kind, size or time from the image, such as {first}"));
         }
         if parts.is_empty() {
             return Ok(());
@@ -152,8 +153,9 @@ impl Args {
         }
         if !self.keep && !self.overwrite && has(|error| matches!(error, Error::Exists)) {
             parts.push("--keep leaves existing files as they are, --overwrite replaces them".to_owned());
-        } else if report.different.is_some() {
-            parts.push("--overwrite replaces them".to_owned());
+        } else if let Some((count, _)) = &report.different {
+            let them = if *count == 1 { "it" } else { "them" };
+            parts.push(format!("--overwrite replaces {them}"));
         }
         bail!("{}", parts.join("; "))
     }

@@ -134,7 +134,9 @@ impl ImageArgs {
 
 /// Returns `IMAGE:/PATH` for a path below a file, as if the file were a directory.
 fn path_in_a_file(path: &Path) -> Option<String> {
-    let file = path.ancestors().skip(1).find(|above| above.is_file())?;
+    // Without a slash at its end, which a file cannot have.
+    let path: PathBuf = path.components().collect();
+    let file = path.ancestors().find(|above| above.is_file())?;
     let below = path.strip_prefix(file).ok()?;
     Some(show(&[file.as_os_str().as_bytes(), b":/", below.as_os_str().as_bytes()].concat()))
 }

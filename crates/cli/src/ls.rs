@@ -87,8 +87,8 @@ fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> 
         out.flush()?;
         let directories = if deep == 1 { "directory" } else { "directories" };
         bail!(
-            "{deep} {directories} not entered, because their paths are longer than {MAX_PATH_BYTES} bytes; \
-             IMAGE:PATH lists from a deeper directory on"
+            "{deep} {directories} with a path longer than {MAX_PATH_BYTES} bytes not entered; IMAGE:PATH lists what is \
+             below PATH"
         );
     }
     Ok(())

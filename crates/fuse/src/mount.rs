@@ -24,10 +24,6 @@ const MAX_THREADS: usize = 16;
 /// may have a few thousand files open.
 const MOST_THREADS: usize = 128;
 
-/// The subtype and the type of a mounted image in the mount table.
-const SUBTYPE: &str = "pagefold";
-const TYPE: &str = "fuse.pagefold";
-
 /// Options for mounting an image. To set them, change fields of [`MountOptions::default`].
 #[non_exhaustive]
 pub struct MountOptions {
@@ -103,8 +99,10 @@ impl Mount {
             }
             Err(error) => return Err(error),
         }
-        if topmost_type(&at)?.is_some_and(|kind| kind == TYPE) {
-            let what = "an image is mounted there; unmount it first (fusermount3 -u)";
+        if let Some((kind, source)) = topmost(&at)?
+            && (kind == "fuse" || kind.starts_with("fuse."))
+        {
+            let what = format!("{source} is mounted there; unmount it first (fusermount3 -u)");
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -121,7 +119,7 @@ impl Mount {
             MountOption::NoAtime,
             MountOption::DefaultPermissions,
             MountOption::FSName(plain(&options.name)),
-            MountOption::Subtype(SUBTYPE.to_owned()),
+            MountOption::Subtype("pagefold".to_owned()),
         ];
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(threads);
@@ -210,11 +208,13 @@ fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
     Ok(lines.iter().filter_map(id).collect())
 }
 
-/// Returns the file system type of the topmost mount on a directory; `None` if there is none.
-fn topmost_type(directory: &Path) -> io::Result<Option<String>> {
+/// Returns the file system type and the source of the topmost mount on a directory; `None` if there
+/// is none.
+fn topmost(directory: &Path) -> io::Result<Option<(String, String)>> {
     let of = |line: &Vec<u8>| {
-        let mut fields = line.split(|byte| *byte == b' ').skip_while(|field| *field != b"-");
-        Some(String::from_utf8_lossy(fields.nth(1)?).into_owned())
+        let mut fields = line.split(|byte| *byte == b' ').skip_while(|field| *field != b"-").skip(1);
+        let mut next = || Some(String::from_utf8_lossy(fields.next()?).into_owned());
+        Some((next()?, next()?))
     };
     Ok(lines_at(directory)?.last().and_then(of))
 }
@@ -245,8 +245,8 @@ mod tests {
     fn mounts_are_found_in_the_table() {
         assert!(!mounts_at(Path::new("/proc")).unwrap().is_empty());
         assert!(mounts_at(Path::new("/proc/self")).unwrap().is_empty());
-        assert_eq!(topmost_type(Path::new("/proc")).unwrap().as_deref(), Some("proc"));
-        assert_eq!(topmost_type(Path::new("/proc/self")).unwrap(), None);
+        assert_eq!(topmost(Path::new("/proc")).unwrap().unwrap().0, "proc");
+        assert_eq!(topmost(Path::new("/proc/self")).unwrap(), None);
     }
 
     #[test]

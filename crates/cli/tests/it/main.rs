@@ -12,6 +12,7 @@ mod dedupe;
 mod devices;
 mod embedded;
 mod errors;
+mod extracting;
 mod fairness;
 mod file_system;
 mod forks;

@@ -62,6 +62,7 @@ struct Extraction<'a> {
     links: Vec<(PathId, PathId)>,
     /// The remaining limit on names.
     names_left: u64,
+    is_at_limit: bool,
     found: Findings,
     /// Buffers for content.
     room: Room,
@@ -103,6 +104,7 @@ impl Image {
             first_path: HashMap::new(),
             links: Vec::new(),
             names_left: options.max_files.unwrap_or(u64::MAX),
+            is_at_limit: false,
             found: Findings::default(),
             room: Room::default(),
         };
@@ -136,7 +138,7 @@ impl Image {
 
 impl Visitor for Extraction<'_> {
     fn visit(&mut self, paths: &Paths, step: &Step) -> bool {
-        if self.target.is_stopped() {
+        if self.target.is_stopped() || self.is_at_limit {
             return false;
         }
         if step.inode.kind == FileKind::Directory {
@@ -178,8 +180,8 @@ impl Visitor for Extraction<'_> {
     }
 
     fn found(&mut self, paths: &Paths, step: &Step) -> bool {
-        let Some((parent, name)) = paths.parent(step.path).filter(|_| !self.target.is_stopped()) else { return false };
-        if !self.takes_name(step.path) {
+        let Some((parent, name)) = paths.parent(step.path) else { return false };
+        if self.target.is_stopped() || self.is_at_limit || !self.takes_name(step.path) {
             return false;
         }
         let inode = &step.inode;
@@ -217,6 +219,7 @@ impl Extraction<'_> {
             self.names_left = left;
             return true;
         }
+        self.is_at_limit = true;
         let allowed = self.target.options.max_files.unwrap_or(u64::MAX);
         self.target.failed(&mut self.found, path, 1, Error::TooManyFiles { allowed }, false);
         false

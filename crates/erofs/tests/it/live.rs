@@ -15,7 +15,7 @@ use crate::trees;
 const LIVE: fn() -> ScanOptions = || ScanOptions { skip_unreadable: true, ..ScanOptions::default() };
 
 /// Longer than a segment.
-const LONG_BYTES: usize = 5 << 20;
+const LONG_BYTES: usize = (4 << 20) + 100_000;
 
 fn fill(root: &Path) {
     for folder in ["a", "gone", "z/deep"] {
@@ -41,7 +41,7 @@ fn change(root: &Path) {
         fs::remove_file(root.join(name)).unwrap();
     }
     fs::remove_dir_all(root.join("gone")).unwrap();
-    for (name, len) in [("shrinks", 33_333), ("to-nothing", 0), ("long-shrinks", LONG_BYTES as u64 - 5_000_000)] {
+    for (name, len) in [("shrinks", 33_333), ("to-nothing", 0), ("long-shrinks", LONG_BYTES as u64 - 4_100_000)] {
         File::options().write(true).open(root.join(name)).unwrap().set_len(len).unwrap();
     }
     fs::write(root.join("grows"), "at first, and then more").unwrap();
