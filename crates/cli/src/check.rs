@@ -4,12 +4,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
-use pagefold_erofs::{CheckReport, CompareReport, ImageFile};
+use pagefold_erofs::{CheckReport, CompareReport, Image, ImageFile};
 
 use crate::image::{ImageArgs, ImagePath, resolve, show, tell_problems, tell_warnings};
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
-use crate::source::{SourceArgs, tell_differences};
+use crate::source::{SourceArgs, tell_changes, tell_differences};
 use crate::{misuse, size};
 
 /// Check the structure of an EROFS image and decode all its files
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.against.is_empty() && !path.is_empty() {
         return Err(misuse(anyhow!("--against compares the whole image; leave ':{}' out", show(path))));
     }
-    let image = args.image.open(file)?;
+    let image = args.image.open_with(file, Image::DEFAULT_CACHE_BYTES)?;
     let report = match path.as_slice() {
         [] => image.check(args.threads),
         path => image.check_below(&resolve(&image, path)?, args.threads),
@@ -64,7 +64,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         [] => None,
         sources => {
             let own = ImageFile::at(file).with_context(|| file.display().to_string())?;
-            Some(image.compare(&args.source.tree(sources, Some(own))?, args.threads))
+            let tree = args.source.tree(sources, Some(own))?;
+            let report = image.compare(&tree, args.threads);
+            tell_changes(&tree);
+            Some(report)
         }
     };
     let found = Found { report, comparison };

@@ -13,7 +13,7 @@ use pagefold_base::{Format, Kind, Signature};
 use pagefold_control::is_unseen;
 use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
-use crate::{destination::Inputs, log, places, size};
+use crate::{destination::Inputs, log, places, size, tell};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +54,13 @@ pub(crate) struct ImageArgs {
 }
 
 impl ImageArgs {
-    /// Opens an image.
+    /// Opens an image. Warns if it is truncated.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Image> {
-        self.open_with(path, Image::DEFAULT_CACHE_BYTES)
+        let image = self.open_with(path, Image::DEFAULT_CACHE_BYTES)?;
+        if let Err(error) = image.check_len() {
+            tell(&format!("warning: {}: {error}", show(path.as_os_str().as_bytes())));
+        }
+        Ok(image)
     }
 
     /// Opens an image and caches at most `cache_bytes` of decoded clusters.
@@ -95,7 +99,10 @@ impl ImageArgs {
     /// and places where an image may be.
     fn open_file(&self, path: &Path) -> anyhow::Result<File> {
         let shown = || path.display().to_string();
-        let file = File::open(path).with_context(shown)?;
+        let file = File::open(path).with_context(|| match path_in_a_file(path) {
+            Some(place) => format!("{} (for a path in an image, write {place})", shown()),
+            None => shown(),
+        })?;
         if file.metadata().with_context(shown)?.is_dir() {
             bail!("{} is a directory, not an image", shown());
         }
@@ -120,6 +127,15 @@ impl ImageArgs {
         let advice = places::advice(&places);
         bail!("{}{there} is not an EROFS image{joint} {what}{advice}", shown());
     }
+}
+
+/// Returns `IMAGE:/PATH` for a path below a file, as if the file were a directory.
+fn path_in_a_file(path: &Path) -> Option<String> {
+    // Without a slash at its end, which a file cannot have.
+    let path: PathBuf = path.components().collect();
+    let file = path.ancestors().find(|above| above.is_file())?;
+    let below = path.strip_prefix(file).ok()?;
+    Some(show(&[file.as_os_str().as_bytes(), b":/", below.as_os_str().as_bytes()].concat()))
 }
 
 /// Returns the inode at a path in an image.
@@ -193,13 +209,30 @@ pub(crate) fn long(inode: &Inode) -> String {
         None => inode.size.to_string(),
     };
     format!(
-        "{kind}{:04o} {:>3} {:>5} {:>5} {size:>12} {}",
-        inode.permissions(),
+        "{kind}{} {:>3} {:>5} {:>5} {size:>12} {}",
+        rights(inode.permissions()),
         inode.nlink,
         inode.uid,
         inode.gid,
         date(inode.mtime_s, inode.mtime_nsec)
     )
+}
+
+/// Formats permissions, set-id and sticky bits like `ls -l`.
+fn rights(permissions: u16) -> String {
+    let mut text = String::with_capacity(9);
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = permissions >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (permissions & special != 0, bits & 1 != 0) {
+            (true, true) => letter,
+            (true, false) => letter.to_ascii_uppercase(),
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
 }
 
 /// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
@@ -252,6 +285,20 @@ mod tests {
             ("/etc", "packed inode", "packed inode"),
         ] {
             assert_eq!(show_below(path.as_bytes(), below.as_bytes()), shown, "{path} {below}");
+        }
+    }
+
+    #[test]
+    fn rights_are_those_of_ls() {
+        for (permissions, text) in [
+            (0o644, "rw-r--r--"),
+            (0o4755, "rwsr-xr-x"),
+            (0o6640, "rwSr-S---"),
+            (0o1777, "rwxrwxrwt"),
+            (0o1000, "--------T"),
+            (0, "---------"),
+        ] {
+            assert_eq!(rights(permissions), text);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
 use crate::image::{ImageArgs, ImagePath, long, resolve, show};
@@ -51,11 +51,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Below directories with longer paths, nothing is listed: no system call takes them, and a listing
+/// of a chain of directories would grow with the square of its length.
+const MAX_PATH_BYTES: usize = 4095;
+
 /// Lists a directory and, if requested, those below it. Each is listed once, even if the image has
 /// cycles.
 fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     let mut seen = std::collections::HashSet::from([directory.nid]);
     let mut stack = vec![(directory.clone(), Vec::new())];
+    let mut deep = 0_u64;
     while let Some((directory, path)) = stack.pop() {
         let mut below = Vec::new();
         for entry in image.read_dir(&directory)? {
@@ -65,6 +70,10 @@ fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> 
                 let inode = image.inode(entry.nid)?;
                 line(image, &inode, &name, args, out)?;
                 if args.recursive && inode.kind == FileKind::Directory && seen.insert(inode.nid) {
+                    if name.len() > MAX_PATH_BYTES {
+                        deep += 1;
+                        continue;
+                    }
                     name.push(b'/');
                     below.push((inode, name));
                 }
@@ -73,6 +82,14 @@ fn list(image: &Image, directory: &Inode, args: &Args, out: &mut impl Write) -> 
             }
         }
         stack.extend(below.into_iter().rev());
+    }
+    if deep > 0 {
+        out.flush()?;
+        let directories = if deep == 1 { "directory" } else { "directories" };
+        bail!(
+            "{deep} {directories} with a path longer than {MAX_PATH_BYTES} bytes not entered; IMAGE:PATH lists what is \
+             below PATH"
+        );
     }
     Ok(())
 }

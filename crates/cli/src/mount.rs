@@ -136,6 +136,9 @@ fn serve(args: &Args) -> anyhow::Result<ExitCode> {
     let shown = args.path.display();
     let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;
     let image = args.image.open_with(&args.path, cache)?;
+    if let Err(error) = image.check_len() {
+        tell(&format!("warning: {shown}: {error}"));
+    }
     let options = args.mount_options()?;
     // Catch signals before the mount exists, so that no signal leaves it behind.
     let signals = signals::catch().context("cannot catch signals")?;

@@ -28,6 +28,7 @@ use crate::{codec, log, misuse, progress::ProgressLine, size};
   docker save app:1 | pagefold pack - -o app.erofs
   pagefold pack rootfs/ -o rootfs.erofs \\
     --hint '*.so*=lz4hc,12@64K' --hint 'usr/share/doc/*=zstd' --hint '*.gz=none'
+  pagefold pack --one-file-system --skip-unreadable / -o system.erofs
   pagefold pack rootfs/ -o rootfs.erofs \\
     --uid-map 0:100000:65536 --gid-map 0:100000:65536
 
@@ -163,6 +164,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             size::show(report.image_bytes)
         ));
     }
+    let changes = source::tell_changes(&tree);
+    ensure!(
+        changes == 0,
+        "{}: written, but {changes} file{} of the source changed meanwhile",
+        args.output.display(),
+        if changes == 1 { "" } else { "s" }
+    );
     Ok(())
 }
 

@@ -63,7 +63,7 @@ struct Comparison<'a> {
     parts: &'a Work<Part<'a>>,
     paths: Paths,
     report: CompareReport,
-    differences: Vec<(PathId, String)>,
+    differences: Differences,
     /// The number of names of each node in the tree.
     nlinks: HashMap<NodeId, u32>,
     /// The inode of each compared node that is not a directory, and the reverse.
@@ -76,7 +76,8 @@ impl Image {
     /// owners, times, sizes, device numbers, xattrs, hard links and all content. Uses `threads`
     /// threads (at most 1024; 0 for one per processor). A hole compares equal to zeros.
     ///
-    /// Anything that cannot be read, in the image or in the tree, is reported as a difference.
+    /// Anything that cannot be read, in the image or in the tree, is reported as a difference, except
+    /// what [`Tree::changes`](crate::Tree::changes) then reports.
     /// Memory use is linear in the number of names.
     pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
         let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
@@ -98,7 +99,7 @@ impl Image {
             parts: &parts,
             paths: Paths::new(),
             report: CompareReport::default(),
-            differences: Vec::new(),
+            differences: Differences::default(),
             nlinks: tree.walk().iter().map(|visit| (visit.id, visit.nlink)).collect(),
             nids: HashMap::new(),
             nodes: HashMap::new(),
@@ -113,14 +114,16 @@ impl Image {
             compare_parts();
         });
         let contents = contents.into_inner().unwrap_or_else(PoisonError::into_inner);
-        comparison.differences.extend(contents.into_iter().map(|(path, (_, what))| (path, what)));
+        for (path, (_, what)) in contents {
+            comparison.differs(path, what);
+        }
         comparison.into_report()
     }
 }
 
 impl<'a> Comparison<'a> {
     fn differs(&mut self, path: PathId, what: impl Into<String>) {
-        self.differences.push((path, what.into()));
+        self.differences.add(Difference { path: self.paths.display(path), what: what.into() });
     }
 
     fn walk(&mut self) {
@@ -145,6 +148,9 @@ impl<'a> Comparison<'a> {
             }
             let mut below = Vec::new();
             for (name, &child) in names {
+                if matches!(&tree.node(child).kind, NodeKind::Regular { content, .. } if content.is_gone()) {
+                    continue;
+                }
                 let child_path = self.paths.add(path, name.clone());
                 let Some(nid) = found.remove(name) else {
                     self.differs(child_path, "is missing in the image");
@@ -244,15 +250,31 @@ impl<'a> Comparison<'a> {
     }
 
     fn into_report(mut self) -> CompareReport {
-        let paths = self.paths;
-        let mut differences: Vec<_> = std::mem::take(&mut self.differences)
-            .into_iter()
-            .map(|(path, what)| Difference { path: paths.display(path), what })
-            .collect();
-        differences.sort_by(|left, right| (&left.path, &left.what).cmp(&(&right.path, &right.what)));
-        let more_differences = differences.len().saturating_sub(MAX_DIFFERENCES) as u64;
-        differences.truncate(MAX_DIFFERENCES);
+        self.differences.cut();
+        let Differences { first: differences, more: more_differences } = self.differences;
         CompareReport { differences, more_differences, ..self.report }
+    }
+}
+
+/// The first differences by path and text, in whatever order they are added.
+#[derive(Default)]
+struct Differences {
+    first: Vec<Difference>,
+    more: u64,
+}
+
+impl Differences {
+    fn add(&mut self, difference: Difference) {
+        self.first.push(difference);
+        if self.first.len() >= 2 * MAX_DIFFERENCES {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        self.first.sort_by(|left, right| (&left.path, &left.what).cmp(&(&right.path, &right.what)));
+        self.more += self.first.len().saturating_sub(MAX_DIFFERENCES) as u64;
+        self.first.truncate(MAX_DIFFERENCES);
     }
 }
 
@@ -296,19 +318,24 @@ impl Part<'_> {
             Ok(len)
         };
         let len = read(of_image).map_err(|error| (at, error.to_string()))?;
-        let found = self.content.read(at, len, of_tree).map_err(|error| {
-            let what = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "has become shorter".to_owned(),
-                _ => format!("cannot be read again: {error}"),
-            };
-            (at, what)
-        })?;
+        let has_changed = || matches!(self.content, Content::Live(file) if file.has_changed());
+        let found = match self.content.read_again(at, len, of_tree) {
+            Ok(found) => found,
+            Err(_) if has_changed() => return Ok(len),
+            Err(error) => {
+                let what = match error.kind() {
+                    io::ErrorKind::UnexpectedEof => "has become shorter".to_owned(),
+                    _ => format!("cannot be read again: {error}"),
+                };
+                return Err((at, what));
+            }
+        };
         let of_image = &of_image[..len];
         let same = match found {
             Found::Bytes => of_image == of_tree.as_slice(),
             Found::Zeros => is_zeros(of_image),
         };
-        if same {
+        if same || has_changed() {
             return Ok(len);
         }
         if found == Found::Zeros {

@@ -27,6 +27,14 @@ pub enum Error {
         /// The length of the image.
         len_bytes: u64,
     },
+    /// The image is shorter than its superblock says.
+    #[error("the image ends before byte {expected}; it has {found} bytes")]
+    TooShort {
+        /// The length that the superblock states, in bytes.
+        expected: u64,
+        /// The length of the image in bytes.
+        found: u64,
+    },
     /// The image uses a feature that this crate does not read.
     #[error("unsupported image: {0}")]
     Unsupported(String),
@@ -39,6 +47,20 @@ pub enum Error {
         /// The limit for all files together.
         allowed: u64,
     },
+    /// The image has more files than the caller's limit
+    /// ([`ExtractOptions::max_files`](crate::ExtractOptions::max_files)).
+    #[error("the limit of {allowed} files is reached")]
+    TooManyFiles {
+        /// The limit.
+        allowed: u64,
+    },
+    /// A file with this name exists in the target of an extraction.
+    #[error("exists already")]
+    Exists,
+    /// A further name of a file cannot be created, because the first one, at this path, existed and
+    /// was kept.
+    #[error("a hard link to {}, which was kept and differs", String::from_utf8_lossy(_0))]
+    OtherFile(Vec<u8>),
     /// The image needs data from other devices, but none, or the wrong ones, were given.
     #[error("{0}")]
     Devices(String),
@@ -90,10 +112,15 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// Returns whether the target accepts no more data: it is full, over a quota, or read-only.
+    /// Returns whether no more files can be extracted: the limit of files is reached, or the target
+    /// is full, over a quota, or read-only.
     pub(crate) fn takes_no_more(&self) -> bool {
         use rustix::io::Errno;
-        let Self::Io { source, .. } = self else { return false };
+        let source = match self {
+            Self::TooManyFiles { .. } => return true,
+            Self::Io { source, .. } => source,
+            _ => return false,
+        };
         let errno = Errno::from_io_error(source);
         errno.is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT, Errno::ROFS].contains(&errno))
     }

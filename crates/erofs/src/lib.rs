@@ -62,13 +62,14 @@ mod zeros;
 
 pub use build::{
     BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, ImageFile, Indexes,
-    Layer, MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree, Warning,
+    Layer, LiveFile, MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree,
+    Warning,
     WarningKind, Whiteouts, build, build_watched,
 };
 pub use cache::ClusterCache;
 pub use compare::{CompareReport, Difference};
 pub use error::{Error, Result};
-pub use extract::{ExtractOptions, ExtractReport};
+pub use extract::{Existing, ExtractOptions, ExtractProblem, ExtractReport, LeftOut};
 pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
 pub use read::{CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, Run, Superblock};

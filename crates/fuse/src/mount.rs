@@ -99,6 +99,12 @@ impl Mount {
             }
             Err(error) => return Err(error),
         }
+        if let Some((kind, source)) = topmost(&at)?
+            && (kind == "fuse" || kind.starts_with("fuse."))
+        {
+            let what = format!("{source} is mounted there; unmount it first (fusermount3 -u)");
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = match options.threads {
             0 => processors().clamp(MIN_THREADS, MAX_THREADS),
@@ -195,18 +201,35 @@ fn explain(error: io::Error) -> io::Error {
     }
 }
 
-/// Returns the ids of the mounts on a directory, the topmost last (`proc_pid_mountinfo(5)`). Does
-/// not access the mounts themselves.
+/// Returns the ids of the mounts on a directory, the topmost last.
 fn mounts_at(directory: &Path) -> io::Result<Vec<u64>> {
+    let lines = lines_at(directory)?;
+    let id = |line: &Vec<u8>| std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.parse().ok();
+    Ok(lines.iter().filter_map(id).collect())
+}
+
+/// Returns the file system type and the source of the topmost mount on a directory; `None` if there
+/// is none.
+fn topmost(directory: &Path) -> io::Result<Option<(String, String)>> {
+    let of = |line: &Vec<u8>| {
+        let mut fields = line.split(|byte| *byte == b' ').skip_while(|field| *field != b"-").skip(1);
+        let mut next = || Some(String::from_utf8_lossy(fields.next()?).into_owned());
+        Some((next()?, next()?))
+    };
+    Ok(lines_at(directory)?.last().and_then(of))
+}
+
+/// Returns the lines about a directory in the mount table (`proc_pid_mountinfo(5)`). Does not access
+/// the mounts themselves.
+fn lines_at(directory: &Path) -> io::Result<Vec<Vec<u8>>> {
     let escaped = |byte: &u8| match byte {
         b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
         byte => vec![*byte],
     };
     let directory: Vec<u8> = directory.as_os_str().as_bytes().iter().flat_map(escaped).collect();
     let table = std::fs::read("/proc/self/mountinfo")?;
-    let lines = table.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
-    let here = lines.filter(|line| line.clone().nth(4).is_some_and(|at| at == directory));
-    Ok(here.filter_map(|mut line| std::str::from_utf8(line.next()?).ok()?.parse().ok()).collect())
+    let is_here = |line: &&[u8]| line.split(|byte| *byte == b' ').nth(4).is_some_and(|at| at == directory);
+    Ok(table.split(|byte| *byte == b'\n').filter(is_here).map(<[u8]>::to_vec).collect())
 }
 
 /// Replaces characters that separate mount options.
@@ -222,6 +245,8 @@ mod tests {
     fn mounts_are_found_in_the_table() {
         assert!(!mounts_at(Path::new("/proc")).unwrap().is_empty());
         assert!(mounts_at(Path::new("/proc/self")).unwrap().is_empty());
+        assert_eq!(topmost(Path::new("/proc")).unwrap().unwrap().0, "proc");
+        assert_eq!(topmost(Path::new("/proc/self")).unwrap(), None);
     }
 
     #[test]

@@ -24,8 +24,13 @@ fuzz_target!(|input: &[u8]| {
     let Ok(image) = Image::open(bytes) else { return };
     let sound = image.check(1).problems.is_empty();
     let target = tempfile::tempdir().unwrap();
-    let options =
-        ExtractOptions { threads: 1, owners: false, permissions: true, xattrs: false, max_bytes: Some(64 << 20) };
+    let options = ExtractOptions {
+        threads: 1,
+        owners: false,
+        xattrs: false,
+        max_bytes: Some(64 << 20),
+        ..ExtractOptions::default()
+    };
     let extracted = image.extract(&target.path().join("out"), &options);
     if sound {
         // A name or a time that is valid in an image may be invalid in the file system, and a

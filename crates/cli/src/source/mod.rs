@@ -82,9 +82,19 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     layer: bool,
 
-    /// Leave out unreadable files and directories with a warning, instead of failing
+    /// Leave out unreadable files and directories with a warning, instead of failing. Of files that
+    /// vanish or become shorter while they are packed, leave out the former and fill the latter
+    /// with zeros; each is named, and the exit status is 1
     #[arg(long)]
     skip_unreadable: bool,
+
+    /// Do not enter other file systems: directories on which they are mounted stay empty
+    #[arg(long)]
+    one_file_system: bool,
+
+    /// Store each hard link as a file of its own
+    #[arg(long)]
+    hard_dereference: bool,
 }
 
 impl SourceArgs {
@@ -92,7 +102,10 @@ impl SourceArgs {
     /// Leaves out `image` if it is inside a source.
     pub(crate) fn tree(&self, sources: &[PathBuf], image: Option<ImageFile>) -> anyhow::Result<Tree> {
         let options = ScanOptions { image, ..self.scan_options().map_err(misuse)? };
-        let tree = self.read(sources, &options)?;
+        let mut tree = self.read(sources, &options)?;
+        if self.hard_dereference {
+            tree.separate_links();
+        }
         warn_of(&tree);
         Ok(tree)
     }
@@ -250,6 +263,7 @@ impl SourceArgs {
             gid_map: id_map(&self.gid_map)?,
             no_xattrs: self.no_xattrs,
             skip_unreadable: self.skip_unreadable,
+            one_file_system: self.one_file_system,
             excludes: self.exclude.iter().map(|pattern| pattern.as_bytes().to_vec()).collect(),
             image: None,
         })
@@ -386,6 +400,27 @@ fn warn_of(tree: &Tree) {
         }
         tell(&format!("warning: {}", show(warning.to_string().as_bytes())));
     }
+}
+
+/// Names the files that changed while their tree was used, each in a line. Returns their number.
+pub(crate) fn tell_changes(tree: &Tree) -> u64 {
+    let mut all = 0;
+    for warning in tree.changes() {
+        let what = match warning.kind {
+            WarningKind::Shorter => "became shorter; the rest is zeros",
+            WarningKind::Changed => "changed, and was not verified",
+            _ => "vanished, and was left out",
+        };
+        for example in &warning.examples {
+            tell(&format!("warning: {}: {what}", show(example.as_bytes())));
+        }
+        let more = warning.count - warning.examples.len() as u64;
+        if more > 0 {
+            tell(&format!("warning: {more} more {what}"));
+        }
+        all += warning.count;
+    }
+    all
 }
 
 /// Reports each difference between an image and its source; returns their number.

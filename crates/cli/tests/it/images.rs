@@ -77,7 +77,7 @@ fn a_tree_is_packed_and_comes_back() {
         );
     }
     let message = run_to_fail(pagefold().args(["extract", &(at("damaged") + ":/etc/"), "-C", &at("out-of-damaged")]));
-    assert!(message.starts_with("/etc/text: corrupt image at byte 4096"), "{message}");
+    assert!(message.contains("/out-of-damaged/text: corrupt image at byte 4096"), "{message}");
     let message = run_to_fail(pagefold().args(["check", &format!("{}:/none", at("damaged"))]));
     assert!(message.contains("no such file in the image"), "{message}");
 }

@@ -14,6 +14,7 @@ mod dedupe;
 mod devices;
 mod embedded;
 mod errors;
+mod extracting;
 mod fairness;
 mod file_system;
 mod forks;

@@ -269,6 +269,9 @@ fn a_mounted_image_is_what_was_packed() {
         let size = rustix::fs::statvfs(place.at("mount")).expect("figures");
         let image = fs::metadata(place.at("image")).expect("an image").len();
         assert_eq!((size.f_blocks * size.f_frsize, size.f_bfree), (image, 0));
+        let again = place.mount_command().output().expect("the program starts");
+        let message = String::from_utf8_lossy(&again.stderr);
+        assert!(!again.status.success() && message.contains("image is mounted there; unmount it first"), "{message}");
 
         place.unmount();
         until("the process ends when its mount is gone", || place.servers() == 0);

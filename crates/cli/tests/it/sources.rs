@@ -135,7 +135,7 @@ fn sources_are_laid_over_each_other() {
     assert!(!said.contains("warning"), "{said}");
     assert_eq!(folder.list("image"), "etc etc/one etc/two opt");
     let list = done(pagefold().args(["ls", "-lR", &at("image")])).0;
-    let whiteouts: Vec<_> = list.lines().filter(|line| line.starts_with("c0000")).collect();
+    let whiteouts: Vec<_> = list.lines().filter(|line| line.starts_with("c---------")).collect();
     assert!(whiteouts.len() == 2 && whiteouts.iter().all(|line| line.contains(" 0,0 ")), "{list}");
     done(&mut folder.pack(&["--layer", &app, &at("config")]));
     assert_eq!(folder.list("image"), "etc etc/local etc/one etc/two opt");

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::holes::{self, Found};
+use super::live::{LiveFile, State};
 use super::member::MemberContent;
 use super::overlay::Overlay;
 use super::place::SourcePath;
@@ -18,6 +19,9 @@ use super::sparse::{self, Span};
 pub enum Content {
     /// A file of the operating system.
     Path(SourcePath),
+    /// As before, but changes after the scan are recorded
+    /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
+    Live(LiveFile),
     /// A part of an open file, such as an archive.
     Range(Arc<File>, u64),
     /// Parts of an open file, ascending and without overlap, with zeros between and after them.
@@ -36,6 +40,7 @@ impl Content {
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
             Self::Path(path) => return holes::read(&File::open(reach(&path.to_path_buf())?)?, offset, len, bytes),
+            Self::Live(file) => return file.read(offset, len, bytes),
             Self::Range(file, start) => {
                 bytes.resize(len, 0);
                 file.read_exact_at(bytes, start + offset)?;
@@ -64,9 +69,23 @@ impl Content {
         Ok(())
     }
 
+    /// Reads content again that was read before, to verify an image.
+    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+        match self {
+            Self::Live(file) => file.read_again(offset, len, bytes),
+            _ => self.read(offset, len, bytes),
+        }
+    }
+
+    /// Returns whether the content belongs to a file that was left out of the image.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Live(file) if file.state() == State::Gone)
+    }
+
     pub(crate) fn name(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.to_path_buf(),
+            Self::Live(file) => file.path().to_path_buf(),
             Self::Member(member) => member.name(),
             Self::Range(..) | Self::Spans(..) => PathBuf::from("part of an open file"),
             Self::Overlay(_) => PathBuf::from("a disk"),

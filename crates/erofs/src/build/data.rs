@@ -438,6 +438,13 @@ impl Writer<'_> {
 
     /// Chooses the layout of a file after its last segment.
     fn finish(&mut self, file: OpenFile, source: &Source) -> Result<FileData> {
+        if source.content.is_gone() {
+            // Its inode is left out. Chunks may be shared already, so they stay.
+            if self.chunking.is_none() {
+                self.blocks.rewind(file.first_block)?;
+            }
+            return Ok(FileData::Flat { blkaddr: file.first_block, tail: Vec::new() });
+        }
         let block = u64::from(self.options.block_bytes);
         let tail_len = source.size % block;
         let tail_fits = source.header_bytes + tail_len <= block;

@@ -30,6 +30,7 @@ mod holes;
 mod ids;
 mod indexes;
 mod layer;
+mod live;
 mod member;
 mod metadata;
 mod options;
@@ -66,6 +67,7 @@ pub use content::Content;
 pub(crate) use holes::Found;
 pub use ids::{IdMap, IdRange};
 pub use layer::{Layer, Whiteouts};
+pub use live::LiveFile;
 pub use member::MemberContent;
 pub use options::{BuildOptions, Compression, Fragments, Hint, Indexes};
 pub use overlay::{Change, Overlay};
@@ -87,7 +89,8 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Options`] before anything is read or written; [`Error::Source`] for a file that cannot
-/// be stored in an image; [`Error::Io`] if a file cannot be read or `out` cannot be written. After
+/// be stored in an image, or is unreadable or shorter than when it was scanned, unless such files are
+/// skipped; [`Error::Io`] if a file cannot be read or `out` cannot be written. After
 /// an error, `out` contains no superblock, so it cannot be mistaken for an image.
 pub fn build(tree: &Tree, options: &BuildOptions, out: &File) -> Result<BuildReport> {
     build_watched(tree, options, out, &mut |_| {})
@@ -106,7 +109,13 @@ pub fn build_watched(
     if out.metadata().map_or(true, |metadata| metadata.len() > 0) {
         out.set_len(0).map_err(emptying)?;
     }
-    let plan = plan::Plan::new(tree, options)?;
+    let mut plan = plan::Plan::new(tree, options)?;
     let data = data::write(tree, options, &plan, out, watch)?;
-    metadata::write(tree, options, plan, data, out)
+    let gone = tree.gone();
+    if gone.is_empty() {
+        return metadata::write(tree, options, plan, data, out);
+    }
+    let tree = tree.without(&gone);
+    plan.leave_out(&tree, &gone, options);
+    metadata::write(&tree, options, plan, data, out)
 }

@@ -1,7 +1,7 @@
 //! The plan of an image before its data is written: the order of the inodes and their sizes, except
 //! for data.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::choices::Choices;
 use super::directory::DirShape;
@@ -108,6 +108,18 @@ impl Plan {
         };
         plan.front_bytes = (plan.root_at() + root_bytes).next_multiple_of(u64::from(options.block_bytes));
         Ok(plan)
+    }
+
+    /// Leaves nodes out after the data was written. `tree` is without their names. The plans of all
+    /// other files stay as they are, since their data was stored to fit them.
+    pub(crate) fn leave_out(&mut self, tree: &Tree, gone: &HashSet<NodeId>, options: &BuildOptions) {
+        self.visits.retain(|visit| !gone.contains(&visit.id));
+        self.inodes.retain(|id, _| !gone.contains(id));
+        for (id, inode) in &mut self.inodes {
+            if let NodeKind::Directory(names) = &tree.node(*id).kind {
+                inode.directory = Some(DirShape::new(names.keys(), options.block_bytes as usize));
+            }
+        }
     }
 
     /// Returns the offset of the prefix table, if it is not in the packed inode.

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use super::content::Content;
 use super::layer::Layer;
+use super::live::{LiveFile, is_exhaustion};
 use super::place::SourcePath;
 use super::reach::reach;
 use super::scan_options::{ScanOptions, Verdict};
@@ -20,8 +21,9 @@ use crate::error::{Error, Result};
 use crate::format::Xattr;
 
 impl Tree {
-    /// Scans the tree under `root`. Hard links within it are preserved. Other file systems mounted
-    /// in it are included.
+    /// Scans the tree under `root`. Hard links within it are preserved
+    /// ([`separate_links`](Self::separate_links) makes them files of their own). Other file systems
+    /// mounted in it are included, unless the options say otherwise.
     ///
     /// # Errors
     /// [`Error::Io`] for the first file that cannot be read, unless unreadable files are skipped.
@@ -41,7 +43,8 @@ impl Layer {
             return Err(Error::Source { path: root.to_owned(), what: "not a directory".to_owned() });
         }
         let place = SourcePath::from(root);
-        let mut scanner = Scanner { root, options, warnings: Warnings::default(), links: HashMap::new() };
+        let device = metadata.dev();
+        let mut scanner = Scanner { root, device, options, warnings: Warnings::default(), links: HashMap::new() };
         let top = scanner.node_of(&place, root, &metadata)?;
         let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
         let top = layer.tree.root();
@@ -73,8 +76,13 @@ struct Found {
     parent: Option<(NodeId, Vec<u8>)>,
 }
 
+/// What comes before the path in an error of listing a directory.
+const LISTING: &str = "listing ";
+
 struct Scanner<'a> {
     root: &'a Path,
+    /// The device of the root.
+    device: u64,
     options: &'a ScanOptions,
     warnings: Warnings,
     /// Files with several links, by device and inode.
@@ -86,20 +94,22 @@ impl Scanner<'_> {
     fn skips(&mut self, error: &Error) -> bool {
         use rustix::io::Errno;
         let Error::Io { what, source } = error else { return false };
-        // These errors mean exhausted resources, and would skip all following files too.
-        let of_process = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-        let skips =
-            self.options.skip_unreadable && Errno::from_io_error(source).is_some_and(|e| !of_process.contains(&e));
-        if skips {
+        let Some(errno) = Errno::from_io_error(source) else { return false };
+        if !self.options.skip_unreadable || is_exhaustion(source) {
+            return false;
+        }
+        if matches!(errno, Errno::NOENT | Errno::STALE) {
+            self.warnings.add(WarningKind::Vanished, || what.strip_prefix(LISTING).unwrap_or(what).to_owned());
+        } else {
             self.warnings.add(WarningKind::Unreadable, || format!("{what}: {source}"));
         }
-        skips
+        true
     }
 
     /// Lists a directory.
     fn list(&self, place: &SourcePath) -> Result<Vec<DirEntry>> {
         let here = place.to_path_buf();
-        let failed = |error| Error::io(format!("listing {}", here.display()))(error);
+        let failed = |error| Error::io(format!("{LISTING}{}", here.display()))(error);
         let entries = fs::read_dir(reach(&here).map_err(failed)?).map_err(failed)?;
         entries.collect::<io::Result<_>>().map_err(failed)
     }
@@ -108,7 +118,7 @@ impl Scanner<'_> {
     fn add(&mut self, layer: &mut Layer, found: &Found, entries: Vec<DirEntry>, stack: &mut Vec<Found>) -> Result<()> {
         let here = found.place.to_path_buf();
         let below = here.strip_prefix(self.root).unwrap_or(&here);
-        let reached = reach(&here).map_err(|error| Error::io(format!("listing {}", here.display()))(error))?;
+        let reached = reach(&here).map_err(|error| Error::io(format!("{LISTING}{}", here.display()))(error))?;
         for entry in entries {
             if self.options.excludes(below.join(entry.file_name()).as_os_str().as_bytes()) {
                 continue;
@@ -161,7 +171,8 @@ impl Scanner<'_> {
         if shared {
             self.links.insert(inode, id);
         }
-        Ok(metadata.is_dir().then(|| Found { place, id, parent: Some((above.id, name.into_vec())) }))
+        let is_listed = metadata.is_dir() && (!self.options.one_file_system || metadata.dev() == self.device);
+        Ok(is_listed.then(|| Found { place, id, parent: Some((above.id, name.into_vec())) }))
     }
 
     /// Builds the node of the file at `path`, which the system finds at `reached`.
@@ -171,7 +182,11 @@ impl Scanner<'_> {
         let kind = if kind.is_dir() {
             NodeKind::Directory(Default::default())
         } else if kind.is_file() {
-            NodeKind::Regular { content: Content::Path(path.clone()), size: metadata.size() }
+            let content = match self.options.skip_unreadable {
+                true => Content::Live(LiveFile::new(path.clone(), metadata)),
+                false => Content::Path(path.clone()),
+            };
+            NodeKind::Regular { content, size: metadata.size() }
         } else if kind.is_symlink() {
             let target =
                 fs::read_link(reached).map_err(|error| Error::io(path.to_path_buf().display().to_string())(error))?;
@@ -238,6 +253,56 @@ fn sized(mut fill: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
             }
             Err(rustix::io::Errno::RANGE) if buf.len() < 1 << 16 => buf.resize(buf.len() * 4, 0),
             Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files and directories that vanish after their names were read.
+    #[test]
+    fn what_vanishes_during_the_scan_is_left_out() {
+        for skip_unreadable in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let root = folder.path();
+            for name in ["stays", "vanishes"] {
+                fs::write(root.join(name), name).unwrap();
+                fs::create_dir(root.join(format!("{name}-directory"))).unwrap();
+            }
+            let options = ScanOptions { skip_unreadable, ..ScanOptions::default() };
+            let metadata = fs::metadata(root).unwrap();
+            let mut scanner = Scanner {
+                root,
+                device: metadata.dev(),
+                options: &options,
+                warnings: Warnings::default(),
+                links: HashMap::new(),
+            };
+            let place = SourcePath::from(root);
+            let top = scanner.node_of(&place, root, &metadata).unwrap();
+            let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
+            let found = Found { place, id: layer.tree.root(), parent: None };
+            let entries = scanner.list(&found.place).unwrap();
+            fs::remove_file(root.join("vanishes")).unwrap();
+            fs::remove_dir(root.join("vanishes-directory")).unwrap();
+            let mut stack = Vec::new();
+            let added = scanner.add(&mut layer, &found, entries, &mut stack);
+            if !skip_unreadable {
+                assert!(matches!(added, Err(Error::Io { .. })), "{added:?}");
+                continue;
+            }
+            added.unwrap();
+            assert_eq!(layer.tree.walk().len(), 3);
+            let [warning] = &scanner.warnings.list()[..] else { panic!("{:?}", scanner.warnings) };
+            assert_eq!((warning.kind, warning.count), (WarningKind::Vanished, 2));
+            // One that vanishes before it is listed.
+            fs::remove_dir(root.join("stays-directory")).unwrap();
+            let error = scanner.list(&stack[0].place).unwrap_err();
+            assert!(scanner.skips(&error));
+            let named = scanner.warnings.list()[0].examples.last().cloned();
+            assert_eq!(named, Some(root.join("stays-directory").display().to_string()));
         }
     }
 }

@@ -27,8 +27,13 @@ pub struct ScanOptions {
     /// Skips extended attributes.
     pub no_xattrs: bool,
     /// Skips files and directories that cannot be read when the tree is scanned, each with a
-    /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable).
+    /// [`WarningKind::Unreadable`](crate::WarningKind::Unreadable). Files that vanish or become
+    /// shorter before they are read do not fail the build: see
+    /// [`Tree::changes`](crate::Tree::changes).
     pub skip_unreadable: bool,
+    /// Leaves out what is in directories on other file systems than the root. The directories
+    /// themselves stay.
+    pub one_file_system: bool,
     /// Patterns for paths below the root that are skipped, including everything below them. `*`
     /// matches any bytes within a name, `?` one byte. A pattern without a slash matches names at
     /// any depth; one with a leading slash matches names in the root.

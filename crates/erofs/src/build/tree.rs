@@ -1,11 +1,12 @@
 //! The source of an image: a tree of files with sorted names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::content::Content;
+use super::live::State;
 use super::member::of_archive;
 use super::warnings::{Warning, WarningKind, Warnings};
 use crate::error::{Error, Result};
@@ -109,7 +110,7 @@ impl Tree {
 
     /// Returns warnings about properties of the source that an image of the tree does not preserve.
     pub fn warnings(&self) -> Vec<Warning> {
-        self.warnings.list()
+        self.warnings.list().into_iter().filter(|warning| !warning.is_change()).collect()
     }
 
     pub(crate) fn warnings_mut(&mut self) -> &mut Warnings {
@@ -234,6 +235,65 @@ impl Tree {
         }
     }
 
+    /// Makes each further name of a file with several names a file of its own, with equal content
+    /// and metadata.
+    pub fn separate_links(&mut self) {
+        let mut is_named = vec![false; self.nodes.len()];
+        for directory in 0..self.nodes.len() {
+            let NodeKind::Directory(names) = &mut self.nodes[directory].kind else { continue };
+            let mut names = std::mem::take(names);
+            for id in names.values_mut() {
+                if matches!(self.nodes[id.0].kind, NodeKind::Directory(_)) {
+                    continue;
+                }
+                if std::mem::replace(&mut is_named[id.0], true) {
+                    let source = self.source_of(*id) as u32;
+                    self.origins.resize(self.nodes.len(), self.sources.len() as u32 - 1);
+                    self.origins.push(source);
+                    *id = self.add_unnamed(self.nodes[id.0].clone());
+                    is_named.push(true);
+                }
+            }
+            self.nodes[directory].kind = NodeKind::Directory(names);
+        }
+    }
+
+    /// Returns what changed in a scanned directory while its tree was scanned, built or verified,
+    /// if [`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable) was set.
+    pub fn changes(&self) -> Vec<Warning> {
+        let mut changes = Warnings::default();
+        for node in &self.nodes {
+            let NodeKind::Regular { content: Content::Live(file), .. } = &node.kind else { continue };
+            let kind = match file.state() {
+                State::Unread | State::Read => continue,
+                State::Gone => WarningKind::Vanished,
+                State::Shorter => WarningKind::Shorter,
+                State::Changed => WarningKind::Changed,
+            };
+            changes.add(kind, || file.path().to_path_buf().display().to_string());
+        }
+        let mut all = self.warnings.clone();
+        all.append(changes);
+        all.list().into_iter().filter(Warning::is_change).collect()
+    }
+
+    /// Returns the files that vanished before they could be read.
+    pub(crate) fn gone(&self) -> HashSet<NodeId> {
+        let is_gone = |node: &Node| matches!(&node.kind, NodeKind::Regular { content, .. } if content.is_gone());
+        self.nodes.iter().enumerate().filter(|(_, node)| is_gone(node)).map(|(id, _)| NodeId(id)).collect()
+    }
+
+    /// Returns a copy without the names of some files.
+    pub(crate) fn without(&self, files: &HashSet<NodeId>) -> Self {
+        let mut copy = self.clone();
+        for node in &mut copy.nodes {
+            if let NodeKind::Directory(names) = &mut node.kind {
+                names.retain(|_, id| !files.contains(id));
+            }
+        }
+        copy
+    }
+
     /// Returns a node's path below the root and its source, for messages.
     pub(crate) fn name_of(&self, id: NodeId) -> PathBuf {
         self.at_source(id, &self.path_of(id))
@@ -256,19 +316,21 @@ impl Tree {
         }
     }
 
-    /// Returns a path of a node below the root, for messages.
+    /// Returns a path of a node below the root, for messages. Takes time linear in the number of
+    /// names.
     fn path_of(&self, id: NodeId) -> PathBuf {
+        let mut above = vec![None; self.nodes.len()];
+        for (parent, node) in self.nodes.iter().enumerate() {
+            let NodeKind::Directory(names) = &node.kind else { continue };
+            for (name, child) in names {
+                above[child.0].get_or_insert((parent, name));
+            }
+        }
         let mut names = Vec::new();
-        let mut below = id;
-        while below != self.root() && names.len() < self.nodes.len() {
-            let parent = self.nodes.iter().enumerate().find_map(|(parent, node)| match &node.kind {
-                NodeKind::Directory(children) => {
-                    let (name, _) = children.iter().find(|(_, child)| **child == below)?;
-                    Some((NodeId(parent), name))
-                }
-                _ => None,
-            });
-            let Some((parent, name)) = parent else { break };
+        let mut below = id.0;
+        while below != self.root().0
+            && let Some((parent, name)) = above[below].take()
+        {
             names.push(OsStr::from_bytes(name));
             below = parent;
         }

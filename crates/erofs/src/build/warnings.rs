@@ -5,6 +5,8 @@ use std::fmt;
 
 /// The maximum number of examples per kind.
 const MOST_EXAMPLES: usize = 20;
+/// The same for files that changed: users need their names.
+const MOST_CHANGES: usize = 1000;
 
 /// The kind of a [`Warning`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +15,13 @@ pub enum WarningKind {
     /// Unreadable files and directories were skipped
     /// ([`ScanOptions::skip_unreadable`](crate::ScanOptions::skip_unreadable)).
     Unreadable,
+    /// Files and directories were left out because they vanished, or could no longer be opened,
+    /// before they were read.
+    Vanished,
+    /// Files became shorter before they were read: their ends were replaced by zeros.
+    Shorter,
+    /// Files changed before their copies in the image could be compared with them.
+    Changed,
     /// Extended attributes were skipped because their names have none of EROFS's prefixes.
     XattrName,
     /// Extended attributes were skipped because no file in Linux can have their names: these are
@@ -40,8 +49,23 @@ pub struct Warning {
     pub kind: WarningKind,
     /// The number of occurrences.
     pub count: u64,
-    /// The first occurrences, at most 20, as text for users.
+    /// The first occurrences as text for users: at most 20, or 1000 if files changed.
     pub examples: Vec<String>,
+}
+
+impl Warning {
+    /// Returns whether the source changed while it was read.
+    pub fn is_change(&self) -> bool {
+        is_change(self.kind)
+    }
+}
+
+fn is_change(kind: WarningKind) -> bool {
+    matches!(kind, WarningKind::Vanished | WarningKind::Shorter | WarningKind::Changed)
+}
+
+fn most_examples(kind: WarningKind) -> usize {
+    if is_change(kind) { MOST_CHANGES } else { MOST_EXAMPLES }
 }
 
 impl fmt::Display for Warning {
@@ -51,6 +75,12 @@ impl fmt::Display for Warning {
             WarningKind::Unreadable => {
                 ("file skipped because it cannot be read", "files skipped because they cannot be read")
             }
+            WarningKind::Vanished => ("file left out because it vanished", "files left out because they vanished"),
+            WarningKind::Shorter => (
+                "file padded with zeros because it became shorter",
+                "files padded with zeros because they became shorter",
+            ),
+            WarningKind::Changed => ("file not verified because it changed", "files not verified because they changed"),
             WarningKind::XattrName => (
                 "extended attribute skipped because EROFS has no prefix for its name",
                 "extended attributes skipped because EROFS has no prefix for their names",
@@ -103,21 +133,21 @@ impl Warnings {
     pub(crate) fn add(&mut self, kind: WarningKind, example: impl FnOnce() -> String) {
         let (count, examples) = self.kinds.entry(kind).or_default();
         *count += 1;
-        if examples.len() < MOST_EXAMPLES {
+        if examples.len() < most_examples(kind) {
             examples.push(example());
         }
     }
 
     /// Returns whether another example of this kind would be kept.
     pub(crate) fn wants_example(&self, kind: WarningKind) -> bool {
-        self.kinds.get(&kind).is_none_or(|(_, examples)| examples.len() < MOST_EXAMPLES)
+        self.kinds.get(&kind).is_none_or(|(_, examples)| examples.len() < most_examples(kind))
     }
 
     pub(crate) fn append(&mut self, other: Self) {
         for (kind, (more, further)) in other.kinds {
             let (count, examples) = self.kinds.entry(kind).or_default();
             *count += more;
-            examples.extend(further.into_iter().take(MOST_EXAMPLES.saturating_sub(examples.len())));
+            examples.extend(further.into_iter().take(most_examples(kind).saturating_sub(examples.len())));
         }
     }
 

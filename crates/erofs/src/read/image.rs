@@ -125,6 +125,17 @@ impl Image {
         self.shared.len_bytes
     }
 
+    /// Checks that the image is as long as its superblock says. Without this, a truncated image can
+    /// be opened, and what is missing is an error when it is read.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`].
+    pub fn check_len(&self) -> Result<()> {
+        let found = self.len_bytes();
+        let expected = self.superblock().blocks.saturating_mul(self.superblock().block_bytes());
+        if expected > found { Err(Error::TooShort { expected, found }) } else { Ok(()) }
+    }
+
     /// Returns the image's counters.
     pub fn counts(&self) -> Counts {
         let sum = |counter: fn(&Counters) -> &AtomicU64| {

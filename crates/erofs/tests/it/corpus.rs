@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
-    BuildOptions, Content, ExtractOptions, FileKind, Fragments, Image, Indexes, Node, NodeKind, Tree, Xattr, build,
+    BuildOptions, Content, Error, ExtractOptions, FileKind, Fragments, Image, Indexes, Node, NodeKind, Tree, Xattr,
+    build,
 };
 
 use crate::tools::skip;
@@ -234,19 +235,19 @@ fn errors(case: &Case) -> String {
     match Image::open(case.bytes.clone()) {
         Err(error) => say("open", Some(error.to_string())),
         Ok(image) => {
-            let show = |problems: &[pagefold_erofs::Problem]| {
+            let show = |problems: &mut dyn Iterator<Item = (&[u8], &Error)>| {
                 let mut shown: Vec<_> = problems
-                    .iter()
-                    .map(|problem| {
-                        let path = String::from_utf8_lossy(&problem.path);
-                        format!("/{}: {}", path.trim_start_matches('/'), problem.error)
+                    .map(|(path, error)| {
+                        let path = String::from_utf8_lossy(path);
+                        format!("/{}: {error}", path.trim_start_matches('/'))
                     })
                     .collect();
                 shown.sort();
                 shown.truncate(3);
                 (!shown.is_empty()).then(|| shown.join("; "))
             };
-            let check = show(&image.check(1).problems);
+            let checked = image.check(1).problems;
+            let check = show(&mut checked.iter().map(|problem| (&problem.path[..], &problem.error)));
             assert!(check.is_some(), "{}: the check finds nothing", case.name);
             say("check", check);
             say("read", read_all(&image).err());
@@ -254,12 +255,14 @@ fn errors(case: &Case) -> String {
             let options = ExtractOptions {
                 threads: 1,
                 owners: false,
-                permissions: true,
                 xattrs: false,
                 max_bytes: Some(1 << 20),
+                ..ExtractOptions::default()
             };
-            let extracted = image.extract(&target.path().join("out"), &options);
-            say("extract", extracted.map_or_else(|error| Some(error.to_string()), |report| show(&report.problems)));
+            let extracted = image
+                .extract(&target.path().join("out"), &options)
+                .map(|report| show(&mut report.problems.iter().map(|problem| (&problem.path[..], &problem.error))));
+            say("extract", extracted.unwrap_or_else(|error| Some(error.to_string())));
         }
     }
     assert!(start.elapsed() < Duration::from_secs(10), "{}: took {:?}", case.name, start.elapsed());

@@ -302,12 +302,10 @@ impl Image {
             report.sort();
             return report;
         }
-        let blocks = match () {
-            () if said_end > self.len_bytes() => Some("image is shorter than its superblock says"),
-            () if said_end < claims.end(self) => Some("image has more blocks than its superblock says"),
-            () => None,
-        };
-        if let Some(what) = blocks {
+        if let Err(error) = self.check_len() {
+            report.add(b"/".to_vec(), error);
+        } else if said_end < claims.end(self) {
+            let what = "image has more blocks than its superblock says";
             report.add(b"/".to_vec(), Error::Corrupt { what, offset: SUPER_OFFSET });
         }
         report.sort();

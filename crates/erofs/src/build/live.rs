@@ -1,0 +1,136 @@
+//! Files that may change between the scan of their directory and the end of the build.
+//!
+//! ```text
+//! cannot be opened, nothing read yet      left out of the image
+//! cannot be opened, or ends early         the rest is zeros
+//! differs when the image is verified      not a difference if the file has changed since the scan
+//! ```
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::Errno;
+
+use super::holes::{self, Found};
+use super::place::SourcePath;
+use super::reach::reach;
+
+/// A file of the operating system whose changes are recorded instead of failing the build.
+#[derive(Clone, Debug)]
+pub struct LiveFile {
+    path: SourcePath,
+    seen: Arc<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// A [`State`].
+    state: AtomicU8,
+    /// The time of the file's last change at the scan.
+    ctime: (i64, i64),
+}
+
+/// What became of a live file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    Unread,
+    Read,
+    /// It could not be opened before any of it was read.
+    Gone,
+    /// It ended early, and was padded with zeros.
+    Shorter,
+    /// It changed before it could be verified.
+    Changed,
+}
+
+/// Returns whether an error affects all files because the process or the system has run out of
+/// something.
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    let all = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    Errno::from_io_error(error).is_some_and(|error| all.contains(&error))
+}
+
+impl LiveFile {
+    pub(crate) fn new(path: SourcePath, metadata: &Metadata) -> Self {
+        let seen = Seen { state: AtomicU8::new(State::Unread as u8), ctime: (metadata.ctime(), metadata.ctime_nsec()) };
+        Self { path, seen: Arc::new(seen) }
+    }
+
+    pub(crate) fn path(&self) -> &SourcePath {
+        &self.path
+    }
+
+    pub(crate) fn state(&self) -> State {
+        let state = self.seen.state.load(Ordering::Relaxed);
+        [State::Read, State::Gone, State::Shorter, State::Changed]
+            .into_iter()
+            .find(|known| *known as u8 == state)
+            .unwrap_or(State::Unread)
+    }
+
+    /// Changes the state from one of `from`. Returns whether it was one of them.
+    fn turn(&self, from: &[State], to: State) -> bool {
+        let turn = |from: &State| {
+            self.seen.state.compare_exchange(*from as u8, to as u8, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        from.iter().any(turn)
+    }
+
+    fn open(&self) -> io::Result<File> {
+        File::open(reach(&self.path.to_path_buf())?)
+    }
+
+    /// Reads like [`Content::read`](super::Content::read). What the file lacks is zeros.
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+        let file = match self.open() {
+            Ok(file) => file,
+            Err(error) if is_exhaustion(&error) => return Err(error),
+            Err(_) => {
+                if !self.turn(&[State::Unread], State::Gone) {
+                    self.turn(&[State::Read], State::Shorter);
+                }
+                return Ok(Found::Zeros);
+            }
+        };
+        let mut there = len;
+        loop {
+            match holes::read(&file, offset, there, bytes) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && there > 0 => {
+                    self.turn(&[State::Unread, State::Read], State::Shorter);
+                    // If it ends even earlier now, this is repeated.
+                    let left = file.metadata()?.len().saturating_sub(offset);
+                    there = left.min(there as u64 - 1) as usize;
+                }
+                Ok(Found::Bytes) if there > 0 => {
+                    self.turn(&[State::Unread], State::Read);
+                    bytes.resize(len, 0);
+                    return Ok(Found::Bytes);
+                }
+                Ok(_) => {
+                    self.turn(&[State::Unread], State::Read);
+                    return Ok(Found::Zeros);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads to verify what was read before.
+    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+        holes::read(&self.open()?, offset, len, bytes)
+    }
+
+    /// Returns whether the file has changed since the scan, and records it.
+    pub(crate) fn has_changed(&self) -> bool {
+        let metadata = self.open().and_then(|file| file.metadata());
+        let is_same = metadata.is_ok_and(|metadata| (metadata.ctime(), metadata.ctime_nsec()) == self.seen.ctime);
+        if !is_same {
+            self.turn(&[State::Unread, State::Read], State::Changed);
+        }
+        !is_same
+    }
+}
