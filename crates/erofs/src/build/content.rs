@@ -12,6 +12,7 @@ use super::overlay::Overlay;
 use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
+use crate::error::Error;
 
 /// The source of a regular file's content.
 #[derive(Clone, Debug)]
@@ -49,6 +50,17 @@ impl Content {
             }
         }
         Ok(Found::Bytes)
+    }
+
+    /// Returns how a failed read of the content is reported.
+    pub(crate) fn failed(&self) -> impl FnOnce(io::Error) -> Error + '_ {
+        |error| {
+            let what = match error.kind() {
+                io::ErrorKind::UnexpectedEof => "was truncated while the image was built".to_owned(),
+                _ => error.to_string(),
+            };
+            Error::Source { path: self.name(), what }
+        }
     }
 
     pub(crate) fn name(&self) -> PathBuf {
