@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
+use crate::image::tell_needed_linux;
 use crate::source::{self, SourceArgs};
 use crate::{codec, destination::Destination, misuse, progress::ProgressLine, size};
 
@@ -156,6 +157,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             size::show(report.file_bytes),
             size::show(report.image_bytes)
         );
+    }
+    if matches!(args.indexes, IndexKind::Auto) {
+        tell_needed_linux(&args.output, &report, "; --indexes compact avoids them");
     }
     Ok(())
 }

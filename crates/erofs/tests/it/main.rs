@@ -22,6 +22,7 @@ mod prefixes;
 mod reading;
 mod regressions;
 mod sizes;
+mod sparse;
 mod tools;
 mod trees;
 mod xattrs;
