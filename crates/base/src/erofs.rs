@@ -7,10 +7,9 @@ use pagefold_erofs::{File, FileKind, Image, Inode};
 
 use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
 
-/// An image keeps decoded indexes of up to 4 MiB, 8 bytes per 4 KiB of content, and blocks of the
-/// directories that lead to the file.
+/// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
+/// file.
 const MOST_INDEX_BYTES: u64 = 4 << 20;
-const CONTENT_OF_AN_INDEX_BYTE: u64 = 512;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 
 /// A file in an EROFS image, read through a shared cache.
@@ -95,7 +94,7 @@ impl Content for ErofsFile {
     }
 
     fn table_bytes(&self) -> u64 {
-        let index_bytes = (self.len_bytes() / CONTENT_OF_AN_INDEX_BYTE).min(MOST_INDEX_BYTES);
+        let index_bytes = self.file.index_bytes().min(MOST_INDEX_BYTES);
         self.holes.table_bytes() + index_bytes + DIRECTORY_BYTES
     }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_base::{Format, Kind, Signature};
 use pagefold_control::is_unseen;
-use pagefold_erofs::{Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
+use pagefold_erofs::{BuildReport, Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 
 use crate::{destination::Inputs, log, places, size, tell};
 
@@ -155,6 +155,15 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
     let start = path.strip_suffix(b"/").unwrap_or(path);
     let below = if start.is_empty() || below != b"/" { below } else { b"" };
     show(&[start, below].concat())
+}
+
+/// If a new image has encoded extents, writes which Linux mounts it to standard error, and how to
+/// `avoid` them.
+pub(crate) fn tell_needed_linux(path: &Path, report: &BuildReport, avoid: &str) {
+    if report.files_with_extents > 0 {
+        let why = "files that are almost only zeros have encoded extents";
+        eprintln!("{}: mounting it needs Linux 6.15: {why}{avoid}", path.display());
+    }
 }
 
 /// Writes a line about each problem to standard error.

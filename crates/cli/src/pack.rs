@@ -12,6 +12,7 @@ use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
 
 use crate::destination::{Destination, ImageFormat, Inputs};
+use crate::image::tell_needed_linux;
 use crate::source::{self, SourceArgs};
 use crate::{codec, log, misuse, progress::ProgressLine, size};
 
@@ -35,7 +36,7 @@ use crate::{codec, log, misuse, progress::ProgressLine, size};
 Codecs, with their levels and default level: lz4, lz4hc[,1-12] (9), zstd[,-7-22] (3), \
 deflate[,1-12] (6), lzma[,0-9] (6), none.
 Needed Linux version: lz4 5.4, clusters above one block 5.13, lzma 5.16, ztailpacking 5.17, \
-fragments and dedupe 6.1, deflate 6.6, zstd 6.10.
+fragments and dedupe 6.1, deflate 6.6, zstd 6.10, encoded extents 6.15.
 Equal input and options give identical images, whatever the number of threads. The environment \
 variable SOURCE_DATE_EPOCH has the effect of --timestamp.")]
 pub(crate) struct Args {
@@ -72,8 +73,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = size::parse)]
     block: u64,
 
-    /// Size of the indexes of compressed files
-    #[arg(long, value_enum, default_value_t = IndexKind::Compact)]
+    /// How the clusters of compressed files are found
+    #[arg(long, value_enum, default_value_t = IndexKind::Auto)]
     indexes: IndexKind,
 
     /// Store the last cluster of each compressed file next to its inode if it fits; with
@@ -127,10 +128,14 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum IndexKind {
+    /// Encoded extents for files of 1G or more that are almost only zeros; otherwise compact
+    Auto,
     /// 2 or 4 bytes per block
     Compact,
     /// 8 bytes per block
     Full,
+    /// Encoded extents: 16 or 32 bytes per cluster, none for zeros (Linux 6.15)
+    Extents,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -163,6 +168,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             size::show(report.file_bytes),
             size::show(report.image_bytes)
         ));
+    }
+    if matches!(args.indexes, IndexKind::Auto) {
+        tell_needed_linux(&args.output, &report, "; --indexes compact avoids them");
     }
     let changes = source::tell_changes(&tree);
     ensure!(
@@ -230,8 +238,10 @@ impl Args {
             pcluster_bytes,
             hints: self.hints.iter().map(|text| hint(text, pcluster_bytes)).collect::<anyhow::Result<_>>()?,
             indexes: match self.indexes {
+                IndexKind::Auto => Indexes::Auto,
                 IndexKind::Compact => Indexes::Compact,
                 IndexKind::Full => Indexes::Full,
+                IndexKind::Extents => Indexes::Extents,
             },
             ztailpacking: self.ztailpacking,
             fragments: self.fragments.unwrap_or(Fragments::Off),

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::build::{Content, Found, Node, NodeId, NodeKind, Tree};
@@ -19,6 +20,8 @@ use crate::zeros::is_zeros;
 const MAX_DIFFERENCES: usize = 1000;
 /// The size in bytes of the part of a file that one thread compares. Longer files are split.
 const PART_BYTES: u64 = 4 << 20;
+/// In files of this size, holes are found before the parts are. Then a hole takes no time.
+const LONG_BYTES: u64 = 256 << 20;
 /// Bytes read from both sides at once, so that they are compared while still in the CPU cache.
 const PIECE_BYTES: usize = 512 << 10;
 
@@ -241,8 +244,18 @@ impl<'a> Comparison<'a> {
     fn hand_over(&mut self, path: PathId, content: &'a Content, inode: &Inode) {
         self.report.file_bytes += inode.size;
         let file = Arc::new(OnceLock::new());
+        if inode.size >= LONG_BYTES {
+            match self.image.file(inode) {
+                Ok(opened) => drop(file.set(opened)),
+                Err(error) => return self.differs(path, error.to_string()),
+            }
+        }
         let mut start = 0;
         while start < inode.size {
+            if let Some(end) = file.get().and_then(|file| end_of_hole(file, content, start)) {
+                start = end;
+                continue;
+            }
             let end = inode.size.min(start + PART_BYTES);
             self.parts.push(Part { path, content, inode: inode.clone(), file: Arc::clone(&file), start, end });
             start = end;
@@ -276,6 +289,18 @@ impl Differences {
         self.more += self.first.len().saturating_sub(MAX_DIFFERENCES) as u64;
         self.first.truncate(MAX_DIFFERENCES);
     }
+}
+
+/// Returns the end of the hole that both sides have at `start`, if it is longer than a part.
+/// Whatever fails is left to the comparison.
+fn end_of_hole(file: &File, content: &Content, start: u64) -> Option<u64> {
+    let run = file.run_at(start).ok().filter(|run| run.hole && run.len > PART_BYTES)?;
+    let mut end = start + run.len;
+    let found = content.stretches(start..end, &mut |stretch| {
+        end = stretch.range.start;
+        Ok(ControlFlow::Break(()))
+    });
+    found.ok().map(|_| end).filter(|end| end - start > PART_BYTES)
 }
 
 /// A thread's read buffers.

@@ -27,6 +27,10 @@ impl OverlayBase for File {
         Box::new(self.extents(range))
     }
 
+    fn stored_ranges(&self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> Result<()> {
+        self.stored(range, each)
+    }
+
     fn base_image(&self) -> BaseImage {
         let superblock = self.image().superblock();
         BaseImage {

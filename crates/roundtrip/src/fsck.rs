@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use pagefold_erofs::{ClusterCodec, Fragments};
+use pagefold_erofs::{ClusterCodec, Fragments, Indexes};
 
 use crate::case::Case;
 use crate::compare::Keeps;
@@ -64,7 +64,8 @@ impl Fsck {
         };
         let packs = options.dedupe || options.fragments != Fragments::Off;
         let prefixes = options.xattr_prefixes.is_empty() || self.version >= (1, 7);
-        block && prefixes && codecs.all(knows) && (!packs || self.version >= (1, 6))
+        let extents = options.indexes != Indexes::Extents || self.version >= (1, 9);
+        block && prefixes && extents && codecs.all(knows) && (!packs || self.version >= (1, 6))
     }
 
     /// Returns the properties that it extracts.

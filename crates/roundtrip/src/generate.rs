@@ -112,7 +112,12 @@ fn options(choices: &mut Choices<'_>) -> BuildOptions {
         codec: codec_of_image,
         pcluster_bytes,
         hints,
-        indexes: if packing & 3 == 3 { Indexes::Full } else { Indexes::Compact },
+        indexes: match packing & 3 {
+            3 => Indexes::Full,
+            2 => Indexes::Extents,
+            1 => Indexes::Auto,
+            _ => Indexes::Compact,
+        },
         ztailpacking: packs && packing >> 2 & 3 == 3,
         fragments: match packing >> 4 & 3 {
             _ if !packs => Fragments::Off,

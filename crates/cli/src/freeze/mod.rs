@@ -21,6 +21,7 @@ use self::instant::{BackingFile, Wanted};
 use crate::{
     codec,
     destination::{Destination, Draft, ImageFormat},
+    image::tell_needed_linux,
     log, misuse,
     peer::Peer,
     progress::ProgressLine,
@@ -216,10 +217,11 @@ impl Args {
         });
         let tree = tree_of(overlay)?;
         let mut line = ProgressLine::new();
-        build_watched(&tree, &options, draft.file(), &mut |progress| {
+        let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
             line.show(progress.done_bytes, progress.total_bytes);
         })?;
         drop(line);
+        tell_needed_linux(&self.output, &report, "");
         if let Some(base) = base {
             base.check_unchanged()?;
         }

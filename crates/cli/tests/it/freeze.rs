@@ -368,3 +368,37 @@ fn what_cannot_be_frozen_is_said() {
     let names = fs::read_dir(server.folder()).expect("a folder").map(|entry| entry.expect("an entry").file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with("out")));
 }
+
+/// Neither a freeze nor a base takes anything for what was never written.
+#[test]
+fn a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base() {
+    let Some([qemu_io]) = programs("a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base", ["qemu-io"])
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--export", "name=root,size=100G"]);
+    let io = |disk: &str, commands: &[&str]| {
+        let commands = commands.iter().flat_map(|command| ["-c", *command]);
+        let said = run(Command::new(&qemu_io).args(["-f", "raw"]).args(commands).arg(server.uri(disk)));
+        assert!(!said.contains("failed"), "{said}");
+    };
+    let ask = |args: &[&str]| run(server.ask(args).current_dir(folder.path()));
+    let bytes = |name: &str| fs::metadata(folder.path().join(name)).expect("an image").len();
+    io("root", &["write -P 7 50G 4k"]);
+    ask(&["freeze", "root", "--verify", "-o", "base.erofs"]);
+    assert!(bytes("base.erofs") <= 12 << 10, "{}", bytes("base.erofs"));
+    let before = server.total("beside_bytes");
+    let base = folder.path().join("base.erofs");
+    ask(&["add", "base", "--base", text(&base)]);
+    let took = server.total("beside_bytes") - before;
+    let cache = server.total("base_cache_limit");
+    assert!(took <= cache + (128 << 10), "a base of one page takes {took} bytes, {cache} of them for the cache");
+    ask(&["fork", "base", "job"]);
+    io("job", &["read -P 7 50G 4k", "read -P 0 20G 1M", "write -P 8 80G 4k", "write -z 10G 1M"]);
+    ask(&["freeze", "job", "--verify", "-o", "job.erofs"]);
+    assert!(bytes("job.erofs") <= 16 << 10, "{}", bytes("job.erofs"));
+    for name in ["base.erofs", "job.erofs"] {
+        run(pagefold().arg("check").arg(folder.path().join(name)));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
     process::Command,
 };
 
@@ -12,7 +12,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::server::{Ended, pagefold, run_to_fail, send};
+use crate::server::{Ended, pagefold, run_to_fail, send, under};
 
 /// Runs `command`, which must succeed, and returns its standard output.
 #[track_caller]
@@ -528,4 +528,43 @@ fn plain_files_are_packed_in_chunks() {
         let message = run_to_fail(&mut pack(options));
         assert!(message.contains(why), "{message}");
     }
+}
+
+/// Neither the image nor the memory depends on the length of the holes, which are not read.
+#[test]
+fn a_disk_that_is_almost_only_zeros_takes_no_more_than_its_data() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::create_dir(at("tree")).expect("a folder");
+    let disk = fs::File::create(at("tree/disk")).expect("a file");
+    disk.set_len(100 << 30).expect("a file system with holes");
+    disk.write_all_at(&[7; 4096], 70 << 30).expect("a page");
+    fs::write(at("tree/text"), "some text\n".repeat(1000)).expect("a file");
+    output(Command::new("tar").args(["-C", &at("tree"), "--sparse", "-cf", &at("tree.tar"), "."]));
+    for source in ["tree/disk", "tree", "tree.tar"] {
+        for more in [&[][..], &["--codec", "zstd", "--dedupe", "--fragments=tails"], &["--verify", "--ztailpacking"]] {
+            let mut pack = under("-d 49152");
+            pack.args(["pack", "--threads", "2"]).args(more).args([&at(source), "-o", &at("image")]);
+            let ended = pack.output().expect("the program starts");
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success() && said.contains("Linux 6.15"), "{source} {more:?}: {said}");
+            let bytes = fs::metadata(at("image")).expect("an image").len();
+            assert!(bytes <= 20 << 10, "{source} {more:?}: {bytes}");
+            output(under("-d 49152").args(["check", "--threads", "2", &at("image")]));
+        }
+    }
+    output(under("-d 49152").args(["extract", "--threads", "2", &at("image"), "-C", &at("out")]));
+    let extracted = fs::File::open(at("out/disk")).expect("a file");
+    let metadata = extracted.metadata().expect("its length");
+    assert!(metadata.len() == 100 << 30 && metadata.blocks() * 512 <= 64 << 10, "{metadata:?}");
+    let mut page = [0; 4096];
+    extracted.read_exact_at(&mut page, 70 << 30).expect("a page");
+    assert_eq!(page, [7; 4096]);
+    let said = Command::new(env!("CARGO_BIN_EXE_pagefold"))
+        .args(["pack", "--codec", "none", &at("tree/disk"), "-o", &at("image")])
+        .output()
+        .expect("the program starts");
+    assert!(said.status.success() && !String::from_utf8_lossy(&said.stderr).contains("Linux"));
+    let bytes = fs::metadata(at("image")).expect("an image").len();
+    assert!(bytes <= 2 << 20, "chunks: {bytes}");
 }

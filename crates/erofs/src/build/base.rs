@@ -18,6 +18,10 @@ pub(crate) trait OverlayBase: Send + Sync {
     /// Returns none for an uncompressed file.
     fn mapped_extents(&self, range: Range<u64>) -> Box<dyn Iterator<Item = Result<Extent>> + '_>;
 
+    /// Calls `each` with the ranges that have stored bytes, within `range` and in order. What is
+    /// between them, and past the end of the file, is holes.
+    fn stored_ranges(&self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> Result<()>;
+
     fn base_image(&self) -> BaseImage;
 
     /// Returns the file with the image's data if each byte is at its address in it, and checks that

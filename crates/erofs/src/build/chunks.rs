@@ -7,6 +7,7 @@
 //! rest of the block, which must not be another file's data.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::blocks::Blocks;
 use super::options::BuildOptions;
@@ -19,21 +20,55 @@ use crate::zeros::is_zeros;
 /// image, as in their file, because huge page mappings require it.
 const HUGE_PAGE_BYTES: u32 = 2 << 20;
 
+/// The longest chunk that consists of a hole. In bytes, its number of bits fits any Linux.
+const MAX_HOLE_BYTES: u32 = 1 << 31;
+
 /// The parameters for splitting files into chunks.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Chunking {
     chunk_bytes: u32,
     block_bytes: u32,
+    /// Long chunks begin at multiples of this many bytes in the image.
+    aligned_bytes: u32,
 }
 
 impl Chunking {
     /// Returns the parameters if the options ask for chunks.
     pub(super) fn of(options: &BuildOptions) -> Option<Self> {
-        options.chunk_bytes.map(|chunk_bytes| Self { chunk_bytes, block_bytes: options.block_bytes })
+        let block_bytes = options.block_bytes;
+        options.chunk_bytes.map(|chunk_bytes| Self { chunk_bytes, block_bytes, aligned_bytes: HUGE_PAGE_BYTES })
+    }
+
+    /// Returns the parameters for which the addresses of a file of `size` bytes and the chunks that
+    /// overlap its `runs` of data take the least.
+    pub(super) fn fitting(size: u64, runs: &[Range<u64>], block_bytes: u32) -> Self {
+        let longest = if runs.is_empty() { MAX_HOLE_BYTES } else { SEGMENT_BYTES as u32 };
+        let of = |bits: u32| Self { chunk_bytes: 1 << bits, block_bytes, aligned_bytes: block_bytes };
+        let all = (block_bytes.ilog2()..=longest.ilog2()).map(of);
+        all.min_by_key(|chunking| chunking.cost_bytes(size, runs)).unwrap_or(of(block_bytes.ilog2()))
+    }
+
+    fn cost_bytes(self, size: u64, runs: &[Range<u64>]) -> u64 {
+        let stored: u64 = self.whole(runs, size).iter().map(|run| run.end - run.start).sum();
+        stored + 4 * size.div_ceil(self.chunk_bytes.into())
+    }
+
+    /// Returns the runs of whole chunks, up to the end of the file, that overlap `runs`.
+    pub(super) fn whole(self, runs: &[Range<u64>], size: u64) -> Vec<Range<u64>> {
+        let chunk_bytes = u64::from(self.chunk_bytes);
+        let mut whole: Vec<Range<u64>> = Vec::new();
+        for run in runs {
+            let (start, end) = (run.start - run.start % chunk_bytes, run.end.next_multiple_of(chunk_bytes).min(size));
+            match whole.last_mut() {
+                Some(last) if start <= last.end => last.end = end,
+                _ => whole.push(start..end),
+            }
+        }
+        whole
     }
 
     pub(super) fn check(self) -> Result<()> {
-        let Self { chunk_bytes, block_bytes } = self;
+        let Self { chunk_bytes, block_bytes, .. } = self;
         if !chunk_bytes.is_power_of_two() || chunk_bytes < block_bytes || u64::from(chunk_bytes) > SEGMENT_BYTES {
             let most = SEGMENT_BYTES >> 20;
             return Err(Error::Options(format!(
@@ -51,7 +86,7 @@ impl Chunking {
     /// Adds the chunks of a segment to the file's addresses. The segment must consist of whole
     /// chunks or be the file's last.
     pub(super) fn add(self, segment: &[u8], blocks: &mut Blocks, addresses: &mut Vec<u32>) -> Result<()> {
-        let unit = if self.chunk_bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES / self.block_bytes } else { 1 };
+        let unit = if self.chunk_bytes >= self.aligned_bytes { self.aligned_bytes / self.block_bytes } else { 1 };
         for chunk in segment.chunks(self.chunk_bytes as usize) {
             if is_zeros(chunk) {
                 addresses.push(NULL_ADDR);

@@ -13,6 +13,7 @@ use super::overlay::Overlay;
 use super::place::SourcePath;
 use super::reach::reach;
 use super::sparse::{self, Span};
+use crate::error::Error;
 
 /// The source of a regular file's content.
 #[derive(Clone, Debug)]
@@ -80,6 +81,17 @@ impl Content {
     /// Returns whether the content belongs to a file that was left out of the image.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self, Self::Live(file) if file.state() == State::Gone)
+    }
+
+    /// Returns how a failed read of the content is reported.
+    pub(crate) fn failed(&self) -> impl FnOnce(io::Error) -> Error + '_ {
+        |error| {
+            let what = match error.kind() {
+                io::ErrorKind::UnexpectedEof => "was truncated while the image was built".to_owned(),
+                _ => error.to_string(),
+            };
+            Error::Source { path: self.name(), what }
+        }
     }
 
     pub(crate) fn name(&self) -> PathBuf {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
 use std::sync::Arc;
 
 use pagefold_codec::cluster::ClusterCodec;
@@ -14,18 +13,20 @@ use super::chunks::Chunking;
 use super::content::Content;
 use super::copies::{self, Room, Stretch};
 use super::holes::Found;
-use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
+use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes, MAX_HOLE_BYTES};
 use super::options::{BuildOptions, Compression, Fragments};
+use super::parts::{Job, Part, Source, jobs, parts};
 use super::pipeline;
 use super::plan::Plan;
 use super::repeats::{self, Chunk, Repeats};
 use super::report::Progress;
 use super::segment::{self, Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
+use super::shape::Shape;
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
 use super::tree::{NodeId, NodeKind, Tree};
 use super::zero_clusters::Zeros;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{NULL_ADDR, align};
 use crate::zeros::is_zeros;
 
@@ -52,73 +53,6 @@ pub(crate) struct Data {
     pub(crate) shared_blocks: u64,
     /// A hash of everything stored.
     pub(crate) digest: u128,
-}
-
-/// A file to store.
-struct Source {
-    content: Content,
-    size: u64,
-    /// Size in bytes of its inode and xattrs.
-    header_bytes: u64,
-    /// Its compression: the index among the plan's choices.
-    way: usize,
-    /// A multiple of the block size.
-    segment_bytes: u64,
-    packable: bool,
-}
-
-/// A segment of a file.
-struct Part {
-    source: Arc<Source>,
-    offset: u64,
-    /// Preferred starts of extents, relative to `offset`.
-    cuts: Vec<u32>,
-}
-
-impl Part {
-    fn len(&self) -> u64 {
-        (self.source.size - self.offset).min(self.source.segment_bytes)
-    }
-
-    fn is_last(&self) -> bool {
-        self.offset + self.len() == self.source.size
-    }
-}
-
-/// Segments that one thread processes in sequence: a long one, or several within [`JOB_BYTES`] and
-/// [`JOB_PARTS`], because handing over a small file takes longer than compressing it. With a single
-/// thread, each segment is stored before the next is started.
-type Job = Vec<Part>;
-
-const JOB_BYTES: u64 = 256 << 10;
-const JOB_PARTS: usize = 64;
-
-/// Returns the segments of files, in order.
-fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
-    sources.iter().flat_map(|source| {
-        (0..source.size.div_ceil(source.segment_bytes)).map(|number| Part {
-            source: Arc::clone(source),
-            offset: number * source.segment_bytes,
-            cuts: Vec::new(),
-        })
-    })
-}
-
-fn jobs(parts: impl Iterator<Item = Part>, threads: usize) -> impl Iterator<Item = Job> {
-    let most = if threads == 1 { 1 } else { JOB_PARTS };
-    let mut parts = parts.peekable();
-    std::iter::from_fn(move || {
-        let first = parts.next()?;
-        let mut bytes = first.len();
-        let mut job = vec![first];
-        while job.len() < most
-            && let Some(next) = parts.next_if(|next| bytes + next.len() <= JOB_BYTES)
-        {
-            bytes += next.len();
-            job.push(next);
-        }
-        Some(job)
-    })
 }
 
 enum Work {
@@ -149,12 +83,16 @@ pub(crate) fn write(
         zeros: Zeros::default(),
     };
     let mut files = HashMap::new();
-    let sources = plan.regular_files(tree).map(|(id, header_bytes)| {
-        let NodeKind::Regular { content, size } = &tree.node(id).kind else { return (id, None) };
-        let source = writer.source(content.clone(), *size, header_bytes, plan.choices.way(id), true);
-        (id, (*size > 0).then(|| Arc::new(source)))
-    });
-    let (ids, sources): (Vec<_>, Vec<_>) = sources.filter_map(|(id, source)| Some((id, source?))).unzip();
+    let (mut ids, mut sources) = (Vec::new(), Vec::new());
+    for (id, header_bytes) in plan.regular_files(tree) {
+        if let NodeKind::Regular { content, size: size @ 1.. } = &tree.node(id).kind {
+            let way = plan.choices.way(id);
+            let compression = writer.ways.get(way).copied().flatten();
+            let shape = Shape::of(content, *size, compression, options)?;
+            ids.push(id);
+            sources.push(Arc::new(writer.source(content.clone(), *size, header_bytes, way, shape)));
+        }
+    }
     let mut ids = ids.into_iter();
     let total_bytes = sources.iter().map(|source| source.size).sum();
     let mut progress = |done_bytes| watch(Progress { done_bytes, total_bytes });
@@ -168,7 +106,8 @@ pub(crate) fn write(
         let (gathered, size) = spool.into_file();
         let content = Content::Range(Arc::new(gathered), 0);
         let header_bytes = crate::format::InodeExtended::SIZE as u64;
-        let source = Arc::new(writer.source(content, size, header_bytes, 0, false));
+        let source = writer.source(content, size, header_bytes, 0, Shape::Whole);
+        let source = Arc::new(Source { packable: false, ..source });
         writer.store_all(&[source], &mut |_| {}, |data| packed = Some((size, data)))?;
     }
     let mut blocks = writer.blocks;
@@ -202,7 +141,7 @@ struct Writer<'a> {
 const READ_BYTES: u64 = 1 << 20;
 
 impl Writer<'_> {
-    fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, packable: bool) -> Source {
+    fn source(&self, content: Content, size: u64, header_bytes: u64, way: usize, shape: Shape) -> Source {
         let codec = self.ways.get(way).copied().flatten().map(|compression| compression.codec);
         // A file of several segments cannot become a fragment: finding duplicates would require all
         // of it in memory. With copied clusters, extents that cross a segment's end are
@@ -210,7 +149,7 @@ impl Writer<'_> {
         let is_copied = matches!(&content, Content::Overlay(overlay) if overlay.base.is_some());
         let fast = codec == Some(ClusterCodec::Lz4) && self.options.fragments != Fragments::All && !is_copied;
         let segment_bytes = if fast { FAST_SEGMENT_BYTES } else { SEGMENT_BYTES };
-        Source { content, size, header_bytes, way, segment_bytes, packable }
+        Source { content, size, header_bytes, way, segment_bytes, packable: true, shape }
     }
 
     /// Stores files and calls `done` with the result for each, in order. Reports the number of
@@ -237,16 +176,17 @@ impl Writer<'_> {
             },
             |(job, works)| {
                 for (part, work) in job.into_iter().zip(works) {
-                    done_bytes += part.len();
-                    if part.offset == 0 {
-                        open = Some(OpenFile::new(self, &part.source));
-                    }
-                    let Some(file) = open.as_mut() else { return Ok(()) };
-                    self.add(file, &part, work?, &spare)?;
-                    if part.is_last()
-                        && let Some(file) = open.take()
-                    {
+                    let mut file = open.take().unwrap_or_else(|| OpenFile::new(self, &part.source));
+                    done_bytes += part.end() - file.at;
+                    file.skip_to(part.offset, &part.source);
+                    self.add(&mut file, &part, work?, &spare)?;
+                    file.at = part.end();
+                    if part.is_last {
+                        done_bytes += part.source.size - file.at;
+                        file.skip_to(part.source.size, &part.source);
                         done(self.finish(file, &part.source)?);
+                    } else {
+                        open = Some(file);
                     }
                 }
                 progress(done_bytes);
@@ -271,14 +211,14 @@ impl Writer<'_> {
                 let mut chunks = |part: &Part| {
                     // Copied extents keep their starts.
                     let is_copied = matches!(&part.source.content, Content::Overlay(overlay) if overlay.base.is_some());
-                    if is_copied || part.len() < least || ways.get(part.source.way).is_none_or(Option::is_none) {
+                    if is_copied || part.len < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }
-                    if read(&part.source, part.offset, part.len(), input)? == Found::Bytes {
+                    if read(&part.source, part.offset, part.len, input)? == Found::Bytes {
                         return Ok(repeats::chunks(input));
                     }
-                    if zeros.last().is_none_or(|chunk| u64::from(chunk.end) != part.len()) {
-                        *zeros = repeats::chunks(&vec![0; part.len() as usize]);
+                    if zeros.last().is_none_or(|chunk| u64::from(chunk.end) != part.len) {
+                        *zeros = repeats::chunks(&vec![0; part.len as usize]);
                     }
                     Ok(zeros.clone())
                 };
@@ -297,9 +237,10 @@ impl Writer<'_> {
     }
 
     fn add(&mut self, file: &mut OpenFile, part: &Part, work: Work, spare: &Spare) -> Result<()> {
+        let chunking = part.source.shape.chunking().or(self.chunking);
         match work {
             Work::Raw(bytes) => {
-                match self.chunking {
+                match chunking {
                     Some(chunking) => chunking.add(&bytes, &mut self.blocks, &mut file.chunks)?,
                     None => self.add_raw(file, &bytes)?,
                 }
@@ -307,7 +248,7 @@ impl Writer<'_> {
                 Ok(())
             }
             Work::RawZeros(len) => {
-                if let Some(chunking) = self.chunking {
+                if let Some(chunking) = chunking {
                     chunking.add_zeros(len, &mut file.chunks);
                     return Ok(());
                 }
@@ -335,12 +276,12 @@ impl Writer<'_> {
                 Ok(())
             }
             Work::Compressed(segment) => {
-                if segment.zeros < part.len() {
+                if segment.zeros < part.len {
                     self.add_zeros(file, &part.source)?;
                 }
                 self.add_pieces(file, part.source.way, &segment, true)?;
                 file.zeros += segment.zeros;
-                if part.is_last() && file.is_plain(u64::from(self.options.block_bytes)) {
+                if part.ends_file() && file.is_plain(u64::from(self.options.block_bytes)) {
                     file.plain_end = segment.plain_end(self.options.block_bytes as usize).to_vec();
                 }
                 spare.give(segment.blocks);
@@ -391,10 +332,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Adds the zeros that segments left over. Their first and last cluster are not shared: compact
-    /// indexes cannot express that next to other clusters, and full indexes would cost more than
-    /// two blocks.
+    /// Adds the zeros that segments left over: as holes, or else as clusters. Their first and last
+    /// cluster are not shared: compact indexes cannot express that next to other clusters, and full
+    /// indexes would cost more than two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
+        if source.shape.has_holes() {
+            file.add_holes();
+            return Ok(());
+        }
         let mut zeros = std::mem::take(&mut self.zeros);
         let mut first = true;
         while file.zeros > 0
@@ -437,13 +382,19 @@ impl Writer<'_> {
     }
 
     /// Chooses the layout of a file after its last segment.
-    fn finish(&mut self, file: OpenFile, source: &Source) -> Result<FileData> {
+    fn finish(&mut self, mut file: OpenFile, source: &Source) -> Result<FileData> {
         if source.content.is_gone() {
             // Its inode is left out. Chunks may be shared already, so they stay.
-            if self.chunking.is_none() {
+            if source.shape.chunking().is_none() {
                 self.blocks.rewind(file.first_block)?;
             }
             return Ok(FileData::Flat { blkaddr: file.first_block, tail: Vec::new() });
+        }
+        if let Some(chunking) = source.shape.chunking() {
+            return Ok(FileData::Chunks { addresses: file.chunks, format: chunking.format() });
+        }
+        if source.shape.has_holes() {
+            file.add_holes();
         }
         let block = u64::from(self.options.block_bytes);
         let tail_len = source.size % block;
@@ -458,7 +409,11 @@ impl Writer<'_> {
         }
         let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
-        let indexes = self.style.encode(algorithm(compression.codec), source.size, &file.extents, header_at);
+        let format = algorithm(compression.codec);
+        let indexes = match source.shape.has_holes() {
+            true => self.style.encode_extents(format, source.size, &file.extents, header_at),
+            false => self.style.encode(format, source.size, &file.extents, header_at),
+        };
         let cost =
             (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
@@ -543,6 +498,8 @@ struct OpenFile {
     copied_from: Option<Arc<dyn OverlayBase>>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
+    /// The end of the last part that was added.
+    at: u64,
     /// Zeros after the extents that no extent covers yet.
     zeros: u64,
     tail: Vec<u8>,
@@ -561,9 +518,28 @@ impl OpenFile {
             copied_from: base.cloned(),
             extents: Vec::new(),
             chunks: Vec::new(),
+            at: 0,
             zeros: 0,
             tail: Vec::new(),
             plain_end: Vec::new(),
+        }
+    }
+
+    /// Leaves a hole from the last part to `offset`.
+    fn skip_to(&mut self, offset: u64, source: &Source) {
+        let len = offset - self.at;
+        match source.shape.chunking() {
+            Some(chunking) => chunking.add_zeros(len, &mut self.chunks),
+            None => self.zeros += len,
+        }
+    }
+
+    /// Adds the zeros that no extent covers yet as holes.
+    fn add_holes(&mut self) {
+        while self.zeros > 0 {
+            let len = self.zeros.min(MAX_HOLE_BYTES.into()) as u32;
+            self.extents.push(BuiltExtent { len, compressed: false, place: BuiltPlace::Hole });
+            self.zeros -= u64::from(len);
         }
     }
 
@@ -575,6 +551,7 @@ impl OpenFile {
             let at = match extent.place {
                 BuiltPlace::Blocks { blkaddr, .. } => blkaddr == expected,
                 BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => true,
+                BuiltPlace::Hole => false,
             };
             at && !extent.compressed && (number == last || u64::from(extent.len) == block)
         })
@@ -595,46 +572,48 @@ impl<'a> Worker<'a> {
     }
 
     fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
-        let (source, last) = (&part.source, part.is_last());
-        let Some(compression) = self.ways.get(source.way).copied().flatten() else {
-            let mut bytes = spare.take(part.len());
-            let found = read(source, part.offset, part.len(), &mut bytes)?;
+        let (source, last) = (&part.source, part.ends_file());
+        let compression = self.ways.get(source.way).copied().flatten().filter(|_| source.shape.chunking().is_none());
+        let Some(compression) = compression else {
+            let mut bytes = spare.take(part.len);
+            let found = read(source, part.offset, part.len, &mut bytes)?;
             return Ok(match found {
                 Found::Bytes => Work::Raw(bytes),
                 Found::Zeros => {
                     spare.give(bytes);
-                    Work::RawZeros(part.len())
+                    Work::RawZeros(part.len)
                 }
             });
         };
         if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
             let mut bytes = Vec::new();
-            read_bytes(source, 0, part.len(), &mut bytes)?;
+            read_bytes(source, 0, part.len, &mut bytes)?;
             return Ok(Work::Fragment(bytes));
         }
         if let Content::Overlay(overlay) = &source.content
             && let Some(base) = &overlay.base
         {
-            let stretch = Stretch { range: part.offset..part.offset + part.len(), ends_file: last };
+            let stretch = Stretch { range: part.offset..part.end(), ends_file: last };
             let mut input = std::mem::take(&mut self.input);
-            let blocks = spare.take(part.len());
+            let blocks = spare.take(part.len);
             let compressor = self.compressor(source.way, compression)?;
             let room = Room { input: &mut input, blocks };
             let segment = copies::segment(overlay, &**base, stretch, compression, options, compressor, room);
             self.input = input;
-            let failed = |what: String| Error::Source { path: source.content.name(), what };
-            return segment.map(Work::Compressed).map_err(|error| failed(error.to_string()));
+            return segment.map(Work::Compressed).map_err(source.content.failed());
         }
-        if read(source, part.offset, part.len(), &mut self.input)? == Found::Zeros {
-            if !last {
-                return Ok(Work::Compressed(Segment { zeros: part.len(), ..Segment::default() }));
+        if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
+            if !last || source.shape.has_holes() {
+                return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
             }
             self.input.clear();
-            self.input.resize(part.len() as usize, 0);
+            self.input.resize(part.len as usize, 0);
         }
         let input = std::mem::take(&mut self.input);
-        let segment_options = SegmentOptions::new(options, compression, source.packable);
-        let room = spare.take(part.len());
+        let mut segment_options = SegmentOptions::new(options, compression, source.packable);
+        // Linux does not read inline clusters of files with encoded extents.
+        segment_options.ztailpacking &= !source.shape.has_holes();
+        let room = spare.take(part.len);
         let compressor = self.compressor(source.way, compression)?;
         let segment = compressor.compress(&input, &part.cuts, last, &segment_options, room);
         self.input = input;
@@ -651,13 +630,7 @@ impl<'a> Worker<'a> {
 
 /// Reads `len` bytes of the file into `bytes`, whose previous contents are ignored.
 fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<Found> {
-    let found = source.content.read(offset, len as usize, bytes).map_err(|error| {
-        let what = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "was truncated while the image was built".to_owned(),
-            _ => error.to_string(),
-        };
-        Error::Source { path: source.content.name(), what }
-    })?;
+    let found = source.content.read(offset, len as usize, bytes).map_err(source.content.failed())?;
     let zeros = found == Found::Zeros || is_zeros(bytes);
     Ok(if zeros { Found::Zeros } else { Found::Bytes })
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{SeekFrom, seek};
@@ -51,6 +52,32 @@ pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) ->
         check_len(file, end)?;
     }
     Ok(Found::Bytes)
+}
+
+/// Calls `each` with the ranges of data within a range, in order, until it breaks. Moves the file
+/// position. A file that ends within the range returns `UnexpectedEof`.
+pub(crate) fn each_data(
+    file: &File,
+    range: Range<u64>,
+    each: &mut dyn FnMut(Range<u64>) -> io::Result<ControlFlow<()>>,
+) -> io::Result<ControlFlow<()>> {
+    let (mut at, mut holes) = (range.start, false);
+    while at < range.end {
+        let data = data_from(file, at).min(range.end);
+        holes |= data > at;
+        if data < range.end {
+            at = hole_from(file, data).min(range.end);
+            if each(data..at)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        } else {
+            at = data;
+        }
+    }
+    if holes {
+        check_len(file, range.end)?;
+    }
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Returns the start of the first data at or after `at`. If the file system does not report holes,

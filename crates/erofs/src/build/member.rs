@@ -54,6 +54,14 @@ impl MemberContent {
         }
     }
 
+    /// Returns the parts that are stored, if there are zeros between them.
+    pub(crate) fn spans(&self) -> Option<&[Span]> {
+        match &self.0.place {
+            Place::Whole(_) => None,
+            Place::Spans(spans) => Some(spans),
+        }
+    }
+
     /// Returns the archive and the member, for messages.
     pub(crate) fn name(&self) -> PathBuf {
         of_archive(&self.0.archive.name, &shown(&self.0.path))

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::data::{Data, FileData};
 use super::directory::Target;
-use super::indexes::whole_fragment;
+use super::indexes::{IndexForm, whole_fragment};
 use super::options::{BuildOptions, Fragments};
 use super::placer::Placer;
 use super::plan::{InodePlan, Plan};
@@ -64,12 +64,15 @@ pub(crate) fn write(
     out: &File,
 ) -> Result<BuildReport> {
     let block = u64::from(options.block_bytes);
-    let mut chunked = false;
+    let (mut chunked, mut files_with_extents) = (false, 0);
     let mut next_block = data.end_block;
     let mut records = HashMap::with_capacity(plan.visits.len());
     for visit in &plan.visits {
         let stored = data.files.remove(&visit.id);
         chunked |= matches!(stored, Some(FileData::Chunks { .. }));
+        if let Some(FileData::Compressed { indexes, .. }) = &stored {
+            files_with_extents += u64::from(indexes.form == IndexForm::Extents);
+        }
         records.insert(visit.id, record(tree, options, &plan, visit.id, stored, &mut next_block));
     }
 
@@ -132,7 +135,7 @@ pub(crate) fn write(
         xattr_blkaddr: if plan.shared_xattrs.is_empty() { 0 } else { next_block },
         uuid,
         volume_name: options.volume_name,
-        feature_incompat: features(options, &plan, chunked, packed_nid > 0),
+        feature_incompat: features(options, &plan, chunked, files_with_extents > 0, packed_nid > 0),
         available_compr_algs: plan.choices.formats(),
         extra_devices: 0,
         devt_slotoff: 0,
@@ -161,6 +164,7 @@ pub(crate) fn write(
         file_bytes: file_bytes(tree, &plan),
         data_bytes: data.data_bytes,
         shared_blocks: data.shared_blocks,
+        files_with_extents,
     })
 }
 
@@ -261,12 +265,13 @@ impl Metadata {
     }
 }
 
-fn features(options: &BuildOptions, plan: &Plan, chunked: bool, packed: bool) -> u32 {
+fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, packed: bool) -> u32 {
     let mut features = 0;
     let mut set = |bit, on| features |= if on { bit } else { 0 };
     set(incompat::ZERO_PADDING, plan.choices.any());
     set(incompat::COMPR_CFGS, plan.choices.has_configs());
     set(incompat::CHUNKED_FILE, chunked);
+    set(incompat::ADDRESSES_48BIT, extents);
     set(incompat::ZTAILPACKING, options.ztailpacking);
     set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
     set(incompat::XATTR_PREFIXES, plan.prefixes.count() > 0);
@@ -344,7 +349,10 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
             ..Record::flat(DataLayout::ChunkBased, size, format, Vec::new())
         },
         Some(FileData::Compressed { indexes, tail, blocks }) => {
-            let layout = if indexes.compact { DataLayout::CompressedCompact } else { DataLayout::CompressedFull };
+            let layout = match indexes.form {
+                IndexForm::Compact => DataLayout::CompressedCompact,
+                IndexForm::Full | IndexForm::Extents => DataLayout::CompressedFull,
+            };
             Record { indexes: indexes.bytes, ..Record::flat(layout, size, blocks, tail) }
         }
         Some(FileData::WholeFragment(offset)) => Record {

@@ -4,14 +4,20 @@ use pagefold_codec::cluster::ClusterCodec;
 
 use crate::work::thread_count;
 
-/// The size of a compressed file's indexes.
+/// How the clusters of compressed files are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Indexes {
+    /// As [`Compact`](Self::Compact), but files of 1 GiB or more of which at most a sixteenth is not
+    /// zeros have encoded extents.
+    Auto,
     /// 2 or 4 bytes per block if a file's clusters are in order; otherwise full.
     Compact,
     /// 8 bytes per block.
     Full,
+    /// Encoded extents: 16 bytes per cluster and per hole, or 32 in files above 4 GiB. Runs of 64
+    /// blocks of zeros or more are holes. Files are read twice. Linux 6.15 reads them.
+    Extents,
 }
 
 /// What is stored in the packed inode.
@@ -56,7 +62,7 @@ pub struct BuildOptions {
     pub pcluster_bytes: u32,
     /// Files with different compression. The first matching hint applies.
     pub hints: Vec<Hint>,
-    /// The size of indexes.
+    /// How clusters are found.
     pub indexes: Indexes,
     /// Stores a compressed file's last cluster after its inode if it fits. With `fragments`, tails
     /// that do not fit become fragments.
@@ -88,7 +94,7 @@ impl Default for BuildOptions {
             codec: Some(ClusterCodec::Lz4),
             pcluster_bytes: 4096,
             hints: Vec::new(),
-            indexes: Indexes::Compact,
+            indexes: Indexes::Auto,
             ztailpacking: false,
             fragments: Fragments::Off,
             dedupe: false,

@@ -6,14 +6,16 @@
 //! new image | compressed | copied     | compressed | copied     |
 //! ```
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::{fmt, io, iter};
 
 use super::base::OverlayBase;
 use super::holes::Found;
+use super::stretches::{Held, Stretch};
 use crate::error::{Error, Result};
 use crate::source::ReadAt;
+use crate::zeros::is_zeros;
 
 /// A range that differs, or may differ, from the content below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +128,56 @@ impl Overlay {
             at = range.end.min(end);
         }
         Ok(found)
+    }
+}
+
+impl Overlay {
+    /// As [`Content::stretches`](super::Content::stretches).
+    pub(super) fn stretches(
+        &self,
+        range: Range<u64>,
+        each: &mut dyn FnMut(Stretch) -> io::Result<ControlFlow<()>>,
+    ) -> io::Result<ControlFlow<()>> {
+        let mut stored = Vec::new();
+        if let Some(base) = &self.base {
+            base.stored_ranges(range.clone(), &mut |range| stored.push(range)).map_err(io::Error::other)?;
+        }
+        let mut stored = stored.into_iter().peekable();
+        let mut at = range.start;
+        let changes =
+            self.changes(range.clone()).map(|change| (change.at.max(range.start), change.end(), Some(change)));
+        let end = iter::once((range.end, range.end, None));
+        for (from, to, change) in changes.chain(end) {
+            // What is unchanged up to here, then the change.
+            for (to, change) in [(from, None), (to.min(range.end), change)] {
+                while at < to {
+                    let below = stored.peek().filter(|below| below.start <= at).map(|below| below.end);
+                    let next = below.or_else(|| stored.peek().map(|below| below.start)).map_or(to, |next| next.min(to));
+                    let held = match (below, change) {
+                        (Some(_), None) => Some(Held::Below),
+                        (Some(_), Some(_)) => Some(Held::Changed),
+                        (None, Some(Change { zeros: false, .. })) => Some(Held::Unread),
+                        (None, _) => None,
+                    };
+                    if let Some(held) = held
+                        && each(Stretch { range: at..next, held })?.is_break()
+                    {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    at = next;
+                    stored.next_if(|below| below.end <= at);
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns whether the base has zeros in a range that it has bytes for.
+    pub(super) fn is_zeros_below(&self, range: Range<u64>) -> io::Result<bool> {
+        let Some(base) = &self.base else { return Ok(false) };
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        base.read_below(&mut bytes, range.start).map_err(io::Error::other)?;
+        Ok(is_zeros(&bytes))
     }
 }
 

@@ -71,10 +71,6 @@ impl Plan {
                 NodeKind::Regular { size, .. } => *size,
                 _ => directory.as_ref().map_or(0, DirShape::bytes),
             };
-            if size >> options.block_bits() >= u64::from(u32::MAX) {
-                let what = "it is longer than 2^32 blocks".to_owned();
-                return Err(Error::Source { path: tree.name_of(visit.id), what });
-            }
             let extended = (node.mtime_s, node.mtime_nsec) != time
                 || node.uid > u32::from(u16::MAX)
                 || node.gid > u32::from(u16::MAX)
@@ -154,7 +150,7 @@ impl Plan {
         IndexStyle {
             block_bits: options.block_bits(),
             big: self.choices.big(),
-            compact: options.indexes == Indexes::Compact,
+            compact: options.indexes != Indexes::Full,
         }
     }
 }

@@ -14,6 +14,9 @@ pub struct BuildReport {
     pub data_bytes: u64,
     /// The number of blocks that were not stored because an equal one exists.
     pub shared_blocks: u64,
+    /// The number of files with encoded extents. If there is one, Linux mounts the image from
+    /// version 6.15 on.
+    pub files_with_extents: u64,
 }
 
 /// The progress of a build.

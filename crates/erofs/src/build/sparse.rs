@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
@@ -40,6 +41,18 @@ pub struct Span {
     pub source: u64,
 }
 
+impl Span {
+    pub(crate) fn end(&self) -> u64 {
+        self.at.saturating_add(self.len)
+    }
+}
+
+/// Returns the spans that overlap a range.
+pub(crate) fn overlapping(spans: &[Span], range: Range<u64>) -> impl Iterator<Item = &Span> {
+    let first = spans.partition_point(|span| span.end() <= range.start);
+    spans[first..].iter().take_while(move |span| span.at < range.end)
+}
+
 /// An archive member with holes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sparse {
@@ -53,16 +66,14 @@ pub(crate) struct Sparse {
 /// and zeros between them.
 pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset + len as u64;
-    let ends_at = |span: &Span| span.at.saturating_add(span.len);
-    let first = spans.partition_point(|span| ends_at(span) <= offset);
-    let mut spans = spans[first..].iter().take_while(|span| span.at < end).peekable();
+    let mut spans = overlapping(spans, offset..end).peekable();
     if spans.peek().is_none() {
         return Ok(Found::Zeros);
     }
     bytes.clear();
     bytes.resize(len, 0);
     for span in spans {
-        let (from, to) = (span.at.max(offset), ends_at(span).min(end));
+        let (from, to) = (span.at.max(offset), span.end().min(end));
         if from < to {
             let target = &mut bytes[(from - offset) as usize..(to - offset) as usize];
             file.read_exact_at(target, span.source + (from - span.at))?;

@@ -8,6 +8,7 @@ use pagefold_codec::cluster::ClusterFormat;
 use super::content::Data;
 use super::image::Image;
 use super::inode::Inode;
+use super::zmap::CompressedMap;
 use crate::cache::{Buffers, Content, FileId, Segments, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
@@ -49,6 +50,12 @@ impl File {
     /// Returns none for an uncompressed file.
     pub(crate) fn extents(&self, range: Range<u64>) -> impl Iterator<Item = Result<Extent>> {
         self.data.extents(range)
+    }
+
+    /// Returns the size in bytes that the indexes or extents of a compressed file have once all of
+    /// them are decoded.
+    pub fn index_bytes(&self) -> u64 {
+        self.data.map.as_ref().map_or(0, CompressedMap::decoded_bytes)
     }
 
     /// Returns the file's inode.

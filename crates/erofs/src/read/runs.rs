@@ -1,7 +1,10 @@
 //! A file's runs in order, as the image maps them.
 
+use std::ops::Range;
+
 use super::content::{CHUNKS_READ, Data};
 use super::file::File;
+use super::zmap::CompressedMap;
 use crate::error::Result;
 use crate::format::{DataLayout, Place};
 
@@ -37,6 +40,40 @@ impl File {
             DataLayout::CompressedFull | DataLayout::CompressedCompact => data.extent_runs(each),
         }
     }
+
+    /// Calls `each` with the ranges that are not holes, within `range` and in order; adjacent ones
+    /// are joined. Reads nothing if the file cannot have holes.
+    pub(crate) fn stored(&self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> Result<()> {
+        let data = self.data();
+        let range = range.start..range.end.min(data.inode.size);
+        let mut joined: Option<Range<u64>> = None;
+        let mut add = |part: Range<u64>, hole: bool| match &mut joined {
+            _ if hole => {}
+            Some(before) if before.end == part.start => before.end = part.end,
+            before => {
+                if let Some(before) = before.replace(part) {
+                    each(before);
+                }
+            }
+        };
+        if data.map.as_ref().is_some_and(CompressedMap::may_have_holes) {
+            for extent in data.extents(range.clone()) {
+                let extent = extent?;
+                let part = extent.start.max(range.start)..extent.end().min(range.end);
+                add(part, extent.place == Place::Hole);
+            }
+        } else {
+            let mut at = range.start;
+            while at < range.end {
+                let run = data.run_at(at)?;
+                let end = (at + run.len).min(range.end);
+                add(at..end, run.hole);
+                at = end;
+            }
+        }
+        joined.into_iter().for_each(each);
+        Ok(())
+    }
 }
 
 impl Data {
@@ -54,8 +91,15 @@ impl Data {
             };
         }
         let (bits, ..) = self.chunk_format()?;
-        let hole = self.chunk_addresses(offset >> bits, 1)?[0].is_none();
-        Ok(Run { len: ((1u64 << bits) - (offset & ((1 << bits) - 1))).min(left), hole })
+        let first = offset >> bits;
+        let hole = self.chunk_addresses(first, 1)?[0].is_none();
+        let mut end = first + 1;
+        if hole {
+            let count = (self.inode.size.div_ceil(1 << bits) - end).min(CHUNKS_READ);
+            let others = self.chunk_addresses(end, count)?;
+            end += others.iter().take_while(|spot| spot.is_none()).count() as u64;
+        }
+        Ok(Run { len: ((end << bits) - offset).min(left), hole })
     }
 
     fn flat_run(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {

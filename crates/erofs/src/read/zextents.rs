@@ -118,6 +118,11 @@ impl Extents {
         self.start + self.count * self.record_bytes
     }
 
+    /// Returns the size in bytes of all records once they are decoded.
+    pub(crate) fn decoded_bytes(&self) -> u64 {
+        self.count * size_of::<Record>() as u64
+    }
+
     /// Returns the extent that contains the byte at `offset`, which must be less than the file's
     /// size.
     pub(crate) fn extent_at(&self, image: &Image, cursor: &mut ExtentCursor, offset: u64) -> Result<Extent> {

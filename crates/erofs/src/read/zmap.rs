@@ -180,6 +180,14 @@ impl CompressedMap {
         self.whole_fragment || self.has(advise::FRAGMENT_PCLUSTER)
     }
 
+    /// Returns the size in bytes of all indexes or extents once they are decoded.
+    pub(crate) fn decoded_bytes(&self) -> u64 {
+        match &self.extents {
+            Some(extents) => extents.decoded_bytes(),
+            None => self.total * size_of::<Lcluster>() as u64,
+        }
+    }
+
     /// Returns whether extents may be holes.
     pub(crate) fn may_have_holes(&self) -> bool {
         self.extents.is_some()

@@ -38,6 +38,13 @@ fn variants() -> Vec<(String, BuildOptions)> {
                 add(BuildOptions { indexes: Indexes::Full, ..base.clone() });
                 add(BuildOptions { indexes: Indexes::Full, ztailpacking: true, dedupe: true, ..base.clone() });
                 add(BuildOptions { indexes: Indexes::Full, fragments: Fragments::All, ..base.clone() });
+                add(BuildOptions { indexes: Indexes::Extents, ..base.clone() });
+                add(BuildOptions {
+                    indexes: Indexes::Extents,
+                    fragments: Fragments::Tails,
+                    dedupe: true,
+                    ..base.clone()
+                });
             }
         }
     }
@@ -47,6 +54,7 @@ fn variants() -> Vec<(String, BuildOptions)> {
         add(BuildOptions { codec: None, ..base.clone() });
         let pcluster_bytes = block_bytes.max(16_384);
         add(BuildOptions { pcluster_bytes, ztailpacking: true, dedupe: true, ..base.clone() });
+        add(BuildOptions { indexes: Indexes::Extents, ..base.clone() });
         let pcluster_bytes = block_bytes.max(8192);
         add(BuildOptions { pcluster_bytes, indexes: Indexes::Full, fragments: Fragments::Tails, ..base.clone() });
     }

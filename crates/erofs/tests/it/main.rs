@@ -25,6 +25,7 @@ mod prefixes;
 mod reading;
 mod regressions;
 mod sizes;
+mod sparse;
 mod tar_members;
 mod tar_programs;
 mod tar_writer;

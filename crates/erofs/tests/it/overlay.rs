@@ -116,19 +116,19 @@ fn options() -> impl Strategy<Value = BuildOptions> {
         0..6usize,
         prop_oneof![Just(4096u32), Just(512), Just(16384)],
         prop_oneof![Just(1u32), Just(4), Just(16)],
-        any::<bool>(),
+        prop_oneof![Just(Indexes::Compact), Just(Indexes::Full), Just(Indexes::Extents)],
         0..3u8,
         any::<bool>(),
         any::<bool>(),
     )
-        .prop_map(|(codec, block_bytes, blocks, full, fragments, dedupe, ztailpacking)| {
+        .prop_map(|(codec, block_bytes, blocks, indexes, fragments, dedupe, ztailpacking)| {
             let codec = codecs()[codec];
             let fragments = [Fragments::Off, Fragments::Tails, Fragments::All][usize::from(fragments)];
             BuildOptions {
                 block_bytes,
                 codec,
                 pcluster_bytes: block_bytes * blocks,
-                indexes: if full { Indexes::Full } else { Indexes::Compact },
+                indexes,
                 fragments: if codec.is_some() { fragments } else { Fragments::Off },
                 dedupe: dedupe && codec.is_some(),
                 ztailpacking: ztailpacking && codec.is_some(),
@@ -147,6 +147,7 @@ proptest! {
         grown in -20_000isize..20_000,
         stretches in proptest::collection::vec((0u64..100_000, 1u64..5, 0u8..5), 0..12),
         options in options(),
+        with_extents in any::<bool>(),
         seed in 0u64..1 << 40,
     ) {
         let before = bytes_of(&runs, seed);
@@ -154,7 +155,8 @@ proptest! {
         let mut disk = before;
         disk.resize(disk.len().saturating_add_signed(grown).max(1), 0);
         let changes = change(&mut disk, &stretches, seed + 1);
-        let like = BuildOptions { threads: 2, ..BuildOptions::like(&open(&base)).unwrap() };
+        let indexes = if with_extents { Indexes::Extents } else { Indexes::Auto };
+        let like = BuildOptions { threads: 2, indexes, ..BuildOptions::like(&open(&base)).unwrap() };
         let new = frozen(&base, &disk, &changes, &like);
         prop_assert!(content(&new) == disk, "content of {options:?}");
         let report = Image::open(new.clone()).unwrap().check(1);

@@ -262,6 +262,11 @@ impl Mount {
         if !rustix::process::geteuid().is_root() {
             return Err("mounting needs root".to_owned());
         }
+        let features = Path::new("/sys/fs/erofs/features");
+        let needs = Image::open_path(image).map_or(0, |image| image.superblock().feature_incompat);
+        if needs & 0x80 != 0 && features.is_dir() && !features.join("48bit").exists() {
+            return Err("this kernel's EROFS has no encoded extents".to_owned());
+        }
         let at = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "erofs", "-oloop,ro"]).arg(image).arg(at.path()).env("LC_ALL", "C");

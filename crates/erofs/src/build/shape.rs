@@ -1,0 +1,97 @@
+//! How a file is mapped: by indexes of its logical clusters, by encoded extents, or by long chunks.
+//!
+//! Indexes and chunks of a block take 0.05 to 0.2 % of a file's length, and zeros without a hole as
+//! much again. Files that are almost only zeros have another shape:
+//!
+//! ```text
+//! compressed      encoded extents: a record for each cluster and each hole (Linux 6.15)
+//! uncompressed    chunks as long as it takes to keep their addresses and their padding small
+//! without data    chunks of up to 2 GiB, all holes
+//! ```
+//!
+//! The shape depends only on the content, not on which of its zeros are holes of the source.
+
+use std::ops::Range;
+
+use super::chunks::Chunking;
+use super::content::Content;
+use super::options::{BuildOptions, Compression, Fragments, Indexes};
+use super::runs;
+use super::segment::SEGMENT_BYTES;
+use crate::error::{Error, Result};
+
+/// Shorter files always have indexes, which every Linux reads: 4.5 MiB at most for zeros.
+const LONG_BYTES: u64 = 1 << 30;
+
+/// A long file has indexes unless at most one part in this many is data. Then zeros would take more
+/// than a tenth of the image, and finding that out has read little twice.
+const DATA_PARTS: u64 = 16;
+
+/// The mapping of a file, with its runs of data if it has holes.
+#[derive(Clone, Debug)]
+pub(super) enum Shape {
+    /// Everything is stored. Uncompressed files may have chunks anyway.
+    Whole,
+    /// Encoded extents. Only these runs are stored.
+    Extents(Vec<Range<u64>>),
+    /// Chunks. Only those in these runs are stored, which consist of whole chunks.
+    Chunks(Chunking, Vec<Range<u64>>),
+}
+
+impl Shape {
+    /// Chooses the shape of a file of `size` bytes. Reads it until that is decided.
+    pub(super) fn of(
+        content: &Content,
+        size: u64,
+        compression: Option<Compression>,
+        options: &BuildOptions,
+    ) -> Result<Self> {
+        // Logical clusters and blocks have numbers of 32 bits.
+        let is_indexable = size >> options.block_bits() < u64::from(u32::MAX);
+        let is_compressed = compression.is_some();
+        let may_have_holes = match options.indexes {
+            Indexes::Auto => size >= LONG_BYTES,
+            Indexes::Compact | Indexes::Full => !is_compressed && size >= LONG_BYTES,
+            Indexes::Extents if is_compressed => !(options.fragments == Fragments::All && size <= SEGMENT_BYTES),
+            Indexes::Extents => size >= LONG_BYTES,
+        };
+        let is_wanted = !is_indexable || (is_compressed && options.indexes == Indexes::Extents);
+        let most = if is_wanted { size } else { size / DATA_PARTS };
+        let found = if may_have_holes { runs::find(content, size, options.block_bytes, most)? } else { None };
+        Ok(match found {
+            None if is_indexable => Self::Whole,
+            None => {
+                let what = "it is longer than 2^32 blocks".to_owned();
+                return Err(Error::Source { path: content.name(), what });
+            }
+            Some(runs) if is_compressed && !runs.is_empty() => Self::Extents(runs),
+            Some(runs) => {
+                let chunking = Chunking::of(options).filter(|_| !is_compressed);
+                let chunking = chunking.unwrap_or_else(|| Chunking::fitting(size, &runs, options.block_bytes));
+                let runs = chunking.whole(&runs, size);
+                Self::Chunks(chunking, runs)
+            }
+        })
+    }
+
+    /// Returns whether zeros between extents are holes.
+    pub(super) fn has_holes(&self) -> bool {
+        matches!(self, Self::Extents(_))
+    }
+
+    /// Returns the chunks of a file that has them because of its shape.
+    pub(super) fn chunking(&self) -> Option<Chunking> {
+        match self {
+            Self::Chunks(chunking, _) => Some(*chunking),
+            _ => None,
+        }
+    }
+
+    /// Returns what is stored; `None` for everything.
+    pub(super) fn runs(&self) -> Option<&[Range<u64>]> {
+        match self {
+            Self::Whole => None,
+            Self::Extents(runs) | Self::Chunks(_, runs) => Some(runs),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What is known of a content without reading it.
+
+use std::fs::File;
+use std::io;
+use std::ops::{ControlFlow, Range};
+
+use super::content::Content;
+use super::holes;
+use super::reach::reach;
+use super::sparse;
+
+/// A range of a content that may not be zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) range: Range<u64>,
+    pub(crate) held: Held,
+}
+
+/// Where the bytes of a stretch are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// In the source, and nothing else is known.
+    Unread,
+    /// In the base of an overlay, unchanged.
+    Below,
+    /// In the source or nowhere, above bytes in the base of an overlay.
+    Changed,
+}
+
+impl Content {
+    /// Calls `each` with the stretches of a range in order until it breaks. What is between them is
+    /// zeros. Takes time linear in their number, not in the length.
+    ///
+    /// # Errors
+    /// Those of `each`, and [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the source ends
+    /// within the range.
+    pub(crate) fn stretches(
+        &self,
+        range: Range<u64>,
+        each: &mut dyn FnMut(Stretch) -> io::Result<ControlFlow<()>>,
+    ) -> io::Result<ControlFlow<()>> {
+        let mut unread = |range| each(Stretch { range, held: Held::Unread });
+        let spans = match self {
+            Self::Path(path) => {
+                return holes::each_data(&File::open(reach(&path.to_path_buf())?)?, range, &mut unread);
+            }
+            Self::Overlay(overlay) => return overlay.stretches(range, each),
+            Self::Spans(_, spans) => &**spans,
+            Self::Member(member) => match member.spans() {
+                Some(spans) => spans,
+                None => return unread(range),
+            },
+            Self::Range(..) | Self::Bytes(_) => return unread(range),
+        };
+        for span in sparse::overlapping(spans, range.clone()) {
+            let span = span.at.max(range.start)..span.end().min(range.end);
+            if !span.is_empty() && unread(span)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Returns whether the base of an overlay has zeros in a range, in which it has stored bytes.
+    pub(crate) fn is_zeros_below(&self, range: Range<u64>) -> io::Result<bool> {
+        match self {
+            Self::Overlay(overlay) => overlay.is_zeros_below(range),
+            _ => Ok(false),
+        }
+    }
+}
