@@ -11,17 +11,21 @@ use std::{
 };
 
 use anyhow::Context;
-use pagefold_codec::{PAGE_SIZE, Page, by_name};
+use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 
 use super::{
-    estimate::Estimate,
+    clock::Deadline,
+    estimate::{Estimate, Limits},
+    order::spread,
     pages::Pages,
-    stratum::spread,
     times::{p99, processor_time},
 };
 
 /// The compared codecs, the default first.
-const NAMES: [&str; 7] = ["fold", "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
+pub(super) const NAMES: [&str; 7] = ["fold", "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
+
+/// The part of the training pages that shows how long training takes.
+const TRIAL: usize = 8;
 
 /// Number of pages that tables are trained on; a pool uses the same number.
 const TRAINING_PAGES: usize = 1024;
@@ -43,8 +47,8 @@ pub(super) struct Figures {
     pub(super) trained: bool,
     /// Total size of all objects.
     pub(super) bytes: Estimate,
-    pub(super) compression: Times,
-    pub(super) decompression: Times,
+    pub(super) compression: Option<Times>,
+    pub(super) decompression: Option<Times>,
 }
 
 /// Speed of one direction.
@@ -56,8 +60,14 @@ pub(super) struct Times {
     pub(super) p99_ns: u64,
 }
 
-/// Measures every codec, each for `time` after its training.
-pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::Result<Vec<Figures>> {
+/// Measures every codec, each for up to `time` after its training, until `end`. Codecs for which no
+/// time was left are missing.
+pub(super) fn measure(
+    pages: &Pages,
+    time: Duration,
+    end: Deadline<'_>,
+    threads: usize,
+) -> anyhow::Result<Vec<Figures>> {
     if pages.sample.is_empty() {
         return Ok(Vec::new());
     }
@@ -67,15 +77,19 @@ pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::
     let order = (0..count).filter_map(|taken| pages.sample.get(spread(taken, count) as usize));
     let (learnt, judged): (Vec<_>, Vec<_>) = order.enumerate().partition(|(number, _)| learns && number % every == 0);
     let [learnt, judged] = [learnt, judged].map(|pages| pages.into_iter().map(|(_, page)| page).collect::<Vec<_>>());
-    let trains = learns && pages.total as f64 - pages.zero.value >= PAGES_BEFORE_TRAINING;
-    let base = objects(NAMES[0], None, &judged, Duration::MAX)?;
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new(Vec::new());
+    let trains = learns && pages.stored() >= PAGES_BEFORE_TRAINING;
+    let learnt = trains.then_some(&learnt[..]);
+    // The others are compared with the default, which gets more time for more pages.
+    let Some(base) = objects(NAMES[0], None, &judged, end.or_after(2 * time))? else { return Ok(Vec::new()) };
+    let next = AtomicUsize::new(1);
+    let found = Mutex::new(vec![base.figures(NAMES[0], pages, &base)]);
     thread::scope(|scope| {
         let work = || -> anyhow::Result<()> {
-            while let Some(name) = NAMES.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let learnt = trains.then_some(&learnt[..]);
-                let measured = objects(name, learnt, &judged, time)?;
+            while let Some(name) = NAMES.get(next.fetch_add(1, Ordering::Relaxed))
+                && !end.is_over()
+            {
+                let Some(tables) = tables(name, learnt, end)? else { continue };
+                let Some(measured) = objects(name, tables.as_ref(), &judged, end.or_after(time))? else { continue };
                 let figures = measured.figures(name, pages, &base);
                 found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
             }
@@ -85,8 +99,20 @@ pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
     })?;
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|figures: &Figures| NAMES.iter().position(|name| *name == figures.name));
+    found.sort_by_key(|figures| NAMES.iter().position(|name| *name == figures.name));
     Ok(found)
+}
+
+/// Trains the codec's tables on these pages: `None` if that would take too long. The result is
+/// `Some(None)` if the codec has none, or no better ones.
+fn tables(name: &str, learnt: Option<&[&Page]>, end: Deadline<'_>) -> anyhow::Result<Option<Option<Tables>>> {
+    let codec = by_name(name)?;
+    let (Some(learnt), Some(tables)) = (learnt, codec.tables()) else { return Ok(Some(None)) };
+    // Training cannot be interrupted, so a part of it shows first how long it takes.
+    let start = end.now();
+    drop(tables.train_beyond(&learnt[..learnt.len() / TRIAL]));
+    let trial = end.now().saturating_sub(start);
+    Ok(end.leaves(trial * TRIAL as u32).then(|| tables.train_beyond(learnt)))
 }
 
 /// The sizes of the first pages' objects, and the times.
@@ -107,16 +133,16 @@ struct Measured {
     processor: Duration,
 }
 
-/// Compresses and decompresses pages for about `time`. With `learnt`, first trains tables on those
-/// pages.
-fn objects(name: &str, learnt: Option<&[&Page]>, pages: &[&Page], time: Duration) -> anyhow::Result<Objects> {
+/// Compresses and decompresses pages until `end`, at least some if any time is left.
+fn objects(name: &str, tables: Option<&Tables>, pages: &[&Page], end: Deadline<'_>) -> anyhow::Result<Option<Objects>> {
     let codec = by_name(name)?;
-    let better = learnt.and_then(|learnt| codec.tables()?.train_beyond(learnt));
-    let mut objects = Objects { trained: better.is_some(), ..Objects::default() };
-    let mut stream = better.map_or(codec, |tables| tables.codec()).stream().context("a codec's working state")?;
+    let mut objects = Objects { trained: tables.is_some(), ..Objects::default() };
+    let mut stream = tables.map_or(codec, Tables::codec).stream().context("a codec's working state")?;
     let (mut made, mut back) = (Vec::new(), [0; PAGE_SIZE]);
-    let start = Instant::now();
     for pages in pages.chunks(TOGETHER) {
+        if end.is_over() {
+            break;
+        }
         made.clear();
         objects.compression.take(pages, |page| {
             let mut object = [0; PAGE_SIZE];
@@ -128,11 +154,8 @@ fn objects(name: &str, learnt: Option<&[&Page]>, pages: &[&Page], time: Duration
         objects.decompression.take(&made, |(object, len)| {
             stream.decompress(&object[..*len], &mut back).context("decoding what was just encoded")
         })?;
-        if start.elapsed() >= time {
-            break;
-        }
     }
-    Ok(objects)
+    Ok((!objects.lens.is_empty()).then_some(objects))
 }
 
 impl Measured {
@@ -147,10 +170,12 @@ impl Measured {
         Ok(())
     }
 
-    fn times(&self) -> Times {
+    /// Returns the times; `None` without any, or below the clock's resolution.
+    fn times(&self) -> Option<Times> {
         let bytes = (self.page_ns.len() * PAGE_SIZE) as f64;
-        let bytes_per_second = bytes / self.processor.as_secs_f64().max(1e-9);
-        Times { bytes_per_second, p99_ns: p99(self.page_ns.clone()) }
+        let bytes_per_second = bytes / self.processor.as_secs_f64();
+        let p99_ns = p99(self.page_ns.clone())?;
+        (bytes_per_second.is_finite() && p99_ns > 0).then_some(Times { bytes_per_second, p99_ns })
     }
 }
 
@@ -159,13 +184,60 @@ impl Objects {
     /// pages.
     fn figures(&self, name: &'static str, pages: &Pages, base: &Self) -> Figures {
         let both = base.lens.iter().zip(&self.lens);
-        let both: Vec<_> = both.map(|(base, own)| (f64::from(*base), f64::from(*own))).collect();
+        let both: Vec<_> = both.map(|(base, own)| [PAGE_SIZE as f64, f64::from(*base), f64::from(*own)]).collect();
+        let total = pages.objects() * PAGE_SIZE as f64;
+        let left = (1.0 - both.len() as f64 / pages.objects().max(1.0)).max(0.0);
+        let limits = Limits { least: 0.0, most: 1.0 };
         Figures {
             name,
             trained: self.trained,
-            bytes: if name == NAMES[0] { pages.compressed_bytes } else { pages.compressed_bytes.in_proportion(&both) },
+            bytes: if name == NAMES[0] {
+                pages.compressed_bytes
+            } else {
+                pages.compressed_bytes.regression(total, &both, left, limits)
+            },
             compression: self.compression.times(),
             decompression: self.decompression.times(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::clock::Clock, *};
+
+    /// Returns pages of random digits.
+    fn pages(count: usize) -> Vec<Page> {
+        let mut state = 1u64;
+        let mut digit = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            b'0' + (state >> 60) as u8
+        };
+        (0..count).map(|_| std::array::from_fn(|_| digit())).collect()
+    }
+
+    #[test]
+    fn a_codec_ends_in_time() {
+        let pages = pages(10 * TOGETHER);
+        let pages: Vec<_> = pages.iter().collect();
+        for (end, chunks) in [(1, 0), (4, 3), (100, 10)] {
+            let clock = Clock::counted(Duration::from_secs(1));
+            let found = objects("lz4", None, &pages, clock.until(Duration::from_secs(end))).expect("a codec");
+            assert_eq!(found.map_or(0, |objects| objects.lens.len()), chunks * TOGETHER, "{end}");
+        }
+    }
+
+    #[test]
+    fn training_that_would_take_too_long_is_left_out() {
+        let pages = pages(TRAINING_PAGES);
+        let pages: Vec<_> = pages.iter().collect();
+        for (end, is_trained) in [(2 + TRIAL as u64, false), (5 + TRIAL as u64, true)] {
+            let clock = Clock::counted(Duration::from_secs(1));
+            let found = tables("pleat", Some(&pages), clock.until(Duration::from_secs(end))).expect("a codec");
+            assert_eq!(found.is_some(), is_trained, "{end}");
+        }
+        // A codec without tables needs no time.
+        let clock = Clock::counted(Duration::from_secs(1));
+        assert!(tables("lz4", Some(&pages), clock.until(Duration::ZERO)).expect("a codec").is_some());
     }
 }
