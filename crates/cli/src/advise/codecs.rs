@@ -21,11 +21,14 @@ use super::{
     times::{p99, processor_time},
 };
 
-/// The compared codecs, the default first.
-pub(super) const NAMES: [&str; 7] = ["fold", "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
+/// The compared codecs: the default, those without tables to train, and the others, the one whose
+/// training takes longest first.
+const FIRST: &str = "fold";
+pub(super) const PLAIN: [&str; 2] = ["lz4", "zstd-1"];
+pub(super) const TRAINED: [&str; 4] = ["fold-dict", "pleat", "zstd-1-dict", "lz4-dict"];
 
-/// The part of the training pages that shows how long training takes.
-const TRIAL: usize = 8;
+/// All of them, as they are shown.
+pub(super) const NAMES: [&str; 7] = [FIRST, "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
 
 /// Number of pages that tables are trained on; a pool uses the same number.
 const TRAINING_PAGES: usize = 1024;
@@ -47,6 +50,9 @@ pub(super) struct Figures {
     pub(super) trained: bool,
     /// Total size of all objects.
     pub(super) bytes: Estimate,
+    /// The fraction of the first codec's bytes. Both are measured on the same pages, so it is better
+    /// known than the bytes.
+    pub(super) of_first: Estimate,
     pub(super) compression: Option<Times>,
     pub(super) decompression: Option<Times>,
 }
@@ -60,59 +66,92 @@ pub(super) struct Times {
     pub(super) p99_ns: u64,
 }
 
-/// Measures every codec, each for up to `time` after its training, until `end`. Codecs for which no
-/// time was left are missing.
-pub(super) fn measure(
-    pages: &Pages,
-    time: Duration,
-    end: Deadline<'_>,
-    threads: usize,
-) -> anyhow::Result<Vec<Figures>> {
-    if pages.sample.is_empty() {
-        return Ok(Vec::new());
+/// The pages of a sample, and what was measured with them.
+pub(super) struct Bench<'a> {
+    pages: &'a Pages,
+    /// Pages for training; `None` if a pool would not train its tables.
+    learnt: Option<Vec<&'a Page>>,
+    /// All others.
+    judged: Vec<&'a Page>,
+    /// The results of the first codec, with which the others are compared.
+    base: Objects,
+    /// Time of one of its pages, there and back, while other programs run as well.
+    page_time: Duration,
+    found: Mutex<Vec<Figures>>,
+}
+
+impl<'a> Bench<'a> {
+    /// Measures the first codec until `end`. Returns `None` without pages, or without time.
+    pub(super) fn new(pages: &'a Pages, end: Deadline<'_>) -> anyhow::Result<Option<Self>> {
+        let learns = pages.sample.len() >= 2 * TRAINING_PAGES;
+        let every = if learns { pages.sample.len() / TRAINING_PAGES } else { usize::MAX };
+        let count = pages.sample.len() as u64;
+        let order = (0..count).filter_map(|taken| pages.sample.get(spread(taken, count) as usize));
+        let (learnt, judged): (Vec<_>, Vec<_>) =
+            order.enumerate().partition(|(number, _)| learns && number % every == 0);
+        let [learnt, judged] =
+            [learnt, judged].map(|pages| pages.into_iter().map(|(_, page)| page).collect::<Vec<_>>());
+        let trains = learns && pages.stored() >= PAGES_BEFORE_TRAINING;
+        let start = end.now();
+        let Some(base) = objects(FIRST, None, &judged, end)? else { return Ok(None) };
+        let page_time = end.now().saturating_sub(start) / base.lens.len() as u32;
+        let found = Mutex::new(vec![base.figures(FIRST, pages, &base)]);
+        Ok(Some(Self { pages, learnt: trains.then_some(learnt), judged, base, page_time, found }))
     }
-    let learns = pages.sample.len() >= 2 * TRAINING_PAGES;
-    let every = if learns { pages.sample.len() / TRAINING_PAGES } else { usize::MAX };
-    let count = pages.sample.len() as u64;
-    let order = (0..count).filter_map(|taken| pages.sample.get(spread(taken, count) as usize));
-    let (learnt, judged): (Vec<_>, Vec<_>) = order.enumerate().partition(|(number, _)| learns && number % every == 0);
-    let [learnt, judged] = [learnt, judged].map(|pages| pages.into_iter().map(|(_, page)| page).collect::<Vec<_>>());
-    let trains = learns && pages.stored() >= PAGES_BEFORE_TRAINING;
-    let learnt = trains.then_some(&learnt[..]);
-    // The others are compared with the default, which gets more time for more pages.
-    let Some(base) = objects(NAMES[0], None, &judged, end.or_after(2 * time))? else { return Ok(Vec::new()) };
-    let next = AtomicUsize::new(1);
-    let found = Mutex::new(vec![base.figures(NAMES[0], pages, &base)]);
-    thread::scope(|scope| {
+
+    /// Measures these codecs, each for up to `time` after its training, until `end`. Codecs for which
+    /// no time is left are missing.
+    pub(super) fn run(
+        &self,
+        names: &[&'static str],
+        time: Duration,
+        end: Deadline<'_>,
+        threads: usize,
+    ) -> anyhow::Result<()> {
+        let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<()> {
-            while let Some(name) = NAMES.get(next.fetch_add(1, Ordering::Relaxed))
-                && !end.is_over()
-            {
-                let Some(tables) = tables(name, learnt, end)? else { continue };
-                let Some(measured) = objects(name, tables.as_ref(), &judged, end.or_after(time))? else { continue };
-                let figures = measured.figures(name, pages, &base);
-                found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
+            while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let codec = by_name(name)?;
+                let tables = match (&self.learnt, codec.tables()) {
+                    // Training cannot be interrupted.
+                    (Some(_), Some(_)) if !end.leaves(self.page_time * training_work(name)) => continue,
+                    (Some(learnt), Some(tables)) => tables.train_beyond(learnt),
+                    _ => None,
+                };
+                let Some(measured) = objects(name, tables.as_ref(), &self.judged, end.or_after(time))? else {
+                    continue;
+                };
+                let figures = measured.figures(name, self.pages, &self.base);
+                self.found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
             }
             Ok(())
         };
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
-    })?;
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|figures| NAMES.iter().position(|name| *name == figures.name));
-    Ok(found)
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        })
+    }
+
+    /// Returns how long the shortest training is likely to take; `None` if there is nothing to train.
+    pub(super) fn least_training(&self) -> Option<Duration> {
+        self.learnt.as_ref()?;
+        TRAINED.iter().map(|name| self.page_time * training_work(name)).min()
+    }
+
+    pub(super) fn into_figures(self) -> Vec<Figures> {
+        let mut found = self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_by_key(|figures| NAMES.iter().position(|name| *name == figures.name));
+        found
+    }
 }
 
-/// Trains the codec's tables on these pages: `None` if that would take too long. The result is
-/// `Some(None)` if the codec has none, or no better ones.
-fn tables(name: &str, learnt: Option<&[&Page]>, end: Deadline<'_>) -> anyhow::Result<Option<Option<Tables>>> {
-    let codec = by_name(name)?;
-    let (Some(learnt), Some(tables)) = (learnt, codec.tables()) else { return Ok(Some(None)) };
-    // Training cannot be interrupted, so a part of it shows first how long it takes.
-    let start = end.now();
-    drop(tables.train_beyond(&learnt[..learnt.len() / TRIAL]));
-    let trial = end.now().saturating_sub(start);
-    Ok(end.leaves(trial * TRIAL as u32).then(|| tables.train_beyond(learnt)))
+/// Returns how many pages the first codec compresses and decompresses while this codec's tables are
+/// trained.
+fn training_work(name: &str) -> u32 {
+    match name {
+        "fold-dict" => 500_000,
+        _ => 300_000,
+    }
 }
 
 /// The sizes of the first pages' objects, and the times.
@@ -188,14 +227,23 @@ impl Objects {
         let total = pages.objects() * PAGE_SIZE as f64;
         let left = (1.0 - both.len() as f64 / pages.objects().max(1.0)).max(0.0);
         let limits = Limits { least: 0.0, most: 1.0 };
+        let first = pages.compressed_bytes;
+        // If the first is hardly known, neither is what the pages are like.
+        let is_known = first.high() - first.low() <= first.value;
+        let (bytes, of_first) = if name == FIRST {
+            (first, Estimate::exact(1.0))
+        } else if is_known {
+            let alone = Estimate::exact(first.value).regression(total, &both, left, limits);
+            (first.regression(total, &both, left, limits), alone.scaled(1.0 / first.value.max(1.0)))
+        } else {
+            let bytes = first.regression(total, &both, left, limits);
+            (bytes, Estimate::unknown(2.0, limits))
+        };
         Figures {
             name,
             trained: self.trained,
-            bytes: if name == NAMES[0] {
-                pages.compressed_bytes
-            } else {
-                pages.compressed_bytes.regression(total, &both, left, limits)
-            },
+            bytes,
+            of_first,
             compression: self.compression.times(),
             decompression: self.decompression.times(),
         }
@@ -230,14 +278,21 @@ mod tests {
     #[test]
     fn training_that_would_take_too_long_is_left_out() {
         let pages = pages(TRAINING_PAGES);
-        let pages: Vec<_> = pages.iter().collect();
-        for (end, is_trained) in [(2 + TRIAL as u64, false), (5 + TRIAL as u64, true)] {
-            let clock = Clock::counted(Duration::from_secs(1));
-            let found = tables("pleat", Some(&pages), clock.until(Duration::from_secs(end))).expect("a codec");
-            assert_eq!(found.is_some(), is_trained, "{end}");
+        let found = Pages::of_sample(pages.clone());
+        let clock = Clock::counted(Duration::from_millis(1));
+        let base = objects(FIRST, None, &pages.iter().collect::<Vec<_>>(), clock.until(Duration::MAX));
+        let bench = Bench {
+            pages: &found,
+            learnt: Some(pages.iter().collect()),
+            judged: pages.iter().collect(),
+            base: base.expect("a codec").expect("time"),
+            page_time: Duration::from_millis(1),
+            found: Mutex::default(),
+        };
+        for (seconds, names) in [(200, 1), (400, 2), (700, 3)] {
+            let end = clock.until(Duration::from_secs(seconds));
+            bench.run(&["lz4", "pleat", "fold-dict"], Duration::from_millis(20), end, 1).expect("codecs");
+            assert_eq!(std::mem::take(&mut *bench.found.lock().expect("a lock")).len(), names, "{seconds}");
         }
-        // A codec without tables needs no time.
-        let clock = Clock::counted(Duration::from_secs(1));
-        assert!(tables("lz4", Some(&pages), clock.until(Duration::ZERO)).expect("a codec").is_some());
     }
 }

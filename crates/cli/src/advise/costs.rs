@@ -1,10 +1,10 @@
 //! What the image writer makes of content that is not sampled: holes, and what does not compress.
 //! It is asked at run time, with small files of such content.
 
-use std::fs::File;
+use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
 use anyhow::Context;
-use pagefold_erofs::{BuildOptions, Content, Node, NodeKind, Span, Tree, build};
+use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Span, Tree, build};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
@@ -12,9 +12,13 @@ use super::{
     stratum::{PAGE_BYTES, Stratum},
 };
 
-/// Zeros in the two images that measure the cost of holes: of one run, and of each byte of it. Both
-/// are longer than any cluster.
-const ZEROS_BYTES: [u64; 2] = [16 << 20, 48 << 20];
+/// Pieces of data in the images that measure the cost of zeros, and their lengths: none ends at a
+/// block's end.
+const PIECES: u64 = 6;
+const PIECE_BYTES: u64 = 20_011;
+
+/// Zeros after each piece in these images. Their difference is longer than any cluster of zeros.
+const ZEROS_BYTES: [u64; 2] = [2 << 20, 12 << 20];
 
 /// Most bytes of an image for each byte of content: uncompressed blocks, and their indexes.
 const MOST: f64 = 1.0 + 1.0 / 64.0;
@@ -29,7 +33,8 @@ pub(super) const INODE_BYTES: u64 = 64;
 /// Bytes before everything else: the superblock, after the space for boot loaders.
 pub(super) const SUPERBLOCK_BYTES: u64 = 1024 + 128;
 
-/// The cost of zeros in an image.
+/// The cost of zeros between data, next to the sizes of the data packed alone. A run can save bytes:
+/// its zeros fill the last block of the data before it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zeros {
     per_run: f64,
@@ -37,18 +42,60 @@ pub(super) struct Zeros {
 }
 
 impl Zeros {
-    /// Packs files of zeros.
+    /// Packs pieces of text with zeros between them, and without.
     pub(super) fn measure(options: &BuildOptions) -> anyhow::Result<Self> {
-        let [short, long] = ZEROS_BYTES.map(|len| image_of_zeros(len, options));
-        let (short, long) = (short? as f64, long? as f64);
+        let content = memory_file()?;
+        content.write_all_at(&text((PIECES * PIECE_BYTES) as usize), 0)?;
+        let content = Arc::new(content);
+        let mut alone = empty_tree();
+        for piece in 0..PIECES {
+            let content = Content::Range(Arc::clone(&content), piece * PIECE_BYTES);
+            let name = piece.to_string();
+            alone.add(alone.root(), name.as_bytes(), node(NodeKind::Regular { content, size: PIECE_BYTES }))?;
+        }
+        let alone = added_bytes(&build(&alone, options, &memory_file()?)?, PIECES, 13 * PIECES);
+        let alone = alone - (PIECES - 1) * INODE_BYTES;
+        let with_zeros = |zeros_bytes: u64| -> anyhow::Result<f64> {
+            let every = PIECE_BYTES.next_multiple_of(PAGE_BYTES) + zeros_bytes;
+            let span = |piece: u64| Span { at: piece * every, len: PIECE_BYTES, source: piece * PIECE_BYTES };
+            let spans: Vec<_> = (0..PIECES).map(span).collect();
+            let content = Content::Spans(Arc::clone(&content), spans.into());
+            let mut tree = empty_tree();
+            tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
+            let added = added_bytes(&build(&tree, options, &memory_file()?)?, 1, 13);
+            Ok((added as f64 - alone as f64) / PIECES as f64)
+        };
+        let [short, long] = ZEROS_BYTES.map(with_zeros);
+        let (short, long) = (short?, long?);
         let per_byte = ((long - short) / (ZEROS_BYTES[1] - ZEROS_BYTES[0]) as f64).max(0.0);
-        Ok(Self { per_run: (short - per_byte * ZEROS_BYTES[0] as f64).max(0.0), per_byte })
+        Ok(Self { per_run: short - per_byte * ZEROS_BYTES[0] as f64, per_byte })
     }
 
-    /// Returns the size of this many runs of zeros.
-    pub(super) fn cost(self, runs: u64, bytes: f64) -> f64 {
-        if bytes > 0.0 { self.per_run * runs as f64 + self.per_byte * bytes } else { 0.0 }
+    /// Returns the size of this many runs of zeros after data.
+    pub(super) fn cost(self, runs: f64, bytes: f64) -> f64 {
+        if bytes > 0.0 { self.per_run * runs + self.per_byte * bytes } else { 0.0 }
     }
+}
+
+/// Returns what `files` with names and entries of `names_bytes` add to an image that holds nothing
+/// else.
+pub(super) fn added_bytes(report: &BuildReport, files: u64, names_bytes: u64) -> u64 {
+    let metadata_bytes = report.image_bytes - report.data_bytes;
+    let root_bytes = INODE_BYTES + 27 + names_bytes;
+    // On average, the last block is half full.
+    let metadata_bytes = metadata_bytes.saturating_sub(SUPERBLOCK_BYTES + root_bytes + PAGE_BYTES / 2);
+    report.data_bytes + metadata_bytes.max(files * INODE_BYTES)
+}
+
+/// Returns lines of numbers, which compress as text does.
+fn text(len: usize) -> Vec<u8> {
+    let (mut state, mut text) = (1u64, Vec::new());
+    while text.len() < len {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        text.extend(format!("{} items of {}\n", state >> 48, state >> 40 & 15).bytes());
+    }
+    text.truncate(len);
+    text
 }
 
 /// Returns the least and the most that zeros of unmeasured cost take.
@@ -78,17 +125,6 @@ pub(super) fn node(kind: NodeKind) -> Node {
 
 pub(super) fn memory_file() -> anyhow::Result<File> {
     Ok(memfd_create("advise", MemfdFlags::CLOEXEC).context("a file in memory")?.into())
-}
-
-/// Returns the bytes that this many zeros add to an image.
-fn image_of_zeros(len_bytes: u64, options: &BuildOptions) -> anyhow::Result<u64> {
-    let content = Content::Spans(memory_file()?.into(), Vec::<Span>::new().into());
-    let mut tree = empty_tree();
-    tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: len_bytes }))?;
-    let report = build(&tree, options, &memory_file()?)?;
-    let fixed_bytes = SUPERBLOCK_BYTES + 2 * INODE_BYTES + 27 + 13;
-    // The metadata ends in the middle of a block, on average.
-    Ok(report.image_bytes.saturating_sub(fixed_bytes + PAGE_BYTES / 2))
 }
 
 #[cfg(test)]
@@ -125,19 +161,35 @@ mod tests {
         }
     }
 
+    /// The sum of pieces packed alone and of the zeros between them is the size of the whole.
     #[test]
     fn holes_cost_what_the_writer_makes_of_them() {
+        let (pieces, len) = (10, 70_000);
+        let bytes = text(pieces * len);
+        let file = memory_file().expect("memory");
+        file.write_all_at(&bytes, 0).expect("memory");
+        let file = Arc::new(file);
         for choice in CHOICES {
             let options = options(choice.codec, choice.cluster).expect("a codec");
             let zeros = Zeros::measure(&options).expect("an image");
-            for len in [24 << 20, 100 << 20] {
-                let content = Content::Spans(memory_file().expect("memory").into(), Vec::<Span>::new().into());
-                let found = image_bytes(content, len, &options) as f64;
-                let cost = zeros.cost(1, len as f64);
-                assert!((found - cost).abs() <= 8192.0 + found / 50.0, "{} {len}: {found} {cost}", choice.codec);
-                assert!(cost <= limits_of_zeros().most * len as f64, "{} {len}: {cost}", choice.codec);
+            let alone = bytes.chunks(len).map(|piece| {
+                let image = image_bytes(Content::Bytes(piece.into()), len as u64, &options);
+                image - SUPERBLOCK_BYTES - 2 * INODE_BYTES - 40 - PAGE_BYTES / 2
+            });
+            let alone = alone.sum::<u64>() as f64;
+            for hole in [1 << 20, 16 << 20] {
+                let every = len.next_multiple_of(4096) as u64 + hole;
+                let span =
+                    |piece: usize| Span { at: piece as u64 * every, len: len as u64, source: (piece * len) as u64 };
+                let content = Content::Spans(Arc::clone(&file), (0..pieces).map(span).collect());
+                let whole = image_bytes(content, pieces as u64 * every, &options) as f64;
+                let forecast = alone + zeros.cost(pieces as f64, (pieces as u64 * hole) as f64);
+                let error = (whole - forecast).abs();
+                assert!(error <= 16384.0 + whole / 10.0, "{} {hole}: {whole} {forecast} {zeros:?}", choice.codec);
             }
+            let most = limits_of_zeros().most * (64 << 20) as f64;
+            assert!(zeros.cost(1.0, (64 << 20) as f64) <= most, "{}: {zeros:?}", choice.codec);
+            assert!(zeros.cost(3.0, 0.0) == 0.0);
         }
-        assert!(Zeros { per_run: 1.0, per_byte: 1.0 }.cost(3, 0.0) == 0.0);
     }
 }

@@ -9,7 +9,10 @@
 use std::{
     collections::HashMap,
     fs::File,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -19,12 +22,12 @@ use pagefold_erofs::{BuildOptions, Image, NodeKind, build};
 
 use super::{
     clock::Deadline,
-    costs::{self, INODE_BYTES, SUPERBLOCK_BYTES, Zeros, empty_tree, memory_file, node},
+    costs::{self, INODE_BYTES, SUPERBLOCK_BYTES, Zeros, added_bytes, empty_tree, memory_file, node},
     estimate::Estimate,
     input::{Input, InputKind},
     order::spread,
     pages::Pages,
-    stratum::{Batch, Batches, PAGE_BYTES, UNIT_BYTES, Unit},
+    stratum::{Batch, Batches, PAGE_BYTES, Stratum, UNIT_BYTES, Unit},
     times::{p99, processor_time},
 };
 use crate::codec;
@@ -134,9 +137,11 @@ pub(super) fn measure(
             read_ns: Vec::new(),
         });
     }
-    for choice in &mut choices {
-        if !end.is_over() {
-            choice.zeros = Some(Zeros::measure(&choice.options)?);
+    let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(|stratum| stratum.has_pieces);
+    if has_zeros {
+        let zeros = measure_zeros(&choices, end, threads)?;
+        for (choice, zeros) in choices.iter_mut().zip(zeros) {
+            choice.zeros = zeros;
         }
     }
     let choices = Mutex::new(choices);
@@ -172,6 +177,33 @@ pub(super) fn measure(
         }
     });
     Ok(figures.collect())
+}
+
+/// Measures the cost of zeros for each choice, until `end`.
+fn measure_zeros(choices: &[Choice<'_>], end: Deadline<'_>, threads: usize) -> anyhow::Result<Vec<Option<Zeros>>> {
+    // Zeros are the same with more effort.
+    let source = |number: usize| {
+        let like = CHOICES[number].like;
+        if CHOICES[like].cluster == CHOICES[number].cluster { like } else { number }
+    };
+    let found: Vec<_> = choices.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || -> anyhow::Result<()> {
+        while let number = next.fetch_add(1, Ordering::Relaxed)
+            && let Some(choice) = choices.get(number)
+        {
+            if source(number) == number && !end.is_over() {
+                *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(Zeros::measure(&choice.options)?);
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
+    })?;
+    let of_source = |number| *found[source(number)].lock().unwrap_or_else(PoisonError::into_inner);
+    Ok((0..choices.len()).map(of_source).collect())
 }
 
 pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions> {
@@ -267,17 +299,11 @@ fn pack_units(
         && report.data_bytes <= 2 * PAGE_BYTES
         && data_bytes > UNIT_BYTES / 2
     {
-        let image_bytes = zeros.cost(0, data_bytes as f64) as u64;
+        let image_bytes = zeros.cost(0.0, data_bytes as f64) as u64;
         return Ok(Some((Packed { data_bytes, image_bytes, time }, Vec::new())));
     }
-    // On average, the last block is half full.
-    let root_bytes = INODE_BYTES + 27 + names;
-    let metadata_bytes = report.image_bytes - report.data_bytes;
-    let metadata_bytes = metadata_bytes.saturating_sub(SUPERBLOCK_BYTES + root_bytes + PAGE_BYTES / 2);
-    let least_bytes = lens.len() as u64 * INODE_BYTES;
-    // Where a file continues beyond a piece, the end of the piece wastes half a block as well.
-    let stored_bytes = report.data_bytes.saturating_sub(cut * PAGE_BYTES / 2);
-    let image_bytes = stored_bytes + metadata_bytes.max(least_bytes);
+    // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
+    let image_bytes = added_bytes(&report, lens.len() as u64, names).saturating_sub(cut * PAGE_BYTES / 2);
     Ok(Some((Packed { data_bytes, image_bytes, time }, read(image, &lens, reads)?)))
 }
 
@@ -363,7 +389,8 @@ fn compared(
         let own: Vec<_> = own.collect();
         let triples = triples(number);
         let left = 1.0 - own.iter().map(|(bytes, _)| bytes).sum::<f64>() / total.max(1.0);
-        if left <= 0.0 || triples.len() < own.len() {
+        // Without most of its batches in common with the base, a choice stands alone.
+        if left <= 0.0 || 2 * triples.len() < own.len() {
             return Estimate::of_whole(total, &own, limits);
         }
         let enough = triples.len() >= FEW || all.len() < FEW;
@@ -384,12 +411,18 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
     };
     let fixed_bytes = (SUPERBLOCK_BYTES + metadata_bytes).next_multiple_of(PAGE_BYTES);
     let scanned = input.strata.iter().filter(|stratum| stratum.is_scanned());
-    let found =
-        scanned.map(|stratum| Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + stratum.data_bytes().scaled(-1.0));
+    let found = scanned
+        .clone()
+        .map(|stratum| Estimate::exact((stratum.pages * PAGE_BYTES) as f64) + stratum.data_bytes().scaled(-1.0));
     let (found, hole_bytes) = (found.sum::<Estimate>(), input.hole_bytes as f64);
+    // Zeros and holes follow where data ends.
+    let ends: f64 = scanned.map(Stratum::data_ends).sum();
     let zeros = match zeros {
-        Some(zeros) => found.scaled(zeros.cost(0, 1.0)) + Estimate::exact(zeros.cost(input.holes, hole_bytes)),
-        None => Estimate::unknown(found.value + hole_bytes, costs::limits_of_zeros()),
+        Some(zeros) => {
+            let runs = if found.value + hole_bytes > 0.0 { zeros.cost(ends, 1.0) } else { 0.0 };
+            found.scaled(zeros.cost(0.0, 1.0)) + Estimate::exact(zeros.cost(0.0, hole_bytes) + runs)
+        }
+        None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
     };
     Estimate::exact(fixed_bytes as f64) + zeros
 }

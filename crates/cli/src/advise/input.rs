@@ -66,9 +66,8 @@ pub(super) struct Input {
     pub(super) strata: Vec<Stratum>,
     pub(super) names: Names,
     pub(super) skipped: Skipped,
-    /// Bytes of holes in sparse files, and their number. They are not sampled.
+    /// Bytes of holes in sparse files, which are not sampled.
     pub(super) hole_bytes: u64,
-    pub(super) holes: u64,
 }
 
 impl Input {

@@ -20,27 +20,29 @@ mod walk;
 
 use std::{io::Write, path::PathBuf, thread, time::Duration};
 
-use self::{clock::Clock, estimate::Estimate, input::Input, pages::Pages, stratum::Stratum, verdict::Verdict};
+use self::{
+    clock::Clock, codecs::Bench, estimate::Estimate, input::Input, pages::Pages, stratum::Stratum, verdict::Verdict,
+};
 use crate::{output::output, size};
 
 /// Ends of the phases since the start: listing names, finding holes, looking for zeros while little
-/// data was found, reading pages, measuring page codecs and forks, packing. A phase that ends earlier
-/// leaves its time to packing. Including the last batch, start and exit, the command takes ten
-/// seconds.
+/// data was found, reading pages, page codecs without training, packing, forks, and training. Including
+/// the last unit of work, start and exit, the command takes ten seconds.
 const LIST_END: Duration = Duration::from_millis(2000);
-const MAP_END: Duration = Duration::from_millis(2400);
-const SCAN_END: Duration = Duration::from_millis(3600);
-const PAGES_END: Duration = Duration::from_millis(5400);
-const CODECS_END: Duration = Duration::from_millis(6600);
-const FORKS_END: Duration = Duration::from_millis(7000);
-const END: Duration = Duration::from_millis(9200);
+const MAP_END: Duration = Duration::from_millis(2300);
+const SCAN_END: Duration = Duration::from_millis(3000);
+const PAGES_END: Duration = Duration::from_millis(4000);
+const PLAIN_END: Duration = Duration::from_millis(4400);
+const IMAGES_END: Duration = Duration::from_millis(6300);
+const FORKS_END: Duration = Duration::from_millis(6700);
+const END: Duration = Duration::from_millis(9100);
 
 /// Maximum times of phases: of looking for zeros if much data was found, of reading pages, of each
-/// page codec, of all of them, and of forks.
+/// page codec, of those without training, and of forks.
 const SCAN_TIME: Duration = Duration::from_millis(400);
 const PAGES_TIME: Duration = Duration::from_millis(1800);
 const CODEC_TIME: Duration = Duration::from_millis(120);
-const CODECS_TIME: Duration = Duration::from_millis(1200);
+const PLAIN_TIME: Duration = Duration::from_millis(500);
 const FORKS_TIME: Duration = Duration::from_millis(400);
 
 /// Threads that take samples: more would give the same results and slow down other programs.
@@ -137,10 +139,20 @@ fn measure(args: &Args, clock: &Clock) -> anyhow::Result<Report> {
     let late = clock.until(SCAN_END);
     scan::scan(&mut input, sample_bytes, [late.or_after(SCAN_TIME), late], threads);
     let pages = pages::look_at(&input, sample_bytes, clock.until(PAGES_END).or_after(PAGES_TIME), threads)?;
-    let codecs_end = clock.until(CODECS_END).or_after(CODECS_TIME);
-    let codecs = codecs::measure(&pages, CODEC_TIME, codecs_end, threads)?;
-    let forks = forks::measure(&pages, clock.until(FORKS_END).or_after(FORKS_TIME))?;
-    let images = images::measure(&input, &pages, sample_bytes, clock.until(END), threads)?;
+    let plain_end = clock.until(PLAIN_END).or_after(PLAIN_TIME);
+    let bench = Bench::new(&pages, plain_end.or_after(2 * CODEC_TIME))?;
+    if let Some(bench) = &bench {
+        bench.run(&codecs::PLAIN, CODEC_TIME, plain_end, threads)?;
+    }
+    // Packing takes the time in which nothing can be trained.
+    let training = bench.as_ref().and_then(Bench::least_training);
+    let spare = if training.is_some_and(|least| least < END - FORKS_END) { Duration::ZERO } else { END - FORKS_END };
+    let images = images::measure(&input, &pages, sample_bytes, clock.until(IMAGES_END + spare), threads)?;
+    let forks = forks::measure(&pages, clock.until(FORKS_END + spare).or_after(FORKS_TIME))?;
+    if let Some(bench) = &bench {
+        bench.run(&codecs::TRAINED, CODEC_TIME, clock.until(END), threads)?;
+    }
+    let codecs = bench.map(Bench::into_figures).unwrap_or_default();
     let mut report = Report { input, pages, codecs, images, forks, memory_bytes, verdict: Verdict::default() };
     report.verdict = verdict::of(&report, args.path.as_deref());
     Ok(report)

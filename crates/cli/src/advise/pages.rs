@@ -76,6 +76,28 @@ pub(super) struct Pages {
 }
 
 impl Pages {
+    /// Returns the figures of a disk with only these pages.
+    #[cfg(test)]
+    pub(super) fn of_sample(sample: Vec<Page>) -> Self {
+        let total = sample.len() as u64;
+        let [none, all] = [0.0, total as f64].map(Estimate::exact);
+        Self {
+            total,
+            data: all,
+            sampled: total,
+            zero: none,
+            same: none,
+            duplicate: Duplicates::default(),
+            incompressible: none,
+            compressed_bytes: all.scaled(1000.0),
+            memory_bytes: all.scaled(1000.0),
+            sample,
+            lost_units: 0,
+            of_strata: Vec::new(),
+            of_batches: HashMap::new(),
+        }
+    }
+
     /// Returns whether all data was read.
     pub(super) fn is_complete(&self) -> bool {
         self.data.is_exact() && self.sampled as f64 >= self.data.value

@@ -83,7 +83,6 @@ pub(super) fn look_at(pid: u32, end: Deadline<'_>) -> anyhow::Result<Input> {
         names: Names { files: 1, ..Names::default() },
         skipped,
         hole_bytes: 0,
-        holes: 0,
     })
 }
 

@@ -126,11 +126,6 @@ impl Stratum {
         self.pages = self.pages.saturating_add(len_bytes.div_ceil(PAGE_BYTES));
     }
 
-    /// Returns the number of its rows, each of which begins after a hole or at a file's start.
-    pub(super) fn rows(&self) -> u64 {
-        self.rows.len() as u64
-    }
-
     fn unit(&self, number: u64) -> Option<Unit> {
         let after = self.rows.partition_point(|row| row.first <= number);
         let row = self.rows.get(after.checked_sub(1)?)?;
@@ -186,6 +181,13 @@ impl Stratum {
             Some(scanned) => Estimate::of_whole((self.pages * PAGE_BYTES) as f64, &scanned.measured, Limits::COUNT),
             None => Estimate::exact(self.bytes as f64),
         }
+    }
+
+    /// Returns the likely number of places where data ends before zeros, a hole or the file's end.
+    pub(super) fn data_ends(&self) -> f64 {
+        let Some(scanned) = &self.scanned else { return 0.0 };
+        let ends = scanned.data.iter().filter(|unit| !unit.continues).count();
+        ends as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
     }
 
     /// Returns the number of pages that were scanned and are zero.

@@ -14,7 +14,7 @@ use crate::advise::{
 };
 
 /// Times of one step: from the end of the first phase after one step, to time for everything.
-const STEPS_MS: [u64; 6] = [2500, 900, 400, 150, 60, 5];
+const STEPS_MS: [u64; 6] = [2500, 900, 400, 150, 60, 3];
 
 /// How often phases ask after their ends: each of them, its threads and choices once.
 const ASKED_LATE: u32 = 100;

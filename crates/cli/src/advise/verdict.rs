@@ -119,26 +119,23 @@ impl Verdict {
     /// Returns the `serve` option for the page codec that pays off.
     fn page_codec(&mut self, report: &Report) -> String {
         let [first, ..] = &report.codecs[..] else { return String::new() };
-        let decompression = |codec: &codecs::Figures| codec.decompression;
-        let best = report.codecs.iter().filter(|codec| decompression(codec).is_some_and(|it| it.p99_ns < MOST_READ_NS));
-        let best = best.min_by(|a, b| a.bytes.value.total_cmp(&b.bytes.value)).unwrap_or(first);
-        let gain = Gain::of(best.bytes, first.bytes);
-        match gain.verdict() {
-            Pays::Yes => {
-                let speed = match (best.compression, first.compression) {
-                    (Some(own), Some(other)) => {
-                        let speed = own.bytes_per_second / other.bytes_per_second * 100.0;
-                        format!(", at {speed:.0} % of its speed")
-                    }
-                    _ => String::new(),
-                };
-                self.reasons.push(format!("In RAM, {} takes {gain} less than {}{speed}.", best.name, first.name));
-                return format!(" --codec {}", best.name);
-            }
-            Pays::Unknown => {
-                self.reasons.push("Too little was sampled to say whether another codec pays off in RAM.".to_owned());
-            }
-            Pays::No => {}
+        let is_fast = |codec: &&codecs::Figures| codec.decompression.is_some_and(|times| times.p99_ns < MOST_READ_NS);
+        let gain = |codec: &codecs::Figures| Gain::of(codec.of_first, Estimate::exact(1.0));
+        let good = report.codecs.iter().filter(is_fast).filter(|codec| gain(codec).verdict() == Pays::Yes);
+        let best = good.min_by(|a, b| a.of_first.value.total_cmp(&b.of_first.value));
+        if let Some(best) = best {
+            let speed = match (best.compression, first.compression) {
+                (Some(own), Some(other)) => {
+                    let speed = own.bytes_per_second / other.bytes_per_second * 100.0;
+                    format!(", at {speed:.0} % of its speed")
+                }
+                _ => String::new(),
+            };
+            self.reasons.push(format!("In RAM, {} takes {} less than {}{speed}.", best.name, gain(best), first.name));
+            return format!(" --codec {}", best.name);
+        }
+        if report.codecs.iter().any(|codec| gain(codec).verdict() == Pays::Unknown) {
+            self.reasons.push("Too little was sampled to say whether another codec pays off in RAM.".to_owned());
         }
         if report.pages.incompressible.low() > 0.9 * report.pages.total.max(1) as f64 {
             self.reasons.push("Compression in RAM gains little: most pages do not compress.".to_owned());
@@ -150,24 +147,21 @@ impl Verdict {
     fn image_options(&mut self, report: &Report) -> String {
         let [first, ..] = &report.images[..] else { return String::new() };
         let is_fast = |image: &&images::Figures| image.reads.is_some_and(|reads| reads.p99_ns < MOST_READ_NS);
-        let good = report.images.iter().filter(is_fast);
-        let smallest = good.clone().map(|image| image.bytes.value).min_by(f64::total_cmp);
+        let gain = |image: &images::Figures| Gain::of(image.bytes, first.bytes);
+        let good = report.images.iter().filter(is_fast).filter(|image| gain(image).verdict() == Pays::Yes);
+        let smallest = good.clone().map(|image| image.bytes.value).min_by(f64::total_cmp).unwrap_or(f64::MAX);
         // Among those that are nearly as small, choose the fastest to build.
-        let near = good.filter(|image| smallest.is_some_and(|least| image.bytes.value <= least * (1.0 + GAIN / 2.0)));
-        let best = near.min_by_key(|image| image.build.unwrap_or(Duration::MAX)).unwrap_or(first);
-        let gain = Gain::of(best.bytes, first.bytes);
-        let is_known = report.images.iter().all(|image| Gain::of(image.bytes, first.bytes).verdict() != Pays::Unknown);
-        let pays = match gain.verdict() {
-            Pays::No if !is_known => Pays::Unknown,
-            pays => pays,
-        };
-        if pays != Pays::Yes {
-            self.reasons.push(match pays {
-                Pays::Unknown => "Too little was sampled to say which codec and cluster size pay off.".to_owned(),
-                _ => "No other codec or cluster size makes the image 10 % smaller than the default.".to_owned(),
+        let near = good.filter(|image| image.bytes.value <= smallest * (1.0 + GAIN / 2.0));
+        let Some(best) = near.min_by_key(|image| image.build.unwrap_or(Duration::MAX)) else {
+            let is_unknown = report.images.iter().any(|image| gain(image).verdict() == Pays::Unknown);
+            self.reasons.push(if is_unknown {
+                "Too little was sampled to say which codec and cluster size pay off.".to_owned()
+            } else {
+                "No other codec or cluster size makes the image 10 % smaller than the default.".to_owned()
             });
             return String::new();
-        }
+        };
+        let gain = gain(best);
         self.reasons.push(format!(
             "As an image, {} in clusters of {} takes {gain} less than {} in {}.",
             best.codec, best.cluster, first.codec, first.cluster

@@ -59,7 +59,6 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
     ensure!(len > 0, "{} is empty", shown());
     let mut stratum = Stratum::of_pieces();
     let data_bytes = add_data(&mut stratum, 0, &file, len, map_end);
-    let holes = if data_bytes < len { stratum.rows() + 1 } else { 0 };
     Ok(Input {
         kind: if kind.is_file() { InputKind::File } else { InputKind::Device },
         name: shown(),
@@ -68,7 +67,6 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
         names: Names { files: 1, ..Names::default() },
         skipped: Skipped::default(),
         hole_bytes: len - data_bytes,
-        holes,
     })
 }
 
@@ -242,7 +240,6 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
         names: Names::default(),
         skipped: Skipped::default(),
         hole_bytes: 0,
-        holes: 0,
     };
     let mut strata: Vec<Stratum> = STRATA.iter().map(|_| Stratum::default()).collect();
     strata.push(Stratum::of_pieces());
@@ -253,16 +250,10 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
             let number = all_files.len() as u32;
             let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
             if found.sparse.contains(&at) {
-                let rows = stratum.rows();
-                let hole_bytes = match open_in_time(&found.directories[directory as usize].join(&*name), map_end) {
-                    Some(file) => len - add_data(stratum, number, &file, len, map_end),
-                    None => {
-                        stratum.add(number, 0, len);
-                        0
-                    }
-                };
-                input.hole_bytes += hole_bytes;
-                input.holes += if hole_bytes > 0 { stratum.rows() - rows + 1 } else { 0 };
+                match open_in_time(&found.directories[directory as usize].join(&*name), map_end) {
+                    Some(file) => input.hole_bytes += len - add_data(stratum, number, &file, len, map_end),
+                    None => stratum.add(number, 0, len),
+                }
             } else {
                 stratum.add(number, 0, len);
             }
