@@ -11,17 +11,24 @@ use std::{
 };
 
 use anyhow::Context;
-use pagefold_codec::{PAGE_SIZE, Page, by_name};
+use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 
 use super::{
-    estimate::Estimate,
+    clock::Deadline,
+    estimate::{Estimate, Limits},
+    order::spread,
     pages::Pages,
-    stratum::spread,
     times::{p99, processor_time},
 };
 
-/// The compared codecs, the default first.
-const NAMES: [&str; 7] = ["fold", "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
+/// The compared codecs: the default, those without tables to train, and the others, the one whose
+/// training takes longest first.
+const FIRST: &str = "fold";
+pub(super) const PLAIN: [&str; 2] = ["lz4", "zstd-1"];
+pub(super) const TRAINED: [&str; 4] = ["fold-dict", "pleat", "zstd-1-dict", "lz4-dict"];
+
+/// All of them, as they are shown.
+pub(super) const NAMES: [&str; 7] = [FIRST, "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
 
 /// Number of pages that tables are trained on; a pool uses the same number.
 const TRAINING_PAGES: usize = 1024;
@@ -43,8 +50,11 @@ pub(super) struct Figures {
     pub(super) trained: bool,
     /// Total size of all objects.
     pub(super) bytes: Estimate,
-    pub(super) compression: Times,
-    pub(super) decompression: Times,
+    /// The fraction of the first codec's bytes. Both are measured on the same pages, so it is better
+    /// known than the bytes.
+    pub(super) of_first: Estimate,
+    pub(super) compression: Option<Times>,
+    pub(super) decompression: Option<Times>,
 }
 
 /// Speed of one direction.
@@ -56,37 +66,92 @@ pub(super) struct Times {
     pub(super) p99_ns: u64,
 }
 
-/// Measures every codec, each for `time` after its training.
-pub(super) fn measure(pages: &Pages, time: Duration, threads: usize) -> anyhow::Result<Vec<Figures>> {
-    if pages.sample.is_empty() {
-        return Ok(Vec::new());
+/// The pages of a sample, and what was measured with them.
+pub(super) struct Bench<'a> {
+    pages: &'a Pages,
+    /// Pages for training; `None` if a pool would not train its tables.
+    learnt: Option<Vec<&'a Page>>,
+    /// All others.
+    judged: Vec<&'a Page>,
+    /// The results of the first codec, with which the others are compared.
+    base: Objects,
+    /// Time of one of its pages, there and back, while other programs run as well.
+    page_time: Duration,
+    found: Mutex<Vec<Figures>>,
+}
+
+impl<'a> Bench<'a> {
+    /// Measures the first codec until `end`. Returns `None` without pages, or without time.
+    pub(super) fn new(pages: &'a Pages, end: Deadline<'_>) -> anyhow::Result<Option<Self>> {
+        let learns = pages.sample.len() >= 2 * TRAINING_PAGES;
+        let every = if learns { pages.sample.len() / TRAINING_PAGES } else { usize::MAX };
+        let count = pages.sample.len() as u64;
+        let order = (0..count).filter_map(|taken| pages.sample.get(spread(taken, count) as usize));
+        let (learnt, judged): (Vec<_>, Vec<_>) =
+            order.enumerate().partition(|(number, _)| learns && number % every == 0);
+        let [learnt, judged] =
+            [learnt, judged].map(|pages| pages.into_iter().map(|(_, page)| page).collect::<Vec<_>>());
+        let trains = learns && pages.stored() >= PAGES_BEFORE_TRAINING;
+        let start = end.now();
+        let Some(base) = objects(FIRST, None, &judged, end)? else { return Ok(None) };
+        let page_time = end.now().saturating_sub(start) / base.lens.len() as u32;
+        let found = Mutex::new(vec![base.figures(FIRST, pages, &base)]);
+        Ok(Some(Self { pages, learnt: trains.then_some(learnt), judged, base, page_time, found }))
     }
-    let learns = pages.sample.len() >= 2 * TRAINING_PAGES;
-    let every = if learns { pages.sample.len() / TRAINING_PAGES } else { usize::MAX };
-    let count = pages.sample.len() as u64;
-    let order = (0..count).filter_map(|taken| pages.sample.get(spread(taken, count) as usize));
-    let (learnt, judged): (Vec<_>, Vec<_>) = order.enumerate().partition(|(number, _)| learns && number % every == 0);
-    let [learnt, judged] = [learnt, judged].map(|pages| pages.into_iter().map(|(_, page)| page).collect::<Vec<_>>());
-    let trains = learns && pages.total as f64 - pages.zero.value >= PAGES_BEFORE_TRAINING;
-    let base = objects(NAMES[0], None, &judged, Duration::MAX)?;
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new(Vec::new());
-    thread::scope(|scope| {
+
+    /// Measures these codecs, each for up to `time` after its training, until `end`. Codecs for which
+    /// no time is left are missing.
+    pub(super) fn run(
+        &self,
+        names: &[&'static str],
+        time: Duration,
+        end: Deadline<'_>,
+        threads: usize,
+    ) -> anyhow::Result<()> {
+        let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<()> {
-            while let Some(name) = NAMES.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let learnt = trains.then_some(&learnt[..]);
-                let measured = objects(name, learnt, &judged, time)?;
-                let figures = measured.figures(name, pages, &base);
-                found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
+            while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let codec = by_name(name)?;
+                let tables = match (&self.learnt, codec.tables()) {
+                    // Training cannot be interrupted.
+                    (Some(_), Some(_)) if !end.leaves(self.page_time * training_work(name)) => continue,
+                    (Some(learnt), Some(tables)) => tables.train_beyond(learnt),
+                    _ => None,
+                };
+                let Some(measured) = objects(name, tables.as_ref(), &self.judged, end.or_after(time))? else {
+                    continue;
+                };
+                let figures = measured.figures(name, self.pages, &self.base);
+                self.found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
             }
             Ok(())
         };
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<anyhow::Result<()>>()
-    })?;
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    found.sort_by_key(|figures: &Figures| NAMES.iter().position(|name| *name == figures.name));
-    Ok(found)
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        })
+    }
+
+    /// Returns how long the shortest training is likely to take; `None` if there is nothing to train.
+    pub(super) fn least_training(&self) -> Option<Duration> {
+        self.learnt.as_ref()?;
+        TRAINED.iter().map(|name| self.page_time * training_work(name)).min()
+    }
+
+    pub(super) fn into_figures(self) -> Vec<Figures> {
+        let mut found = self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_by_key(|figures| NAMES.iter().position(|name| *name == figures.name));
+        found
+    }
+}
+
+/// Returns how many pages the first codec compresses and decompresses while this codec's tables are
+/// trained.
+fn training_work(name: &str) -> u32 {
+    match name {
+        "fold-dict" => 500_000,
+        _ => 300_000,
+    }
 }
 
 /// The sizes of the first pages' objects, and the times.
@@ -107,16 +172,16 @@ struct Measured {
     processor: Duration,
 }
 
-/// Compresses and decompresses pages for about `time`. With `learnt`, first trains tables on those
-/// pages.
-fn objects(name: &str, learnt: Option<&[&Page]>, pages: &[&Page], time: Duration) -> anyhow::Result<Objects> {
+/// Compresses and decompresses pages until `end`, at least some if any time is left.
+fn objects(name: &str, tables: Option<&Tables>, pages: &[&Page], end: Deadline<'_>) -> anyhow::Result<Option<Objects>> {
     let codec = by_name(name)?;
-    let better = learnt.and_then(|learnt| codec.tables()?.train_beyond(learnt));
-    let mut objects = Objects { trained: better.is_some(), ..Objects::default() };
-    let mut stream = better.map_or(codec, |tables| tables.codec()).stream().context("a codec's working state")?;
+    let mut objects = Objects { trained: tables.is_some(), ..Objects::default() };
+    let mut stream = tables.map_or(codec, Tables::codec).stream().context("a codec's working state")?;
     let (mut made, mut back) = (Vec::new(), [0; PAGE_SIZE]);
-    let start = Instant::now();
     for pages in pages.chunks(TOGETHER) {
+        if end.is_over() {
+            break;
+        }
         made.clear();
         objects.compression.take(pages, |page| {
             let mut object = [0; PAGE_SIZE];
@@ -128,11 +193,8 @@ fn objects(name: &str, learnt: Option<&[&Page]>, pages: &[&Page], time: Duration
         objects.decompression.take(&made, |(object, len)| {
             stream.decompress(&object[..*len], &mut back).context("decoding what was just encoded")
         })?;
-        if start.elapsed() >= time {
-            break;
-        }
     }
-    Ok(objects)
+    Ok((!objects.lens.is_empty()).then_some(objects))
 }
 
 impl Measured {
@@ -147,10 +209,12 @@ impl Measured {
         Ok(())
     }
 
-    fn times(&self) -> Times {
+    /// Returns the times; `None` without any, or below the clock's resolution.
+    fn times(&self) -> Option<Times> {
         let bytes = (self.page_ns.len() * PAGE_SIZE) as f64;
-        let bytes_per_second = bytes / self.processor.as_secs_f64().max(1e-9);
-        Times { bytes_per_second, p99_ns: p99(self.page_ns.clone()) }
+        let bytes_per_second = bytes / self.processor.as_secs_f64();
+        let p99_ns = p99(self.page_ns.clone())?;
+        (bytes_per_second.is_finite() && p99_ns > 0).then_some(Times { bytes_per_second, p99_ns })
     }
 }
 
@@ -159,13 +223,76 @@ impl Objects {
     /// pages.
     fn figures(&self, name: &'static str, pages: &Pages, base: &Self) -> Figures {
         let both = base.lens.iter().zip(&self.lens);
-        let both: Vec<_> = both.map(|(base, own)| (f64::from(*base), f64::from(*own))).collect();
+        let both: Vec<_> = both.map(|(base, own)| [PAGE_SIZE as f64, f64::from(*base), f64::from(*own)]).collect();
+        let total = pages.objects() * PAGE_SIZE as f64;
+        let left = (1.0 - both.len() as f64 / pages.objects().max(1.0)).max(0.0);
+        let limits = Limits { least: 0.0, most: 1.0 };
+        let first = pages.compressed_bytes;
+        // If the first is hardly known, neither is what the pages are like.
+        let is_known = first.high() - first.low() <= first.value;
+        let (bytes, of_first) = if name == FIRST {
+            (first, Estimate::exact(1.0))
+        } else if is_known {
+            let alone = Estimate::exact(first.value).regression(total, &both, left, limits);
+            (first.regression(total, &both, left, limits), alone.scaled(1.0 / first.value.max(1.0)))
+        } else {
+            let bytes = first.regression(total, &both, left, limits);
+            (bytes, Estimate::unknown(2.0, limits))
+        };
         Figures {
             name,
             trained: self.trained,
-            bytes: if name == NAMES[0] { pages.compressed_bytes } else { pages.compressed_bytes.in_proportion(&both) },
+            bytes,
+            of_first,
             compression: self.compression.times(),
             decompression: self.decompression.times(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::clock::Clock, *};
+
+    /// Returns pages of random digits.
+    fn pages(count: usize) -> Vec<Page> {
+        let mut state = 1u64;
+        let mut digit = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            b'0' + (state >> 60) as u8
+        };
+        (0..count).map(|_| std::array::from_fn(|_| digit())).collect()
+    }
+
+    #[test]
+    fn a_codec_ends_in_time() {
+        let pages = pages(10 * TOGETHER);
+        let pages: Vec<_> = pages.iter().collect();
+        for (end, chunks) in [(1, 0), (4, 3), (100, 10)] {
+            let clock = Clock::counted(Duration::from_secs(1));
+            let found = objects("lz4", None, &pages, clock.until(Duration::from_secs(end))).expect("a codec");
+            assert_eq!(found.map_or(0, |objects| objects.lens.len()), chunks * TOGETHER, "{end}");
+        }
+    }
+
+    #[test]
+    fn training_that_would_take_too_long_is_left_out() {
+        let pages = pages(TRAINING_PAGES);
+        let found = Pages::of_sample(pages.clone());
+        let clock = Clock::counted(Duration::from_millis(1));
+        let base = objects(FIRST, None, &pages.iter().collect::<Vec<_>>(), clock.until(Duration::MAX));
+        let bench = Bench {
+            pages: &found,
+            learnt: Some(pages.iter().collect()),
+            judged: pages.iter().collect(),
+            base: base.expect("a codec").expect("time"),
+            page_time: Duration::from_millis(1),
+            found: Mutex::default(),
+        };
+        for (seconds, names) in [(200, 1), (400, 2), (700, 3)] {
+            let end = clock.until(Duration::from_secs(seconds));
+            bench.run(&["lz4", "pleat", "fold-dict"], Duration::from_millis(20), end, 1).expect("codecs");
+            assert_eq!(std::mem::take(&mut *bench.found.lock().expect("a lock")).len(), names, "{seconds}");
         }
     }
 }

@@ -17,10 +17,11 @@ pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         ("unreadable", input.skipped.unreadable + pages.lost_units, "files"),
         ("more_files", u64::from(input.skipped.more), "flag"),
         ("pages", pages.total, "pages"),
-        ("read_pages", pages.read, "pages"),
+        ("read_pages", report.read_pages(), "pages"),
     ] {
         lines.figure("input", metric, value, unit)?;
     }
+    lines.estimate("input", "data_bytes", report.data_bytes(), "bytes")?;
     lines.estimate("pages", "zero_pages", pages.zero, "pages")?;
     lines.estimate("pages", "same_pages", pages.same, "pages")?;
     lines.estimate("pages", "huge_pages", pages.incompressible, "pages")?;
@@ -33,38 +34,37 @@ pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     )?;
     for codec in codecs {
         lines.estimate(codec.name, "compr_data_size", codec.bytes, "bytes")?;
-        for (metric, value, unit) in [
-            ("trained", u64::from(codec.trained), "flag"),
-            ("compression", codec.compression.bytes_per_second as u64, "bytes/s"),
-            ("compression_p99", codec.compression.p99_ns, "ns"),
-            ("decompression", codec.decompression.bytes_per_second as u64, "bytes/s"),
-            ("decompression_p99", codec.decompression.p99_ns, "ns"),
-        ] {
-            lines.figure(codec.name, metric, value, unit)?;
+        lines.figure(codec.name, "trained", u64::from(codec.trained), "flag")?;
+        for (name, times) in [("compression", codec.compression), ("decompression", codec.decompression)] {
+            if let Some(times) = times {
+                lines.figure(codec.name, name, times.bytes_per_second as u64, "bytes/s")?;
+                lines.figure(codec.name, &format!("{name}_p99"), times.p99_ns, "ns")?;
+            }
         }
     }
     for image in images {
         let subject = format!("{}@{}", image.codec, image.cluster);
         lines.estimate(&subject, "image_bytes", image.bytes, "bytes")?;
-        for (metric, value, unit) in [
-            ("build_time", u64::try_from(image.build.as_nanos()).unwrap_or(u64::MAX), "ns"),
-            ("random_read_mean", image.read_mean_ns, "ns"),
-            ("random_read_p99", image.read_p99_ns, "ns"),
-        ] {
-            lines.figure(&subject, metric, value, unit)?;
+        lines.figure(&subject, "sampled_bytes", image.sampled_bytes, "bytes")?;
+        if let Some(build) = image.build {
+            lines.figure(&subject, "build_time", u64::try_from(build.as_nanos()).unwrap_or(u64::MAX), "ns")?;
+        }
+        if let Some(reads) = image.reads {
+            lines.figure(&subject, "random_read_mean", reads.mean_ns, "ns")?;
+            lines.figure(&subject, "random_read_p99", reads.p99_ns, "ns")?;
         }
     }
     lines.estimate("disk", "spent_bytes", pages.memory_bytes, "bytes")?;
-    for (metric, value) in [
-        ("fork_bytes", forks.untouched_bytes),
-        ("fork_bytes_1_percent", forks.of_hundredth_bytes),
-        ("fork_bytes_10_percent", forks.of_tenth_bytes),
-    ] {
-        lines.figure("forks", metric, value as u64, "bytes")?;
-    }
     lines.figure("forks", "memory_bytes", *memory_bytes, "bytes")?;
-    lines.figure("forks", "forks_1_percent", report.forks_that_fit(forks.of_hundredth_bytes), "forks")?;
-    lines.figure("forks", "forks_10_percent", report.forks_that_fit(forks.of_tenth_bytes), "forks")?;
+    if let Some(forks) = forks {
+        lines.figure("forks", "fork_bytes", forks.untouched_bytes as u64, "bytes")?;
+        for (part, figure) in [("1_percent", forks.of_hundredth_bytes), ("10_percent", forks.of_tenth_bytes)] {
+            if let Some(figure) = figure {
+                lines.estimate("forks", &format!("fork_bytes_{part}"), figure, "bytes")?;
+                lines.figure("forks", &format!("forks_{part}"), report.forks_that_fit(figure.value), "forks")?;
+            }
+        }
+    }
     for (number, command) in verdict.commands.iter().enumerate() {
         // The command is the subject, so that all lines have the same keys.
         lines.figure(command, "command", number as u64 + 1, "step")?;

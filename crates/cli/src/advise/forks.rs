@@ -4,7 +4,7 @@ use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
-use super::{pages::Pages, stratum::spread};
+use super::{clock::Deadline, estimate::Estimate, order::spread, pages::Pages};
 
 /// Number of forks created, and number of forks written to.
 const FORKS: usize = 1000;
@@ -13,31 +13,40 @@ const WRITTEN: usize = 4;
 /// Pages of the disk. Changed pages are spread over it.
 const DISK_PAGES: u64 = 1 << 17;
 
+/// Forks created, or pages written, between two checks of the time.
+const TOGETHER: usize = 64;
+
 /// Memory of a fork.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     /// Before any change.
     pub(super) untouched_bytes: f64,
-    /// With 1 % of the pages changed, and with 10 %.
-    pub(super) of_hundredth_bytes: f64,
-    pub(super) of_tenth_bytes: f64,
+    /// With 1 % of the pages changed, and with 10 %; `None` if no time was left to measure it.
+    pub(super) of_hundredth_bytes: Option<Estimate>,
+    pub(super) of_tenth_bytes: Option<Estimate>,
 }
 
-/// Measures forks whose changed pages resemble those of the input and are spread over the disk.
-pub(super) fn measure(pages: &Pages) -> anyhow::Result<Figures> {
-    let [hundredth, tenth] = [100, 10].map(|part| per_changed_page(pages, part));
-    let (untouched_bytes, hundredth) = hundredth?;
-    let (_, tenth) = tenth?;
+/// Measures forks whose changed pages resemble those of the input and are spread over the disk, until
+/// `end`. Returns `None` if the time did not suffice for a fork.
+pub(super) fn measure(pages: &Pages, end: Deadline<'_>) -> anyhow::Result<Option<Figures>> {
     let changed = pages.total as f64;
-    Ok(Figures {
+    // The pages are those of the sample, so the error is that of all objects.
+    let relative = pages.compressed_bytes.scaled(1.0 / pages.compressed_bytes.value.max(1.0));
+    let of = |untouched: f64, per_page: f64, part: f64| {
+        let bytes = changed / part * per_page;
+        Estimate::exact(untouched) + if relative.value > 0.0 { relative.scaled(bytes) } else { Estimate::exact(bytes) }
+    };
+    let Some((untouched_bytes, hundredth)) = per_changed_page(pages, 100, end)? else { return Ok(None) };
+    let tenth = per_changed_page(pages, 10, end)?.and_then(|(_, tenth)| tenth);
+    Ok(Some(Figures {
         untouched_bytes,
-        of_hundredth_bytes: untouched_bytes + changed / 100.0 * hundredth,
-        of_tenth_bytes: untouched_bytes + changed / 10.0 * tenth,
-    })
+        of_hundredth_bytes: hundredth.map(|per_page| of(untouched_bytes, per_page, 100.0)),
+        of_tenth_bytes: tenth.map(|per_page| of(untouched_bytes, per_page, 10.0)),
+    }))
 }
 
 /// Returns the bytes of a fork, and the bytes per changed page if one in `part` pages is changed.
-fn per_changed_page(pages: &Pages, part: u64) -> anyhow::Result<(f64, f64)> {
+fn per_changed_page(pages: &Pages, part: usize, end: Deadline<'_>) -> anyhow::Result<Option<(f64, Option<f64>)>> {
     let count = pages.sample.len() as u64;
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
     let disk = RamDisk::new(&pool, DISK_PAGES * PAGE_SIZE as u64).context("a disk in the pool")?;
@@ -47,24 +56,40 @@ fn per_changed_page(pages: &Pages, part: u64) -> anyhow::Result<(f64, f64)> {
         disk.write(0, page(0)).context("writing to a disk in the pool")?;
     }
     let before = pool.stats().spent_bytes;
-    let forks: Vec<_> = (0..FORKS).map(|_| disk.fork()).collect::<Result<_, _>>().context("forking a disk")?;
-    let forked = pool.stats().spent_bytes;
-    let (mut changed, mut written) = (0u64, 0u64);
-    // Zeros and same-filled pages have the same share of the changed pages as in the whole.
-    let objects = (1.0 - (pages.zero.value + pages.same.value) / pages.total.max(1) as f64).max(0.0);
-    for fork in &forks[..WRITTEN] {
-        for slot in (0..DISK_PAGES).step_by(part as usize) {
-            changed += 1;
-            if count > 0 && (written as f64) < changed as f64 * objects {
-                written += 1;
-                fork.write(slot * PAGE_SIZE as u64, page(written)).context("writing to a fork")?;
-            } else {
-                let word = slot.to_le_bytes().repeat(PAGE_SIZE / 8);
-                fork.write(slot * PAGE_SIZE as u64, &word).context("writing to a fork")?;
-            }
+    let mut forks = Vec::new();
+    while forks.len() < FORKS && !end.is_over() {
+        for _ in 0..TOGETHER {
+            forks.push(disk.fork().context("forking a disk")?);
         }
     }
-    let after = pool.stats().spent_bytes;
-    let untouched = forked.saturating_sub(before) as f64 / FORKS as f64;
-    Ok((untouched, after.saturating_sub(forked) as f64 / changed as f64))
+    if forks.is_empty() {
+        return Ok(None);
+    }
+    let forked = pool.stats().spent_bytes;
+    let (mut changed, mut written) = (0u64, 0u64);
+    let mut per_page = None;
+    // Zeros and same-filled pages have the same share of the changed pages as in the whole.
+    let objects = pages.objects() / pages.total.max(1) as f64;
+    let slots: Vec<_> = (0..DISK_PAGES).step_by(part).collect();
+    'forks: for fork in forks.iter().take(WRITTEN) {
+        for slots in slots.chunks(TOGETHER) {
+            // Tables are shared by the changes of a whole fork, so a part of one is not counted.
+            if end.is_over() {
+                break 'forks;
+            }
+            for slot in slots {
+                changed += 1;
+                if count > 0 && (written as f64) < changed as f64 * objects {
+                    written += 1;
+                    fork.write(slot * PAGE_SIZE as u64, page(written)).context("writing to a fork")?;
+                } else {
+                    let word = slot.to_le_bytes().repeat(PAGE_SIZE / 8);
+                    fork.write(slot * PAGE_SIZE as u64, &word).context("writing to a fork")?;
+                }
+            }
+        }
+        per_page = Some(pool.stats().spent_bytes.saturating_sub(forked) as f64 / changed as f64);
+    }
+    let untouched = forked.saturating_sub(before) as f64 / forks.len() as f64;
+    Ok(Some((untouched, per_page)))
 }

@@ -1,39 +1,49 @@
 //! `pagefold advise`: forecasts the size of some data as a disk or an image, from a sample.
 
+mod clock;
 mod codecs;
+mod costs;
 mod estimate;
 mod figures;
 mod forks;
 mod images;
 mod input;
+mod order;
 mod pages;
 mod process;
+mod scan;
 mod stratum;
 mod table;
 mod times;
 mod verdict;
 mod walk;
 
-use std::{
-    io::Write,
-    path::PathBuf,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io::Write, path::PathBuf, thread, time::Duration};
 
-use self::{input::Input, pages::Pages, verdict::Verdict};
+use self::{
+    clock::Clock, codecs::Bench, estimate::Estimate, input::Input, pages::Pages, stratum::Stratum, verdict::Verdict,
+};
 use crate::{output::output, size};
 
-/// Time limits: for finding files, for reading pages, for each page codec, and for packing (the
-/// first and the last measured from the start). Including start and exit, the command takes ten
-/// seconds.
-const WALK_END: Duration = Duration::from_millis(2500);
-const PAGES_TIME: Duration = Duration::from_millis(2500);
-const CODEC_TIME: Duration = Duration::from_millis(150);
-const END: Duration = Duration::from_millis(8600);
+/// Ends of the phases since the start: listing names, finding holes, looking for zeros while little
+/// data was found, reading pages, page codecs without training, packing, forks, and training. Including
+/// the last unit of work, start and exit, the command takes ten seconds.
+const LIST_END: Duration = Duration::from_millis(2000);
+const MAP_END: Duration = Duration::from_millis(2300);
+const SCAN_END: Duration = Duration::from_millis(3000);
+const PAGES_END: Duration = Duration::from_millis(4000);
+const PLAIN_END: Duration = Duration::from_millis(4400);
+const IMAGES_END: Duration = Duration::from_millis(6300);
+const FORKS_END: Duration = Duration::from_millis(6700);
+const END: Duration = Duration::from_millis(9100);
 
-/// Minimum time for packing, even if a busy machine has used up the time before.
-const LEAST_TIME: Duration = Duration::from_millis(500);
+/// Maximum times of phases: of looking for zeros if much data was found, of reading pages, of each
+/// page codec, of those without training, and of forks.
+const SCAN_TIME: Duration = Duration::from_millis(400);
+const PAGES_TIME: Duration = Duration::from_millis(1800);
+const CODEC_TIME: Duration = Duration::from_millis(120);
+const PLAIN_TIME: Duration = Duration::from_millis(500);
+const FORKS_TIME: Duration = Duration::from_millis(400);
 
 /// Threads that take samples: more would give the same results and slow down other programs.
 const THREADS: usize = 2;
@@ -46,7 +56,8 @@ const THREADS: usize = 2;
   pagefold advise --pid 4711 --json
 
 The command takes at most about ten seconds on two processors, whatever the size of the data, and \
-writes nothing. What it cannot read completely it estimates: ± is the 95 % confidence interval.")]
+writes nothing. What it cannot read completely it estimates, with the range that contains the true \
+value in 95 of 100 cases.")]
 pub(crate) struct Args {
     /// A directory, a file or a block device
     #[arg(value_name = "PATH", required_unless_present = "pid", conflicts_with = "pid")]
@@ -76,7 +87,7 @@ struct Report {
     pages: Pages,
     codecs: Vec<codecs::Figures>,
     images: Vec<images::Figures>,
-    forks: forks::Figures,
+    forks: Option<forks::Figures>,
     /// Memory available for forks.
     memory_bytes: u64,
     verdict: Verdict,
@@ -87,24 +98,27 @@ impl Report {
     fn forks_that_fit(&self, bytes: f64) -> u64 {
         (self.memory_bytes as f64 / bytes.max(1.0)) as u64
     }
+
+    /// Returns the bytes that are neither holes nor zeros that were found by scanning.
+    fn data_bytes(&self) -> Estimate {
+        self.input.strata.iter().map(Stratum::data_bytes).sum()
+    }
+
+    /// Returns the number of pages that were read, zeros that were found by scanning included.
+    fn read_pages(&self) -> u64 {
+        self.pages.sampled + self.input.strata.iter().map(Stratum::scanned_zero_pages).sum::<u64>()
+    }
+
+    /// Returns whether every byte was read, and packed for every image.
+    fn is_complete(&self) -> bool {
+        let data = self.data_bytes();
+        let packed = |image: &images::Figures| image.sampled_bytes as f64 >= data.value;
+        data.is_exact() && self.pages.is_complete() && self.images.iter().all(packed)
+    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let start = Instant::now();
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let memory_bytes = args.memory.map_or_else(process::available_bytes, Ok)?;
-    let input = match (&args.path, args.pid) {
-        (Some(path), _) => walk::look_at(path, start + WALK_END, threads)?,
-        (None, pid) => process::look_at(pid.unwrap_or_default(), start + WALK_END)?,
-    };
-    let sample_bytes = args.sample.unwrap_or(u64::MAX);
-    let pages = pages::look_at(&input, sample_bytes, Instant::now() + PAGES_TIME, threads)?;
-    let codecs = codecs::measure(&pages, CODEC_TIME, threads)?;
-    let forks = forks::measure(&pages)?;
-    let end = (start + END).max(Instant::now() + LEAST_TIME);
-    let images = images::measure(&input, sample_bytes, end, threads)?;
-    let mut report = Report { input, pages, codecs, images, forks, memory_bytes, verdict: Verdict::default() };
-    report.verdict = verdict::of(&report, args.path.as_deref());
+    let report = measure(args, &Clock::start())?;
     let mut out = output();
     if args.json {
         figures::write(&mut out, &report)?;
@@ -113,3 +127,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     Ok(out.flush()?)
 }
+
+fn measure(args: &Args, clock: &Clock) -> anyhow::Result<Report> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let memory_bytes = args.memory.map_or_else(process::available_bytes, Ok)?;
+    let mut input = match (&args.path, args.pid) {
+        (Some(path), _) => walk::look_at(path, [clock.until(LIST_END), clock.until(MAP_END)], threads)?,
+        (None, pid) => process::look_at(pid.unwrap_or_default(), clock.until(MAP_END))?,
+    };
+    let sample_bytes = args.sample.unwrap_or(u64::MAX);
+    let late = clock.until(SCAN_END);
+    scan::scan(&mut input, sample_bytes, [late.or_after(SCAN_TIME), late], threads);
+    let pages = pages::look_at(&input, sample_bytes, clock.until(PAGES_END).or_after(PAGES_TIME), threads)?;
+    let plain_end = clock.until(PLAIN_END).or_after(PLAIN_TIME);
+    let bench = Bench::new(&pages, plain_end.or_after(2 * CODEC_TIME))?;
+    if let Some(bench) = &bench {
+        bench.run(&codecs::PLAIN, CODEC_TIME, plain_end, threads)?;
+    }
+    // Packing takes the time in which nothing can be trained.
+    let training = bench.as_ref().and_then(Bench::least_training);
+    let spare = if training.is_some_and(|least| least < END - FORKS_END) { Duration::ZERO } else { END - FORKS_END };
+    let images = images::measure(&input, &pages, sample_bytes, clock.until(IMAGES_END + spare), threads)?;
+    let forks = forks::measure(&pages, clock.until(FORKS_END + spare).or_after(FORKS_TIME))?;
+    if let Some(bench) = &bench {
+        bench.run(&codecs::TRAINED, CODEC_TIME, clock.until(END), threads)?;
+    }
+    let codecs = bench.map(Bench::into_figures).unwrap_or_default();
+    let mut report = Report { input, pages, codecs, images, forks, memory_bytes, verdict: Verdict::default() };
+    report.verdict = verdict::of(&report, args.path.as_deref());
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests;

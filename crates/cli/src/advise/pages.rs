@@ -2,10 +2,10 @@
 //! in a pool like that of `pagefold serve`.
 
 use std::{
+    collections::HashMap,
     hash::{BuildHasher, Hasher},
     sync::{Mutex, PoisonError},
     thread,
-    time::Instant,
 };
 
 use anyhow::{Context, ensure};
@@ -14,7 +14,8 @@ use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 use pagefold_disk::{BlockDevice, DiskStats, Pool, PoolConfig, PoolStats, RamDisk};
 
 use super::{
-    estimate::Estimate,
+    clock::Deadline,
+    estimate::{Estimate, Limits},
     input::Input,
     stratum::{Batch, Batches, Stratum},
 };
@@ -34,8 +35,11 @@ const SAMPLE_PAGES: usize = 4096;
 
 /// The counts of a batch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counted {
+struct Counted {
     stratum: usize,
+    number: usize,
+    /// Whether all units of the batch were read.
+    is_whole: bool,
     pages: u64,
     zero: u64,
     same: u64,
@@ -47,8 +51,10 @@ pub(super) struct Counted {
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) total: u64,
-    /// Number of pages read.
-    pub(super) read: u64,
+    /// Number of pages with data, as far as they were scanned for zeros, and how many of them were
+    /// read.
+    pub(super) data: Estimate,
+    pub(super) sampled: u64,
     /// Zero pages; below, same-filled pages, duplicates of an earlier page, and pages stored
     /// uncompressed.
     pub(super) zero: Estimate,
@@ -63,6 +69,48 @@ pub(super) struct Pages {
     pub(super) sample: Vec<Page>,
     /// Units that could not be read or had disappeared.
     pub(super) lost_units: u64,
+    /// Bytes of the objects of each stratum, for the likely size of its data, and of each whole
+    /// batch, by stratum and number.
+    pub(super) of_strata: Vec<Estimate>,
+    pub(super) of_batches: HashMap<(usize, usize), f64>,
+}
+
+impl Pages {
+    /// Returns the figures of a disk with only these pages.
+    #[cfg(test)]
+    pub(super) fn of_sample(sample: Vec<Page>) -> Self {
+        let total = sample.len() as u64;
+        let [none, all] = [0.0, total as f64].map(Estimate::exact);
+        Self {
+            total,
+            data: all,
+            sampled: total,
+            zero: none,
+            same: none,
+            duplicate: Duplicates::default(),
+            incompressible: none,
+            compressed_bytes: all.scaled(1000.0),
+            memory_bytes: all.scaled(1000.0),
+            sample,
+            lost_units: 0,
+            of_strata: Vec::new(),
+            of_batches: HashMap::new(),
+        }
+    }
+
+    /// Returns whether all data was read.
+    pub(super) fn is_complete(&self) -> bool {
+        self.data.is_exact() && self.sampled as f64 >= self.data.value
+    }
+
+    /// Returns the likely number of pages that a disk stores, and of those that need an object.
+    pub(super) fn stored(&self) -> f64 {
+        (self.total as f64 - self.zero.value).max(0.0)
+    }
+
+    pub(super) fn objects(&self) -> f64 {
+        (self.stored() - self.same.value).max(0.0)
+    }
 }
 
 /// Pages that equal an earlier one: the likely number and its bounds.
@@ -77,7 +125,7 @@ struct Work<'a> {
     input: &'a Input,
     batches: Mutex<Batches<'a>>,
     pool: &'a Pool,
-    end: Instant,
+    end: Deadline<'a>,
     /// The pool's figures when enough was stored.
     full: Mutex<Option<PoolStats>>,
 }
@@ -93,7 +141,7 @@ struct Done {
 }
 
 /// Reads pages until `end`, or until `most_bytes` were read.
-pub(super) fn look_at(input: &Input, most_bytes: u64, end: Instant, threads: usize) -> anyhow::Result<Pages> {
+pub(super) fn look_at(input: &Input, most_bytes: u64, end: Deadline<'_>, threads: usize) -> anyhow::Result<Pages> {
     let pool = Pool::new(PoolConfig::default()).context("a pool of pages")?;
     let empty = pool.stats();
     let batches = Mutex::new(Batches::new(&input.strata, most_bytes));
@@ -115,36 +163,79 @@ pub(super) fn look_at(input: &Input, most_bytes: u64, end: Instant, threads: usi
     }
     let total = input.sampled_pages();
     let read: u64 = all.counted.iter().map(|counted| counted.pages).sum();
-    ensure!(read > 0 || total == 0, "{}: none of it could be read: run this as root, or as its owner", input.name);
-    let whole = |figure: &dyn Fn(&Counted) -> u64| -> Estimate {
-        let of_stratum = |(number, stratum): (usize, &Stratum)| {
-            let counted = all.counted.iter().filter(|counted| counted.stratum == number && counted.pages > 0);
-            let measured = counted.map(|counted| (counted.pages as f64, figure(counted) as f64)).collect();
-            (stratum.pages as f64, measured)
-        };
-        let strata: Vec<_> = input.strata.iter().enumerate().map(of_stratum).collect();
-        Estimate::of_strata(&strata).into_iter().sum()
+    let sampled: u64 = all.counted.iter().map(|counted| counted.of(&input.strata)).sum();
+    ensure!(
+        read > 0 || all.lost_units == 0,
+        "{}: none of it could be read: run this as root, or as its owner",
+        input.name
+    );
+    let of_strata = |figure: &dyn Fn(&Counted) -> u64, limits: Limits| -> Vec<Estimate> {
+        let strata = 0..input.strata.len();
+        strata.map(|number| of_stratum(number, &input.strata, &all.counted, figure, limits)).collect()
     };
-    let compressed_bytes = whole(&|counted| counted.compressed_bytes);
-    let stored = whole(&|counted| counted.pages - counted.zero);
-    let memory_bytes = if disk_is_whole && read >= total {
+    let whole = |of_strata: &[Estimate], limits: Limits| -> Estimate {
+        let strata = of_strata.iter().zip(&input.strata);
+        strata.map(|(figure, stratum)| figure.of_estimated(data_pages(stratum), limits)).sum()
+    };
+    let count = |figure: &dyn Fn(&Counted) -> u64| whole(&of_strata(figure, Limits::COUNT), Limits::COUNT);
+    let objects_limits = Limits { least: 0.0, most: PAGE_SIZE as f64 };
+    let bytes_of_strata = of_strata(&|counted| counted.compressed_bytes, objects_limits);
+    let compressed_bytes = whole(&bytes_of_strata, objects_limits);
+    let data: Estimate = input.strata.iter().map(data_pages).sum();
+    // The zeros of strata that were scanned are counted already.
+    let zeros = of_strata(&|counted| counted.zero, Limits::COUNT).into_iter().zip(&input.strata);
+    let zero = zeros.filter(|(_, stratum)| !stratum.is_scanned()).map(|(zeros, _)| zeros).sum::<Estimate>();
+    let zero = zero + Estimate::exact(total as f64) + data.scaled(-1.0);
+    let stored = Estimate::exact(total as f64) + zero.scaled(-1.0);
+    let same = count(&|counted| counted.same);
+    let is_complete = data.is_exact() && sampled as f64 >= data.value;
+    let memory_bytes = if is_complete && disk_is_whole {
         Estimate::exact(kept.spent_bytes as f64)
     } else {
         memory(&kept, &empty, compressed_bytes, stored)
     };
-    let objects = stored.value - whole(&|counted| counted.same).value;
+    let batches = all.counted.iter().filter(|counted| counted.is_whole);
     Ok(Pages {
         total,
-        read,
-        zero: whole(&|counted| counted.zero),
-        same: whole(&|counted| counted.same),
-        duplicate: duplicates(all.hashes, objects),
-        incompressible: whole(&|counted| counted.incompressible),
+        data,
+        sampled,
+        zero,
+        same,
+        duplicate: duplicates(all.hashes, stored.value - same.value, is_complete),
+        incompressible: count(&|counted| counted.incompressible),
         compressed_bytes,
-        memory_bytes: memory_bytes.within(METHOD_ERROR),
+        memory_bytes: memory_bytes.within(METHOD_ERROR, 0.0),
         sample: all.sample,
         lost_units: all.lost_units,
+        of_strata: bytes_of_strata,
+        of_batches: batches
+            .map(|counted| ((counted.stratum, counted.number), counted.compressed_bytes as f64))
+            .collect(),
     })
+}
+
+/// Returns the pages of a stratum that may have data: those of its files, or those that are not zero
+/// if it was scanned.
+fn data_pages(stratum: &Stratum) -> Estimate {
+    if stratum.is_scanned() {
+        stratum.data_bytes().scaled(1.0 / PAGE_SIZE as f64)
+    } else {
+        Estimate::exact(stratum.pages as f64)
+    }
+}
+
+/// Estimates a figure of a stratum from those of its batches, for the likely size of its data.
+fn of_stratum(
+    number: usize,
+    strata: &[Stratum],
+    counted: &[Counted],
+    figure: &dyn Fn(&Counted) -> u64,
+    limits: Limits,
+) -> Estimate {
+    let size = data_pages(&strata[number]);
+    let counted = counted.iter().filter(|counted| counted.stratum == number && counted.of(strata) > 0);
+    let measured: Vec<_> = counted.map(|counted| (counted.of(strata) as f64, figure(counted) as f64)).collect();
+    Estimate::of_whole(size.value, &measured, limits)
 }
 
 /// Estimates a pool's memory for this many bytes of objects, from the figures of a pool with
@@ -155,10 +246,8 @@ fn memory(kept: &PoolStats, empty: &PoolStats, compressed_bytes: Estimate, store
     let objects = per(kept.mem_used_total, empty.mem_used_total, kept.compr_data_size);
     let entry_bytes = per(kept.table_bytes, empty.table_bytes, kept.orig_data_size / PAGE_SIZE as u64);
     let fixed = empty.mem_used_total + empty.table_bytes + kept.stream_bytes + kept.training_bytes;
-    let entries = stored.times(entry_bytes);
-    // Both come from the same pages, so their errors do not cancel out. The error of the objects is
-    // by far the larger one.
-    compressed_bytes.times(objects) + Estimate::exact(entries.value + fixed as f64)
+    let entries = stored.scaled(entry_bytes);
+    compressed_bytes.scaled(objects) + entries + Estimate::exact(fixed as f64)
 }
 
 impl Work<'_> {
@@ -168,11 +257,17 @@ impl Work<'_> {
         let hashes = FixedState::with_seed(0);
         let (mut bytes, mut at) = (Vec::new(), 0);
         let mut random = Random(thread + 1);
-        while Instant::now() < self.end {
+        while !self.end.is_over() {
             let Some(batch) = self.next() else { break };
             let (from, before) = (at, disk.stats());
-            let mut counted = Counted { stratum: batch.stratum, ..Counted::default() };
-            for unit in batch.units {
+            let Batch { stratum, number, units } = batch;
+            let mut counted = Counted { stratum, number, is_whole: true, ..Counted::default() };
+            for (place, unit) in units.into_iter().enumerate() {
+                // A batch may be many files on slow storage.
+                if place > 0 && self.end.is_over() {
+                    counted.is_whole = false;
+                    break;
+                }
                 if self.input.read(unit, &mut bytes).is_err() {
                     done.lost_units += 1;
                     continue;
@@ -227,6 +322,12 @@ fn write(disk: &RamDisk, unit_at: u64, part: &[u8], from: usize) -> anyhow::Resu
 }
 
 impl Counted {
+    /// Returns the number of pages that the figures are in proportion to: those with data, if the
+    /// stratum was scanned.
+    fn of(&self, strata: &[Stratum]) -> u64 {
+        self.pages - if strata[self.stratum].is_scanned() { self.zero } else { 0 }
+    }
+
     /// Adds the increase in a disk's figures.
     fn add(&mut self, before: &DiskStats, after: &DiskStats) {
         self.incompressible += after.huge_pages.saturating_sub(before.huge_pages);
@@ -266,12 +367,12 @@ impl Done {
 
 /// Estimates how many of `total` pages equal an earlier one, from the hashes of some of them.
 ///
-/// If all pages were read, duplicates are counted. Otherwise, a sample of a fraction `q` misses
+/// If all pages were read, which `is_complete` says, duplicates are counted. Otherwise, a sample of a fraction `q` misses
 /// most pairs: it contains both pages of a pair with a probability of `q²`. The number of distinct
 /// contents is estimated according to M. Charikar et al., "Towards Estimation Error Guarantees for
 /// Distinct Values" (PODS 2000): each content seen once counts as `√(1 ÷ q)`. Its bounds are 1 and
 /// `1 ÷ q`, which gives the interval.
-fn duplicates(mut hashes: Vec<u64>, total: f64) -> Duplicates {
+fn duplicates(mut hashes: Vec<u64>, total: f64, is_complete: bool) -> Duplicates {
     let read = hashes.len() as f64;
     hashes.sort_unstable();
     let (mut once, mut different) = (0.0, 0.0);
@@ -279,9 +380,13 @@ fn duplicates(mut hashes: Vec<u64>, total: f64) -> Duplicates {
         different += 1.0;
         once += if equal.len() == 1 { 1.0 } else { 0.0 };
     }
-    if total <= read || read == 0.0 {
+    if is_complete {
         let exact = read - different;
         return Duplicates { value: exact, low: exact, high: exact };
+    }
+    let total = total.max(read);
+    if read == 0.0 {
+        return Duplicates { value: 0.0, low: 0.0, high: total };
     }
     let factor = total / read;
     let with = |stand_for: f64| (total - (different - once) - once * stand_for).clamp(0.0, total);
@@ -298,7 +403,7 @@ mod tests {
         let mut order: Vec<_> = order.zip(0..pages).collect();
         order.sort_unstable();
         let hashes = order.iter().step_by(step).map(|(_, page)| page / times).collect();
-        duplicates(hashes, pages as f64)
+        duplicates(hashes, pages as f64, step == 1)
     }
 
     #[test]
@@ -306,7 +411,9 @@ mod tests {
         assert_eq!(sampled(10_000, 1, 1), Duplicates::default());
         let exact = Duplicates { value: 7500.0, low: 7500.0, high: 7500.0 };
         assert_eq!(sampled(10_000, 4, 1), exact);
-        assert_eq!(duplicates(Vec::new(), 0.0), Duplicates::default());
+        assert_eq!(duplicates(Vec::new(), 0.0, true), Duplicates::default());
+        let unknown = Duplicates { value: 0.0, low: 0.0, high: 9.0 };
+        assert_eq!(duplicates(Vec::new(), 9.0, false), unknown);
     }
 
     #[test]

@@ -7,10 +7,9 @@
 
 use std::{
     fs::{self, File},
-    io::{self, ErrorKind},
+    io::{self, BufRead, BufReader, ErrorKind},
     os::unix::fs::FileExt,
     sync::Arc,
-    time::Instant,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -18,6 +17,7 @@ use pagefold_erofs::Span;
 use rustix::param::page_size;
 
 use super::{
+    clock::Deadline,
     input::{Files, Input, InputKind, Names, Skipped},
     stratum::Stratum,
     walk::is_denied,
@@ -45,37 +45,35 @@ struct Mapping {
 }
 
 /// Examines the memory of process `pid` until `end`.
-pub(super) fn look_at(pid: u32, end: Instant) -> anyhow::Result<Input> {
+pub(super) fn look_at(pid: u32, end: Deadline<'_>) -> anyhow::Result<Input> {
     if pid == std::process::id() {
         bail!("process {pid} is this command itself: give another process");
     }
     let refused = |error: io::Error| explain(pid, error);
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).map_err(refused)?;
+    let smaps = File::open(format!("/proc/{pid}/smaps")).map_err(refused)?;
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(refused)?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(refused)?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let mappings = mappings(&smaps);
+    let (mappings, is_complete) = mappings(BufReader::new(smaps), end).map_err(refused)?;
     if mappings.is_empty() {
         bail!("process {pid} has no memory: it has exited, or it is a kernel thread");
     }
     let mut parts = Vec::new();
-    let mut skipped = Skipped::default();
+    let mut skipped = Skipped { more: !is_complete, ..Skipped::default() };
     for mapping in mappings.iter().filter(|mapping| mapping.held_bytes > 0) {
         if mapping.special {
             continue;
         }
         if !mapping.readable {
             skipped.unreadable += 1;
-        } else if Instant::now() >= end
-            || !add_pages(mapping, &pagemap, end, &mut parts, &mut skipped).map_err(refused)?
-        {
+        } else if end.is_over() || !add_pages(mapping, &pagemap, end, &mut parts, &mut skipped).map_err(refused)? {
             skipped.more = true;
             break;
         }
     }
     let len: u64 = parts.iter().map(|part| part.len).sum();
     ensure!(len > 0, "process {pid} has no readable private memory");
-    let mut stratum = Stratum::default();
+    let mut stratum = Stratum::of_pieces();
     stratum.add(0, 0, len);
     Ok(Input {
         kind: InputKind::Process,
@@ -108,7 +106,7 @@ fn explain(pid: u32, error: io::Error) -> anyhow::Error {
 fn add_pages(
     mapping: &Mapping,
     pagemap: &File,
-    end: Instant,
+    end: Deadline<'_>,
     parts: &mut Vec<Span>,
     skipped: &mut Skipped,
 ) -> io::Result<bool> {
@@ -117,7 +115,7 @@ fn add_pages(
     let mut bytes = vec![0; WORDS * 8];
     let mut at = 0;
     while at < pages {
-        if Instant::now() >= end {
+        if end.is_over() {
             return Ok(false);
         }
         let count = (pages - at).min(WORDS as u64);
@@ -150,12 +148,19 @@ fn add_pages(
     Ok(true)
 }
 
-/// Parses the mappings that `smaps` lists.
-fn mappings(smaps: &str) -> Vec<Mapping> {
+/// Parses the mappings that `smaps` lists until `end`, and returns whether these are all. The kernel
+/// visits the pages of the mappings that are read.
+fn mappings(smaps: impl BufRead, end: Deadline<'_>) -> io::Result<(Vec<Mapping>, bool)> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
+        let line = line?;
         match line.split_once(' ') {
-            Some((range, rest)) if !range.ends_with(':') => found.extend(mapping(range, rest)),
+            Some((range, rest)) if !range.ends_with(':') => {
+                if end.is_over() {
+                    return Ok((found, false));
+                }
+                found.extend(mapping(range, rest));
+            }
             Some((key, value)) => {
                 let Some(last) = found.last_mut() else { continue };
                 let kib = || value.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
@@ -169,7 +174,7 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
             None => {}
         }
     }
-    found
+    Ok((found, true))
 }
 
 /// Parses the line `from-to`, `rw-p offset device inode path`.
@@ -203,7 +208,9 @@ pub(super) fn available_bytes() -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
+    use super::{super::clock::Clock, *};
 
     #[test]
     fn mappings_are_told_apart() {
@@ -224,7 +231,9 @@ VmFlags: rd wr sh io pf
 7fff00000000-7fff00001000 r--p 00000000 00:00 0   [vvar]
 nonsense
 ";
-        let found = mappings(smaps);
+        let clock = Clock::counted(Duration::from_secs(1));
+        let (found, is_complete) = mappings(smaps.as_bytes(), clock.until(Duration::from_secs(100))).expect("text");
+        assert!(is_complete);
         let brief: Vec<_> = found.iter().map(|m| (m.readable, m.of_file, m.held_bytes >> 10, m.special)).collect();
         let expected = [
             (true, true, 4, false),
@@ -236,5 +245,8 @@ nonsense
         ];
         assert_eq!(brief, expected);
         assert_eq!((found[0].from, found[0].to), (0x40_0000, 0x40_1000));
+        let clock = Clock::counted(Duration::from_secs(1));
+        let (found, is_complete) = mappings(smaps.as_bytes(), clock.until(Duration::from_secs(3))).expect("text");
+        assert_eq!((found.len(), is_complete), (2, false));
     }
 }

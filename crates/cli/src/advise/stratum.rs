@@ -1,9 +1,19 @@
 //! The units to sample (small files, pieces of large ones), in strata of files with similar sizes,
 //! and their order.
 //!
-//! The units of a stratum are taken in steps of the golden section of their number. Wherever
-//! sampling ends, the units taken are therefore spread evenly, even over periodic content. The next
-//! unit comes from the stratum with the smallest fraction taken, so that all have their share.
+//! The units of a stratum are taken in a random order, so that those taken are a random sample
+//! wherever sampling ends. The next unit comes from the stratum with the smallest fraction taken, so
+//! that all have their share.
+//!
+//! Pieces of large files are scanned for zeros before. Then only scanned units that hold data are
+//! sampled, without the zeros before and after the data.
+
+use super::{
+    estimate::{Estimate, Limits},
+    order::Order,
+};
+
+pub(super) const PAGE_BYTES: u64 = 4096;
 
 /// Maximum length of a unit: long enough for its boundaries to matter little, and short enough for
 /// many units to be spread over a file.
@@ -17,7 +27,7 @@ const SURROUNDINGS_BYTES: u64 = 4 << 20;
 const BATCH_BYTES: u64 = 1 << 20;
 
 /// Maximum number of units in a batch.
-const BATCH_UNITS: usize = 128;
+const BATCH_UNITS: usize = 64;
 
 /// A range of a file that is sampled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +36,46 @@ pub(super) struct Unit {
     pub(super) file: u32,
     pub(super) offset: u64,
     pub(super) len_bytes: u64,
+    /// Bytes in pages that are not zero, if they were counted; otherwise the length.
+    pub(super) data_bytes: u64,
+    /// Whether the file's data continues where the unit ends.
+    pub(super) continues: bool,
     /// Offset and length of its surroundings.
     around: (u64, u64),
 }
 
 impl Unit {
-    /// Returns the unit with its surroundings; `None` if it has none.
+    /// Returns the unit with its surroundings; `None` if it has none, or holds zeros.
     pub(super) fn surroundings(self) -> Option<Self> {
         let (offset, len_bytes) = self.around;
-        (len_bytes > self.len_bytes).then_some(Self { offset, len_bytes, ..self })
+        let has = len_bytes > self.len_bytes && self.len_bytes == UNIT_BYTES && self.data_bytes >= self.len_bytes;
+        has.then_some(Self { offset, len_bytes, data_bytes: len_bytes, ..self })
     }
+
+    /// Returns the unit without the zeros before and after its data; `None` if it holds no data.
+    fn without_zeros(self, found: Data) -> Option<Self> {
+        if found.pages == 0 {
+            return None;
+        }
+        let end = (found.end_page * PAGE_BYTES).min(self.len_bytes);
+        let from = found.first_page * PAGE_BYTES;
+        Some(Self {
+            offset: self.offset + from,
+            len_bytes: end - from,
+            data_bytes: found.pages * PAGE_BYTES,
+            continues: self.continues && end == self.len_bytes,
+            ..self
+        })
+    }
+}
+
+/// Where a unit's data is, in pages from its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Data {
+    pub(super) first_page: u64,
+    pub(super) end_page: u64,
+    /// Number of pages that are not zero.
+    pub(super) pages: u64,
 }
 
 /// Consecutive units of a file. All but the last have [`UNIT_BYTES`].
@@ -48,6 +88,18 @@ struct Row {
     first: u64,
 }
 
+/// The units that were scanned for zeros: a random sample of a stratum, or all of it.
+#[derive(Debug)]
+struct Scanned {
+    /// Units with data, in the stratum's order.
+    data: Vec<Unit>,
+    /// Bytes of the scanned pages, and of those that are not zero.
+    pages_bytes: u64,
+    data_bytes: u64,
+    /// The same for each unit.
+    measured: Vec<(f64, f64)>,
+}
+
 /// Units of files with similar sizes.
 #[derive(Debug, Default)]
 pub(super) struct Stratum {
@@ -55,15 +107,23 @@ pub(super) struct Stratum {
     units: u64,
     pub(super) bytes: u64,
     pub(super) pages: u64,
+    /// Whether the units are pieces of large files, which may be zeros.
+    pub(super) has_pieces: bool,
+    scanned: Option<Scanned>,
 }
 
 impl Stratum {
+    /// Returns an empty stratum of pieces of large files.
+    pub(super) fn of_pieces() -> Self {
+        Self { has_pieces: true, ..Self::default() }
+    }
+
     /// Adds `len_bytes` of a file, at least one byte, from `offset` on.
     pub(super) fn add(&mut self, file: u32, offset: u64, len_bytes: u64) {
         self.rows.push(Row { file, offset, len_bytes, first: self.units });
         self.units += len_bytes.div_ceil(UNIT_BYTES);
         self.bytes = self.bytes.saturating_add(len_bytes);
-        self.pages = self.pages.saturating_add(len_bytes.div_ceil(4096));
+        self.pages = self.pages.saturating_add(len_bytes.div_ceil(PAGE_BYTES));
     }
 
     fn unit(&self, number: u64) -> Option<Unit> {
@@ -73,29 +133,77 @@ impl Stratum {
         let len_bytes = row.len_bytes.checked_sub(at)?.min(UNIT_BYTES);
         let around_at = at - at % SURROUNDINGS_BYTES;
         let around = (row.offset + around_at, (row.len_bytes - around_at).min(SURROUNDINGS_BYTES));
-        Some(Unit { file: row.file, offset: row.offset + at, len_bytes, around })
+        let continues = at + len_bytes < row.len_bytes;
+        Some(Unit { file: row.file, offset: row.offset + at, len_bytes, data_bytes: len_bytes, continues, around })
     }
 
-    /// Returns the unit that is taken after `taken` others.
-    fn nth(&self, taken: u64) -> Option<Unit> {
-        (taken < self.units).then(|| self.unit(spread(taken, self.units)))?
+    /// Returns the unit at this place of the random order.
+    pub(super) fn nth(&self, place: u64) -> Option<Unit> {
+        self.unit(Order::new(self.units).nth(place)?)
     }
-}
 
-/// Returns the number that follows after `taken` of `count` numbers. The numbers taken are evenly
-/// spread at any time.
-pub(super) fn spread(taken: u64, count: u64) -> u64 {
-    (u128::from(taken) * u128::from(step(count)) % u128::from(count)) as u64
-}
+    /// Returns the unit that is sampled after `taken` others.
+    fn sampled(&self, taken: u64) -> Option<Unit> {
+        match &self.scanned {
+            Some(scanned) => scanned.data.get(taken as usize).copied(),
+            None => self.nth(taken),
+        }
+    }
 
-/// Returns a number near the golden section of `count` that is coprime to it.
-fn step(count: u64) -> u64 {
-    let golden = (count as f64 * 0.618_033_988_749_895) as u64;
-    (golden.max(1)..).find(|&step| common_divisor(step, count) == 1).unwrap_or(1)
-}
+    /// Restricts sampling to the data found in the first units of the order. Without any, sampling
+    /// is not restricted.
+    pub(super) fn restrict(&mut self, found: &[Data]) {
+        if found.is_empty() {
+            return;
+        }
+        let mut scanned = Scanned { data: Vec::new(), pages_bytes: 0, data_bytes: 0, measured: Vec::new() };
+        for (place, found) in found.iter().enumerate() {
+            let Some(unit) = self.nth(place as u64) else { break };
+            let data = unit.without_zeros(*found);
+            let data_bytes = data.map_or(0, |unit| unit.data_bytes);
+            let pages_bytes = unit.len_bytes.next_multiple_of(PAGE_BYTES);
+            scanned.pages_bytes += pages_bytes;
+            scanned.data_bytes += data_bytes;
+            scanned.measured.push((pages_bytes as f64, data_bytes as f64));
+            scanned.data.extend(data);
+        }
+        self.scanned = Some(scanned);
+    }
 
-fn common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
+    pub(super) fn is_scanned(&self) -> bool {
+        self.scanned.is_some()
+    }
+
+    /// Returns the bytes of pages that are not zero, if the units were scanned; otherwise all bytes.
+    /// All figures are in proportion to these.
+    pub(super) fn data_bytes(&self) -> Estimate {
+        match &self.scanned {
+            Some(scanned) => Estimate::of_whole((self.pages * PAGE_BYTES) as f64, &scanned.measured, Limits::COUNT),
+            None => Estimate::exact(self.bytes as f64),
+        }
+    }
+
+    /// Returns the likely number of places where data ends before zeros, a hole or the file's end.
+    pub(super) fn data_ends(&self) -> f64 {
+        let Some(scanned) = &self.scanned else { return 0.0 };
+        let ends = scanned.data.iter().filter(|unit| !unit.continues).count();
+        ends as f64 * self.data_bytes().value / scanned.data_bytes.max(1) as f64
+    }
+
+    /// Returns the number of pages that were scanned and are zero.
+    pub(super) fn scanned_zero_pages(&self) -> u64 {
+        self.scanned.as_ref().map_or(0, |scanned| (scanned.pages_bytes - scanned.data_bytes) / PAGE_BYTES)
+    }
+
+    /// Returns the number and the bytes of the units that can be sampled.
+    fn open(&self) -> (u64, u64) {
+        self.scanned.as_ref().map_or((self.units, self.bytes), |found| (found.data.len() as u64, found.data_bytes))
+    }
+
+    /// Returns the number of files, or of pieces.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
 }
 
 /// Units of one stratum that are measured together.
@@ -130,23 +238,24 @@ impl Iterator for Batches<'_> {
         if self.left_bytes == 0 {
             return None;
         }
-        let part = |&number: &usize| self.taken[number].1 as f64 / self.strata[number].bytes as f64;
-        let open = (0..self.strata.len()).filter(|&number| self.taken[number].0 < self.strata[number].units);
+        let part = |&number: &usize| self.taken[number].1 as f64 / self.strata[number].open().1.max(1) as f64;
+        let open = (0..self.strata.len()).filter(|&number| self.taken[number].0 < self.strata[number].open().0);
         let stratum = open.min_by(|a, b| part(a).total_cmp(&part(b)))?;
         let (taken, taken_bytes, batches) = &mut self.taken[stratum];
-        let (mut units, mut bytes) = (Vec::new(), 0);
+        let (mut units, mut bytes, mut data_bytes) = (Vec::new(), 0, 0);
         while units.len() < BATCH_UNITS
-            && let Some(unit) = self.strata[stratum].nth(*taken)
+            && let Some(unit) = self.strata[stratum].sampled(*taken)
             && (units.is_empty() || bytes + unit.len_bytes <= BATCH_BYTES)
         {
             *taken += 1;
             bytes += unit.len_bytes;
+            data_bytes += unit.data_bytes;
             units.push(unit);
         }
         let number = *batches;
-        *taken_bytes += bytes;
+        *taken_bytes += data_bytes;
         *batches += 1;
-        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        self.left_bytes = self.left_bytes.saturating_sub(data_bytes);
         Some(Batch { stratum, number, units })
     }
 }
@@ -186,23 +295,35 @@ mod tests {
             |number| stratum.unit(number).and_then(Unit::surroundings).map(|unit| (unit.offset, unit.len_bytes));
         assert_eq!(around(0), Some((8 << 20, 4 << 20)));
         assert_eq!(around(3), Some((8 << 20, 4 << 20)));
-        assert_eq!(around(5), Some((12 << 20, (1 << 20) + 7)));
-        assert_eq!(around(6), None);
+        assert_eq!(around(4), Some((12 << 20, (1 << 20) + 7)));
+        assert_eq!([around(5), around(6)], [None; 2]);
     }
 
     #[test]
-    fn few_units_are_spread_over_the_whole_and_the_strata() {
+    fn all_strata_have_their_share() {
         let mut strata = [Stratum::default(), Stratum::default()];
         strata[0].add(0, 0, 1 << 50);
         strata[1].add(1, 0, 1 << 48);
         let batches = Batches::new(&strata, 500 * UNIT_BYTES).collect::<Vec<_>>();
         assert_eq!(batches.len(), 500);
-        let of_first: Vec<_> = batches.iter().filter(|batch| batch.stratum == 0).collect();
-        assert_eq!(of_first.len(), 400);
-        for tenth in 0..10 {
-            let in_tenth =
-                of_first.iter().filter(|batch| batch.units[0].offset / ((1 << 50) / 10 + 1) == tenth).count();
-            assert!((38..=42).contains(&in_tenth), "{in_tenth}");
-        }
+        assert_eq!(batches.iter().filter(|batch| batch.stratum == 0).count(), 400);
+    }
+
+    #[test]
+    fn scanned_zeros_are_not_sampled() {
+        let mut stratum = Stratum::of_pieces();
+        stratum.add(0, 0, (100 << 20) + 5000);
+        let (none, all) = (Data::default(), Data { first_page: 0, end_page: 256, pages: 256 });
+        let some = Data { first_page: 3, end_page: 7, pages: 2 };
+        stratum.restrict(&[none, all, none, some]);
+        assert_eq!(stratum.scanned_zero_pages(), 4 * 256 - 258);
+        let size = stratum.data_bytes();
+        assert!((size.value - stratum.pages as f64 * 4.0 * 258.0).abs() < 1.0 && !size.is_exact(), "{size:?}");
+        let strata = [stratum];
+        let units: Vec<_> = Batches::new(&strata, u64::MAX).flat_map(|batch| batch.units).collect();
+        let [whole, part] = units[..] else { panic!("{units:?}") };
+        assert_eq!((whole.len_bytes, whole.data_bytes), (1 << 20, 1 << 20));
+        assert_eq!((part.offset % UNIT_BYTES, part.len_bytes, part.data_bytes), (3 * 4096, 4 * 4096, 2 * 4096));
+        assert!(!part.continues && part.surroundings().is_none());
     }
 }

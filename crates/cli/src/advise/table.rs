@@ -7,14 +7,19 @@ use std::{
 
 use super::{
     Report,
+    codecs::{self, Times},
     estimate::Estimate,
-    input::{Input, InputKind},
+    input::InputKind,
     pages::Pages,
+    stratum::PAGE_BYTES,
 };
 use crate::{image::show, size};
 
+/// Stands for a figure that was not measured.
+const UNKNOWN: &str = "-";
+
 pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    head(out, &report.input, &report.pages)?;
+    head(out, report)?;
     pages(out, &report.pages)?;
     if !report.codecs.is_empty() {
         codecs(out, report)?;
@@ -36,7 +41,8 @@ pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
-fn head(out: &mut dyn Write, input: &Input, pages: &Pages) -> io::Result<()> {
+fn head(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let Report { input, pages, .. } = report;
     let name = show(input.name.as_bytes());
     let bytes = size::show(input.bytes());
     match input.kind {
@@ -49,15 +55,10 @@ fn head(out: &mut dyn Write, input: &Input, pages: &Pages) -> io::Result<()> {
         InputKind::Process => write!(out, "{name}: {bytes} of private memory")?,
     }
     if input.hole_bytes > 0 {
-        write!(out, ", {} of them holes", size::show(input.hole_bytes))?;
+        write!(out, ", {} of it holes", size::show(input.hole_bytes))?;
     }
-    let whole = pages.read >= pages.total;
-    let part = pages.read as f64 / pages.total.max(1) as f64 * 100.0;
-    writeln!(
-        out,
-        "{}",
-        if whole { ", sampled completely".to_owned() } else { format!(", {part:.2} % of it sampled") }
-    )?;
+    writeln!(out)?;
+    sampled(out, report)?;
     let skipped = input.skipped;
     if skipped.of_files_bytes > 0 {
         let bytes = size::show(skipped.of_files_bytes);
@@ -77,53 +78,84 @@ fn head(out: &mut dyn Write, input: &Input, pages: &Pages) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes how much of the data was sampled.
+fn sampled(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let data = report.data_bytes();
+    if report.is_complete() {
+        return writeln!(out, "Sampled completely: {} of data.", bytes(data));
+    }
+    let read = if report.pages.is_complete() {
+        format!("all {}", bytes(data))
+    } else {
+        let about = if data.is_exact() { "" } else { "about " };
+        format!("{} of {about}{}", size::show(report.pages.sampled * PAGE_BYTES), bytes(data))
+    };
+    let packed = report.images.iter().map(|image| image.sampled_bytes);
+    let (least, most) = (packed.clone().min().unwrap_or(0), packed.max().unwrap_or(0));
+    let packed = range(&size::show(least), &size::show(most));
+    writeln!(out, "Sampled {read} of data as pages, and {packed} of it for each image.")
+}
+
 fn pages(out: &mut dyn Write, pages: &Pages) -> io::Result<()> {
     let total = pages.total.max(1) as f64;
     writeln!(out, "\npages of 4 KiB          share")?;
     for (name, estimate) in
         [("zero", pages.zero), ("same-filled", pages.same), ("incompressible", pages.incompressible)]
     {
-        let error = estimate.error() / total * 100.0;
-        writeln!(out, "  {name:<16} {:>8.1} %{}", estimate.value / total * 100.0, plus_minus(error, " %"))?;
+        let [value, low, high] = [estimate.value, estimate.low(), estimate.high()].map(|pages| pages / total * 100.0);
+        writeln!(out, "  {name:<16} {value:>8.1} %{}", between_percent(low, high))?;
     }
     let [value, low, high] =
         [pages.duplicate.value, pages.duplicate.low, pages.duplicate.high].map(|pages| pages / total * 100.0);
-    let between = if low < high { format!("  between {low:.1} and {high:.1} %") } else { String::new() };
-    writeln!(out, "  {:<16} {value:>8.1} %{between}", "duplicate")
+    writeln!(out, "  {:<16} {value:>8.1} %{}", "duplicate", between_percent(low, high))
 }
 
 fn codecs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    writeln!(out, "\npage codec          bytes         compress       p99    decompress       p99")?;
+    writeln!(
+        out,
+        "\n{:<23} {:>10}  {:<20} {:>9} {:>9}  {:>10} {:>8}",
+        "page codec", "bytes", "between", "compress", "p99", "decompress", "p99"
+    )?;
     for codec in &report.codecs {
         let name = if codec.trained { format!("{} (trained)", codec.name) } else { codec.name.to_owned() };
-        let speed = |times: super::codecs::Times| format!("{:.0} MB/s", times.bytes_per_second / 1e6);
+        let times = |times: Option<Times>| match times {
+            Some(times) => (format!("{:.0} MB/s", times.bytes_per_second / 1e6), time(times.p99_ns)),
+            None => (UNKNOWN.to_owned(), UNKNOWN.to_owned()),
+        };
+        let ((speed, p99), (back_speed, back_p99)) = (times(codec.compression), times(codec.decompression));
         writeln!(
             out,
-            "  {name:<21} {:>10}{:<9}{:>10}{:>9} {:>12}{:>9}",
+            "  {name:<21} {:>10}  {:<20} {speed:>9} {p99:>9}  {back_speed:>10} {back_p99:>8}",
             bytes(codec.bytes),
-            relative(codec.bytes),
-            speed(codec.compression),
-            time(codec.compression.p99_ns),
-            speed(codec.decompression),
-            time(codec.decompression.p99_ns)
+            between(codec.bytes)
         )?;
+    }
+    let measured = |name: &&str| report.codecs.iter().any(|codec| codec.name == *name);
+    let missing: Vec<_> = codecs::NAMES.into_iter().filter(|name| !measured(name)).collect();
+    if !missing.is_empty() {
+        writeln!(out, "  No time was left for {}.", missing.join(", "))?;
     }
     Ok(())
 }
 
 fn images(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    writeln!(out, "\nimage   cluster     bytes          build   random 4 KiB       p99")?;
+    writeln!(
+        out,
+        "\n{:<8} {:>7} {:>10}  {:<20} {:>8}  {:>12} {:>9}",
+        "image", "cluster", "bytes", "between", "build", "random 4 KiB", "p99"
+    )?;
     for image in &report.images {
+        let unknown = || UNKNOWN.to_owned();
         writeln!(
             out,
-            "  {:<7} {:>5} {:>10}{:<9}{:>7} {:>12}{:>10}",
+            "  {:<7} {:>6} {:>10}  {:<20} {:>8}  {:>12} {:>9}",
             image.codec,
             image.cluster,
             bytes(image.bytes),
-            relative(image.bytes),
-            duration(image.build),
-            time(image.read_mean_ns),
-            time(image.read_p99_ns)
+            between(image.bytes),
+            image.build.map_or_else(unknown, duration),
+            image.reads.map_or_else(unknown, |reads| time(reads.mean_ns)),
+            image.reads.map_or_else(unknown, |reads| time(reads.p99_ns))
         )?;
     }
     Ok(())
@@ -132,13 +164,21 @@ fn images(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn memory(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let memory = report.pages.memory_bytes;
     let part = memory.value / report.input.bytes().max(1) as f64 * 100.0;
-    writeln!(out, "\nRAM disk, all its memory{:>10}{}  {part:.1} %", bytes(memory), relative(memory))?;
-    let forks = &report.forks;
+    writeln!(out, "\nRAM disk, all its memory {:>9}  {:<20} {part:.1} %", bytes(memory), between(memory))?;
+    let Some(forks) = &report.forks else {
+        return writeln!(out, "No time was left for forks.");
+    };
     writeln!(out, "forks in {}, with scattered changes of similar content", size::show(report.memory_bytes))?;
     writeln!(out, "   0 % changed  {:>10} each", size::show(forks.untouched_bytes as u64))?;
-    for (name, bytes) in [("1 %", forks.of_hundredth_bytes), ("10 %", forks.of_tenth_bytes)] {
-        let count = report.forks_that_fit(bytes);
-        writeln!(out, "  {name:>4} changed  {:>10} each  {count:>10} fit", size::show(bytes as u64))?;
+    for (name, figure) in [("1 %", forks.of_hundredth_bytes), ("10 %", forks.of_tenth_bytes)] {
+        match figure {
+            Some(figure) => {
+                let count = report.forks_that_fit(figure.value);
+                let between = between(figure);
+                writeln!(out, "  {name:>4} changed  {:>10} each  {between:<20} {count:>10} fit", bytes(figure))?;
+            }
+            None => writeln!(out, "  {name:>4} changed  {UNKNOWN:>10}")?,
+        }
     }
     Ok(())
 }
@@ -147,12 +187,26 @@ fn bytes(estimate: Estimate) -> String {
     size::show(estimate.value as u64)
 }
 
-fn relative(estimate: Estimate) -> String {
-    plus_minus(estimate.relative_error() * 100.0, " %")
+/// Returns the bounds of a size; nothing if it is exact.
+fn between(estimate: Estimate) -> String {
+    if estimate.is_exact() {
+        return String::new();
+    }
+    range(&size::show(estimate.low() as u64), &size::show(estimate.high() as u64))
 }
 
-fn plus_minus(error: f64, unit: &str) -> String {
-    if error <= 0.0 { String::new() } else { format!(" ±{error:.1}{unit}") }
+fn between_percent(low: f64, high: f64) -> String {
+    let range = range(&format!("{low:.1} %"), &format!("{high:.1} %"));
+    if low < high { format!("  {range}") } else { String::new() }
+}
+
+/// Returns both sizes, with one unit if they have the same.
+fn range(low: &str, high: &str) -> String {
+    match (low.split_once(' '), high.split_once(' ')) {
+        _ if low == high => low.to_owned(),
+        (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} to {high}"),
+        _ => format!("{low} to {high}"),
+    }
 }
 
 /// Formats a time for humans.

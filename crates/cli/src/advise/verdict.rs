@@ -1,9 +1,11 @@
 //! Recommendations: the options that pay off, and commands that use them.
 
-use std::{fmt::Write, path::Path};
+use std::{fmt, path::Path, time::Duration};
 
 use super::{
-    Report,
+    Report, codecs,
+    estimate::Estimate,
+    images,
     input::{Files, InputKind},
 };
 use crate::size;
@@ -20,6 +22,52 @@ const DUPLICATES: f64 = 0.05;
 
 /// Files with a smaller mean size waste much of their last cluster of 64 KiB.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
+
+/// The fraction of bytes that is saved: the likely one, and its bounds.
+#[derive(Clone, Copy, Debug)]
+struct Gain {
+    value: f64,
+    low: f64,
+    high: f64,
+}
+
+/// Whether a gain is large enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pays {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Gain {
+    /// Returns what `own` saves of `other`. The bounds assume that both errors are independent, at
+    /// their worst.
+    fn of(own: Estimate, other: Estimate) -> Self {
+        let saved = |own: f64, other: f64| 1.0 - own / other.max(1.0);
+        Self {
+            value: saved(own.value, other.value),
+            low: saved(own.high(), other.low()),
+            high: saved(own.low(), other.high()),
+        }
+    }
+
+    fn verdict(self) -> Pays {
+        if self.value >= GAIN && self.low >= GAIN / 2.0 {
+            Pays::Yes
+        } else if self.value < GAIN && self.high < 2.0 * GAIN {
+            Pays::No
+        } else {
+            Pays::Unknown
+        }
+    }
+}
+
+impl fmt::Display for Gain {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [low, high] = [self.low, self.high].map(|part| (part * 100.0).round());
+        if low < high { write!(out, "{low} to {high} %") } else { write!(out, "{low} %") }
+    }
+}
 
 /// The recommendations.
 #[derive(Debug, Default)]
@@ -73,21 +121,25 @@ impl Verdict {
     /// Returns the `serve` option for the page codec that pays off.
     fn page_codec(&mut self, report: &Report) -> String {
         let [first, ..] = &report.codecs[..] else { return String::new() };
-        let best = report.codecs.iter().filter(|codec| codec.decompression.p99_ns < MOST_READ_NS);
-        let best = best.min_by(|a, b| a.bytes.value.total_cmp(&b.bytes.value)).unwrap_or(first);
-        let gain = 1.0 - best.bytes.value / first.bytes.value.max(1.0);
-        if gain >= GAIN {
-            self.reasons.push(format!(
-                "In RAM, {} takes {:.0} % less than {}, at {:.0} % of its speed.",
-                best.name,
-                gain * 100.0,
-                first.name,
-                best.compression.bytes_per_second / first.compression.bytes_per_second * 100.0
-            ));
+        let is_fast = |codec: &&codecs::Figures| codec.decompression.is_some_and(|times| times.p99_ns < MOST_READ_NS);
+        let gain = |codec: &codecs::Figures| Gain::of(codec.of_first, Estimate::exact(1.0));
+        let good = report.codecs.iter().filter(is_fast).filter(|codec| gain(codec).verdict() == Pays::Yes);
+        let best = good.min_by(|a, b| a.of_first.value.total_cmp(&b.of_first.value));
+        if let Some(best) = best {
+            let speed = match (best.compression, first.compression) {
+                (Some(own), Some(other)) => {
+                    let speed = own.bytes_per_second / other.bytes_per_second * 100.0;
+                    format!(", at {speed:.0} % of its speed")
+                }
+                _ => String::new(),
+            };
+            self.reasons.push(format!("In RAM, {} takes {} less than {}{speed}.", best.name, gain(best), first.name));
             return format!(" --codec {}", best.name);
         }
-        let raw = report.pages.incompressible.value / report.pages.total.max(1) as f64;
-        if raw > 0.9 {
+        if report.codecs.iter().any(|codec| gain(codec).verdict() == Pays::Unknown) {
+            self.reasons.push("Too little was sampled to say whether another codec pays off in RAM.".to_owned());
+        }
+        if report.pages.incompressible.low() > 0.9 * report.pages.total.max(1) as f64 {
             self.reasons.push("Compression in RAM gains little: most pages do not compress.".to_owned());
         }
         String::new()
@@ -96,33 +148,31 @@ impl Verdict {
     /// Returns the `pack` options that pay off.
     fn image_options(&mut self, report: &Report) -> String {
         let [first, ..] = &report.images[..] else { return String::new() };
-        let good = report.images.iter().filter(|image| image.read_p99_ns < MOST_READ_NS);
-        let Some(smallest) = good.clone().map(|image| image.bytes.value).min_by(f64::total_cmp) else {
-            return String::new();
-        };
+        let is_fast = |image: &&images::Figures| image.reads.is_some_and(|reads| reads.p99_ns < MOST_READ_NS);
+        let gain = |image: &images::Figures| Gain::of(image.bytes, first.bytes);
+        let good = report.images.iter().filter(is_fast).filter(|image| gain(image).verdict() == Pays::Yes);
+        let smallest = good.clone().map(|image| image.bytes.value).min_by(f64::total_cmp).unwrap_or(f64::MAX);
         // Among those that are nearly as small, choose the fastest to build.
         let near = good.filter(|image| image.bytes.value <= smallest * (1.0 + GAIN / 2.0));
-        let best = near.min_by_key(|image| image.build).unwrap_or(first);
-        let gain = 1.0 - best.bytes.value / first.bytes.value.max(1.0);
-        if gain < GAIN {
-            self.reasons
-                .push("No other codec or cluster size makes the image 10 % smaller than the default.".to_owned());
+        let Some(best) = near.min_by_key(|image| image.build.unwrap_or(Duration::MAX)) else {
+            let is_unknown = report.images.iter().any(|image| gain(image).verdict() == Pays::Unknown);
+            self.reasons.push(if is_unknown {
+                "Too little was sampled to say which codec and cluster size pay off.".to_owned()
+            } else {
+                "No other codec or cluster size makes the image 10 % smaller than the default.".to_owned()
+            });
             return String::new();
-        }
+        };
+        let gain = gain(best);
         self.reasons.push(format!(
-            "As an image, {} in clusters of {} takes {:.0} % less than {} in {}.",
-            best.codec,
-            best.cluster,
-            gain * 100.0,
-            first.codec,
-            first.cluster
+            "As an image, {} in clusters of {} takes {gain} less than {} in {}.",
+            best.codec, best.cluster, first.codec, first.cluster
         ));
-        let read = super::table::time(best.read_p99_ns);
-        self.reasons.push(format!("Of its random reads of 4 KiB, 99 of 100 take {read} or less."));
-        let mut options = String::new();
-        // Writing to a string cannot fail.
-        let _ = write!(options, " --codec {} --cluster {}", best.codec, best.cluster);
-        options
+        if let Some(reads) = best.reads {
+            let read = super::table::time(reads.p99_ns);
+            self.reasons.push(format!("Of its random reads of 4 KiB, 99 of 100 take {read} or less."));
+        }
+        format!(" --codec {} --cluster {}", best.codec, best.cluster)
     }
 
     /// Recommends the `pack` options that store content of many files together. A sample does not
@@ -187,6 +237,25 @@ mod tests {
         ] {
             assert_eq!(quoted(text), expected);
         }
+    }
+
+    #[test]
+    fn gains_follow_from_intervals() {
+        let measured = |value: f64, error: f64| Estimate::exact(value).within(error / value, 0.0);
+        for (own, other, expected) in [
+            (measured(50.0, 5.0), measured(100.0, 5.0), Pays::Yes),
+            (measured(80.0, 1.0), measured(100.0, 1.0), Pays::Yes),
+            (measured(80.0, 10.0), measured(100.0, 10.0), Pays::Unknown),
+            (measured(2.0, 15.0), measured(100.0, 700.0), Pays::Unknown),
+            (measured(98.0, 1.0), measured(100.0, 1.0), Pays::No),
+            (measured(100.0, 0.1), measured(100.0, 0.1), Pays::No),
+            (measured(100.0, 50.0), measured(100.0, 50.0), Pays::Unknown),
+        ] {
+            assert_eq!(Gain::of(own, other).verdict(), expected, "{own:?} {other:?}");
+        }
+        let gain = Gain::of(measured(50.0, 5.0), measured(100.0, 5.0));
+        assert_eq!(gain.to_string(), "42 to 57 %");
+        assert_eq!(Gain::of(Estimate::exact(50.0), Estimate::exact(100.0)).to_string(), "50 %");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, bail, ensure};
@@ -21,6 +21,7 @@ use rustix::fs::{SeekFrom as Sparse, seek};
 use crate::source::expect_raw;
 
 use super::{
+    clock::Deadline,
     input::{Files, Input, InputKind, Names, Skipped},
     stratum::{Stratum, UNIT_BYTES},
 };
@@ -31,13 +32,14 @@ const STRATA: [u64; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, UNIT_BYTES];
 /// After this many ranges of data, the rest of a file counts as one range.
 const MOST_STRETCHES: usize = 1 << 18;
 
-/// Examines `path` until `end`, with this many threads.
-pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
+/// Lists the files of `path` and where sparse ones have data, until both ends, with this many
+/// threads.
+pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize) -> anyhow::Result<Input> {
     let shown = || path.display().to_string();
     let metadata = fs::metadata(path).with_context(shown)?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        return directory(path, end, threads);
+        return directory(path, [list_end, map_end], threads);
     }
     if !kind.is_file() && !kind.is_block_device() {
         let what = if kind.is_fifo() {
@@ -53,8 +55,8 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
     expect_raw(path, &file)?;
     let len = file.seek(SeekFrom::End(0)).with_context(shown)?;
     ensure!(len > 0, "{} is empty", shown());
-    let mut stratum = Stratum::default();
-    let data_bytes = add_data(&mut stratum, 0, &file, len);
+    let mut stratum = Stratum::of_pieces();
+    let data_bytes = add_data(&mut stratum, 0, &file, len, map_end);
     Ok(Input {
         kind: if kind.is_file() { InputKind::File } else { InputKind::Device },
         name: shown(),
@@ -66,20 +68,23 @@ pub(super) fn look_at(path: &Path, end: Instant, threads: usize) -> anyhow::Resu
     })
 }
 
-/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes.
-fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64) -> u64 {
+/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes. What
+/// is not looked at until `end` counts as data.
+fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64, end: Deadline<'_>) -> u64 {
     let (mut at, mut added) = (0, 0);
     for stretch in 0.. {
-        let next = match seek(file, Sparse::Data(at)) {
+        let is_known = stretch < MOST_STRETCHES && !end.is_over();
+        let next = if is_known { seek(file, Sparse::Data(at)) } else { Ok(at) };
+        let next = match next {
             Ok(next) => next.max(at).min(len),
             Err(rustix::io::Errno::NXIO) => break,
             // A file system that does not report holes is treated as having none.
             Err(_) => at,
         };
         let from = next / UNIT_BYTES * UNIT_BYTES;
-        let to = match seek(file, Sparse::Hole(next)) {
-            Ok(hole) if stretch < MOST_STRETCHES => hole.min(len).next_multiple_of(UNIT_BYTES).min(len),
-            _ => len,
+        let to = match if is_known { seek(file, Sparse::Hole(next)) } else { Ok(len) } {
+            Ok(hole) => hole.min(len).next_multiple_of(UNIT_BYTES).min(len),
+            Err(_) => len,
         };
         let from = from.max(at);
         if from >= to {
@@ -94,6 +99,11 @@ fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64) -> u64 {
     added
 }
 
+/// Opens a file, if it can be opened and the time is not over.
+fn open_in_time(path: &Path, end: Deadline<'_>) -> Option<File> {
+    if end.is_over() { None } else { File::open(path).ok() }
+}
+
 /// The results of a thread.
 #[derive(Default)]
 struct Found {
@@ -104,6 +114,8 @@ struct Found {
     sparse: HashSet<usize>,
     names: Names,
     unreadable: u64,
+    /// The time was over before everything was listed.
+    more: bool,
 }
 
 /// Directories still to be read.
@@ -114,14 +126,14 @@ struct Pending {
     busy: usize,
 }
 
-struct Walk {
+struct Walk<'a> {
     pending: Mutex<Pending>,
     /// Hard-linked files that have been counted.
     linked: Mutex<HashSet<(u64, u64)>>,
-    end: Instant,
+    end: Deadline<'a>,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,6 +156,7 @@ impl Walk {
             let mut pending = self.pending();
             pending.busy -= 1;
             if !in_time {
+                found.more = true;
                 return found;
             }
         }
@@ -153,7 +166,7 @@ impl Walk {
     fn read(&self, path: PathBuf, found: &mut Found) -> bool {
         let Ok(entries) = fs::read_dir(&path) else {
             found.unreadable += 1;
-            return Instant::now() < self.end;
+            return !self.end.is_over();
         };
         let number = found.directories.len() as u32;
         found.names.directories += 1;
@@ -161,9 +174,9 @@ impl Walk {
         found.names.directory_bytes += 27;
         let mut below = Vec::new();
         let mut in_time = true;
-        for (count, entry) in entries.enumerate() {
+        for entry in entries {
             // A directory may have millions of names.
-            if count % 256 == 255 && Instant::now() >= self.end {
+            if self.end.is_over() {
                 in_time = false;
                 break;
             }
@@ -188,7 +201,7 @@ impl Walk {
         }
         found.directories.push(path);
         self.pending().directories.append(&mut below);
-        in_time && Instant::now() < self.end
+        in_time && !self.end.is_over()
     }
 
     fn add_file(&self, found: &mut Found, directory: u32, name: OsString, metadata: &fs::Metadata) {
@@ -208,11 +221,11 @@ impl Walk {
     }
 }
 
-fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input> {
+fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize) -> anyhow::Result<Input> {
     // Unreadable directories below it are tolerated, but not an unreadable `path`.
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
     let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
-    let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end };
+    let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end: list_end };
     let found: Vec<Found> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| walk.work())).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
@@ -223,10 +236,11 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
         files: Files::Many { directories: Vec::new(), files: Vec::new() },
         strata: Vec::new(),
         names: Names::default(),
-        skipped: Skipped { more: Instant::now() >= end, ..Skipped::default() },
+        skipped: Skipped::default(),
         hole_bytes: 0,
     };
-    let mut strata: Vec<Stratum> = (0..=STRATA.len()).map(|_| Stratum::default()).collect();
+    let mut strata: Vec<Stratum> = STRATA.iter().map(|_| Stratum::default()).collect();
+    strata.push(Stratum::of_pieces());
     let (mut all_directories, mut all_files) = (Vec::new(), Vec::new());
     for found in found {
         let first = all_directories.len() as u32;
@@ -234,10 +248,10 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
             let number = all_files.len() as u32;
             let stratum = &mut strata[STRATA.partition_point(|most| *most < len)];
             if found.sparse.contains(&at) {
-                input.hole_bytes += match File::open(found.directories[directory as usize].join(&*name)) {
-                    Ok(file) => len - add_data(stratum, number, &file, len),
-                    Err(_) => 0,
-                };
+                match open_in_time(&found.directories[directory as usize].join(&*name), map_end) {
+                    Some(file) => input.hole_bytes += len - add_data(stratum, number, &file, len, map_end),
+                    None => stratum.add(number, 0, len),
+                }
             } else {
                 stratum.add(number, 0, len);
             }
@@ -246,6 +260,7 @@ fn directory(path: &Path, end: Instant, threads: usize) -> anyhow::Result<Input>
         all_directories.extend(found.directories);
         input.names.add(&found.names);
         input.skipped.unreadable += found.unreadable;
+        input.skipped.more |= found.more;
     }
     strata.retain(|stratum| stratum.bytes > 0);
     input.strata = strata;

@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io::Write,
     os::unix::{
-        fs::{PermissionsExt, symlink},
+        fs::{FileExt, PermissionsExt, symlink},
         net::UnixListener,
         process::CommandExt,
     },
@@ -154,6 +154,37 @@ fn forecasts_hold_for_files() {
     }
 }
 
+/// A fresh disk: a little data, zeros in places, and holes.
+#[test]
+fn forecasts_hold_for_disks_of_holes() {
+    let folder = TempDir::new().expect("a folder");
+    let (file, noise) = (path(&folder, "disk"), &mut Noise(13));
+    let disk = File::create(&file).expect("a file");
+    disk.set_len(256 << 20).expect("a file system with holes");
+    let mut at = 0;
+    for number in 0..60 {
+        let len = 1 + noise.next() as usize % (200 << 10);
+        let bytes = match number % 4 {
+            0 => vec![0; len],
+            1 => noise.bytes(len),
+            _ => noise.text(len),
+        };
+        disk.write_all_at(&bytes, at).expect("room");
+        at += (noise.next() % (8 << 20)) / 4096 * 4096 + len as u64;
+        at = at.min(255 << 20);
+    }
+    let images = [("lz4", "4K"), ("zstd,3", "64K")];
+    let truth = images.map(|(codec, cluster)| packed_bytes(&folder, &file, codec, cluster));
+    for args in [&[&*file][..], &[&*file, "--sample", "8M"]] {
+        let advice = advise(args);
+        assert_eq!(advice.figure("input", "bytes"), 256 << 20);
+        assert!(advice.figure("input", "hole_bytes") >= 100 << 20, "holes are not sampled");
+        for ((codec, cluster), truth) in images.into_iter().zip(truth) {
+            advice.holds("a disk of holes", &format!("{codec}@{cluster}"), "image_bytes", truth);
+        }
+    }
+}
+
 #[test]
 fn forecasts_hold_for_many_small_files() {
     let folder = TempDir::new().expect("a folder");
@@ -267,7 +298,7 @@ fn the_report_is_short() {
     assert!((25..=40).contains(&report.lines().count()), "{report}");
     let long = report.lines().find(|line| line.chars().count() > 100 && !line.contains("pagefold pack"));
     assert_eq!(long, None);
-    assert!(report.contains("sampled completely") && report.contains("fit") && report.contains("Next:"), "{report}");
+    assert!(report.contains("Sampled ") && report.contains("forks") && report.contains("Next:"), "{report}");
 }
 
 #[test]

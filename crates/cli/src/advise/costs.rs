@@ -1,0 +1,195 @@
+//! What the image writer makes of content that is not sampled: holes, and what does not compress.
+//! It is asked at run time, with small files of such content.
+
+use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
+
+use anyhow::Context;
+use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Span, Tree, build};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::{
+    estimate::Limits,
+    stratum::{PAGE_BYTES, Stratum},
+};
+
+/// Pieces of data in the images that measure the cost of zeros, and their lengths: none ends at a
+/// block's end.
+const PIECES: u64 = 6;
+const PIECE_BYTES: u64 = 20_011;
+
+/// Zeros after each piece in these images. Their difference is longer than any cluster of zeros.
+const ZEROS_BYTES: [u64; 2] = [2 << 20, 12 << 20];
+
+/// Most bytes of an image for each byte of content: uncompressed blocks, and their indexes.
+const MOST: f64 = 1.0 + 1.0 / 64.0;
+
+/// Most bytes for each byte of a hole: LZ4 reduces zeros to 1/255, and indexes take up to 8 bytes for
+/// 4 KiB.
+const MOST_OF_HOLE: f64 = 1.0 / 128.0;
+
+/// Bytes of an inode with its own time.
+pub(super) const INODE_BYTES: u64 = 64;
+
+/// Bytes before everything else: the superblock, after the space for boot loaders.
+pub(super) const SUPERBLOCK_BYTES: u64 = 1024 + 128;
+
+/// The cost of zeros between data, next to the sizes of the data packed alone. A run can save bytes:
+/// its zeros fill the last block of the data before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zeros {
+    per_run: f64,
+    per_byte: f64,
+}
+
+impl Zeros {
+    /// Packs pieces of text with zeros between them, and without.
+    pub(super) fn measure(options: &BuildOptions) -> anyhow::Result<Self> {
+        let content = memory_file()?;
+        content.write_all_at(&text((PIECES * PIECE_BYTES) as usize), 0)?;
+        let content = Arc::new(content);
+        let mut alone = empty_tree();
+        for piece in 0..PIECES {
+            let content = Content::Range(Arc::clone(&content), piece * PIECE_BYTES);
+            let name = piece.to_string();
+            alone.add(alone.root(), name.as_bytes(), node(NodeKind::Regular { content, size: PIECE_BYTES }))?;
+        }
+        let alone = added_bytes(&build(&alone, options, &memory_file()?)?, PIECES, 13 * PIECES);
+        let alone = alone - (PIECES - 1) * INODE_BYTES;
+        let with_zeros = |zeros_bytes: u64| -> anyhow::Result<f64> {
+            let every = PIECE_BYTES.next_multiple_of(PAGE_BYTES) + zeros_bytes;
+            let span = |piece: u64| Span { at: piece * every, len: PIECE_BYTES, source: piece * PIECE_BYTES };
+            let spans: Vec<_> = (0..PIECES).map(span).collect();
+            let content = Content::Spans(Arc::clone(&content), spans.into());
+            let mut tree = empty_tree();
+            tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
+            let added = added_bytes(&build(&tree, options, &memory_file()?)?, 1, 13);
+            Ok((added as f64 - alone as f64) / PIECES as f64)
+        };
+        let [short, long] = ZEROS_BYTES.map(with_zeros);
+        let (short, long) = (short?, long?);
+        let per_byte = ((long - short) / (ZEROS_BYTES[1] - ZEROS_BYTES[0]) as f64).max(0.0);
+        Ok(Self { per_run: short - per_byte * ZEROS_BYTES[0] as f64, per_byte })
+    }
+
+    /// Returns the size of this many runs of zeros after data.
+    pub(super) fn cost(self, runs: f64, bytes: f64) -> f64 {
+        if bytes > 0.0 { self.per_run * runs + self.per_byte * bytes } else { 0.0 }
+    }
+}
+
+/// Returns what `files` with names and entries of `names_bytes` add to an image that holds nothing
+/// else.
+pub(super) fn added_bytes(report: &BuildReport, files: u64, names_bytes: u64) -> u64 {
+    let metadata_bytes = report.image_bytes - report.data_bytes;
+    let root_bytes = INODE_BYTES + 27 + names_bytes;
+    // On average, the last block is half full.
+    let metadata_bytes = metadata_bytes.saturating_sub(SUPERBLOCK_BYTES + root_bytes + PAGE_BYTES / 2);
+    report.data_bytes + metadata_bytes.max(files * INODE_BYTES)
+}
+
+/// Returns lines of numbers, which compress as text does.
+fn text(len: usize) -> Vec<u8> {
+    let (mut state, mut text) = (1u64, Vec::new());
+    while text.len() < len {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        text.extend(format!("{} items of {}\n", state >> 48, state >> 40 & 15).bytes());
+    }
+    text.truncate(len);
+    text
+}
+
+/// Returns the least and the most that zeros of unmeasured cost take.
+pub(super) fn limits_of_zeros() -> Limits {
+    Limits { least: 0.0, most: MOST_OF_HOLE }
+}
+
+/// Returns the least and the most that each byte of a stratum's data takes.
+pub(super) fn limits(stratum: &Stratum) -> Limits {
+    let data_bytes = stratum.data_bytes().value.max(1.0);
+    let inodes = if stratum.has_pieces { 0 } else { stratum.units() * INODE_BYTES };
+    // The last block of each file or piece may hold one byte.
+    let rounding = stratum.units().min((data_bytes / PAGE_BYTES as f64).ceil() as u64) * PAGE_BYTES;
+    let rounding = if stratum.has_pieces { rounding } else { stratum.units() * PAGE_BYTES };
+    Limits { least: inodes as f64 / data_bytes, most: MOST + (inodes + rounding) as f64 / data_bytes }
+}
+
+/// Returns a tree without files.
+pub(super) fn empty_tree() -> Tree {
+    Tree::new(node(NodeKind::Fifo))
+}
+
+pub(super) fn node(kind: NodeKind) -> Node {
+    // Times and owners that fit only into an extended inode.
+    Node { kind, permissions: 0o755, uid: 70_000, gid: 70_000, mtime_s: 1 << 31, mtime_nsec: 1, xattrs: Vec::new() }
+}
+
+pub(super) fn memory_file() -> anyhow::Result<File> {
+    Ok(memfd_create("advise", MemfdFlags::CLOEXEC).context("a file in memory")?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advise::images::{CHOICES, options};
+
+    /// Returns an image's size of one file.
+    fn image_bytes(content: Content, size: u64, options: &BuildOptions) -> u64 {
+        let mut tree = empty_tree();
+        tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size })).expect("a file");
+        build(&tree, options, &memory_file().expect("memory")).expect("an image").image_bytes
+    }
+
+    #[test]
+    fn limits_hold_for_what_does_not_compress() {
+        let mut state = 1u64;
+        let mut noise = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u8
+        };
+        for len in [1, 5000, 300_000] {
+            let bytes: Vec<u8> = (0..len).map(|_| noise()).collect();
+            let mut stratum = Stratum::default();
+            stratum.add(0, 0, len as u64);
+            let limits = limits(&stratum);
+            for choice in CHOICES {
+                let options = options(choice.codec, choice.cluster).expect("a codec");
+                let found = image_bytes(Content::Bytes(bytes.clone().into()), len as u64, &options);
+                let found = found.saturating_sub(SUPERBLOCK_BYTES + INODE_BYTES + 40 + PAGE_BYTES);
+                assert!(found as f64 <= limits.most * len as f64, "{len} {} {found}", choice.codec);
+                assert!(limits.least > 0.0);
+            }
+        }
+    }
+
+    /// The sum of pieces packed alone and of the zeros between them is the size of the whole.
+    #[test]
+    fn holes_cost_what_the_writer_makes_of_them() {
+        let (pieces, len) = (10, 70_000);
+        let bytes = text(pieces * len);
+        let file = memory_file().expect("memory");
+        file.write_all_at(&bytes, 0).expect("memory");
+        let file = Arc::new(file);
+        for choice in CHOICES {
+            let options = options(choice.codec, choice.cluster).expect("a codec");
+            let zeros = Zeros::measure(&options).expect("an image");
+            let alone = bytes.chunks(len).map(|piece| {
+                let image = image_bytes(Content::Bytes(piece.into()), len as u64, &options);
+                image - SUPERBLOCK_BYTES - 2 * INODE_BYTES - 40 - PAGE_BYTES / 2
+            });
+            let alone = alone.sum::<u64>() as f64;
+            for hole in [1 << 20, 16 << 20] {
+                let every = len.next_multiple_of(4096) as u64 + hole;
+                let span =
+                    |piece: usize| Span { at: piece as u64 * every, len: len as u64, source: (piece * len) as u64 };
+                let content = Content::Spans(Arc::clone(&file), (0..pieces).map(span).collect());
+                let whole = image_bytes(content, pieces as u64 * every, &options) as f64;
+                let forecast = alone + zeros.cost(pieces as f64, (pieces as u64 * hole) as f64);
+                let error = (whole - forecast).abs();
+                assert!(error <= 16384.0 + whole / 10.0, "{} {hole}: {whole} {forecast} {zeros:?}", choice.codec);
+            }
+            let most = limits_of_zeros().most * (64 << 20) as f64;
+            assert!(zeros.cost(1.0, (64 << 20) as f64) <= most, "{}: {zeros:?}", choice.codec);
+            assert!(zeros.cost(3.0, 0.0) == 0.0);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The command under a clock that advances only when it is asked: what is in time does not depend on
+//! the machine.
+
+use std::{fs, os::unix::fs::FileExt, path::Path};
+
+use pagefold_erofs::{Content, NodeKind, build};
+use tempfile::TempDir;
+
+use super::*;
+use crate::advise::{
+    costs::{empty_tree, memory_file, node},
+    images::options,
+    stratum::UNIT_BYTES,
+};
+
+/// Times of one step: from the end of the first phase after one step, to time for everything.
+const STEPS_MS: [u64; 6] = [2500, 900, 400, 150, 60, 3];
+
+/// How often phases ask after their ends: each of them, its threads and choices once.
+const ASKED_LATE: u32 = 100;
+
+fn args(path: &Path) -> Args {
+    Args { path: Some(path.to_owned()), pid: None, memory: Some(1 << 30), sample: None, json: true }
+}
+
+/// Returns words and noise, with zeros in places.
+fn content(len: usize) -> Vec<u8> {
+    let (mut state, mut bytes) = (3u64, Vec::new());
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    while bytes.len() < len {
+        let end = bytes.len() + (next() % (900 << 10)) as usize;
+        let kind = next() % 3;
+        while bytes.len() < end {
+            match kind {
+                0 => bytes.extend(next().to_le_bytes()),
+                1 => bytes.extend(format!("line {} of {}\n", next() % 1000, next() % 97).bytes()),
+                _ => bytes.resize(end, 0),
+            }
+        }
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn image_bytes(path: &Path, codec: &str, cluster: &str) -> f64 {
+    let mut tree = empty_tree();
+    let size = fs::metadata(path).expect("a file").len();
+    let content = Content::Path(path.into());
+    tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size })).expect("a file");
+    let options = options(codec, cluster).expect("a codec");
+    build(&tree, &options, &memory_file().expect("memory")).expect("an image").image_bytes as f64
+}
+
+#[test]
+fn it_ends_in_time_and_is_wider_rather_than_wrong() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("a disk");
+    let disk = fs::File::create(&path).expect("a file");
+    disk.write_all_at(&content(4 << 20), 5 << 20).expect("room");
+    disk.set_len(40 << 20).expect("a hole");
+    let truth = images::CHOICES.map(|choice| image_bytes(&path, choice.codec, choice.cluster));
+    let mut sampled = Vec::new();
+    for step in STEPS_MS.map(Duration::from_millis) {
+        let clock = Clock::counted(step);
+        let report = measure(&args(&path), &clock).expect("a report");
+        let in_time = END.div_duration_f64(step) as u32;
+        assert!(clock.asked() <= in_time + ASKED_LATE, "{step:?}: {}", clock.asked());
+        for (image, truth) in report.images.iter().zip(truth) {
+            let (low, high) = (image.bytes.low(), image.bytes.high());
+            // Half a block of metadata.
+            assert!(low - 2048.0 <= truth && truth <= high + 2048.0, "{step:?}: {truth} {image:?}");
+            assert!(image.sampled_bytes <= u64::from(in_time) * UNIT_BYTES, "{step:?}");
+        }
+        sampled.push(report.images.iter().map(|image| image.sampled_bytes).sum::<u64>());
+        let mut text = Vec::new();
+        table::write(&mut text, &report).expect("memory");
+        let text = String::from_utf8(text).expect("text");
+        assert!(!text.contains(" 0 ns"), "{text}");
+        assert_eq!(text.contains("Sampled completely"), report.is_complete(), "{text}");
+        if !report.is_complete() {
+            assert!(text.contains(" of data as pages, and "), "{text}");
+        }
+    }
+    assert!(sampled[0] == 0 && sampled.is_sorted(), "{sampled:?}");
+}
+
+#[test]
+fn listing_ends_in_time() {
+    let folder = TempDir::new().expect("a folder");
+    for number in 0..40 {
+        let below = folder.path().join(format!("{}", number % 5));
+        fs::create_dir_all(&below).expect("a folder");
+        fs::write(below.join(number.to_string()), [1; 5000]).expect("room");
+        let sparse = fs::File::create(below.join(format!("sparse-{number}"))).expect("a file");
+        sparse.set_len(3 << 20).expect("a hole");
+    }
+    let mut found = Vec::new();
+    for step in [700, 100, 20, 1] {
+        let clock = Clock::counted(Duration::from_millis(step));
+        let ends = [clock.until(LIST_END), clock.until(MAP_END)];
+        match walk::look_at(folder.path(), ends, 2) {
+            Ok(input) => {
+                assert_eq!(input.skipped.more, step >= 100, "{step}");
+                assert!(step > 1 || input.hole_bytes == 40 * (3 << 20), "{step}: {input:?}");
+                found.push(input.names.files);
+            }
+            Err(error) => assert!(step == 700 && error.to_string().contains("no files"), "{error}"),
+        }
+    }
+    assert!(found.is_sorted() && found.last() == Some(&80), "{found:?}");
+}
+
+#[test]
+fn scanning_ends_in_time() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("a disk");
+    fs::write(&path, content(8 << 20)).expect("room");
+    for (steps, scanned) in [(0, 0), (3, 3), (100, 8)] {
+        let clock = Clock::counted(Duration::from_secs(1));
+        let never = clock.until(Duration::from_secs(1_000_000));
+        let mut input = walk::look_at(&path, [never; 2], 1).expect("a file");
+        let end = never.or_after(Duration::from_secs(steps + 1));
+        scan::scan(&mut input, u64::MAX, [end; 2], 1);
+        let stratum = &input.strata[0];
+        assert_eq!((stratum.is_scanned(), stratum.data_bytes().is_exact()), (scanned > 0, scanned % 8 == 0));
+        let pages = stratum.scanned_zero_pages();
+        assert!(pages <= scanned * 256, "{pages}");
+    }
+}
