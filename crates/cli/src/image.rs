@@ -162,7 +162,7 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
 pub(crate) fn tell_needed_linux(path: &Path, report: &BuildReport, avoid: &str) {
     if report.files_with_extents > 0 {
         let why = "files that are almost only zeros have encoded extents";
-        eprintln!("{}: mounting it needs Linux 6.15: {why}{avoid}", path.display());
+        log::line(&format!("{}: mounting it needs Linux 6.15: {why}{avoid}", path.display()));
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -117,6 +118,25 @@ impl LiveFile {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Calls `each` with the ranges that are not holes, in order, until it breaks. What cannot be
+    /// examined counts as data: reading it finds what is wrong.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub(crate) fn each_data(
+        &self,
+        range: Range<u64>,
+        each: &mut dyn FnMut(Range<u64>) -> io::Result<ControlFlow<()>>,
+    ) -> io::Result<ControlFlow<()>> {
+        let (mut at, mut is_ours) = (range.start, true);
+        let mut counted = |data: Range<u64>| {
+            at = data.end;
+            each(data).inspect_err(|_| is_ours = false)
+        };
+        let done = self.open().and_then(|file| holes::each_data(&file, range.clone(), &mut counted));
+        if done.is_err() && is_ours && at < range.end { each(at..range.end) } else { done }
     }
 
     /// Reads to verify what was read before.

@@ -44,6 +44,7 @@ impl Content {
             Self::Path(path) => {
                 return holes::each_data(&File::open(reach(&path.to_path_buf())?)?, range, &mut unread);
             }
+            Self::Live(file) => return file.each_data(range, &mut unread),
             Self::Overlay(overlay) => return overlay.stretches(range, each),
             Self::Spans(_, spans) => &**spans,
             Self::Member(member) => match member.spans() {
