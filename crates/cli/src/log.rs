@@ -124,6 +124,11 @@ impl Log {
         target().sink = Some(sink);
     }
 
+    /// Returns whether lines go elsewhere than to standard error.
+    pub(crate) fn has_sink(self) -> bool {
+        target().sink.is_some()
+    }
+
     /// Writes no more lines to standard error.
     pub(crate) fn leave_stderr(self) {
         target().stderr = false;

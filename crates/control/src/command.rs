@@ -127,6 +127,9 @@ pub struct Add {
     /// Whether its clients are kept from changing it.
     #[serde(default)]
     pub read_only: bool,
+    /// A Unix socket on which only this disk is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<DiskSocket>,
 }
 
 /// A new size for a disk.
@@ -159,6 +162,9 @@ pub struct Fork {
     /// Whether their clients are kept from changing them.
     #[serde(default)]
     pub read_only: bool,
+    /// A Unix socket on which only the new disk is served; `names` must have one name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<DiskSocket>,
 }
 
 /// A base to serve.
@@ -176,6 +182,23 @@ pub struct AddBase {
     /// name, which must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
+    /// A Unix socket on which only this disk is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<DiskSocket>,
+}
+
+/// A Unix socket of one disk. It is removed with the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSocket {
+    /// Absolute path.
+    pub path: String,
+    /// Mode of its file in octal digits; 600 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Name or number of the group of its file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Returns the default duration of `compact`: shorter than most clients wait for an answer.

@@ -330,10 +330,14 @@ fn json(result: impl Serialize) -> Result<String, Failure> {
 }
 
 fn check_fork(fork: &Fork) -> Result<(), Failure> {
-    let Fork { names, limit_bytes, .. } = fork;
+    let Fork { names, limit_bytes, socket, .. } = fork;
     check_limit(*limit_bytes)?;
     if names.is_empty() || names.len() > MAX_FORKS {
         let what = format!("field `names`: expected 1 to {MAX_FORKS} names, got {}", names.len());
+        return Err(Failure::new(Code::InvalidRequest, what));
+    }
+    if socket.is_some() && names.len() > 1 {
+        let what = "field `socket`: each disk needs a socket of its own: fork them one by one, from a snapshot";
         return Err(Failure::new(Code::InvalidRequest, what));
     }
     let mut seen = HashSet::new();

@@ -44,6 +44,8 @@ pub enum Code {
     InUse,
     /// The disk is a base or a snapshot, and therefore read-only.
     ReadOnly,
+    /// The disk's socket cannot be created.
+    InvalidSocket,
     /// The limit is below what a single page takes.
     InvalidLimit,
     /// The system or the limit leaves too little memory.

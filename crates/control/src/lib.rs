@@ -29,7 +29,7 @@ mod records;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, Fork, Resize};
+pub use command::{Add, AddBase, Command, DiskSocket, Fork, Resize};
 pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, answer, check_limit, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;

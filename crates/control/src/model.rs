@@ -80,6 +80,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         own_bytes: 0,
         snapshots: 0,
         clients: 0,
+        socket: None,
         uris: Vec::new(),
     }
 }
@@ -121,19 +122,21 @@ impl Manage for Model {
     }
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
-        let Add { name, size_bytes, limit_bytes, read_only } = disk.clone();
-        self.insert(DiskRecord { limit_bytes, read_only, ..record(name, size_bytes) })
+        let Add { name, size_bytes, limit_bytes, read_only, socket } = disk.clone();
+        let socket = socket.map(|socket| socket.path);
+        self.insert(DiskRecord { limit_bytes, read_only, socket, ..record(name, size_bytes) })
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
         let path = Some(base.path.clone());
         let record = record(base.name.clone(), 512);
-        self.insert(DiskRecord { read_only: true, kind: DiskKind::Base, path, ..record })
+        let socket = base.socket.as_ref().map(|socket| socket.path.clone());
+        self.insert(DiskRecord { read_only: true, kind: DiskKind::Base, path, socket, ..record })
     }
 
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
         let mut state = self.lock();
-        let Fork { from, names, limit_bytes, read_only } = fork;
+        let Fork { from, names, limit_bytes, read_only, socket } = fork;
         let source = state.get(from)?.clone();
         if let Some(name) = names.iter().find(|name| state.disks.contains_key(*name)) {
             return Err(Failure::name_in_use(name));
@@ -143,6 +146,7 @@ impl Manage for Model {
             read_only: *read_only,
             from: Some(from.clone()),
             path: source.path.clone(),
+            socket: socket.as_ref().map(|socket| socket.path.clone()),
             ..record(name.clone(), source.size_bytes)
         });
         let forks: Vec<_> = forks.collect();

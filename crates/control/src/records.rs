@@ -65,7 +65,10 @@ pub struct DiskRecord {
     pub snapshots: u64,
     /// Number of NBD connections that use it.
     pub clients: u64,
-    /// NBD URIs of the disk, one per address of the server.
+    /// Path of the disk's own socket.
+    #[serde(default)]
+    pub socket: Option<String>,
+    /// NBD URIs of the disk: of its own socket, then one per address of the server.
     pub uris: Vec<String>,
 }
 

@@ -60,6 +60,9 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// A socket was to be opened while the server stops.
+    #[error("the server is stopping")]
+    Stopping,
     /// The system refused something that the server needs.
     #[error("cannot {what}")]
     System {

@@ -112,6 +112,11 @@ impl Export {
         Some(access)
     }
 
+    /// Returns whether it has not been removed.
+    fn exists(&self) -> bool {
+        lock(&self.state).device.is_some()
+    }
+
     /// Returns whether the device tracks which of its ranges have changed.
     pub(crate) fn knows_changes(&self) -> bool {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
@@ -165,7 +170,11 @@ impl fmt::Debug for Export {
 /// The exports of a server, each with its own name. Clones are handles to the same exports, so
 /// exports can be added, removed and renamed while the server runs.
 #[derive(Clone, Debug, Default)]
-pub struct Exports(Arc<RwLock<ExportTable>>);
+pub struct Exports {
+    table: Arc<RwLock<ExportTable>>,
+    /// If set, the set is this export alone, whatever its name, and the table is empty.
+    only: Option<Arc<Export>>,
+}
 
 /// `numbers` and `by_age` refer to the same exports.
 #[derive(Debug, Default)]
@@ -182,6 +191,12 @@ impl Exports {
         Self::default()
     }
 
+    /// Returns a set that always has just this export, under its current name and as the default.
+    /// Once it has been removed from the set that it came from, clients are refused.
+    pub fn only(export: Arc<Export>) -> Self {
+        Self { table: Arc::default(), only: Some(export) }
+    }
+
     /// Adds an export. Clients may choose it from now on.
     ///
     /// # Errors
@@ -189,7 +204,7 @@ impl Exports {
     pub fn add(&self, export: Export) -> Result<(), Error> {
         let name = export.name();
         check_name(&name)?;
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.numbers.contains_key(&name) {
             return Err(Error::DuplicateExport(name.to_string()));
         }
@@ -206,7 +221,7 @@ impl Exports {
     /// ESHUTDOWN, and their connections end soon after. The server drops the device when the last
     /// request is done, which may be after this returns.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.numbers.remove(name)?;
         let export = table.by_age.remove(&number)?;
         drop(table);
@@ -220,7 +235,7 @@ impl Exports {
     /// [`Error::UnknownExport`], and those of [`Exports::add`]. On failure, nothing has changed.
     pub fn rename(&self, old: &str, new: &str) -> Result<(), Error> {
         check_name(new)?;
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let unknown = || Error::UnknownExport(old.to_owned());
         let number = table.numbers.get(old).copied().ok_or_else(unknown)?;
         if old == new {
@@ -238,12 +253,15 @@ impl Exports {
 
     /// Returns the current exports, the oldest first.
     pub fn list(&self) -> Vec<Arc<Export>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).by_age.values().cloned().collect()
+        if let Some(only) = &self.only {
+            return only.exists().then(|| Arc::clone(only)).into_iter().collect();
+        }
+        self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.values().cloned().collect()
     }
 
     /// Returns the export with exactly this name.
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.numbers.get(name).and_then(|number| table.by_age.get(number)).cloned()
     }
 
@@ -251,7 +269,10 @@ impl Exports {
     /// returns the oldest export.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(only) = &self.only {
+            return (only.exists() && (name.is_empty() || *only.name() == *name)).then(|| Arc::clone(only));
+        }
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let export = match table.numbers.get(name) {
             Some(number) => table.by_age.get(number),
             None if name.is_empty() => table.by_age.values().next(),

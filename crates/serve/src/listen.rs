@@ -4,21 +4,23 @@ use std::{
     fs, io,
     net::{SocketAddr, TcpListener},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{
-            fs::{FileTypeExt, MetadataExt},
+            fs::{FileTypeExt, MetadataExt, PermissionsExt},
             net::UnixListener,
         },
     },
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags, fchmod, flock, open},
+    fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, chownat, fchmod, flock, fstat, open},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with},
+    process::geteuid,
 };
 
 use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket};
@@ -33,12 +35,29 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// Clients that may wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 
+/// Who may connect to a Unix socket that a server creates: mode and group of its file, whatever the
+/// umask. By default, only the server's user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// Mode of the file. Connecting needs the permission to write.
+    pub mode: u32,
+    /// Group of the file, if not the process's. Only root may give it to a group that the process's
+    /// user does not belong to.
+    pub group: Option<u32>,
+}
+
+impl Default for Permissions {
+    fn default() -> Self {
+        Self { mode: 0o600, group: None }
+    }
+}
+
 /// A listening socket. If it created a Unix socket's file, dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     /// Dropped before the socket: the open socket keeps the file's inode number from being reused
     /// for another server's file.
-    _file: Option<SocketFile>,
+    file: Mutex<Option<SocketFile>>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
     /// Path of a Unix socket that has one.
@@ -70,12 +89,12 @@ impl Drop for SocketFile {
 /// # Errors
 /// Those of [`Builder::bind`](crate::Builder::bind) for a Unix socket.
 pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
-    make(path, Some(Mode::RUSR | Mode::WUSR))
+    make(path, Permissions::default())
 }
 
 /// Creates a Unix socket. If several servers find the same stale file, only one of them replaces
 /// it.
-fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), Error> {
+fn make(path: &Path, permissions: Permissions) -> Result<(UnixListener, SocketFile), Error> {
     if path.as_os_str().len() > MAX_UNIX_PATH_BYTES {
         return Err(Error::PathTooLong(path.into()));
     }
@@ -83,10 +102,10 @@ fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), E
     // Held from the probe to `listen`: until it listens, a new socket looks stale to another
     // server.
     let _lock = lock_directory(path).map_err(failed)?;
-    let listener = match listen(path, mode) {
+    let listener = match listen(path, permissions) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             remove_stale(path)?;
-            listen(path, mode).map_err(failed)?
+            listen(path, permissions).map_err(failed)?
         }
         result => result.map_err(failed)?,
     };
@@ -96,22 +115,49 @@ fn make(path: &Path, mode: Option<Mode>) -> Result<(UnixListener, SocketFile), E
     Ok((listener, file))
 }
 
-/// Creates the socket. Linux gives the file the mode of the socket that is bound to it, less the
-/// umask, so the file never has any other mode.
-fn listen(path: &Path, mode: Option<Mode>) -> io::Result<UnixListener> {
-    let Some(mode) = mode else { return UnixListener::bind(path) };
+/// Creates the socket. Nobody can connect before the file has its permissions, since the socket does
+/// not listen before.
+fn listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    fchmod(&socket, mode)?;
+    // Linux gives the file the mode of the socket that is bound to it, less the umask.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
+    let listens = permit(path, permissions).and_then(|()| Ok(rustix::net::listen(&socket, BACKLOG)?));
+    if let Err(error) = listens {
+        let _ = fs::remove_file(path);
+        return Err(error);
+    }
     Ok(socket.into())
+}
+
+/// Sets mode and group of the file of a socket, and of nothing that may have replaced it.
+fn permit(path: &Path, Permissions { mode, group }: Permissions) -> io::Result<()> {
+    let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let found = fstat(&file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another file has replaced the socket"));
+    }
+    if let Some(group) = group {
+        chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
+    }
+    if found.st_mode & 0o7777 != mode {
+        // A descriptor of this kind has no other way to change the mode.
+        fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
 }
 
 impl Listener {
     /// Listens on a Unix socket.
-    pub(crate) fn unix(path: &Path) -> Result<Self, Error> {
-        let (listener, file) = make(path, None)?;
-        Ok(Self { fd: listener.into(), tcp: None, path: Some(path.into()), _file: Some(file) })
+    pub(crate) fn unix(path: &Path, permissions: Permissions) -> Result<Self, Error> {
+        let (listener, file) = make(path, permissions)?;
+        Ok(Self { fd: listener.into(), tcp: None, path: Some(path.into()), file: Mutex::new(Some(file)) })
+    }
+
+    /// Removes the socket's file if it was created here. Clients that have connected are accepted.
+    pub(crate) fn remove_file(&self) {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(file);
     }
 
     /// Listens on a TCP address; port 0 means any free port.
@@ -123,12 +169,12 @@ impl Listener {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { fd: listener.into(), tcp: Some(address), path: None, _file: None })
+        Ok(Self { fd: listener.into(), tcp: Some(address), path: None, file: Mutex::default() })
     }
 
     /// Takes over a socket that already listens. Its file is left alone.
     pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
-        Self { _file: None, fd, tcp, path }
+        Self { file: Mutex::default(), fd, tcp, path }
     }
 
     /// Returns the TCP address, with the actual port.

@@ -19,9 +19,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::{
     Error, Export, Exports, Limits, Passed,
     connection::{Common, Connection, spawn},
-    listen::Listener,
+    listen::{Listener, Permissions},
     memory::{Account, Memory},
     negotiate::negotiate,
+    sockets::{Opened, Sockets},
     transport::{Deadline, Socket, Transport},
 };
 
@@ -43,7 +44,7 @@ const TELL_PAUSE: Duration = Duration::from_secs(60);
 pub struct Builder {
     exports: Exports,
     added: Vec<Export>,
-    unix: Vec<PathBuf>,
+    unix: Vec<(PathBuf, Permissions)>,
     tcp: Vec<SocketAddr>,
     passed: Option<Passed>,
     limits: Limits,
@@ -101,10 +102,17 @@ impl Builder {
         self
     }
 
-    /// Listens on a Unix socket at `path`. Its file is removed when the server stops.
+    /// Listens on a Unix socket at `path`, to which only this process's user and root may connect.
+    /// Its file is removed when the server stops.
     #[must_use]
-    pub fn unix(mut self, path: impl Into<PathBuf>) -> Self {
-        self.unix.push(path.into());
+    pub fn unix(self, path: impl Into<PathBuf>) -> Self {
+        self.unix_for(path, Permissions::default())
+    }
+
+    /// Listens on a Unix socket at `path` with these permissions.
+    #[must_use]
+    pub fn unix_for(mut self, path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        self.unix.push((path.into(), permissions));
         self
     }
 
@@ -156,15 +164,16 @@ impl Builder {
         for export in self.added {
             exports.add(export)?;
         }
-        let mut listeners = Vec::new();
-        for path in &self.unix {
-            listeners.push(Listener::unix(path)?);
+        let sockets = Sockets::default();
+        let add = |listener| sockets.add(Opened { listener, exports: exports.clone() });
+        for (path, permissions) in &self.unix {
+            add(Listener::unix(path, *permissions)?)?;
         }
         for &address in &self.tcp {
-            listeners.push(Listener::tcp(address)?);
+            add(Listener::tcp(address)?)?;
         }
-        listeners.extend(self.passed.into_iter().flat_map(Passed::into_listeners));
-        if listeners.is_empty() {
+        self.passed.into_iter().flat_map(Passed::into_listeners).try_for_each(|listener| add(listener).map(drop))?;
+        if sockets.list().is_empty() {
             return Err(Error::NoListener);
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -172,12 +181,13 @@ impl Builder {
         let control = Control {
             common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
             wake,
+            sockets,
             connections: Mutex::default(),
             abandoned: AtomicBool::new(false),
             place_free: Condvar::new(),
             when_refused: self.when_refused,
         };
-        Ok(Server { exports, listeners, control: Arc::new(control) })
+        Ok(Server { exports, control: Arc::new(control) })
     }
 }
 
@@ -185,7 +195,6 @@ impl Builder {
 #[derive(Debug)]
 pub struct Server {
     exports: Exports,
-    listeners: Vec<Listener>,
     control: Arc<Control>,
 }
 
@@ -193,6 +202,7 @@ pub struct Server {
 struct Control {
     common: Arc<Common>,
     wake: OwnedFd,
+    sockets: Sockets,
     connections: Mutex<Connections>,
     abandoned: AtomicBool,
     /// Signalled when a connection has ended or has chosen an export.
@@ -247,8 +257,7 @@ impl ServerHandle {
     /// closed, at the latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
         self.0.common.stopping.store(true, Ordering::SeqCst);
-        // This can fail only after 2^64 calls.
-        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+        self.0.wake();
     }
 
     /// Like [`stop`](Self::stop), but [`Server::run`] no longer waits for connections or for requests
@@ -261,9 +270,36 @@ impl ServerHandle {
         self.0.place_free.notify_all();
     }
 
+    /// Listens on a further Unix socket, whose clients see only `exports`, until the result is dropped
+    /// or the server stops.
+    ///
+    /// # Errors
+    /// Those of [`Builder::bind`] for a Unix socket, and [`Error::Stopping`].
+    pub fn listen(&self, path: &Path, permissions: Permissions, exports: Exports) -> Result<OwnSocket, Error> {
+        let listener = Listener::unix(path, permissions)?;
+        let number = self.0.sockets.add(Opened { listener, exports })?;
+        self.0.wake();
+        Ok(OwnSocket { control: Arc::clone(&self.0), number })
+    }
+
     /// Returns the current number of connections.
     pub fn connections(&self) -> usize {
         self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).all.len()
+    }
+}
+
+/// A socket that a server opened while it ran. Dropping this closes it and removes its file; clients
+/// that are connected stay.
+#[derive(Debug)]
+pub struct OwnSocket {
+    control: Arc<Control>,
+    number: u64,
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        self.control.sockets.remove(self.number);
+        self.control.wake();
     }
 }
 
@@ -315,7 +351,7 @@ impl Server {
 
     /// Returns the TCP addresses, with the actual ports.
     pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.listeners.iter().filter_map(Listener::tcp_address)
+        self.control.sockets.list().into_iter().filter_map(|opened| opened.listener.tcp_address())
     }
 
     /// Returns a handle to the exports that this server serves.
@@ -324,8 +360,8 @@ impl Server {
     }
 
     /// Returns the paths of the Unix sockets, including passed ones.
-    pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
-        self.listeners.iter().filter_map(Listener::unix_path)
+    pub fn unix_paths(&self) -> impl Iterator<Item = PathBuf> {
+        self.control.sockets.list().into_iter().filter_map(|opened| opened.listener.unix_path().map(Path::to_owned))
     }
 
     /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish, and
@@ -333,7 +369,7 @@ impl Server {
     pub fn run(self) -> Result<(), Error> {
         let result = self.accept_all();
         // From here on, nobody can connect, and the sockets' files are gone, even after an error.
-        drop(self.listeners);
+        self.control.sockets.close();
         self.control.common.stopping.store(true, Ordering::SeqCst);
         self.control.finish(self.control.common.limits.stop_grace);
         result
@@ -341,24 +377,27 @@ impl Server {
 
     fn accept_all(&self) -> Result<(), Error> {
         let wake = self.control.wake.as_fd();
-        let fds = self.listeners.iter().map(AsFd::as_fd).chain([wake]);
-        let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         while !self.control.common.stopping.load(Ordering::SeqCst) {
+            let sockets = self.control.sockets.list();
+            let fds = sockets.iter().map(|opened| opened.listener.as_fd()).chain([wake]);
+            let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             match poll(&mut polled, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(Error::System { what: "wait for connections", source: error.into() }),
                 Ok(_) => {}
             }
-            for (listener, polled) in self.listeners.iter().zip(&polled) {
+            // Once it has been read, it is written again only for another reason to look.
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+            for (opened, polled) in sockets.iter().zip(&polled) {
                 if !polled.revents().is_empty() {
-                    self.accept_one(listener);
+                    self.accept_one(opened);
                 }
             }
         }
         Ok(())
     }
 
-    fn accept_one(&self, listener: &Listener) {
+    fn accept_one(&self, Opened { listener, exports }: &Opened) {
         let socket = match listener.accept() {
             Ok(socket) => Arc::new(socket),
             Err(error) => {
@@ -378,7 +417,7 @@ impl Server {
         let Some(least) = self.control.common.memory.take_least() else {
             return self.control.tell(Refused::Memory);
         };
-        let exports = self.exports.clone();
+        let exports = exports.clone();
         let common = Arc::clone(&self.control.common);
         // If no thread starts, the connection is closed: dropping the closure drops both.
         let spawned = spawn("nbd-connection", move || {
@@ -418,6 +457,12 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
 }
 
 impl Control {
+    /// Makes the accepting thread look at the sockets, and whether the server stops.
+    fn wake(&self) {
+        // This can fail only after 2^64 calls.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
     /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
     fn tell(&self, why: Refused) {
         let WhenRefused(Some(tell)) = &self.when_refused else { return };

@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use pagefold_base::Format;
 use pagefold_control::{Add, AddBase, Command, DiskRecord};
 
-use super::{Asked, uris};
+use super::{Asked, SocketArgs, uris};
 use crate::{image::ImagePath, misuse, size};
 
 /// Add an empty disk, or a file as a read-only disk
@@ -17,6 +17,7 @@ use crate::{image::ImagePath, misuse, size};
   pagefold add scratch --size 8G
   pagefold add guest-7 --size 20G --limit 2G --json
   pagefold add debian --base debian.erofs
+  pagefold add guest-8 --size 20G --socket /run/vm/8.sock --mode 0660 --group kvm
 
 The server process opens FILE, so it needs permission to read it. 'pagefold serve --help' \
 describes what FILE can be."
@@ -48,17 +49,21 @@ pub(crate) struct Args {
     format: Option<Format>,
 
     #[command(flatten)]
+    socket: SocketArgs,
+
+    #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, size, limit, read_only, base, format, asked } = args;
+    let Args { name, size, limit, read_only, base, format, socket, asked } = args;
+    let socket = socket.socket()?;
     let name = name.clone();
     let command = match base {
-        Some(file) => Command::AddBase(add_base(name, file.clone(), *format)?),
+        Some(file) => Command::AddBase(AddBase { socket, ..add_base(name, file.clone(), *format)? }),
         None => {
             let size_bytes = size.context("a disk needs --size SIZE, or --base FILE")?;
-            Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only })
+            Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only, socket })
         }
     };
     asked.perform(&command, |disk: &DiskRecord| {
@@ -77,5 +82,6 @@ fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Res
         path: image.to_str().ok_or_else(not_text)?.to_owned(),
         inside: Some(inside).filter(|inside| !inside.is_empty()),
         format: format.map(|format| format.to_string()),
+        socket: None,
     })
 }

@@ -2,7 +2,7 @@
 
 use pagefold_control::{Command, Fork, Listing, MAX_FORKS};
 
-use super::{Asked, uris};
+use super::{Asked, SocketArgs, uris};
 use crate::size;
 
 /// Create writable copies of a disk that share its memory
@@ -11,10 +11,11 @@ use crate::size;
   pagefold fork debian job-1 job-2 job-3
   pagefold fork job-1 job-1b --limit 512M
   pagefold fork job-1@before job-1c
+  pagefold fork debian job-4 --socket /run/jobs/4.sock --group jobs --mode 0660
 
 FROM can be in use. All forks start with its contents at the same instant; either all forks are \
-created or none; of more than 512, each 512. Each fork is independent: FROM and other forks do not see its writes, and it \
-does not see theirs.")]
+created or none; of more than 512, each 512. Each fork is independent: FROM and other forks do \
+not see its writes, and it does not see theirs.")]
 pub(crate) struct Args {
     /// The disk to fork: a base, a disk, or a snapshot as DISK@SNAPSHOT
     from: String,
@@ -33,15 +34,19 @@ pub(crate) struct Args {
     read_only: bool,
 
     #[command(flatten)]
+    socket: SocketArgs,
+
+    #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { from, names, limit, read_only, asked } = args;
+    let Args { from, names, limit, read_only, socket, asked } = args;
+    let (limit_bytes, read_only, socket) = (*limit, *read_only, socket.socket()?);
     let mut telling = asked.connect()?;
     for names in names.chunks(MAX_FORKS) {
         let (from, names) = (from.clone(), names.to_vec());
-        let fork = Fork { from: from.clone(), names, limit_bytes: *limit, read_only: *read_only };
+        let fork = Fork { from: from.clone(), names, limit_bytes, read_only, socket: socket.clone() };
         let forks: Listing = telling.call(&Command::Fork(fork))?;
         for disk in &forks.disks {
             let (size, uris) = (size::show(disk.size_bytes), uris(disk));

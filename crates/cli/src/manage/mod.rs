@@ -16,9 +16,13 @@ mod table;
 mod tree;
 pub(crate) mod uri;
 
-use std::io::{BufWriter, Write};
+use std::{
+    io::{BufWriter, Write},
+    path::PathBuf,
+};
 
-use pagefold_control::{Client, ClientError, Command, DiskRecord};
+use anyhow::Context;
+use pagefold_control::{Client, ClientError, Command, DiskRecord, DiskSocket};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -52,6 +56,35 @@ impl Asked {
         let mut telling = self.connect()?;
         let answer: T = telling.call(command)?;
         telling.tell(&answer, || say(&answer))
+    }
+}
+
+/// A disk's own socket.
+#[derive(clap::Args)]
+pub(crate) struct SocketArgs {
+    /// Also serve the disk on a Unix socket of its own, on which no other disk exists; the socket is
+    /// removed with the disk
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Mode of the socket, whatever the umask; 0600 by default
+    #[arg(long, value_name = "MODE", requires = "socket")]
+    mode: Option<String>,
+
+    /// Group of the socket
+    #[arg(long, value_name = "GROUP", requires = "socket")]
+    group: Option<String>,
+}
+
+impl SocketArgs {
+    /// Returns the socket's description. The server runs in another directory, so the path must be
+    /// absolute.
+    fn socket(&self) -> anyhow::Result<Option<DiskSocket>> {
+        let Self { socket, mode, group } = self;
+        let Some(path) = socket else { return Ok(None) };
+        let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
+        let path = path.to_str().context("--socket: the path is not UTF-8, which the control protocol requires")?;
+        Ok(Some(DiskSocket { path: path.to_owned(), mode: mode.clone(), group: group.clone() }))
     }
 }
 

@@ -65,7 +65,7 @@ impl TryFrom<&AddBase> for BaseFile {
     type Error = Failure;
 
     fn try_from(base: &AddBase) -> Result<Self, Failure> {
-        let AddBase { name, path, inside, format } = base.clone();
+        let AddBase { name, path, inside, format, .. } = base.clone();
         if !Path::new(&path).is_absolute() {
             let what = format!("field `path`: '{path}' is not an absolute path");
             return Err(Failure::new(Code::InvalidRequest, what));

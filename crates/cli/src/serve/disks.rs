@@ -5,21 +5,22 @@
 use std::{
     collections::BTreeMap,
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use pagefold_base::{Base, Cache};
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Code, Compacted, DiskKind, DiskStat, Failure, Figures, MAX_NAME_BYTES, Resize, snapshot_name,
+    Add, Batch, Code, DiskKind, DiskSocket, DiskStat, Failure, Figures, MAX_NAME_BYTES, Resize, snapshot_name,
     split_snapshot_name,
 };
 use pagefold_disk::{
     BlockDevice, DiskStats, Error as BlockError, Figure, NewDiskError, NewPoolError, Patient, Pool, PoolConfig,
     RamDisk, Room, Waits,
 };
-use pagefold_serve::{Account, Error, Export, Exports, Limits};
+use pagefold_serve::{Account, Error, Export, Exports, Limits, ServerHandle};
 
 use super::{
     bases::{self, BaseFile},
@@ -27,12 +28,9 @@ use super::{
     forks::not_made,
     instants::Instants,
     process::anonymous_bytes,
+    sockets::{self, ServedSocket},
 };
 use crate::size;
-
-/// How long one disk is compacted before the next one gets its turn and before the end of the
-/// server is noticed.
-const COMPACT_STEP: Duration = Duration::from_millis(500);
 
 /// Bytes that a disk needs in addition to its table: its entries in the server's lists. Its name is
 /// stored `NAMES` times on top.
@@ -73,10 +71,12 @@ pub(crate) struct Disks {
     pub(super) instants: Arc<Instants>,
     /// Changed together with `exports`, so that both have the same names.
     state: Mutex<DisksState>,
+    /// Set once the server listens.
+    pub(super) server: OnceLock<ServerHandle>,
     /// Held while a disk is resized, starting before its size is read.
     resizing: Mutex<()>,
     /// Held while the disks are compacted.
-    compacting: Mutex<()>,
+    pub(super) compacting: Mutex<()>,
 }
 
 /// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
@@ -93,6 +93,8 @@ pub(super) struct Disk {
     pub(super) limit_bytes: Option<u64>,
     pub(super) read_only: bool,
     pub(super) waits: Option<Arc<Waits>>,
+    /// A socket on which only this disk is served.
+    pub(super) socket: Option<Arc<ServedSocket>>,
     /// Counts the memory of the entry until the disk is removed.
     pub(super) _record: Arc<Counted>,
 }
@@ -184,7 +186,8 @@ impl Disk {
 
     /// Returns the bytes that it needs in the server's lists in addition to its name.
     fn record_bytes(&self) -> u64 {
-        RECORD_BYTES + self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name))
+        let origin_bytes = self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+        RECORD_BYTES + origin_bytes + sockets::record_bytes(self.socket.as_ref().map(|socket| &*socket.path))
     }
 
     /// Returns whether it is stacked on this base.
@@ -240,6 +243,8 @@ pub(crate) struct Found {
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
     pub(crate) clients: u64,
+    /// Its own socket.
+    pub(crate) socket: Option<PathBuf>,
 }
 
 /// Figures of all disks together.
@@ -273,9 +278,16 @@ impl Disks {
             client_memory,
             room: (when_full == WhenFull::Wait).then(Arc::default),
             state: Mutex::new(DisksState { disks: BTreeMap::new(), limit_bytes }),
+            server: OnceLock::new(),
             resizing: Mutex::new(()),
             compacting: Mutex::new(()),
         })
+    }
+
+    /// To be called once the server listens; disks can then have sockets of their own.
+    pub(crate) fn set_server(&self, server: ServerHandle) {
+        // It is called once.
+        let _ = self.server.set(server);
     }
 
     /// Returns the exports that a server serves.
@@ -289,12 +301,12 @@ impl Disks {
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
-        let Add { name, size_bytes, limit_bytes, read_only } = disk;
+        let Add { name, size_bytes, limit_bytes, read_only, socket } = disk;
         let mut state = self.lock();
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
-        let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
+        let record = Counted::record(&self.pool, name, RECORD_BYTES + socket_bytes(socket.as_ref()))?;
         let ram = Arc::new(RamDisk::new(&self.pool, *size_bytes).map_err(|error| {
             let code = if matches!(error, NewDiskError::Store(pagefold_disk::StoreError::Full)) {
                 Code::NoMemory
@@ -306,8 +318,8 @@ impl Disks {
         ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
         let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.new_waits());
         let (kind, made) = (DiskBacking::Ram(ram), Instant::now());
-        let disk = Disk { kind, origin: None, made, limit_bytes, read_only, waits, _record: record };
-        self.insert(&mut state, name, disk)
+        let disk = Disk { kind, origin: None, made, limit_bytes, read_only, waits, socket: None, _record: record };
+        self.insert(&mut state, name, disk, socket.as_ref())
     }
 
     /// Serves a file. `tell` receives its later events. Also returns the number of zeros with which
@@ -315,6 +327,7 @@ impl Disks {
     pub(crate) fn add_base(
         &self,
         file: &BaseFile,
+        socket: Option<&DiskSocket>,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<(Found, u64), Failure> {
         let name = &file.name;
@@ -328,15 +341,23 @@ impl Disks {
         let path = file.to_string();
         // Forks of the base keep it longer than the server's lists do.
         let held = Counted::record(&self.pool, "", base.table_bytes() + path.len() as u64)?;
-        let record = Counted::record(&self.pool, name, RECORD_BYTES)?;
+        let record = Counted::record(&self.pool, name, RECORD_BYTES + socket_bytes(socket))?;
         let mut state = self.lock();
         if state.disks.contains_key(name) {
             return Err(Failure::name_in_use(name));
         }
         let kind = DiskBacking::Base(Arc::new(BaseDisk { base, pristine, path, _record: held }));
-        let made = Instant::now();
-        let disk = Disk { kind, origin: None, made, limit_bytes: None, read_only: true, waits: None, _record: record };
-        Ok((self.insert(&mut state, name, disk)?, padding_bytes))
+        let disk = Disk {
+            kind,
+            origin: None,
+            made: Instant::now(),
+            limit_bytes: None,
+            read_only: true,
+            waits: None,
+            socket: None,
+            _record: record,
+        };
+        Ok((self.insert(&mut state, name, disk, socket)?, padding_bytes))
     }
 
     /// Returns a new [`Waits`] for a disk, if its requests are to wait for room.
@@ -345,10 +366,20 @@ impl Disks {
     }
 
     /// Serves a disk under a name that no other disk has.
-    pub(super) fn insert(&self, state: &mut DisksState, name: &str, disk: Disk) -> Result<Found, Failure> {
+    pub(super) fn insert(
+        &self,
+        state: &mut DisksState,
+        name: &str,
+        mut disk: Disk,
+        socket: Option<&DiskSocket>,
+    ) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export).map_err(failure)?;
+        if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
+            let opened = self.open_socket(&export, socket);
+            disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
+        }
         let found = found(name, &disk, 0, 0);
         state.disks.insert(name.to_owned(), disk);
         Ok(found)
@@ -420,7 +451,8 @@ impl Disks {
         Ok(before_bytes)
     }
 
-    pub(crate) fn rename(&self, name: &str, to: &str) -> Result<(), Failure> {
+    /// Renames a disk and its snapshots. Returns the disk's own socket, which it keeps.
+    pub(crate) fn rename(&self, name: &str, to: &str) -> Result<Option<PathBuf>, Failure> {
         let mut state = self.lock();
         let disk = (name.to_owned(), to.to_owned(), state.get(name)?.record_bytes());
         // Without a disk there are no snapshots of it: if the disk's new name is free, so are those
@@ -443,7 +475,7 @@ impl Disks {
                 state.disks.insert(new, Disk { _record: record, ..disk });
             }
         }
-        Ok(())
+        Ok(state.get(to)?.socket.as_ref().map(|socket| socket.path.clone()))
     }
 
     pub(crate) fn reset(&self, name: &str, force: bool) -> Result<Found, Failure> {
@@ -569,34 +601,6 @@ impl Disks {
             .collect()
     }
 
-    /// Frees the memory in the holes of the disks' storage, for at most about `time` and while
-    /// `goes_on` returns true.
-    pub(crate) fn compact(&self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Compacted, Failure> {
-        let busy = || Failure::new(Code::Busy, "another client is already compacting the disks: try again later");
-        let _turn = match self.compacting.try_lock() {
-            Ok(turn) => turn,
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(std::sync::TryLockError::WouldBlock) => return Err(busy()),
-        };
-        let start = Instant::now();
-        let spent = || self.pool.stats().spent_bytes;
-        let before_bytes = spent();
-        let mut last_bytes = before_bytes;
-        loop {
-            let left = time.saturating_sub(start.elapsed());
-            if left.is_zero() || !goes_on() {
-                return Ok(Compacted { before_bytes, after_bytes: spent(), more: true });
-            }
-            let more = self.pool.compact_for(left.min(COMPACT_STEP));
-            let after_bytes = spent();
-            // Stop if clients write as fast as the pool is compacted.
-            if !more || after_bytes >= last_bytes {
-                return Ok(Compacted { before_bytes, after_bytes, more });
-            }
-            last_bytes = after_bytes;
-        }
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, DisksState> {
         // A panic cannot leave a disk half created: each change of the maps is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -656,6 +660,11 @@ impl DisksState {
     }
 }
 
+/// Returns the bytes that a disk's own socket needs in the server's lists.
+pub(super) fn socket_bytes(socket: Option<&DiskSocket>) -> u64 {
+    sockets::record_bytes(socket.map(|socket| Path::new(&socket.path)))
+}
+
 pub(super) fn found(name: &str, disk: &Disk, clients: u64, snapshots: u64) -> Found {
     let stats = match &disk.kind {
         DiskBacking::Ram(ram) | DiskBacking::Snapshot(ram) => ram.stats(),
@@ -674,6 +683,7 @@ pub(super) fn found(name: &str, disk: &Disk, clients: u64, snapshots: u64) -> Fo
         own_bytes: stats.spent_bytes,
         snapshots,
         clients,
+        socket: disk.socket.as_ref().map(|socket| socket.path.clone()),
     }
 }
 
@@ -718,7 +728,7 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false };
+        let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
         disks.add(&add).expect("a disk");
         let DiskBacking::Ram(ram) = disks.lock().get("a").expect("a disk").kind.clone() else { panic!("a RAM disk") };
         ram.write(0, &[7; 4096]).expect("no limit");
@@ -736,7 +746,7 @@ mod tests {
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false };
+        let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false, socket: None };
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;
         let largest = AtomicU64::new(0);

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use pagefold_control::{ChangedRange, Changes, Code, Failure, Fork, snapshot_name};
 use pagefold_disk::{BlockDevice, Error as BlockError, NewDiskError, RamDisk};
 
-use super::disks::{Counted, Disk, DiskBacking, Disks, Found, Origin, RECORD_BYTES, found};
+use super::disks::{Counted, Disk, DiskBacking, Disks, Found, Origin, RECORD_BYTES, found, socket_bytes};
 
 /// Maximum number of ranges per answer, which is then 60 KiB long.
 const MAX_RANGES: usize = 1024;
@@ -17,7 +17,7 @@ const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 impl Disks {
     /// Creates disks that all have the content of another at one instant.
     pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<Found>, Failure> {
-        let Fork { from, names, limit_bytes, read_only } = fork;
+        let Fork { from, names, limit_bytes, read_only, socket } = fork;
         let source = self.lock().get(from)?.clone();
         let origin = Arc::new(Origin { name: from.clone(), base: source.base().cloned() });
         let mut rams: Vec<Arc<RamDisk>> = Vec::new();
@@ -31,8 +31,8 @@ impl Disks {
             ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
             rams.push(Arc::new(ram));
         }
-        let records =
-            names.iter().map(|name| Counted::record(&self.pool, name, RECORD_BYTES + Origin::record_bytes(from)));
+        let record_bytes = RECORD_BYTES + Origin::record_bytes(from) + socket_bytes(socket.as_ref());
+        let records = names.iter().map(|name| Counted::record(&self.pool, name, record_bytes));
         let records = records.collect::<Result<Vec<_>, _>>()?;
 
         let made = Instant::now();
@@ -40,7 +40,8 @@ impl Disks {
         if let Some(name) = names.iter().find(|name| state.has(name)) {
             return Err(Failure::name_in_use(name));
         }
-        // None of these can fail after another was added: the names are free and were checked.
+        // None of these can fail after another was added: the names are free and were checked, and a
+        // fork with a socket is alone.
         names
             .iter()
             .zip(rams.into_iter().zip(records))
@@ -52,9 +53,10 @@ impl Disks {
                     limit_bytes: *limit_bytes,
                     read_only: *read_only,
                     waits: self.new_waits(),
+                    socket: None,
                     _record: record,
                 };
-                self.insert(&mut state, name, disk)
+                self.insert(&mut state, name, disk, socket.as_ref())
             })
             .collect()
     }
@@ -83,9 +85,10 @@ impl Disks {
             limit_bytes: None,
             read_only: true,
             waits: None,
+            socket: None,
             _record: record,
         };
-        self.insert(&mut state, &snapshot, disk)
+        self.insert(&mut state, &snapshot, disk, None)
     }
 
     /// Restores a disk to one of its snapshots.

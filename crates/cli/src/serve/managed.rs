@@ -2,16 +2,16 @@
 
 use std::{
     fmt,
-    net::SocketAddr,
-    path::PathBuf,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
     process,
     sync::Arc,
     time::{self, Duration},
 };
 
 use pagefold_control::{
-    Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
-    Instant, Limited, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskSocket, DiskStat, Dropped, Failure, Fork,
+    FrozenRuns, Held, Instant, Limited, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -25,14 +25,26 @@ use crate::{log::Log, size};
 /// An address on which the server listens.
 pub(crate) enum Address {
     Unix(PathBuf),
-    Tcp(SocketAddr),
+    Tcp {
+        address: SocketAddr,
+        /// The same, or for a wildcard an address of this machine.
+        reachable: SocketAddr,
+    },
 }
 
 impl Address {
+    pub(crate) fn tcp(address: SocketAddr) -> Self {
+        let mut reachable = address;
+        if address.ip().is_unspecified() {
+            reachable.set_ip(own_address(address.is_ipv6()));
+        }
+        Self::Tcp { address, reachable }
+    }
+
     pub(crate) fn uri(&self, export: &str) -> String {
         match self {
             Self::Unix(path) => unix_uri(path, export),
-            Self::Tcp(address) => tcp_uri(*address, export),
+            Self::Tcp { reachable, .. } => tcp_uri(*reachable, export),
         }
     }
 }
@@ -41,9 +53,22 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => path.display().fmt(f),
-            Self::Tcp(address) => address.fmt(f),
+            Self::Tcp { address, .. } => address.fmt(f),
         }
     }
+}
+
+/// Returns the address from which this machine would send to others, or loopback. Nothing is sent.
+fn own_address(ipv6: bool) -> IpAddr {
+    // Documentation addresses, which are routed like any other.
+    let (any, other): (IpAddr, IpAddr) = if ipv6 {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into())
+    } else {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into())
+    };
+    let found = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect((other, 9)).and(socket.local_addr()));
+    let loopback = if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    found.map(|found| found.ip()).ok().filter(|found| !found.is_unspecified()).unwrap_or(loopback)
 }
 
 /// A running server.
@@ -57,13 +82,16 @@ pub(crate) struct Managed {
 }
 
 impl Managed {
-    fn uris(&self, export: &str) -> Vec<String> {
-        self.addresses.iter().map(|address| address.uri(export)).collect()
+    /// Returns a disk's URIs: of its own socket, and of all addresses.
+    fn uris(&self, export: &str, own: Option<&Path>) -> Vec<String> {
+        let own = own.map(|path| unix_uri(path, export));
+        own.into_iter().chain(self.addresses.iter().map(|address| address.uri(export))).collect()
     }
 
     fn record(&self, found: Found) -> DiskRecord {
         DiskRecord {
-            uris: self.uris(&found.name),
+            uris: self.uris(&found.name, found.socket.as_deref()),
+            socket: found.socket.map(|path| path.display().to_string()),
             name: found.name,
             size_bytes: found.size_bytes,
             limit_bytes: found.limit_bytes,
@@ -92,7 +120,7 @@ impl Managed {
             DiskKind::Snapshot => "snapshot",
             _ => "disk",
         };
-        for uri in self.uris(&found.name) {
+        for uri in self.uris(&found.name, found.socket.as_deref()) {
             self.log.info(&format!("{what} '{}', {}{of}: '{uri}'", found.name, size::show(found.size_bytes)));
         }
     }
@@ -135,7 +163,7 @@ impl Manage for Managed {
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
-        let found = add_base(&self.disks, &BaseFile::try_from(base)?, self.log)?;
+        let found = add_base(&self.disks, &BaseFile::try_from(base)?, base.socket.as_ref(), self.log)?;
         self.tell_disk(&found);
         Ok(self.record(found))
     }
@@ -181,9 +209,9 @@ impl Manage for Managed {
     }
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
-        self.disks.rename(name, to)?;
+        let socket = self.disks.rename(name, to)?;
         self.log.info(&format!("disk '{name}' renamed to '{to}'"));
-        Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to) })
+        Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to, socket.as_deref()) })
     }
 
     fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure> {
@@ -211,11 +239,11 @@ impl Manage for Managed {
         self.log.debug(&format!("disk '{name}' frozen as export '{}'", instant.export));
         let sockets = self.addresses.iter().filter_map(|address| match address {
             Address::Unix(path) => path.to_str().map(str::to_owned),
-            Address::Tcp(_) => None,
+            Address::Tcp { .. } => None,
         });
         let addresses = self.addresses.iter().filter_map(|address| match address {
             Address::Unix(_) => None,
-            Address::Tcp(address) => Some(address.to_string()),
+            Address::Tcp { address, .. } => Some(address.to_string()),
         });
         let instant = Instant { sockets: sockets.collect(), addresses: addresses.collect(), ..instant };
         Ok((instant, Box::new(held)))
@@ -237,9 +265,15 @@ impl Manage for Managed {
 }
 
 /// Serves a file, and logs later events of it.
-pub(crate) fn add_base(disks: &Disks, file: &BaseFile, log: Log) -> Result<Found, Failure> {
+pub(crate) fn add_base(
+    disks: &Disks,
+    file: &BaseFile,
+    socket: Option<&DiskSocket>,
+    log: Log,
+) -> Result<Found, Failure> {
     let name = file.name.clone();
-    let (found, padding_bytes) = disks.add_base(file, move |line| log.warn(&format!("base '{name}': {line}")))?;
+    let (found, padding_bytes) =
+        disks.add_base(file, socket, move |line| log.warn(&format!("base '{name}': {line}")))?;
     if padding_bytes > 0 {
         let (name, size_bytes) = (&found.name, found.size_bytes - padding_bytes);
         log.warn(&format!(

@@ -3,6 +3,7 @@
 mod bases;
 mod child;
 mod clients;
+mod compaction;
 mod disks;
 mod ending;
 mod forks;
@@ -12,6 +13,7 @@ mod managed;
 mod notify;
 mod options;
 mod process;
+mod sockets;
 mod swap;
 mod watch;
 
@@ -35,7 +37,7 @@ use pagefold_control::{
     Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_limit, check_name, check_size,
 };
 use pagefold_disk::NewPoolError;
-use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
+use pagefold_serve::{Limits, Passed, Permissions, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use tempfile::{NamedTempFile, TempDir};
 
@@ -48,6 +50,7 @@ use self::{
     managed::{Address, Managed, add_base},
     notify::notify,
     options::{parse_connections, parse_disk, parse_tcp},
+    sockets::{parse_group, parse_mode},
     watch::Watch,
 };
 use crate::{
@@ -130,6 +133,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
+    /// Mode of the Unix sockets for NBD, whatever the umask: with 0660, members of the group may
+    /// connect
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
+    mode: u32,
+
+    /// Group of the Unix sockets for NBD
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    group: Option<u32>,
+
     /// Also listen on TCP, on loopback unless ADDRESS is given. NBD has no password: use other
     /// addresses only on a trusted network
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
@@ -211,9 +223,15 @@ impl Args {
             size_bytes,
             limit_bytes: None,
             read_only: false,
+            socket: None,
         });
         let disks = given.into_iter().chain(self.export.iter().cloned());
         disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
+    }
+
+    /// Returns the permissions of the Unix sockets for NBD.
+    fn permissions(&self) -> Permissions {
+        Permissions { mode: self.mode, group: self.group }
     }
 
     /// Returns the bounds on the resources of clients.
@@ -233,13 +251,11 @@ impl Args {
                     log.leave_stderr();
                 }
             }
-            None if self.announce => match Sink::system() {
-                Ok(sink) => log.add(sink),
-                Err(error) => log.warn(&format!(
-                    "there is no system log ({error}): messages of the server in the background are lost; \
-                     --log-file FILE keeps them"
-                )),
-            },
+            None if self.announce => {
+                if let Ok(sink) = Sink::system() {
+                    log.add(sink);
+                }
+            }
             None => {}
         }
         Ok(())
@@ -300,10 +316,10 @@ impl Listening {
             .account(disks.client_memory());
         builder = match (place.passed.take(), &place.directory) {
             (Some(passed), _) => builder.passed(passed),
-            (None, Some(directory)) => builder.unix(directory.nbd_socket()),
+            (None, Some(directory)) => builder.unix_for(directory.nbd_socket(), args.permissions()),
             (None, None) => builder,
         };
-        builder = args.unix.iter().fold(builder, |builder, path| builder.unix(absolute(path)));
+        builder = args.unix.iter().fold(builder, |builder, path| builder.unix_for(absolute(path), args.permissions()));
         builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
         let server = builder.bind()?;
         let (control, file, control_path) = match place.control.take() {
@@ -364,7 +380,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // Dropped in reverse order: files before the directory.
     let mut place = Place::claim(args)?;
     for file in &files {
-        add_base(&disks, file, log).map_err(|failure| match failure.code {
+        add_base(&disks, file, None, log).map_err(|failure| match failure.code {
             Code::NameInUse => misuse(failure),
             _ => failure.into(),
         })?;
@@ -372,6 +388,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
     let Listening { _control_file, control_path, control, server } = Listening::open(args, &mut place, &disks, log)?;
+
+    disks.set_server(server.handle());
 
     let ending = Arc::new(Ending::new(server.handle(), log));
     let managed = Arc::new(Managed {
@@ -406,6 +424,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
     for address in &managed.addresses {
         log.info(&format!("listening on {address}"));
+        if let Address::Tcp { address, .. } = address
+            && !address.ip().is_loopback()
+        {
+            log.warn(&format!(
+                "{address} may be reached from other machines, and NBD has no password: everyone who reaches it can \
+                 read and write every disk"
+            ));
+        }
     }
     if let Some(path) = &control_path {
         log.info(&format!("control socket {}", path.display()));
@@ -414,6 +440,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let _pid_file = pid_file.map(PidFile::write).transpose()?;
     notify("READY=1");
     if args.announce {
+        if !log.has_sink() {
+            log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");
+        }
         background::announce()?;
         log.leave_stderr();
     }
@@ -490,8 +519,8 @@ fn refusal(why: &Refused) -> String {
 
 /// Returns the addresses of the server, with absolute paths.
 fn addresses(server: &Server) -> Vec<Address> {
-    let unix = server.unix_paths().map(|path| Address::Unix(absolute(path)));
-    unix.chain(server.tcp_addresses().map(Address::Tcp)).collect()
+    let unix = server.unix_paths().map(|path| Address::Unix(absolute(&path)));
+    unix.chain(server.tcp_addresses().map(Address::tcp)).collect()
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -505,11 +534,11 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
     let first = managed.addresses.first();
     let unix = managed.addresses.iter().find_map(|address| match address {
         Address::Unix(path) => Some(path.display().to_string()),
-        Address::Tcp(_) => None,
+        Address::Tcp { .. } => None,
     });
     let old = match first {
         Some(Address::Unix(path)) => format!("nbd:unix:{}", path.display()),
-        Some(Address::Tcp(address)) => format!("nbd:{address}"),
+        Some(Address::Tcp { reachable, .. }) => format!("nbd:{reachable}"),
         None => String::new(),
     };
     let export = if name.is_empty() { String::new() } else { format!(":exportname={name}") };

@@ -32,6 +32,7 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
         size_bytes: size::parse(size_bytes.ok_or("size=SIZE is missing")?)?,
         limit_bytes: limit.map(size::parse).transpose()?,
         read_only: read_only.is_some(),
+        socket: None,
     })
 }
 
@@ -69,7 +70,13 @@ mod tests {
     #[test]
     fn disks_are_read() {
         let disk = parse_disk("name=a,size=1G,limit=100M,read-only").expect("a disk");
-        let expected = Add { name: "a".to_owned(), size_bytes: 1 << 30, limit_bytes: Some(100 << 20), read_only: true };
+        let expected = Add {
+            name: "a".to_owned(),
+            size_bytes: 1 << 30,
+            limit_bytes: Some(100 << 20),
+            read_only: true,
+            socket: None,
+        };
         assert_eq!(disk, expected);
     }
 

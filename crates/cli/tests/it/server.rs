@@ -73,6 +73,15 @@ impl Server {
         ended
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        send(signal, &self.child);
+    }
+
     /// Kills the server without warning.
     pub(crate) fn kill(&self) {
         send(Signal::KILL, &self.child);
@@ -191,6 +200,16 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
 /// A child that is killed when this value is dropped: if it survived a failed test, it would hold
 /// the output of all tests open.
 pub(crate) struct Ended(pub(crate) Child);
+
+impl Ended {
+    /// Waits for the child's end and returns its standard error, which must be a pipe.
+    pub(crate) fn messages(mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
+        wait(&mut self.0);
+        text
+    }
+}
 
 impl Drop for Ended {
     fn drop(&mut self) {

@@ -73,6 +73,31 @@ fn a_signal_that_is_to_be_ignored_is() {
     assert!(server.0.wait().expect("a child").success());
 }
 
+/// A terminal that is closed ends no server.
+#[test]
+fn sighup_opens_the_log_file_again() {
+    if is_ignored("sighup_opens_the_log_file_again", Signal::HUP) {
+        return;
+    }
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let (log, old) = (folder.path().join("log"), folder.path().join("log.1"));
+    let server = Server::start(&["--size", "1M", "--log-file", log.to_str().expect("a plain path")]);
+    fs::rename(&log, &old).expect("a log");
+    server.signal(Signal::HUP);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !fs::read_to_string(&log).is_ok_and(|text| text.contains("received SIGHUP")) {
+        assert!(Instant::now() < deadline, "the log file is not opened again");
+        thread::sleep(Duration::from_millis(5));
+    }
+    run(&mut server.ask(&["stat"]));
+    let (status, messages) = server.end(Signal::TERM);
+    assert_eq!((status.code(), messages.as_str()), (Some(0), ""));
+    let lines = fs::read_to_string(&old).expect("a log") + &fs::read_to_string(&log).expect("a log");
+    for words in ["Z pagefold: listening on", "nbd+unix:///?socket=", "received SIGTERM, stopping"] {
+        assert!(lines.contains(words), "{lines}");
+    }
+}
+
 /// Its clients get errors, and none of them hangs. The next server in the directory can serve the
 /// same files; forks are lost.
 #[test]

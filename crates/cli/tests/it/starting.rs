@@ -156,7 +156,8 @@ fn levels_choose_the_lines() {
     assert_eq!(warn, "");
     assert!(info.contains("listening on ") && info.contains("disk 'a'") && !info.contains("control: list"), "{info}");
     assert!(debug.contains("control: list"), "{debug}");
-    assert!(info.lines().all(|line| line.starts_with("pagefold: ")), "{info}");
+    assert!(info.lines().all(|line| line.get(19..).is_some_and(|text| text.starts_with("Z pagefold: "))), "{info}");
+    assert!(info.contains("received SIGTERM, stopping"), "{info}");
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn the_journal_gets_priorities() {
     assert!(text.lines().all(|line| line.starts_with('<')), "{text}");
     // A stream that is not the journal's gets no priorities.
     let output = pagefold().args(["serve", "--run", "true"]).env("JOURNAL_STREAM", "1:2").output().expect("a start");
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("pagefold: listening"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Z pagefold: listening"), "{output:?}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn nobody_waits_for_a_client_that_was_killed() {
 fn a_client_of_a_disk_that_is_removed_waits_no_longer() {
     let Some([nbdcopy]) = programs("a_client_of_a_disk_that_is_removed_waits_no_longer", ["nbdcopy"]) else { return };
     let (server, mut copy) = start(&nbdcopy);
-    run(&mut server.ask(&["remove", "a"]));
+    run(&mut server.ask(&["remove", "a", "--force"]));
     assert!(!wait(&mut copy.0).success());
     assert_eq!(server.total("waiting_requests"), 0);
     wait_until("the end of the disk", || server.total("orig_data_size") == 0);

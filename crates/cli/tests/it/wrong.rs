@@ -26,13 +26,17 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "/"], &["'/'", "NAME=/"]),
     (&["add", "a", "--base", "disk", "--size", "1G"], &["--base", "--size"]),
     (&["serve", "--name", "a"], &["--size"]),
-    (&["serve", "--name", "a\nb", "--size", "1G"], &["control characters"]),
+    (&["serve", "--name", "a\u{202e}b", "--size", "1G"], &["an invisible character, \\u{202e}"]),
+    (&["serve", "--detach", "--run", "true"], &["--detach", "--run"]),
+    (&["serve", "--detach", "--exit-with-parent"], &["--detach", "--exit-with-parent"]),
+    (&["serve", "--name", "a\nb", "--size", "1G"], &["a control character"]),
     (&["serve", "--size", "1G", "--export", "name=a,size=1G"], &["--size", "--export"]),
     (&["serve", "--export", "name=a"], &["size=SIZE"]),
     (&["serve", "--export", "size=1G"], &["name=NAME"]),
     (&["serve", "--export", "name=a,size=1G,colour=red"], &["'colour'", "limit"]),
     (&["serve", "--export", "name=a,size=1G,codec=lz4"], &["--codec"]),
     (&["serve", "--export", "name=a,size=1G,limit=x"], &["'x'"]),
+    (&["serve", "--export", "name=a,size=1G,limit=1K"], &["1024 bytes is too small", "8192"]),
     (&["serve", "--export", "name=a,size=1G", "--export", "name=a,size=1G"], &["'a'", "already"]),
     (&["serve", "--size", "1G", "--memory-limit", "100"], &["limit", "100"]),
     (&["serve", "--size", "1G", "--memory-limit", "-1"], &["-1"]),
@@ -156,7 +160,7 @@ fn what_fails_has_another_exit_status() {
         vec!["ls".to_owned(), "--offset".to_owned(), "1G".to_owned(), at("image")],
         vec!["extract".to_owned(), format!("{}:/file", at("image")), "-C".to_owned(), at("out")],
         vec!["stat".to_owned(), "--dir".to_owned(), at("none")],
-        vec!["serve".to_owned(), "--dir".to_owned(), at("none/none")],
+        vec!["serve".to_owned(), "--dir".to_owned(), "/proc/none".to_owned()],
     ];
     for line in failed {
         let output = pagefold().args(&line).output().expect("pagefold runs");

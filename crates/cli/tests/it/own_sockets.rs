@@ -1,0 +1,175 @@
+//! Sockets of single disks, permissions of sockets, and addresses that others can reach.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use pagefold_testing::{programs, skip_for_good};
+use rustix::process::{Signal, geteuid};
+use tempfile::TempDir;
+
+use crate::server::{Ended, Server, connects, pagefold, run, run_to_fail, send, wait};
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain path")
+}
+
+fn uri(socket: &Path, export: &str) -> String {
+    format!("nbd+unix:///{export}?socket={}", text(socket))
+}
+
+/// Only the disk exists on its socket, under its name and as the default. Other disks, and instants,
+/// cannot be reached there.
+#[test]
+fn a_disk_is_alone_on_its_socket() {
+    let Some([nbdinfo, nbdcopy]) = programs("a_disk_is_alone_on_its_socket", ["nbdinfo", "nbdcopy"]) else { return };
+    let server = Server::start(&["--size", "1M", "--export", "name=base,size=2M"]);
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let said = run(&mut server.ask(&["fork", "base", "job", "--socket", text(&at("job.sock"))]));
+    assert!(said.contains(&format!("2.00 MiB: '{}' '{}'", uri(&at("job.sock"), "job"), server.uri("job"))), "{said}");
+    run(&mut server.ask(&["add", "new", "--size", "3M", "--socket", text(&at("new.sock"))]));
+    run(&mut server.ask(&["snapshot", "job", "before"]));
+    let list = |socket: &Path| {
+        let json = run(Command::new(&nbdinfo).args(["--list", "--json", &uri(socket, "")]));
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let names = json["exports"].as_array().expect("exports").iter();
+        names.map(|export| export["export-name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let size = |uri: String| Command::new(&nbdinfo).args(["--size", &uri]).stderr(Stdio::null()).output().expect("it");
+    assert_eq!((list(&at("job.sock")), list(&at("new.sock"))), (vec!["job".to_owned()], vec!["new".to_owned()]));
+    assert_eq!(list(&server.socket()).len(), 5, "the server's socket has all");
+    for (name, expected) in [("job", "2097152\n"), ("", "2097152\n"), ("base", ""), ("new", ""), ("job@before", "")] {
+        let output = size(uri(&at("job.sock"), name));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{name}: {output:?}");
+    }
+    // What is written there is on the disk; an instant is not there.
+    fs::write(at("data"), vec![7; 2 << 20]).expect("room");
+    run(Command::new(&nbdcopy).arg(at("data")).arg(uri(&at("job.sock"), "")));
+    run(server.ask(&["freeze", "job", "--format", "raw", "-o"]).arg(at("frozen.img")));
+    assert!(fs::read(at("frozen.img")).expect("an image") == fs::read(at("data")).expect("the data"));
+    // The socket stays with the renamed disk and goes with it.
+    let said = run(&mut server.ask(&["rename", "job", "other"]));
+    assert!(said.contains(&uri(&at("job.sock"), "other")), "{said}");
+    assert_eq!(list(&at("job.sock")), ["other"]);
+    assert!(!size(uri(&at("job.sock"), "job")).status.success());
+    let record: serde_json::Value =
+        serde_json::from_str(run(&mut server.ask(&["disks", "new", "--json"])).trim()).expect("JSON");
+    assert_eq!(
+        (record["socket"].as_str(), record["uris"][0].as_str()),
+        (Some(text(&at("new.sock"))), Some(&*uri(&at("new.sock"), "new")))
+    );
+    run(&mut server.ask(&["drop", "--snapshots", "other"]));
+    assert!(!at("job.sock").exists() && at("new.sock").exists());
+    let (status, _) = server.end(Signal::TERM);
+    assert!(status.success() && !at("new.sock").exists(), "a socket was left behind");
+}
+
+/// A disk whose socket cannot be made is not made either, and nothing of others is touched.
+#[test]
+fn a_socket_that_cannot_be_made_makes_no_disk() {
+    let server = Server::start(&["--size", "1M"]);
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("file"), "precious").expect("a file");
+    let _listener = UnixListener::bind(at("taken")).expect("a socket");
+    drop(UnixListener::bind(at("stale")).expect("a socket"));
+    let long = "x".repeat(200);
+    for (path, more, why) in [
+        ("file", &[][..], "is not a socket"),
+        ("taken", &[], "already listens"),
+        ("no/such", &[], "No such file"),
+        (&long, &[], "maximum is 107"),
+        ("a", &["--mode", "999"], "'999' is not a mode"),
+        ("a", &["--group", "no such group"], "no group 'no such group'"),
+    ] {
+        let message = run_to_fail(server.ask(&["fork", "", "job", "--socket"]).arg(at(path)).args(more));
+        assert!(message.contains(why), "{path}: {message}");
+        assert!(run_to_fail(&mut server.ask(&["disks", "job"])).contains("no disk named 'job'"), "{path}");
+    }
+    let message = run_to_fail(server.ask(&["fork", "", "job", "job-2", "--socket"]).arg(at("a")));
+    assert!(message.contains("socket of its own"), "{message}");
+    assert!(!at("a").exists() && fs::read(at("file")).expect("the file") == b"precious");
+    run(server.ask(&["fork", "", "job", "--socket"]).arg(at("stale")));
+}
+
+/// Modes and groups do not depend on the umask.
+#[test]
+fn sockets_have_safe_permissions_whatever_the_umask() {
+    let folder = TempDir::new().expect("a folder");
+    for umask in ["0", "077", "0777"] {
+        let at = |name: &str| folder.path().join(format!("{umask}-{name}"));
+        let start = |name: &str, args: &[&str]| {
+            // Directories are made before the umask takes the owner's permissions away.
+            fs::create_dir(at(name)).expect("a folder");
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o700)).expect("a mode");
+            let script = format!("umask {umask}; exec \"$0\" \"$@\"");
+            let mut command = Command::new("sh");
+            command.args(["-c", &script, env!("CARGO_BIN_EXE_pagefold"), "serve", "--size", "1M", "--dir"]);
+            command.arg(at(name)).arg("--unix").arg(at(name).join("more")).args(args).stderr(Stdio::null());
+            let mut child = Ended(command.spawn().expect("a shell"));
+            connects(&at(name).join("control.sock"), &mut child.0);
+            child
+        };
+        let mode = |path: &Path| {
+            let found = fs::metadata(path).expect("a socket");
+            assert!(found.file_type().is_socket());
+            (found.mode() & 0o7777, found.gid())
+        };
+        if umask == "0777" && !geteuid().is_root() {
+            // The lock file of such a server could not be opened again.
+            continue;
+        }
+        let mut plain = start("plain", &[]);
+        let own = mode(&at("plain").join("nbd.sock"));
+        assert_eq!(
+            (own.0, mode(&at("plain").join("more")).0, mode(&at("plain").join("control.sock")).0),
+            (0o600, 0o600, 0o600)
+        );
+        let socket = at("plain").join("job.sock");
+        let ask = |args: &[&str]| run(pagefold().args(args).arg("--dir").arg(at("plain")));
+        ask(&["fork", "", "job", "--socket", text(&socket)]);
+        assert_eq!(mode(&socket), own);
+        ask(&["add", "b", "--size", "1M", "--socket", text(&at("b.sock")), "--mode", "0666"]);
+        assert_eq!(mode(&at("b.sock")).0, 0o666);
+        let group = if geteuid().is_root() { "1234".to_owned() } else { own.1.to_string() };
+        let mut wide = start("wide", &["--mode", "0660", "--group", &group]);
+        let expected = (0o660, group.parse().expect("a number"));
+        assert_eq!((mode(&at("wide").join("nbd.sock")), mode(&at("wide").join("more"))), (expected, expected));
+        assert_eq!(mode(&at("wide").join("control.sock")).0, 0o600);
+        for child in [&mut plain, &mut wide] {
+            send(Signal::TERM, &child.0);
+            assert!(wait(&mut child.0).success());
+        }
+    }
+}
+
+/// An address for other machines comes with a warning, and with a URI that works.
+#[test]
+fn addresses_beyond_loopback_are_warned_of() {
+    let Some([nbdinfo]) = programs("addresses_beyond_loopback_are_warned_of", ["nbdinfo"]) else { return };
+    for (address, is_wide) in [("0.0.0.0:0", true), ("127.0.0.1:0", false), ("[::]:0", true)] {
+        let folder = TempDir::new().expect("a folder");
+        let args = ["serve", "--size", "1M", "--tcp", address, "--dir", text(folder.path()), "--run"];
+        let script = format!("{} disks --json --dir \"$(dirname \"$control\")\"", env!("CARGO_BIN_EXE_pagefold"));
+        let script = format!(
+            "{script} | tee /dev/stderr | sed 's/.*\"\\(nbd:[^\"]*\\)\".*/\\1/' | xargs {} --size",
+            nbdinfo.display()
+        );
+        let output = pagefold().args(args).arg(&script).output().expect("a start");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if address.starts_with('[') && !output.status.success() {
+            skip_for_good("addresses_beyond_loopback_are_warned_of (IPv6)", &said);
+            continue;
+        }
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1048576\n", "{address}: {said}");
+        assert_eq!(said.contains("everyone who reaches it can read and write every disk"), is_wide, "{said}");
+        assert!(!said.contains("nbd://0.0.0.0") && !said.contains("nbd://[::]"), "{said}");
+    }
+}
