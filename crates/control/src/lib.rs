@@ -36,6 +36,6 @@ pub use manage::{Batch, Held, Manage};
 pub use model::Model;
 pub use records::{
     BaseRecord, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Done, Dropped, Figures, FrozenRun,
-    FrozenRuns, Greeting, Instant, Limited, Listing, Renamed, Resized, ServerStat, Stat, Stored,
+    FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, Stat, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -187,6 +187,21 @@ pub struct Limited {
     pub before_bytes: Option<u64>,
     /// New limit.
     pub limit_bytes: Option<u64>,
+    /// Why the new limit may not work as expected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Result of setting the maximum number of connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitedConnections {
+    /// Previous maximum.
+    pub before: u64,
+    /// New maximum.
+    pub connections: u64,
+    /// Why not all of them may be possible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Result of compaction.

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Enough for a request of 4 KiB with its payload, or for hundreds without payloads.
-pub(crate) const SMALL_INPUT_BYTES: usize = 16 << 10;
+pub(crate) const SMALL_INPUT_BYTES: usize = 8 << 10;
 /// Bytes that one receive can return while the connection is busy.
 pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
 

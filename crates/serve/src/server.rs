@@ -1,38 +1,24 @@
 //! The server: listeners, connections, and an orderly stop.
 
 use std::{
-    collections::BTreeMap,
-    fmt, io,
+    fmt,
     net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering, mpsc},
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering, mpsc},
 };
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Error, Export, Exports, Limits, Passed,
-    connection::{Common, Connection, spawn},
+    Error, Export, Exports, Limits, Passed, Refused,
+    admission::{Control, WhenRefused, wake},
+    connection::{Common, Connection},
+    events::{Events, Resting},
     listen::Listener,
     memory::{Account, Memory},
     negotiate::negotiate,
-    transport::{Deadline, Socket, Transport},
+    transport::{Deadline, Transport},
 };
-
-/// Pause before the next attempt if accepting fails for lack of descriptors or memory.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long a new client waits to be accepted while evicted connections have not ended yet.
-const TURN_OUT_TIME: Duration = Duration::from_secs(1);
-
-/// A negotiating client is not evicted before this time, so that many clients that connect at the
-/// same instant are all served.
-const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
-
-/// Minimum interval between two reports of refused clients, for each reason.
-const TELL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Builds a [`Server`].
 #[derive(Debug, Default)]
@@ -45,30 +31,6 @@ pub struct Builder {
     limits: Limits,
     account: SharedAccount,
     when_refused: WhenRefused,
-}
-
-/// Reasons why a client was not served. None of them ends the server.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Refused {
-    /// The number of clients served has reached [`Limits::connections`], which is given here.
-    Full(usize),
-    /// Accepting failed for lack of descriptors or memory. The connection stays in the queue.
-    Accept(io::Error),
-    /// No thread could be started for it; its connection was closed.
-    Thread(io::Error),
-    /// The server's [`Account`] has no room for another connection; it was closed.
-    Memory,
-}
-
-/// The callback for refused clients.
-#[derive(Clone, Default)]
-struct WhenRefused(Option<Arc<dyn Fn(Refused) + Send + Sync>>);
-
-impl fmt::Debug for WhenRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WhenRefused").field(&self.0.is_some()).finish()
-    }
 }
 
 /// The account that counts memory, if any.
@@ -163,15 +125,13 @@ impl Builder {
         if listeners.is_empty() {
             return Err(Error::NoListener);
         }
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::System { what: "make an eventfd", source: error.into() })?;
-        let control = Control {
-            common: Common::new(self.limits, Memory::new(self.limits.memory_bytes, self.account.0)),
-            wake,
-            connections: Mutex::default(),
-            place_free: Condvar::new(),
-            when_refused: self.when_refused,
-        };
+        let failed = |error: std::io::Error| Error::System { what: "make an eventfd", source: error };
+        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(e.into()))?);
+        let resting = Resting::new(&fd).map_err(failed)?;
+        let released = Arc::clone(&fd);
+        let memory = Memory::new(self.limits.memory_bytes, self.account.0, move || wake(&released));
+        let control = Control::new(Common::new(self.limits, memory), fd, resting, self.when_refused);
+        let listeners = listeners.into_iter().map(|listener| (listener, exports.clone())).collect();
         Ok(Server { exports, listeners, control: Arc::new(control) })
     }
 }
@@ -180,54 +140,9 @@ impl Builder {
 #[derive(Debug)]
 pub struct Server {
     exports: Exports,
-    listeners: Vec<Listener>,
+    /// Each with what its clients can choose.
+    listeners: Vec<(Listener, Exports)>,
     control: Arc<Control>,
-}
-
-/// State shared by the server, its handles and its connections.
-struct Control {
-    common: Arc<Common>,
-    wake: OwnedFd,
-    connections: Mutex<Connections>,
-    /// Signalled when a connection has ended or has chosen an export.
-    place_free: Condvar,
-    when_refused: WhenRefused,
-}
-
-/// Connections by number, the oldest first. `negotiating + serving + turned out = all.len()`.
-#[derive(Default)]
-struct Connections {
-    next: u64,
-    all: BTreeMap<u64, Admitted>,
-    /// Time of the last report of a refused client, for each reason.
-    told: [Option<Instant>; 4],
-}
-
-/// A connection that was accepted and has not ended.
-struct Admitted {
-    socket: Arc<Socket>,
-    phase: Phase,
-    since: Instant,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Negotiating,
-    /// It was closed to make room for others, and its thread has not ended yet.
-    TurnedOut,
-    Serving,
-}
-
-impl Connections {
-    fn count(&self, phase: Phase) -> usize {
-        self.all.values().filter(|admitted| admitted.phase == phase).count()
-    }
-}
-
-impl fmt::Debug for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").field("common", &self.common).finish_non_exhaustive()
-    }
 }
 
 /// Stops a server from any thread.
@@ -241,48 +156,23 @@ impl ServerHandle {
     /// closed, at the latest after [`Limits::stop_grace`].
     pub fn stop(&self) {
         self.0.common.stopping.store(true, Ordering::SeqCst);
-        // This can fail only after 2^64 calls.
-        let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+        self.0.wake();
     }
 
     /// Returns the current number of connections.
     pub fn connections(&self) -> usize {
-        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner).all.len()
+        self.0.connections()
     }
-}
 
-/// A connection's entry in the server's list.
-struct Admission {
-    control: Arc<Control>,
-    number: u64,
-}
-
-impl Admission {
-    /// Lets the connection proceed after the handshake. If `limit` connections are already being
-    /// served, fails with that limit.
-    fn begin(&self, limit: usize) -> Result<(), usize> {
-        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        if connections.count(Phase::Serving) >= limit {
-            drop(connections);
-            self.control.tell(Refused::Full(limit));
-            return Err(limit);
-        }
-        match connections.all.get_mut(&self.number) {
-            Some(Admitted { phase: phase @ Phase::Negotiating, .. }) => *phase = Phase::Serving,
-            _ => return Err(limit),
-        }
-        drop(connections);
-        self.control.place_free.notify_all();
-        Ok(())
+    /// Returns the current value of [`Limits::connections`].
+    pub fn connections_limit(&self) -> usize {
+        self.0.limit()
     }
-}
 
-impl Drop for Admission {
-    fn drop(&mut self) {
-        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.all.remove(&self.number);
-        drop(connections);
-        self.control.place_free.notify_all();
+    /// Changes [`Limits::connections`] and returns the previous number. If more connections exist,
+    /// they continue, and further ones are refused.
+    pub fn set_connections(&self, connections: usize) -> usize {
+        self.0.set_limit(connections)
     }
 }
 
@@ -299,7 +189,7 @@ impl Server {
 
     /// Returns the TCP addresses, with the actual ports.
     pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.listeners.iter().filter_map(Listener::tcp_address)
+        self.listeners.iter().filter_map(|(listener, _)| listener.tcp_address())
     }
 
     /// Returns a handle to the exports that this server serves.
@@ -309,165 +199,34 @@ impl Server {
 
     /// Returns the paths of the Unix sockets, including passed ones.
     pub fn unix_paths(&self) -> impl Iterator<Item = &Path> {
-        self.listeners.iter().filter_map(Listener::unix_path)
+        self.listeners.iter().filter_map(|(listener, _)| listener.unix_path())
     }
 
     /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish. A
     /// request that a device is working on is always waited for.
     pub fn run(self) -> Result<(), Error> {
-        let result = self.accept_all();
-        // From here on, nobody can connect, and the sockets' files are gone, even after an error.
-        drop(self.listeners);
-        self.control.common.stopping.store(true, Ordering::SeqCst);
-        self.control.finish(self.control.common.limits.stop_grace);
+        let Self { listeners, control, .. } = self;
+        let grace = control.common.limits.stop_grace;
+        let mut events = Events::new(control, listeners);
+        let result = events.run();
+        // Even after an error.
+        events.finish(grace);
         result
-    }
-
-    fn accept_all(&self) -> Result<(), Error> {
-        let wake = self.control.wake.as_fd();
-        let fds = self.listeners.iter().map(AsFd::as_fd).chain([wake]);
-        let mut polled: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        while !self.control.common.stopping.load(Ordering::SeqCst) {
-            match poll(&mut polled, None) {
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(Error::System { what: "wait for connections", source: error.into() }),
-                Ok(_) => {}
-            }
-            for (listener, polled) in self.listeners.iter().zip(&polled) {
-                if !polled.revents().is_empty() {
-                    self.accept_one(listener);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn accept_one(&self, listener: &Listener) {
-        let socket = match listener.accept() {
-            Ok(socket) => Arc::new(socket),
-            Err(error) => {
-                // Lack of descriptors or memory is a reason to pause; a peer that left before it
-                // was accepted is not.
-                let code = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
-                use rustix::io::Errno;
-                if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
-                    self.control.tell(Refused::Accept(error));
-                    std::thread::sleep(ACCEPT_PAUSE);
-                }
-                return;
-            }
-        };
-        // If there are too many, the socket is dropped here and thereby closed.
-        let Some(admission) = self.control.admit(&socket, self.control.common.limits.negotiating) else { return };
-        let Some(least) = self.control.common.memory.take_least() else {
-            return self.control.tell(Refused::Memory);
-        };
-        let exports = self.exports.clone();
-        let common = Arc::clone(&self.control.common);
-        // If no thread starts, the connection is closed: dropping the closure drops both.
-        let spawned = spawn("nbd-connection", move || {
-            let limits = common.limits;
-            let deadline = Deadline::after(limits.handshake_timeout);
-            let begin = || admission.begin(limits.connections);
-            let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
-            // Once the admission is dropped, the server may be gone: nothing here may keep its
-            // devices alive.
-            drop(exports);
-            if let Ok(session) = session {
-                // Its outcome concerns only the peer.
-                let _ = Connection::serve(socket, session, common, (least, admission));
-            }
-        });
-        if let Err(error) = spawned {
-            self.control.tell(Refused::Thread(error));
-        }
     }
 }
 
 /// Serves one connected stream until it ends. For transports without a listener here, such as
 /// standard input, a TLS stream, or memory in tests and fuzzers.
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
-    let (guard, all_threads_ended) = mpsc::channel::<()>();
+    let (keeper, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    let common = Common::new(limits, Memory::new(limits.memory_bytes, None));
+    let common = Common::new(limits, Memory::new(limits.memory_bytes, None, || ()));
     let deadline = Deadline::after(limits.handshake_timeout);
-    if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|| Ok(())) {
+    match negotiate(&*stream, exports, &common.memory, deadline) {
         // Its outcome concerns only the peer.
-        let _ = Connection::serve(stream, session, common, guard);
-    } else {
-        drop(guard);
+        Ok(session) => drop(Connection::serve(Connection::new(stream, session, common, keeper), None)),
+        Err(_) => drop(keeper),
     }
     // Nothing is ever sent: this returns when the last thread has dropped its sender.
     let _ = all_threads_ended.recv();
-}
-
-impl Control {
-    /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
-    fn tell(&self, why: Refused) {
-        let WhenRefused(Some(tell)) = &self.when_refused else { return };
-        let reason = match why {
-            Refused::Full(_) => 0,
-            Refused::Accept(_) => 1,
-            Refused::Thread(_) => 2,
-            Refused::Memory => 3,
-        };
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = &mut connections.told[reason];
-        let due = told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
-        if due {
-            *told = Some(Instant::now());
-        }
-        drop(connections);
-        if due {
-            tell(why);
-        }
-    }
-
-    /// Admits a connection. If too many are negotiating, waits until one of them has chosen an
-    /// export or ended, or until the oldest has had [`LEAST_NEGOTIATION`] and is evicted.
-    fn admit(self: &Arc<Self>, socket: &Arc<Socket>, limit: usize) -> Option<Admission> {
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads of evicted connections take a moment to end, longer on a busy machine.
-        let many = |connections: &mut Connections| connections.count(Phase::TurnedOut) >= limit;
-        let waited = self.place_free.wait_timeout_while(connections, TURN_OUT_TIME, many);
-        let (mut connections, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
-            return None;
-        }
-        while connections.count(Phase::Negotiating) >= limit
-            && let Some(oldest) = connections.all.values_mut().find(|admitted| admitted.phase == Phase::Negotiating)
-        {
-            let early = LEAST_NEGOTIATION.saturating_sub(oldest.since.elapsed());
-            if early.is_zero() {
-                oldest.socket.shutdown();
-                oldest.phase = Phase::TurnedOut;
-            } else {
-                let waited = self.place_free.wait_timeout(connections, early);
-                connections = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-        }
-        let number = connections.next;
-        connections.next += 1;
-        let admitted = Admitted { socket: Arc::clone(socket), phase: Phase::Negotiating, since: Instant::now() };
-        connections.all.insert(number, admitted);
-        Some(Admission { control: Arc::clone(self), number })
-    }
-
-    /// Ends all connections: gracefully, and forcibly after `grace`.
-    fn finish(&self, grace: Duration) {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.all.values().for_each(|admitted| admitted.socket.shutdown_recv());
-        let deadline = Instant::now() + grace;
-        while !connections.all.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            connections = self.place_free.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        connections.all.values().for_each(|admitted| admitted.socket.shutdown());
-        while !connections.all.is_empty() {
-            connections = self.place_free.wait(connections).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }

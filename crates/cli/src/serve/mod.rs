@@ -3,10 +3,12 @@
 mod bases;
 mod child;
 mod clients;
+mod descriptors;
 mod disks;
 mod ending;
 mod forks;
 mod instants;
+mod machine;
 mod managed;
 mod notify;
 mod options;
@@ -17,7 +19,7 @@ mod watch;
 use std::{
     ffi::OsString,
     fs,
-    io::Write,
+    io::{self, Write},
     net::SocketAddr,
     os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
@@ -34,7 +36,7 @@ use pagefold_control::{
     Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_name, check_size,
 };
 use pagefold_serve::{Limits, Passed, Refused, Server, SocketFile, listen_privately};
-use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::{NamedTempFile, TempDir};
 
 use self::{
@@ -44,7 +46,7 @@ use self::{
     ending::Ending,
     managed::{Address, Managed, add_base},
     notify::notify,
-    options::{parse_connections, parse_disk, parse_tcp},
+    options::{MemoryLimit, parse_connections, parse_disk, parse_limit, parse_tcp},
     watch::Watch,
 };
 use crate::{
@@ -54,10 +56,6 @@ use crate::{
     server_directory::{self, ServerDirectory},
     signals, size,
 };
-
-/// Open files of a server in addition to those of its served clients: clients that have not chosen
-/// an export, clients of the control socket, sockets, and standard streams.
-const OTHER_DESCRIPTORS: u64 = 160;
 
 /// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
@@ -140,9 +138,10 @@ pub(crate) struct Args {
     )]
     codec: Arc<dyn Codec>,
 
-    /// Memory limit of the server; --when-full decides what happens to writes beyond it
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    memory_limit: Option<u64>,
+    /// Memory limit of the server, or 'none'; by default, half of the memory of the machine or of the
+    /// control group. --when-full decides what happens to writes beyond it
+    #[arg(long, value_name = "SIZE|none", value_parser = parse_limit)]
+    memory_limit: Option<MemoryLimit>,
 
     /// What happens to writes beyond the server's or the disk's memory limit
     #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
@@ -157,7 +156,8 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// Maximum number of simultaneous clients; the server refuses and logs further ones
+    /// Maximum number of simultaneous clients; the server refuses and logs further ones. 'pagefold
+    /// limit --connections' changes it
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
 
@@ -206,7 +206,7 @@ impl Args {
     /// Returns the directory to listen in, and a guard if it is temporary.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
-            let folder = TempDir::with_prefix("pagefold-").context("cannot make a directory for the sockets")?;
+            let folder = private_folder().context("cannot make a directory for the sockets")?;
             return Ok((folder.path().to_owned(), Some(folder)));
         }
         Ok((server_directory::path(self.dir.as_deref())?, None))
@@ -241,7 +241,7 @@ impl Listening {
             .limits(args.limits())
             .when_refused(move |why| log.warn(&refusal(&why)))
             .exports(disks.exports())
-            .account(disks.client_memory());
+            .account(Arc::clone(disks.client_memory()) as _);
         builder = match (passed, &place) {
             (Some(passed), _) => builder.passed(passed),
             (None, Some(place)) => builder.unix(place.nbd_socket()),
@@ -268,7 +268,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.exit_with_parent && !follow_parent()? {
         return Ok(ExitCode::SUCCESS);
     }
-    allow_descriptors(args.max_connections, log);
+    if let Some(warning) = descriptors::allow(args.max_connections, args.limits()) {
+        log.warn(&warning);
+    }
     pagefold_disk::keep_no_large_blocks();
     set_huge_pages(false);
     if args.swap {
@@ -278,12 +280,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Disks::new(DisksConfig {
             codec: Arc::clone(&args.codec),
             dedupe: args.dedupe,
-            limit_bytes: args.memory_limit,
+            limit_bytes: memory_limit(args.memory_limit, log),
             clients: args.limits(),
             when_full: args.when_full,
         })
         .map_err(misuse)?,
     );
+    if let Some(warning) = disks.client_memory().warning() {
+        log.warn(&warning);
+    }
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
         added.map_err(misuse)?;
@@ -307,6 +312,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         disks: Arc::clone(&disks),
         addresses: addresses(&server),
         ending: Arc::clone(&ending),
+        server: server.handle(),
         log,
         start: Instant::now(),
     });
@@ -358,6 +364,42 @@ fn set_huge_pages(may: bool) {
     let _ = rustix::thread::disable_transparent_huge_pages(!may);
 }
 
+/// Creates a temporary directory to which only this user has access, whatever the umask.
+fn private_folder() -> io::Result<TempDir> {
+    let own = fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().prefix("pagefold-").permissions(own.clone()).tempdir()?;
+    // The umask may have taken the user's own permissions away.
+    fs::set_permissions(folder.path(), own)?;
+    Ok(folder)
+}
+
+/// Returns the server's memory limit: the given one, or half of the memory that there is. Logs what
+/// it is.
+fn memory_limit(given: Option<MemoryLimit>, log: Log) -> Option<u64> {
+    let memory = machine::Memory::find();
+    match (given, memory) {
+        (Some(MemoryLimit::None), _) => {
+            log.info("no memory limit");
+            None
+        }
+        (Some(MemoryLimit::Bytes(bytes)), memory) => {
+            if let Some(warning) = memory.and_then(|memory| memory.warning(bytes)) {
+                log.warn(&warning);
+            }
+            Some(bytes)
+        }
+        (None, Some(memory)) => {
+            let bytes = memory.half_bytes();
+            log.info(&format!("memory limit {}, half of {memory}; --memory-limit sets another", size::show(bytes)));
+            Some(bytes)
+        }
+        (None, None) => {
+            log.warn("no memory limit: the system does not say how much memory there is; set one with --memory-limit");
+            None
+        }
+    }
+}
+
 /// Makes this process end with its parent. Returns `false` if the parent has already ended.
 fn follow_parent() -> anyhow::Result<bool> {
     let parent = getppid();
@@ -365,34 +407,19 @@ fn follow_parent() -> anyhow::Result<bool> {
     Ok(getppid() == parent)
 }
 
-/// Raises the limit of open files to what `connections` need, because the default limit is often
-/// lower. Warns if the system refuses.
-fn allow_descriptors(connections: usize, log: Log) {
-    let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_none_or(|current| current >= needed) {
-        return;
-    }
-    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
-    // If this fails, the old limit remains.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
-    if allowed < needed {
-        log.warn(&format!(
-            "{connections} connections may need {needed} open files, and the system allows {allowed}: raise the limit (ulimit -Hn, \
-             LimitNOFILE=) or lower --max-connections"
-        ));
-    }
-}
-
 fn refusal(why: &Refused) -> String {
     match why {
         Refused::Full(limit) => {
-            format!("a client was refused: all {limit} connections that --max-connections allows are in use")
+            format!("a client was refused: all {limit} connections that the server allows are in use; raise the number with 'pagefold limit --connections N'")
         }
         Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
-        Refused::Thread(error) => format!("a client was refused: cannot start a thread: {error}"),
+        Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
         Refused::Memory => {
             "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
+                .to_owned()
+        }
+        Refused::Work => {
+            "requests wait for each other: the memory limit is too small for these clients; raise it with 'pagefold limit SIZE'"
                 .to_owned()
         }
         why => format!("a client was refused: {why:?}"),
