@@ -52,7 +52,7 @@ impl Log {
         self.write(Level::Debug, text);
     }
 
-    fn write(self, level: Level, text: &str) {
+    pub(crate) fn write(self, level: Level, text: &str) {
         static LOST: Mutex<u64> = Mutex::new(0);
         if level > self.level {
             return;

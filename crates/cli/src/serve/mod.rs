@@ -276,19 +276,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.swap {
         swap::prepare(log)?;
     }
+    let (limit_bytes, limit_line) = memory_limit(args.memory_limit);
     let disks = Arc::new(
         Disks::new(DisksConfig {
             codec: Arc::clone(&args.codec),
             dedupe: args.dedupe,
-            limit_bytes: memory_limit(args.memory_limit, log),
+            limit_bytes,
             clients: args.limits(),
             when_full: args.when_full,
         })
         .map_err(misuse)?,
     );
-    if let Some(warning) = disks.client_memory().warning() {
-        log.warn(&warning);
-    }
     for disk in args.disks() {
         let added = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes)).and_then(|()| disks.add(&disk));
         added.map_err(misuse)?;
@@ -335,6 +333,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &control_path {
         log.info(&format!("control socket {}", path.display()));
     }
+    let client_warning = disks.client_memory().warning().map(|warning| (Level::Warn, warning));
+    limit_line.into_iter().chain(client_warning).for_each(|(level, line)| log.write(level, &line));
     disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
     let _pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
     notify("READY=1");
@@ -373,29 +373,23 @@ fn private_folder() -> io::Result<TempDir> {
     Ok(folder)
 }
 
-/// Returns the server's memory limit: the given one, or half of the memory that there is. Logs what
-/// it is.
-fn memory_limit(given: Option<MemoryLimit>, log: Log) -> Option<u64> {
-    let memory = machine::Memory::find();
-    match (given, memory) {
-        (Some(MemoryLimit::None), _) => {
-            log.info("no memory limit");
-            None
-        }
+/// Returns the server's memory limit: the given one, or half of the memory that there is. Also
+/// returns a line that says so, or what is wrong with it.
+fn memory_limit(given: Option<MemoryLimit>) -> (Option<u64>, Option<(Level, String)>) {
+    match (given, machine::Memory::find()) {
+        (Some(MemoryLimit::None), _) => (None, Some((Level::Info, "no memory limit".to_owned()))),
         (Some(MemoryLimit::Bytes(bytes)), memory) => {
-            if let Some(warning) = memory.and_then(|memory| memory.warning(bytes)) {
-                log.warn(&warning);
-            }
-            Some(bytes)
+            let warning = memory.and_then(|memory| memory.warning(bytes));
+            (Some(bytes), warning.map(|warning| (Level::Warn, warning)))
         }
         (None, Some(memory)) => {
             let bytes = memory.half_bytes();
-            log.info(&format!("memory limit {}, half of {memory}; --memory-limit sets another", size::show(bytes)));
-            Some(bytes)
+            let line = format!("memory limit {}, half of {memory}; --memory-limit sets another", size::show(bytes));
+            (Some(bytes), Some((Level::Info, line)))
         }
         (None, None) => {
-            log.warn("no memory limit: the system does not say how much memory there is; set one with --memory-limit");
-            None
+            let line = "no memory limit: the system does not say how much memory there is; set one with --memory-limit";
+            (None, Some((Level::Warn, line.to_owned())))
         }
     }
 }
