@@ -386,9 +386,7 @@ mod tests {
                         prop_assert!(taken || !is_enough);
                         working += u64::from(taken);
                     }
-                    (2, true) => if memory.take(Claim::Loan, bytes) {
-                        loans.push(bytes);
-                    }
+                    (2, true) => loans.extend(memory.take(Claim::Loan, bytes).then_some(bytes)),
                     (0, false) if idle > working => {
                         memory.give(Claim::Connection, IDLE_BYTES);
                         idle -= 1;

@@ -330,11 +330,14 @@ impl<T: Transport> Leader<T> {
                 return Ok(Received::End);
             }
         }
+        let turn_is_over = || G::RESTS && connection.common.memory.is_short() && self.since.elapsed() >= TURN;
         if self.input.len() != 0 {
+            // A connection with many requests in flight can rest only where one of them ends.
+            let most_bytes = if turn_is_over() { self.missing_bytes(connection)? } else { usize::MAX };
             // Allow the time for the longest request that runs from the input buffer.
             let whole = || connection.deadline(EXTENDED_REQUEST_BYTES + INLINE_BYTES as usize);
             let deadline = *self.deadline.get_or_insert_with(whole);
-            return Ok(Received::of(self.input.receive(deadline.left()?, share)?));
+            return Ok(Received::of(self.input.receive_most(most_bytes, deadline.left()?, share)?));
         }
         if connection.common.stopping.load(Ordering::Relaxed) {
             // Data that arrived before the stop are received once more. This does not block: the
@@ -345,10 +348,10 @@ impl<T: Transport> Leader<T> {
             self.drained = true;
         }
         loop {
-            let is_short = G::RESTS && connection.common.memory.is_short();
-            if is_short && self.since.elapsed() >= TURN {
+            if turn_is_over() {
                 return Ok(Received::Idle);
             }
+            let is_short = G::RESTS && connection.common.memory.is_short();
             let has_buffers = self.input.is_large() || self.output.buffer().is_large() || !share.is_empty();
             let timeout = if connection.is_closed() {
                 let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
@@ -376,6 +379,14 @@ impl<T: Transport> Leader<T> {
                 result => return Ok(Received::of(result?)),
             }
         }
+    }
+
+    /// Returns how many bytes the request at the front lacks, at least 1.
+    fn missing_bytes<G: Keeper<T>>(&self, connection: &Connection<T, G>) -> Result<usize, Ended> {
+        let headers = connection.headers();
+        let payload_bytes = self.input.request(headers)?.map_or(0, |request| request.payload_bytes(headers));
+        let message_bytes = (headers.request_bytes() as u64).saturating_add(payload_bytes);
+        Ok(usize::try_from(message_bytes).unwrap_or(usize::MAX).saturating_sub(self.input.len()).max(1))
     }
 
     /// Drops the payload of a refused request.

@@ -3,14 +3,14 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use pagefold_serve::{
     Account, Claim, Export, IDLE_BYTES, Limits, Refused, Server, WORK_BYTES,
-    protocol::{OptionHeader, command, option, reply},
+    protocol::{OptionHeader, Request, command, option, reply},
 };
 
 use crate::{
@@ -273,6 +273,47 @@ fn connections_take_turns_where_memory_is_short() {
         });
         wait_until("the memory comes back", || {
             account.idle_taken.load(Ordering::SeqCst) + account.work_taken.load(Ordering::SeqCst) == 0
+        });
+    }
+}
+
+/// One connection may work at a time, and one of them always has requests: whole ones, or with a
+/// part of the next.
+#[test]
+fn a_connection_that_never_pauses_gives_others_their_turn() {
+    for (kind, payload_bytes) in [(command::READ, 0), (command::WRITE, 5000)] {
+        let account = Strict::new(4, 1);
+        let builder = Server::builder().export(Export::new("disk", Ram::shared(1 << 20)));
+        let server = Running::start(builder.account(account as _));
+        let mut flood = server.simple();
+        let replies = flood.stream.try_clone().unwrap();
+        let others_are_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut replies = Raw { stream: replies };
+                while replies.try_receive() {}
+            });
+            scope.spawn(|| {
+                let len_bytes = if kind == command::READ { 512 } else { payload_bytes as u64 };
+                let header = Request { flags: 0, kind, cookie: 1, offset: 0, len_bytes }.encode();
+                // More than the server receives at a time.
+                let many = [&header[..], &vec![1; payload_bytes]].concat().repeat((1 << 20) / (28 + payload_bytes));
+                while !others_are_done.load(Ordering::SeqCst) {
+                    flood.send(&many);
+                }
+                flood.stream.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+            let mut others: Vec<Raw> = (0..3).map(|_| server.simple()).collect();
+            for round in 0..5 {
+                for raw in &mut others {
+                    raw.request(command::READ, 0, round, 8192, 512);
+                }
+                for raw in &mut others {
+                    assert_eq!(raw.simple_reply(), (0, round));
+                    raw.bytes(512);
+                }
+            }
+            others_are_done.store(true, Ordering::SeqCst);
         });
     }
 }

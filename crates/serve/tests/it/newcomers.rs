@@ -43,7 +43,7 @@ fn stop_somewhere(server: &Running, kind: usize) -> UnixStream {
 /// account lets one connection work.
 #[test]
 fn newcomers_that_stop_somewhere_take_no_thread_and_keep_nobody_out() {
-    const CLIENTS: usize = 300;
+    const CLIENTS: usize = 100;
     let exports = Exports::new();
     for number in 0..20 {
         exports.add(Export::new(format!("{number:01000}"), Ram::shared(512))).unwrap();
