@@ -164,7 +164,7 @@ impl Log {
         self.write(Level::Debug, text);
     }
 
-    fn write(self, level: Level, text: &str) {
+    pub(crate) fn write(self, level: Level, text: &str) {
         if level > self.level {
             return;
         }

@@ -126,14 +126,15 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     let beside = get(figures, "beside_bytes");
     let part = percent(spent.saturating_sub(beside), stored);
-    let without = if beside > 0 { ", without what is for clients and bases" } else { "" };
-    writeln!(out, "  memory      {:>10}   {part:.1} % of what is stored{without}; {most}{limit}", size::show(spent))?;
+    let with = if beside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
+    let own = size::show(spent.saturating_sub(beside));
+    writeln!(out, "  memory      {own:>10}   {part:.1} % of what is stored{with}; {most}{limit}")?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
         ("stream_bytes", "streams"),
         ("training_bytes", "trained tables"),
-        ("beside_bytes", "for clients and bases"),
+        ("beside_bytes", "reserved for clients and bases"),
     ];
     let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
     let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();

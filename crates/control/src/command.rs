@@ -85,6 +85,11 @@ pub enum Command {
         #[serde(deserialize_with = "Option::deserialize")]
         limit_bytes: Option<u64>,
     },
+    /// Sets the maximum number of NBD connections.
+    LimitConnections {
+        /// The new maximum, at least 1.
+        connections: u64,
+    },
     /// Frees the memory in the holes of the disks' storage.
     Compact {
         /// Maximum duration in seconds.

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "list",
     "stat",
     "add",
@@ -34,6 +34,7 @@ const COMMANDS: [&str; 18] = [
     "rename",
     "reset",
     "limit",
+    "limit-connections",
     "compact",
     "freeze",
     "frozen-runs",
@@ -68,7 +69,8 @@ pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
 /// no readable id. Since there is no connection here, an instant made by `freeze` ends at once.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
-    let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut Vec::new(), &mut |part| {
+    let mut holding = Holding { held: &mut Vec::new(), may_hold: &|| true };
+    let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut holding, &mut |part| {
         answer.push_str(part);
         Ok(())
     });
@@ -77,13 +79,21 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
+/// What a connection holds.
+pub(crate) struct Holding<'a> {
+    /// Objects that live as long as the connection.
+    pub(crate) held: &'a mut Vec<Held>,
+    /// Returns whether the connection may hold any.
+    pub(crate) may_hold: &'a dyn Fn() -> bool,
+}
+
 /// Like [`answer`], but passes the answer to `send` in parts, including the line end. Objects that
-/// must live as long as the connection are added to `held`. Returns the errors of `send`.
+/// must live as long as the connection are added to `holding`. Returns the errors of `send`.
 pub(crate) fn answer_in_parts(
     line: Vec<u8>,
     disks: &dyn Manage,
     parsing: &Mutex<()>,
-    held: &mut Vec<Held>,
+    holding: &mut Holding<'_>,
     send: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> io::Result<()> {
     let (id, command) = {
@@ -96,7 +106,7 @@ pub(crate) fn answer_in_parts(
         Err(failure) => return send(&(refusal(&id, &failure) + "\n")),
     };
     let mut parts = Parts { pending: format!(r#"{{"id":{id},"result":"#), send };
-    match perform(command, disks, held) {
+    match perform(command, disks, holding) {
         Err(failure) => return parts.refuse(&id, &failure),
         Ok(Outcome::Whole(result)) => parts.add(&result)?,
         Ok(Outcome::Disks) => {
@@ -263,7 +273,7 @@ enum Outcome {
     Figures { server: String },
 }
 
-fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result<Outcome, Failure> {
+fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> Result<Outcome, Failure> {
     let result = match command {
         Command::List {} => return Ok(Outcome::Disks),
         Command::Stat { name: None } => return Ok(Outcome::Figures { server: json(disks.server())? }),
@@ -307,6 +317,10 @@ fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result
             }
             json(disks.limit(name.as_deref(), limit_bytes)?)
         }
+        Command::LimitConnections { connections: 0 } => {
+            return Err(Failure::new(Code::InvalidRequest, "field `connections`: expected at least 1"));
+        }
+        Command::LimitConnections { connections } => json(disks.limit_connections(connections)?),
         Command::Compact { seconds } => {
             if seconds > MAX_COMPACT_SECONDS {
                 let what = format!("field `seconds`: expected at most {MAX_COMPACT_SECONDS}, got {seconds}");
@@ -315,8 +329,12 @@ fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result
             json(disks.compact(Duration::from_secs(seconds))?)
         }
         Command::Freeze { name } => {
+            if !(holding.may_hold)() {
+                let what = "other clients read as many frozen disks as is possible: retry later";
+                return Err(Failure::new(Code::Busy, what));
+            }
             let (instant, hold) = disks.freeze(&name)?;
-            held.push(hold);
+            holding.held.push(hold);
             json(instant)
         }
         Command::FrozenRuns { export, offset_bytes } => json(disks.frozen_runs(&export, offset_bytes)?),

@@ -38,6 +38,7 @@ pub use model::Model;
 pub use name::{MAX_NAME_BYTES, check_name, is_unseen, snapshot_name, split_snapshot_name};
 pub use records::{
     BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Figures,
-    FrozenRun, FrozenRuns, Greeting, Instant, Limited, Listing, Renamed, Resized, ServerStat, Stat, Stopping, Stored,
+    FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, Stat,
+    Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -12,7 +12,8 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    FrozenRuns, Held, Instant, Limited, MAX_NAME_BYTES, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Renamed, Resize, Resized,
+    ServerStat, Stopping,
     snapshot_name,
 };
 
@@ -28,6 +29,7 @@ pub struct Model {
 struct ModelState {
     disks: BTreeMap<String, DiskRecord>,
     limit_bytes: Option<u64>,
+    connections: u64,
 }
 
 impl Model {
@@ -229,7 +231,12 @@ impl Manage for Model {
             None => &mut state.limit_bytes,
         };
         let before_bytes = std::mem::replace(limit, limit_bytes);
-        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes: 0 })
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes: 0, warnings: Vec::new() })
+    }
+
+    fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure> {
+        let before = std::mem::replace(&mut self.lock().connections, connections);
+        Ok(LimitedConnections { before, connections, warnings: Vec::new() })
     }
 
     fn compact(&self, _: Duration) -> Result<Compacted, Failure> {

@@ -194,6 +194,21 @@ pub struct Limited {
     /// writes that need more memory fail or wait.
     #[serde(default)]
     pub spent_bytes: u64,
+    /// Why the new limit may not work as expected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Result of setting the maximum number of connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitedConnections {
+    /// Previous maximum.
+    pub before: u64,
+    /// New maximum.
+    pub connections: u64,
+    /// Why not all of them may be possible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Result of compaction.

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::{
     Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage,
-    dispatch::{answer_in_parts, refusal},
+    dispatch::{Holding, answer_in_parts, refusal},
     lines::{Bounds, LineError, Lines, Sending, send},
 };
 
@@ -42,9 +42,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[non_exhaustive]
 pub struct Limits {
     /// Maximum number of clients. When a further one connects, the client that has been idle
-    /// longest is closed. If none is idle, the new one gets an error. A client that holds an
-    /// instant of a disk is not idle.
+    /// longest is closed. If none is idle, the new one gets an error.
     pub clients: usize,
+    /// Maximum number of clients that hold an instant of a disk, in addition. They are never closed
+    /// to make room. The others cannot freeze a disk.
+    pub holders: usize,
     /// Time within which a request must be complete, from its first byte. Between requests, a
     /// client may be silent indefinitely.
     pub request_time: Duration,
@@ -58,6 +60,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             clients: 16,
+            holders: 64,
             request_time: Duration::from_secs(10),
             answer_time: Duration::from_secs(30),
             stop_grace: Duration::from_secs(5),
@@ -95,6 +98,15 @@ struct Client {
     stream: Arc<UnixStream>,
     /// Start of the idle time; `None` while a request is answered or after the client was evicted.
     idle_since: Option<Instant>,
+    /// Whether it holds an instant of a disk.
+    holds: bool,
+}
+
+impl Clients {
+    /// Returns the number of clients that hold no instant.
+    fn others(&self) -> usize {
+        self.all.values().filter(|client| !client.holds).count()
+    }
 }
 
 /// Stops a server from any thread.
@@ -216,13 +228,13 @@ impl ServerCore {
     /// busy.
     fn enter(&self, stream: &Arc<UnixStream>) -> Option<u64> {
         let mut clients = self.lock();
-        if clients.all.len() >= self.limits.clients {
+        if clients.others() >= self.limits.clients {
             let idle = clients.all.values_mut().filter(|client| client.idle_since.is_some());
             let longest = idle.min_by_key(|client| client.idle_since)?;
             longest.idle_since = None;
             // The evicted client may already be gone.
             let _ = longest.stream.shutdown(std::net::Shutdown::Both);
-            let full = |clients: &mut Clients| clients.all.len() >= self.limits.clients;
+            let full = |clients: &mut Clients| clients.others() >= self.limits.clients;
             let waited = self.client_ended.wait_timeout_while(clients, MAKE_ROOM_TIME, full);
             let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             clients = guard;
@@ -232,13 +244,25 @@ impl ServerCore {
         }
         let number = clients.next;
         clients.next += 1;
-        clients.all.insert(number, Client { stream: Arc::clone(stream), idle_since: Some(Instant::now()) });
+        let idle_since = Some(Instant::now());
+        clients.all.insert(number, Client { stream: Arc::clone(stream), idle_since, holds: false });
         Some(number)
+    }
+
+    /// Returns whether a client may hold instants. If so, it counts as a holder.
+    fn may_hold(&self, number: u64) -> bool {
+        let mut clients = self.lock();
+        let holders = clients.all.values().filter(|client| client.holds).count();
+        let Some(client) = clients.all.get_mut(&number) else { return false };
+        client.holds |= holders < self.limits.holders;
+        client.holds
     }
 
     fn set_idle(&self, number: u64, idle_since: Option<Instant>) {
         if let Some(client) = self.lock().all.get_mut(&number) {
             client.idle_since = idle_since;
+            // A freeze may have failed.
+            client.holds &= idle_since.is_none();
         }
     }
 
@@ -263,7 +287,8 @@ impl ServerCore {
             }
             self.set_idle(number, None);
             let mut sending = None;
-            answer_in_parts(line, &*self.disks, &self.parsing, &mut held, &mut |part| {
+            let mut holding = Holding { held: &mut held, may_hold: &|| self.may_hold(number) };
+            answer_in_parts(line, &*self.disks, &self.parsing, &mut holding, &mut |part| {
                 sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
             })?;
             // A client for which something is held is not idle, even if it is silent.

@@ -27,6 +27,12 @@
 //! Buffers are small unless the connection is busy. Without memory for a large buffer, or for a
 //! follower's buffer, the leader runs the request in the small buffers: slower, but without
 //! waiting.
+//!
+//! A connection without requests rests: it gives its threads and buffers up, and its [`Keeper`]
+//! resumes it when data arrive. While other connections wait for memory to work, it rests after
+//! `TURN` at the latest, between two requests.
+
+mod leader;
 
 use std::{
     collections::VecDeque,
@@ -34,6 +40,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -41,15 +48,15 @@ use std::{
 
 use pagefold_disk::{BlockDevice, Waits};
 
+use self::leader::{Leader, Led};
 use crate::{
     Limits,
-    change::{Attempt, Change, Pieces, to_page_end},
+    change::{Attempt, Change, Pieces},
     export::Device,
-    input::{Input, LARGE_INPUT_BYTES},
-    memory::{Growing, Lent, Memory, Share, THREAD_BYTES, Taken},
+    memory::{Lent, Memory, Share, THREAD_BYTES, Taken},
     negotiate::{Ended, Session},
-    protocol::{EXTENDED_REQUEST_BYTES, Headers, Request, command},
-    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes},
+    protocol::{Headers, Request, command},
+    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies},
     transport::{Deadline, Transport},
     waiting::{ASIDE_BYTES, Aside, Payload, RECHECK, RETRY_PAUSE, Stalled},
 };
@@ -58,25 +65,8 @@ use crate::{
 pub(crate) const INLINE_BYTES: u64 = 128 << 10;
 /// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
-/// Output buffer of an idle connection; it collects replies until the input has been processed.
-const SMALL_OUTPUT_BYTES: usize = 16 << 10;
-/// Output buffer of a busy connection.
-const LARGE_OUTPUT_BYTES: usize = 256 << 10;
-/// Size of the pieces in which a large request runs; other replies are sent between them.
-const PIECE_BYTES: usize = 256 << 10;
-/// Size of a write's pieces while other requests keep the CPUs busy, if there is memory: each piece
-/// wakes a thread, which costs a fifth of the time that lz4 takes for 256 KiB.
-const LARGE_PIECE_BYTES: usize = 1 << 20;
-/// A reply in one piece is read completely before it is sent, so that an error can be reported, up
-/// to this size and if there is memory.
-const WHOLE_READ_BYTES: usize = 4 << 20;
 /// A follower exits after being idle for this time.
 const FOLLOWER_IDLE: Duration = Duration::from_secs(1);
-/// A connection without requests returns its large buffers after this time.
-const BUFFERS_IDLE: Duration = Duration::from_millis(500);
-
-const _: () = assert!(INLINE_BYTES as usize + EXTENDED_REQUEST_BYTES <= LARGE_INPUT_BYTES);
-const _: () = assert!(INLINE_BYTES as usize + REPLY_OVERHEAD_BYTES <= LARGE_OUTPUT_BYTES);
 
 /// State shared by all connections of a server.
 #[derive(Debug)]
@@ -99,7 +89,7 @@ impl Common {
         let more = |followers| (followers < self.limits.threads).then_some(followers + 1);
         self.followers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let mut follower = Follower { common: Arc::clone(self), taken: None };
-        follower.taken = Some(self.memory.take(THREAD_BYTES)?);
+        follower.taken = Some(self.memory.lend(THREAD_BYTES)?);
         Some(follower)
     }
 }
@@ -117,6 +107,25 @@ impl Drop for Follower {
     }
 }
 
+/// What lives as long as a connection, and resumes it when it rests.
+pub(crate) trait Keeper<T>: Send + Sync + Sized + 'static {
+    /// Whether connections can rest.
+    const RESTS: bool;
+
+    /// Calls [`Connection::resume`] when data arrive or the stream ends. Returns `false` if it will
+    /// not.
+    fn watch(connection: &Arc<Connection<T, Self>>) -> bool;
+}
+
+/// Keeps nothing; connections never rest.
+impl<T> Keeper<T> for mpsc::Sender<()> {
+    const RESTS: bool = false;
+
+    fn watch(_: &Arc<Connection<T, Self>>) -> bool {
+        false
+    }
+}
+
 /// One connection in transmission, shared by its threads.
 pub(crate) struct Connection<T, G> {
     transport: Arc<T>,
@@ -129,11 +138,12 @@ pub(crate) struct Connection<T, G> {
     aside: Aside,
     /// Held by the sending thread while it sends one or more whole messages.
     sending: Mutex<()>,
-    /// Lives as long as the connection. The last field, so that it is dropped last.
-    _guard: G,
+    /// The last field, so that it is dropped last.
+    keeper: G,
 }
 
-/// The [`Leader`] is held by exactly one thread, or is here to be taken.
+/// A connection that rests has no thread and no [`Leader`]. Otherwise, the leader is held by exactly
+/// one thread, or is here to be taken.
 ///
 /// While it is here and the connection lasts, some thread will take it: a follower on its way
 /// (`waking`), or if all are busy, the first to finish.
@@ -146,30 +156,9 @@ struct Roles<T> {
     threads: usize,
     /// One per thread but the connection's first. An exiting thread removes any one of them.
     leaves: Vec<Follower>,
+    /// The reservation for the leader's buffers and the first thread.
+    work: Option<Taken>,
     ended: bool,
-}
-
-/// State that only the leader uses.
-struct Leader<T> {
-    input: Input<T>,
-    output: Replies<Growing>,
-    /// Held while requests run one after another, but never while waiting for the peer.
-    device: Option<Arc<Device>>,
-    /// The write whose payload is being received.
-    writing: Option<Writing>,
-    /// Deadline of the request at the front, once part of it has been received.
-    deadline: Option<Deadline>,
-    /// When the connection ends after its export was removed.
-    farewell: Option<Deadline>,
-    /// The server is stopping, and everything that had arrived before has been received.
-    drained: bool,
-}
-
-/// The remaining payload of a write.
-struct Writing {
-    pieces: Arc<Pieces>,
-    left_bytes: u64,
-    deadline: Deadline,
 }
 
 /// Work that runs while another thread leads.
@@ -179,40 +168,81 @@ enum Task {
     Other { request: Request, replies: Replies<Lent> },
 }
 
-impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
-    /// Serves the session on the calling thread and followers until the peer leaves or violates the
-    /// protocol. Other threads may still be busy when this returns. `guard` is dropped when the
-    /// last thread has ended.
-    pub(crate) fn serve(transport: Arc<T>, session: Session, common: Arc<Common>, guard: G) -> Result<(), Ended> {
-        let leader = Box::new(Leader {
-            input: Input::new(Arc::clone(&transport))?,
-            output: Replies::new(Growing::new(SMALL_OUTPUT_BYTES)?),
-            device: None,
-            writing: None,
-            deadline: None,
-            farewell: None,
-            drained: false,
-        });
-        let connection = Arc::new(Self {
+impl<T: Transport, G: Keeper<T>> Connection<T, G> {
+    /// Creates a connection that rests.
+    pub(crate) fn new(transport: Arc<T>, session: Session, common: Arc<Common>, keeper: G) -> Arc<Self> {
+        Arc::new(Self {
             transport,
             session,
             share: Share::new(Arc::clone(&common.memory), common.limits.memory_per_connection_bytes),
             common,
             roles: Mutex::new(Roles {
-                free: Some(leader),
+                free: None,
                 waking: false,
                 idle: 0,
-                threads: 1,
+                threads: 0,
                 leaves: Vec::new(),
+                work: None,
                 ended: false,
             }),
             lead_is_free: Condvar::new(),
             aside: Aside::default(),
             sending: Mutex::new(()),
-            _guard: guard,
-        });
+            keeper,
+        })
+    }
+
+    /// Serves on the calling thread and followers until the peer leaves or violates the protocol, or
+    /// until the connection rests. Other threads may still be busy when this returns.
+    pub(crate) fn serve(connection: Arc<Self>, work: Option<Taken>) -> io::Result<()> {
+        connection.begin_work(work)?;
         connection.work();
         Ok(())
+    }
+
+    /// Lets a connection that rests work in a new thread. On failure, it still rests.
+    pub(crate) fn resume(connection: &Arc<Self>, work: Taken) -> io::Result<()> {
+        connection.begin_work(Some(work))?;
+        let body = Arc::clone(connection);
+        let spawned = spawn("nbd-connection", move || body.work());
+        if spawned.is_err() {
+            connection.end_work(&mut connection.roles());
+        }
+        spawned
+    }
+
+    fn begin_work(&self, work: Option<Taken>) -> io::Result<()> {
+        let leader = Leader::new(Arc::clone(&self.transport))?;
+        let mut roles = self.roles();
+        roles.free = Some(Box::new(leader));
+        roles.threads = 1;
+        roles.work = work;
+        Ok(())
+    }
+
+    fn end_work(&self, roles: &mut Roles<T>) {
+        roles.free = None;
+        roles.threads = 0;
+        // Buffers are unmapped first.
+        self.share.trim();
+        roles.work = None;
+    }
+
+    pub(crate) fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    pub(crate) fn keeper(&self) -> &G {
+        &self.keeper
+    }
+
+    /// Returns whether the export was removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.session.access.is_closed()
+    }
+
+    fn roles(&self) -> MutexGuard<'_, Roles<T>> {
+        self.roles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Main loop of each of the connection's threads.
@@ -221,22 +251,59 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
         let unwinding = EndOnUnwind(&self);
         while let Some(mut leader) = self.take_lead() {
             match leader.lead(&self) {
-                Ok(Some(task)) => {
+                Ok(Led::Task(task)) => {
                     Self::pass_lead(&self, leader);
                     if Self::run(&self, task).is_err() {
                         self.end(true);
                     }
                 }
-                Ok(None) => self.end(false),
+                Ok(Led::Idle) => {
+                    if Self::rest(&self, leader) {
+                        break;
+                    }
+                }
+                Ok(Led::End) => self.end(false),
                 Err(_) => self.end(true),
             }
         }
         std::mem::forget(unwinding);
     }
 
+    /// Gives up the lead because there are no requests or others wait for memory. Returns whether
+    /// the calling thread must end: the connection rests, or another thread has the lead.
+    fn rest(connection: &Arc<Self>, leader: Box<Leader<T>>) -> bool {
+        let mut roles = connection.roles();
+        if roles.ended {
+            return false;
+        }
+        if roles.threads > 1 {
+            roles.free = Some(leader);
+            if !connection.common.memory.is_short() {
+                return false;
+            }
+            // The last of the threads lets the connection rest.
+            roles.threads -= 1;
+            let leave = roles.leaves.pop();
+            drop(roles);
+            connection.lead_is_free.notify_one();
+            drop(leave);
+            return true;
+        }
+        drop(leader);
+        connection.end_work(&mut roles);
+        drop(roles);
+        if G::watch(connection) {
+            return true;
+        }
+        if connection.begin_work(None).is_err() {
+            connection.end(true);
+        }
+        false
+    }
+
     /// Waits for the lead; returns `None` when the thread is no longer needed.
     fn take_lead(&self) -> Option<Box<Leader<T>>> {
-        let mut roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut roles = self.roles();
         let mut waited = false;
         loop {
             if !roles.ended
@@ -295,11 +362,11 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
     }
 
     /// Lets all threads finish their work but start no more. If `now`, also closes the stream.
-    fn end(&self, now: bool) {
+    pub(crate) fn end(&self, now: bool) {
         if now {
             self.transport.shutdown();
         }
-        let mut roles = self.roles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut roles = self.roles();
         roles.ended = true;
         roles.free = None;
         drop(roles);
@@ -397,7 +464,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             return connection.finish(change, &pieces, result);
         }
         let start = || {
-            let Some(taken) = connection.common.memory.take(THREAD_BYTES + ASIDE_BYTES) else { return false };
+            let Some(taken) = connection.common.memory.lend(THREAD_BYTES + ASIDE_BYTES) else { return false };
             let (other, waits) = (Arc::clone(connection), Arc::clone(waits));
             let body = move || {
                 let _taken = taken;
@@ -483,314 +550,12 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
 }
 
 /// Ends the connection if its thread unwinds.
-struct EndOnUnwind<'a, T: Transport, G: Send + Sync + 'static>(&'a Connection<T, G>);
+struct EndOnUnwind<'a, T: Transport, G: Keeper<T>>(&'a Connection<T, G>);
 
-impl<T: Transport, G: Send + Sync + 'static> Drop for EndOnUnwind<'_, T, G> {
+impl<T: Transport, G: Keeper<T>> Drop for EndOnUnwind<'_, T, G> {
     fn drop(&mut self) {
         self.0.end(true);
     }
-}
-
-impl<T: Transport> Leader<T> {
-    /// Serves until another thread has to take over (returns the task to run), or until the peer
-    /// has left or the server stops (returns `None`).
-    fn lead<G: Send + Sync + 'static>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Option<Task>, Ended> {
-        loop {
-            if self.writing.is_some()
-                && let Some(task) = self.write_more(connection)?
-            {
-                return Ok(Some(task));
-            }
-            while let Some(request) = self.input.request(connection.headers())? {
-                if request.kind == command::DISC {
-                    self.send(connection)?;
-                    return Ok(None);
-                }
-                match self.begin(connection, request)? {
-                    Begun::Done => self.deadline = None,
-                    Begun::Task(task) => {
-                        self.deadline = None;
-                        return Ok(Some(task));
-                    }
-                    Begun::Incomplete => break,
-                }
-            }
-            self.send(connection)?;
-            if !self.receive(connection)? {
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Runs the request at the front of the input, or replies why not.
-    fn begin<G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Arc<Connection<T, G>>,
-        request: Request,
-    ) -> Result<Begun, Ended> {
-        let headers = connection.headers();
-        let header_bytes = headers.request_bytes();
-        let payload_bytes = request.payload_bytes(headers);
-        if payload_bytes > u64::from(u32::MAX) {
-            return Err(Ended::PayloadTooBig(payload_bytes));
-        }
-        self.make_room(connection, reply_bytes(&request))?;
-        if self.device.is_none() {
-            self.device = connection.device();
-        }
-        let device = self.device.as_deref().ok_or_else(Refusal::removed);
-        let checked = device.and_then(|device| check(&request, &connection.session, device).map(|()| device));
-        match checked {
-            Err(refusal) => {
-                self.input.consume(header_bytes);
-                self.skip(connection, payload_bytes)?;
-                self.output.refuse(&request, headers, &refusal);
-                Ok(Begun::Done)
-            }
-            Ok(device) if !connection.is_quick(&request, device) => self.begin_slow(connection, request),
-            Ok(device) if request.kind == command::READ => {
-                self.input.consume(header_bytes);
-                let mut reading = Reading::new(request, headers);
-                if reading.fill(&mut self.output, Some(device))? {
-                    self.device = None;
-                    connection.read(reading, &mut self.output)?;
-                }
-                Ok(Begun::Done)
-            }
-            Ok(device) => {
-                let message_bytes = header_bytes + payload_bytes as usize;
-                if let Some(payload) = self.input.unparsed().get(header_bytes..message_bytes) {
-                    if is_change(&request) {
-                        match Change::new(request, request.offset, payload).attempt(Some(device)) {
-                            Attempt::Done(result) => {
-                                let result = result.and_then(|()| flush_if_asked(&request, Some(device)));
-                                self.output.finish(&request, headers, result);
-                            }
-                            Attempt::NoRoom(_) => return self.begin_slow(connection, request),
-                        }
-                    } else {
-                        self.output.execute(&request, &connection.session, Some(device));
-                    }
-                    self.input.consume(message_bytes);
-                    return Ok(Begun::Done);
-                }
-                if self.input.fits(message_bytes, &connection.share) {
-                    return Ok(Begun::Incomplete);
-                }
-                self.begin_slow(connection, request)
-            }
-        }
-    }
-
-    /// Turns the request into a task, or runs it here if there is no memory for a task.
-    fn begin_slow<G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Arc<Connection<T, G>>,
-        request: Request,
-    ) -> Result<Begun, Ended> {
-        self.send(connection)?;
-        self.input.consume(connection.headers().request_bytes());
-        let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
-        match request.kind {
-            command::WRITE => {
-                let deadline = connection.deadline(request.len_bytes as usize);
-                let pieces = Pieces::new(request);
-                self.writing = Some(Writing { pieces, left_bytes: request.len_bytes, deadline });
-                Ok(self.write_more(connection)?.map_or(Begun::Done, Begun::Task))
-            }
-            command::READ => {
-                let reading = Reading::new(request, connection.headers());
-                let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
-                let whole = whole.filter(|_| reading.is_in_one_piece()).and_then(lend);
-                let piece_bytes = reply_bytes(&request).min(PIECE_BYTES + REPLY_OVERHEAD_BYTES);
-                if let Some(replies) = whole.or_else(|| lend(piece_bytes)) {
-                    return Ok(Begun::Task(Task::Read { reading, replies }));
-                }
-                connection.read(reading, &mut self.output)?;
-                Ok(Begun::Done)
-            }
-            command::TRIM | command::WRITE_ZEROES => {
-                let change = Change::new(request, request.offset, Payload(None));
-                Ok(Begun::Task(Task::Change { pieces: Pieces::new(request), change }))
-            }
-            _ => {
-                if let Some(replies) = lend(reply_bytes(&request)) {
-                    return Ok(Begun::Task(Task::Other { request, replies }));
-                }
-                self.output.execute(&request, &connection.session, connection.device().as_deref());
-                Ok(Begun::Done)
-            }
-        }
-    }
-
-    /// Receives more of a write's payload. With memory for a buffer, returns a task for one piece.
-    /// Otherwise, writes from the input buffer, without a task. On return, there is a task or
-    /// `writing` is `None`.
-    fn write_more<G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Arc<Connection<T, G>>,
-    ) -> Result<Option<Task>, Ended> {
-        while let Some(mut writing) = self.writing.take() {
-            let request = writing.pieces.request;
-            if writing.pieces.has_failed() {
-                self.skip(connection, writing.left_bytes)?;
-                writing.left_bytes = 0;
-            }
-            if writing.left_bytes == 0 {
-                if let Some(result) = writing.pieces.done(connection.device().as_deref()) {
-                    self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
-                    self.output.finish(&request, connection.headers(), result);
-                }
-                return Ok(None);
-            }
-            let offset = request.offset + (request.len_bytes - writing.left_bytes);
-            let lend = |most_bytes: usize| {
-                let piece_bytes = to_page_end(offset, writing.left_bytes, most_bytes as u64);
-                connection.share.lend(piece_bytes).map(|payload| (piece_bytes, payload))
-            };
-            let large = connection.is_busy_beside(&writing.pieces).then(|| lend(LARGE_PIECE_BYTES)).flatten();
-            if let Some((piece_bytes, mut payload)) = large.or_else(|| lend(PIECE_BYTES)) {
-                self.input.receive_exact(writing.deadline, payload.as_mut())?;
-                writing.left_bytes -= piece_bytes as u64;
-                let change = Change::new(request, offset, Payload(Some(payload)));
-                if writing.left_bytes == 0 {
-                    return Ok(Some(Task::Change { pieces: writing.pieces, change }));
-                }
-                let pieces = writing.pieces.hold();
-                self.writing = Some(writing);
-                return Ok(Some(Task::Change { pieces, change }));
-            }
-            let here_bytes = to_page_end(offset, writing.left_bytes, self.input.len() as u64);
-            let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
-            if here.is_empty() {
-                if self.input.receive(writing.deadline.left()?, &connection.share)? == 0 {
-                    return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
-                }
-            } else {
-                let mut change = Change::new(request, offset, here);
-                let result = match change.attempt(connection.device().as_deref()) {
-                    Attempt::Done(result) => result,
-                    Attempt::NoRoom(waits) => {
-                        let waiting = waits.begin();
-                        let result = connection.outlast(&mut change, &waits);
-                        drop(waiting);
-                        // The peer had to wait, so its time starts again.
-                        writing.deadline = connection.deadline(writing.left_bytes as usize);
-                        result
-                    }
-                };
-                if let Err(refusal) = result {
-                    writing.pieces.fail(refusal);
-                }
-                self.input.consume(here_bytes);
-                writing.left_bytes -= here_bytes as u64;
-            }
-            self.writing = Some(writing);
-        }
-        Ok(None)
-    }
-
-    /// Makes room for `len_bytes` in the output, or as much as possible.
-    fn make_room<G: Send + Sync + 'static>(
-        &mut self,
-        connection: &Connection<T, G>,
-        len_bytes: usize,
-    ) -> Result<(), Ended> {
-        if self.output.room_bytes() < len_bytes {
-            let filled = 0..self.output.filled().len();
-            self.output.buffer().grow(&connection.share, LARGE_OUTPUT_BYTES, filled);
-            if self.output.room_bytes() < len_bytes {
-                self.send(connection)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends the collected replies and releases the device.
-    fn send<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
-        self.device = None;
-        if !self.output.filled().is_empty() {
-            connection.send(self.output.filled())?;
-            self.output.clear();
-        }
-        Ok(())
-    }
-
-    /// Receives whatever has arrived. Returns `false` if either side has ended the connection.
-    fn receive<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>) -> Result<bool, Ended> {
-        let share = &connection.share;
-        let limits = &connection.common.limits;
-        if connection.session.access.is_closed() {
-            let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
-            if farewell.left().is_err() {
-                return Ok(false);
-            }
-        }
-        if self.input.len() != 0 {
-            // Allow the time for the longest request that runs from the input buffer.
-            let whole = || connection.deadline(EXTENDED_REQUEST_BYTES + INLINE_BYTES as usize);
-            let deadline = *self.deadline.get_or_insert_with(whole);
-            return Ok(self.input.receive(deadline.left()?, share)? != 0);
-        }
-        if connection.common.stopping.load(Ordering::Relaxed) {
-            // Data that arrived before the stop are received once more. This does not block: the
-            // server shuts the socket down.
-            if self.drained {
-                return Ok(false);
-            }
-            self.drained = true;
-        }
-        loop {
-            let is_large = self.input.is_large() || self.output.buffer().is_large() || !share.is_empty();
-            let timeout = if connection.session.access.is_closed() {
-                let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
-                match farewell.left() {
-                    Ok(left) => left,
-                    Err(_) => return Ok(false),
-                }
-            } else if is_large {
-                BUFFERS_IDLE.min(limits.io_timeout)
-            } else {
-                // A silent peer may stay as long as its export exists.
-                limits.io_timeout
-            };
-            match self.input.receive(timeout, share) {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    self.input.shrink();
-                    self.output.buffer().shrink();
-                    share.trim();
-                }
-                result => return Ok(result? != 0),
-            }
-        }
-    }
-
-    /// Drops the payload of a refused request.
-    fn skip<G: Send + Sync + 'static>(&mut self, connection: &Connection<T, G>, len_bytes: u64) -> Result<(), Ended> {
-        let mut left_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
-        let deadline = connection.deadline(left_bytes);
-        loop {
-            let dropped_bytes = left_bytes.min(self.input.len());
-            self.input.consume(dropped_bytes);
-            left_bytes -= dropped_bytes;
-            if left_bytes == 0 {
-                return Ok(());
-            }
-            self.send(connection)?;
-            if self.input.receive(deadline.left()?, &connection.share)? == 0 {
-                return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
-            }
-        }
-    }
-}
-
-/// The result of trying to run the request at the front of the input.
-enum Begun {
-    /// It was run. Its reply has been sent or is in the output.
-    Done,
-    Task(Task),
-    /// More of it must be received first.
-    Incomplete,
 }
 
 /// Starts a thread of the server.

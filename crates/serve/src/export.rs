@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
 };
 
@@ -20,6 +21,7 @@ pub(crate) type Device = Checked<Arc<dyn BlockDevice>>;
 pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
+    private: bool,
     state: Mutex<ExportState>,
 }
 
@@ -70,9 +72,23 @@ impl Export {
         Self::made(name.into(), device, true)
     }
 
+    /// Keeps the export from lists, and lets clients use it although all
+    /// [`Limits::connections`](crate::Limits::connections) are in use: it has
+    /// [`Limits::private`](crate::Limits::private). Only clients that know the name can use it, so
+    /// the name should be hard to guess.
+    #[must_use]
+    pub fn private(mut self) -> Self {
+        self.private = true;
+        self
+    }
+
+    pub(crate) fn is_private(&self) -> bool {
+        self.private
+    }
+
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
         let state = ExportState { device: Some(device), accesses: Vec::new() };
-        Self { name: Mutex::new(name.into()), read_only, state: Mutex::new(state) }
+        Self { name: Mutex::new(name.into()), read_only, private: false, state: Mutex::new(state) }
     }
 
     /// Returns the name that clients ask for.
@@ -259,6 +275,19 @@ impl Exports {
         self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.values().cloned().collect()
     }
 
+    /// Returns up to `most` exports that clients may see, with their numbers: the oldest that are
+    /// younger than the one with the number `after`.
+    pub(crate) fn list_after(&self, after: Option<u64>, most: usize) -> Vec<(u64, Arc<Export>)> {
+        if let Some(only) = &self.only {
+            let found = (after.is_none() && only.exists()).then(|| (0, Arc::clone(only)));
+            return found.into_iter().take(most).collect();
+        }
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let seen = table.by_age.range((start, Bound::Unbounded)).filter(|(_, export)| !export.private);
+        seen.take(most).map(|(number, export)| (*number, Arc::clone(export))).collect()
+    }
+
     /// Returns the export with exactly this name.
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -266,7 +295,7 @@ impl Exports {
     }
 
     /// Returns the export with this name. If the name is empty and no export has the empty name,
-    /// returns the oldest export.
+    /// returns the oldest export that is not private.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
         if let Some(only) = &self.only {
@@ -275,7 +304,7 @@ impl Exports {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let export = match table.numbers.get(name) {
             Some(number) => table.by_age.get(number),
-            None if name.is_empty() => table.by_age.values().next(),
+            None if name.is_empty() => table.by_age.values().find(|export| !export.private),
             None => None,
         };
         export.cloned()

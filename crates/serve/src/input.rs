@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Enough for a request of 4 KiB with its payload, or for hundreds without payloads.
-pub(crate) const SMALL_INPUT_BYTES: usize = 16 << 10;
+pub(crate) const SMALL_INPUT_BYTES: usize = 8 << 10;
 /// Bytes that one receive can return while the connection is busy.
 pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
 
@@ -95,12 +95,24 @@ impl<T: Transport> Input<T> {
     /// Receives some bytes after the unparsed ones; 0 means the end of the stream. Fails with
     /// [`io::ErrorKind::TimedOut`] after `timeout`.
     pub(crate) fn receive(&mut self, timeout: Duration, share: &Arc<Share>) -> io::Result<usize> {
+        self.receive_most(usize::MAX, timeout, share)
+    }
+
+    /// The same, for at most `most_bytes`.
+    pub(crate) fn receive_most(
+        &mut self,
+        most_bytes: usize,
+        timeout: Duration,
+        share: &Arc<Share>,
+    ) -> io::Result<usize> {
         if self.start != 0 {
             self.buffer.as_mut().copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
         let room = self.buffer.as_mut().get_mut(self.end..).unwrap_or_default();
+        let most_bytes = room.len().min(most_bytes);
+        let room = room.get_mut(..most_bytes).unwrap_or_default();
         let received = receive(&*self.transport, &mut self.armed, timeout, room)?;
         self.end += received;
         if self.end == self.buffer.as_ref().len() {

@@ -14,10 +14,12 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod admission;
 mod change;
 mod client;
 mod connection;
 mod error;
+mod events;
 mod export;
 mod input;
 mod limits;
@@ -33,12 +35,13 @@ mod uri;
 mod waiting;
 
 pub use activation::Passed;
+pub use admission::Refused;
 pub use client::Client;
 pub use error::Error;
 pub use export::{Export, Exports};
 pub use limits::Limits;
 pub use listen::{Permissions, SocketFile, listen_privately};
-pub use memory::{Account, LEAST_BYTES};
-pub use server::{Builder, OwnSocket, Refused, Server, ServerHandle, serve_stream};
+pub use memory::{Account, Claim, IDLE_BYTES, WORK_BYTES};
+pub use server::{Builder, OwnSocket, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
 pub use uri::{tcp_uri, unix_uri};

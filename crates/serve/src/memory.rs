@@ -9,7 +9,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -19,69 +19,110 @@ use memmap2::MmapMut;
 const KEPT_BUFFERS: usize = 4;
 /// Granularity of mappings.
 const PAGE_BYTES: usize = 4096;
-/// Minimum memory of a connection: its two buffers of 16 KiB, and the part of its thread's stack
-/// that is touched.
-pub const LEAST_BYTES: u64 = 48 << 10;
-/// Bytes of its stack that an additional thread touches.
+/// Memory of an idle connection: its records and a short option that is being received. It has
+/// neither a thread nor buffers.
+pub const IDLE_BYTES: u64 = 4 << 10;
+/// Additional memory of a connection while it works on requests: its two buffers of 8 KiB, and the
+/// part of its thread's stack that is touched.
+pub const WORK_BYTES: u64 = 32 << 10;
+/// Bytes that an additional thread takes: the part of its stack that is touched, and its records.
 pub(crate) const THREAD_BYTES: u64 = 32 << 10;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Claim {
+    /// A connection's minimum, [`IDLE_BYTES`]. If it is refused, a connection that has not chosen an
+    /// export yet is closed, or else the new client is refused.
+    Connection,
+    /// A connection that works on requests, [`WORK_BYTES`]. If it is refused, the connection's
+    /// requests wait until others have done theirs.
+    Work,
+    /// Larger buffers and more threads. If it is refused, connections work with what they have: one
+    /// request at a time, in small pieces. Peers that are slow keep loans for long, so an account
+    /// should leave room for the other claims.
+    Loan,
+}
 
 /// Accounts for a server's memory in addition to
 /// [`Limits::memory_bytes`](crate::Limits::memory_bytes). Other parts of the process can share the
 /// account.
 pub trait Account: Send + Sync {
-    /// Reserves `bytes` if there is room for them. If it refuses, connections continue with the
-    /// memory that they have: one request at a time, in small pieces.
-    fn take(&self, bytes: u64) -> bool;
+    /// Reserves `bytes` if there is room for them.
+    fn take(&self, claim: Claim, bytes: u64) -> bool;
 
-    /// Reserves the minimum of a new connection, [`LEAST_BYTES`]. If it refuses, the connection is
-    /// closed, so it should have room beyond that of [`take`](Self::take).
-    fn take_least(&self, bytes: u64) -> bool;
-
-    /// Releases `bytes` that were reserved before.
-    fn give(&self, bytes: u64);
+    /// Releases `bytes` that were reserved for the same claim.
+    fn give(&self, claim: Claim, bytes: u64);
 }
 
 /// The memory that all connections of a server use.
 ///
 /// ```text
-/// taken_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
-/// account     = taken_bytes + LEAST_BYTES for each connection
+/// lent_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
+/// account    = lent_bytes + IDLE_BYTES for each connection + WORK_BYTES for each that works
 /// ```
 pub(crate) struct Memory {
     limit_bytes: u64,
-    taken_bytes: AtomicU64,
+    lent_bytes: AtomicU64,
     account: Option<Arc<dyn Account>>,
+    /// Whether a connection waits for memory to work.
+    short: AtomicBool,
+    /// Called when memory is released while `short`.
+    released: Box<dyn Fn() + Send + Sync>,
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("taken_bytes", &self.taken_bytes).finish_non_exhaustive()
+        f.debug_struct("Memory").field("lent_bytes", &self.lent_bytes).finish_non_exhaustive()
     }
 }
 
 impl Memory {
-    pub(crate) fn new(limit_bytes: u64, account: Option<Arc<dyn Account>>) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, taken_bytes: AtomicU64::new(0), account })
+    pub(crate) fn new(
+        limit_bytes: u64,
+        account: Option<Arc<dyn Account>>,
+        released: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let (lent_bytes, short) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { limit_bytes, lent_bytes, account, short, released: Box::new(released) })
     }
 
-    /// Reserves `bytes`, if available, until the result is dropped.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
-        let more = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= self.limit_bytes);
-        self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        if self.account.as_ref().is_some_and(|account| !account.take(bytes)) {
-            self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return None;
+    /// Lends `bytes`, if available, until the result is dropped.
+    pub(crate) fn lend(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
+        let more = |lent: u64| lent.checked_add(bytes).filter(|&lent| lent <= self.limit_bytes);
+        self.lent_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let taken = self.take(Claim::Loan, bytes);
+        if taken.is_none() {
+            self.lent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-        Some(Taken { memory: Arc::clone(self), bytes, least: false })
+        taken
     }
 
-    /// Reserves the minimum of a connection; returns `None` if the account has no room for another
-    /// one.
-    pub(crate) fn take_least(self: &Arc<Self>) -> Option<Taken> {
-        if self.account.as_ref().is_some_and(|account| !account.take_least(LEAST_BYTES)) {
+    /// Reserves the minimum of a connection.
+    pub(crate) fn take_idle(self: &Arc<Self>) -> Option<Taken> {
+        self.take(Claim::Connection, IDLE_BYTES)
+    }
+
+    /// Reserves what a connection needs to work.
+    pub(crate) fn take_work(self: &Arc<Self>) -> Option<Taken> {
+        self.take(Claim::Work, WORK_BYTES)
+    }
+
+    fn take(self: &Arc<Self>, claim: Claim, bytes: u64) -> Option<Taken> {
+        if self.account.as_ref().is_some_and(|account| !account.take(claim, bytes)) {
             return None;
         }
-        Some(Taken { memory: Arc::clone(self), bytes: LEAST_BYTES, least: true })
+        Some(Taken { memory: Arc::clone(self), claim, bytes })
+    }
+
+    /// Sets whether a connection waits for memory to work.
+    pub(crate) fn set_short(&self, short: bool) {
+        self.short.store(short, Ordering::SeqCst);
+    }
+
+    /// Returns whether a connection waits for memory to work.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
     }
 }
 
@@ -89,17 +130,20 @@ impl Memory {
 #[derive(Debug)]
 pub(crate) struct Taken {
     memory: Arc<Memory>,
+    claim: Claim,
     bytes: u64,
-    least: bool,
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if !self.least {
-            self.memory.taken_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.claim == Claim::Loan {
+            self.memory.lent_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         }
         if let Some(account) = &self.memory.account {
-            account.give(self.bytes);
+            account.give(self.claim, self.bytes);
+        }
+        if self.memory.short.load(Ordering::SeqCst) {
+            (self.memory.released)();
         }
     }
 }
@@ -143,7 +187,7 @@ impl Share {
         let mapped_bytes = len_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let more = |mapped: usize| mapped.checked_add(mapped_bytes).filter(|&mapped| mapped <= self.limit_bytes);
         self.mapped_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        let buffer = self.memory.take(mapped_bytes as u64).and_then(|taken| {
+        let buffer = self.memory.lend(mapped_bytes as u64).and_then(|taken| {
             let map = MmapMut::map_anon(mapped_bytes).ok()?;
             Some(Buffer { map, _taken: taken })
         });
@@ -270,37 +314,33 @@ mod tests {
     }
 
     impl Account for Narrow {
-        fn take(&self, bytes: u64) -> bool {
+        fn take(&self, claim: Claim, bytes: u64) -> bool {
             let taken = self.taken_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            if taken > self.limit_bytes {
-                self.give(bytes);
+            if claim == Claim::Loan && taken > self.limit_bytes {
+                self.give(claim, bytes);
+                return false;
             }
-            taken <= self.limit_bytes
-        }
-
-        fn take_least(&self, bytes: u64) -> bool {
-            self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
             true
         }
 
-        fn give(&self, bytes: u64) {
+        fn give(&self, _: Claim, bytes: u64) {
             self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     fn taken(memory: &Memory) -> u64 {
-        memory.taken_bytes.load(Ordering::Relaxed)
+        memory.lent_bytes.load(Ordering::Relaxed)
     }
 
     #[test]
     fn no_more_is_lent_than_the_server_the_connection_and_the_account_allow() {
-        let account = Arc::new(Narrow { limit_bytes: 3 * PIECE as u64, ..Narrow::default() });
+        let account = Arc::new(Narrow { limit_bytes: 2 * PIECE as u64 + IDLE_BYTES, ..Narrow::default() });
         let cases =
             [(2 * PIECE, usize::MAX, None), (usize::MAX, 2 * PIECE + 1, None), (usize::MAX, usize::MAX, Some(()))];
         for (server_bytes, connection_bytes, with_account) in cases {
             let account: Option<Arc<dyn Account>> = with_account.map(|()| Arc::clone(&account) as _);
-            let memory = Memory::new(server_bytes as u64, account);
-            let _least = memory.take_least();
+            let memory = Memory::new(server_bytes as u64, account, || ());
+            let _idle = memory.take_idle();
             let share = Share::new(Arc::clone(&memory), connection_bytes);
             let held = [(); 2].map(|()| share.lend(PIECE).expect("room"));
             assert!(share.lend(PIECE).is_none());
@@ -315,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_few_buffers_are_kept_until_the_connection_is_idle() {
-        let memory = Memory::new(u64::MAX, None);
+        let memory = Memory::new(u64::MAX, None, || ());
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         let held: Vec<_> = (0..2 * KEPT_BUFFERS).map(|_| share.lend(PIECE).expect("room")).collect();
         drop(held);
@@ -329,7 +369,7 @@ mod tests {
 
     #[test]
     fn the_shortest_that_is_long_enough_is_lent() {
-        let share = Share::new(Memory::new(u64::MAX, None), usize::MAX);
+        let share = Share::new(Memory::new(u64::MAX, None, || ()), usize::MAX);
         drop([4, 1, 2].map(|pieces| share.lend(pieces * PIECE).expect("room")));
         let mapped = |lent: &Lent| lent.buffer.as_ref().map_or(0, |buffer| buffer.map.len());
         let lent = [1, PIECE + 1, PIECE + 1].map(|len_bytes| share.lend(len_bytes).expect("kept"));
@@ -338,7 +378,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_but_too_small_makes_room() {
-        let memory = Memory::new(2 * PIECE as u64, None);
+        let memory = Memory::new(2 * PIECE as u64, None, || ());
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         drop(share.lend(PIECE));
         assert!(share.lend(2 * PIECE).is_some());
@@ -346,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_buffer_grows_with_its_content_and_shrinks_without() {
-        let memory = Memory::new(PIECE as u64, None);
+        let memory = Memory::new(PIECE as u64, None, || ());
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         let mut buffer = Growing::new(PAGE_BYTES).expect("memory");
         buffer.as_mut()[10..14].copy_from_slice(b"kept");

@@ -7,7 +7,7 @@ use pagefold_disk::BlockDevice;
 use crate::{
     Export, Exports,
     export::Access,
-    memory::Memory,
+    memory::{Memory, Taken},
     protocol::{
         Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
         MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
@@ -20,10 +20,13 @@ use crate::{
 
 /// Longer options are accounted for separately; shorter ones fit into a connection's minimum
 /// memory.
-const SHORT_OPTION_BYTES: u32 = 4 << 10;
+const SHORT_OPTION_BYTES: u32 = 2 << 10;
 
-/// Replies to LIST are sent whenever this many bytes have accumulated.
+/// Replies to LIST are made whenever the previous ones have been sent, in pieces of this size.
 const LIST_PIECE_BYTES: usize = 16 << 10;
+
+/// Exports that are looked up together for a LIST.
+const LIST_PIECE_EXPORTS: usize = 256;
 
 /// The result of the negotiation.
 #[derive(Clone, Debug)]
@@ -60,79 +63,206 @@ pub(crate) enum Ended {
     ReadBroke(#[from] ReadBroke),
 }
 
-/// Negotiates with one client until it has chosen an export.
-///
-/// Reads no byte beyond the option that ends the negotiation. An option of more than
-/// [`MAX_OPTION_BYTES`] is refused and ends the connection, so neither memory nor time depends on
-/// the length that a peer claims. Once an export has been chosen, `begin` is called and may refuse.
+/// The reason why a client that has chosen an export is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPlace {
+    /// All connections that the limit given here allows are in use.
+    Full(usize),
+    /// There is no memory for a further connection.
+    Memory,
+}
+
+impl NoPlace {
+    fn message(self) -> String {
+        match self {
+            Self::Full(limit) => format!("all {limit} connections that this server allows are in use"),
+            Self::Memory => "the server's memory limit leaves no room for another connection".to_owned(),
+        }
+    }
+}
+
+/// Negotiates over `transport` until the client has chosen an export, waiting for the client as
+/// long as `deadline` allows.
 pub(crate) fn negotiate<T: Transport>(
     transport: &T,
     exports: &Exports,
     memory: &Arc<Memory>,
     deadline: Deadline,
-    begin: &dyn Fn() -> Result<(), usize>,
 ) -> Result<Session, Ended> {
-    let mut greeting = [0; GREETING_BYTES];
-    greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
-    greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
-    greeting[16..].copy_from_slice(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
-    deadline.send_all(transport, &greeting)?;
-
-    let mut flags = [0; 4];
-    deadline.recv_exact(transport, &mut flags)?;
-    let flags = u32::from_be_bytes(flags);
-    if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
-        return Err(Ended::ClientFlags);
-    }
-    let mut negotiation = Negotiation {
-        transport,
-        exports,
-        deadline,
-        begin,
-        no_zeroes: flags & u32::from(handshake::NO_ZEROES) != 0,
-        headers: Headers::default(),
-        selected: None,
-        replies: Vec::new(),
-    };
+    let mut negotiation = Negotiation::new(exports.clone(), Arc::clone(memory));
     loop {
-        let mut header = [0; OPTION_HEADER_BYTES];
-        deadline.recv_exact(transport, &mut header)?;
-        let header = OptionHeader::parse(&header)?;
-        if header.len_bytes > MAX_OPTION_BYTES {
-            return negotiation.refuse_size(header);
+        while !negotiation.unsent().is_empty() {
+            deadline.send_all(transport, negotiation.unsent())?;
+            let sent_bytes = negotiation.unsent().len();
+            negotiation.sent(sent_bytes);
         }
-        // A parsed option takes up to eight times its length: four bytes encode an empty query, and
-        // the list of queries grows.
-        let taken = (header.len_bytes > SHORT_OPTION_BYTES).then(|| memory.take(8 * u64::from(header.len_bytes)));
-        if matches!(taken, Some(None)) {
-            return negotiation.refuse_size(header);
+        if let Some(result) = negotiation.result() {
+            return result;
         }
-        let mut data = vec![0; header.len_bytes as usize];
-        deadline.recv_exact(transport, &mut data)?;
-        let session = negotiation.answer(header.option, &data);
-        deadline.send_all(transport, &negotiation.replies)?;
-        negotiation.replies.clear();
-        if let Some(session) = session? {
-            return Ok(session);
+        match deadline.recv(transport, negotiation.room())? {
+            0 => return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into())),
+            received => negotiation.received(received, &|_| Ok(())),
         }
     }
 }
 
-struct Negotiation<'a, T> {
-    transport: &'a T,
-    exports: &'a Exports,
-    deadline: Deadline,
-    begin: &'a dyn Fn() -> Result<(), usize>,
+/// One client's negotiation, which performs no I/O:
+///
+/// ```text
+/// repeat: send unsent(), then call sent()
+///         if there is a result(), the negotiation has ended
+///         receive into room(), then call received()
+/// ```
+///
+/// It asks for no byte beyond the option that ends it. An option of more than [`MAX_OPTION_BYTES`]
+/// is refused and ends the connection, so neither memory nor time depends on the length that a peer
+/// claims.
+pub(crate) struct Negotiation {
+    exports: Exports,
+    memory: Arc<Memory>,
     no_zeroes: bool,
     headers: Headers,
     /// The selected contexts and their export.
     selected: Option<(Arc<Export>, Vec<Context>)>,
-    /// Replies to the current option, to be sent.
+    /// Replies of which `sent_bytes` have been sent.
     replies: Vec<u8>,
+    sent_bytes: usize,
+    /// While LIST is answered, the number of the export after which it continues.
+    listing: Option<Option<u64>>,
+    next: Next,
+    /// The message that is being received, and how much of it has arrived.
+    message: Vec<u8>,
+    received_bytes: usize,
+    /// Memory of a long option.
+    taken: Option<Taken>,
+    /// How it ended, once the remaining replies have been sent.
+    ended: Option<Result<Session, Ended>>,
 }
 
-impl<T: Transport> Negotiation<'_, T> {
-    fn refuse_size(mut self, header: OptionHeader) -> Result<Session, Ended> {
+/// The message that comes next.
+#[derive(Clone, Copy)]
+enum Next {
+    Flags,
+    Header,
+    Data(OptionHeader),
+}
+
+impl Negotiation {
+    pub(crate) fn new(exports: Exports, memory: Arc<Memory>) -> Self {
+        let mut greeting = vec![0; GREETING_BYTES];
+        greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
+        greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        greeting[16..].copy_from_slice(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+        Self {
+            exports,
+            memory,
+            no_zeroes: false,
+            headers: Headers::default(),
+            selected: None,
+            replies: greeting,
+            sent_bytes: 0,
+            listing: None,
+            next: Next::Flags,
+            message: Vec::new(),
+            received_bytes: 0,
+            taken: None,
+            ended: None,
+        }
+    }
+
+    /// Returns the bytes to be sent before anything is received.
+    pub(crate) fn unsent(&self) -> &[u8] {
+        self.replies.get(self.sent_bytes..).unwrap_or_default()
+    }
+
+    /// Notes that bytes of [`unsent`](Self::unsent) have been sent.
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.sent_bytes += bytes;
+        if self.unsent().is_empty() {
+            // A long reply leaves no memory behind.
+            (self.replies, self.sent_bytes) = (Vec::new(), 0);
+            if let Some(after) = self.listing {
+                self.list_more(after);
+            }
+        }
+    }
+
+    /// Returns how the negotiation has ended, once all replies have been sent.
+    pub(crate) fn result(&mut self) -> Option<Result<Session, Ended>> {
+        if self.unsent().is_empty() { self.ended.take() } else { None }
+    }
+
+    /// Returns where to receive, never empty.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        let message_bytes = match self.next {
+            Next::Flags => 4,
+            Next::Header => OPTION_HEADER_BYTES,
+            Next::Data(header) => header.len_bytes as usize,
+        };
+        self.message.resize(message_bytes, 0);
+        self.message.get_mut(self.received_bytes..).unwrap_or_default()
+    }
+
+    /// Notes that bytes have been received into [`room`](Self::room), and answers what is complete.
+    /// Once the client has chosen an export, `begin` is called and may refuse.
+    pub(crate) fn received(&mut self, bytes: usize, begin: &dyn Fn(&Export) -> Result<(), NoPlace>) {
+        self.received_bytes += bytes;
+        if self.received_bytes < self.message.len() {
+            return;
+        }
+        self.received_bytes = 0;
+        let message = std::mem::take(&mut self.message);
+        match self.advance(&message, begin) {
+            Ok(None) => {}
+            Ok(Some(session)) => self.ended = Some(Ok(session)),
+            Err(ended) => self.ended = Some(Err(ended)),
+        }
+    }
+
+    fn advance(
+        &mut self,
+        message: &[u8],
+        begin: &dyn Fn(&Export) -> Result<(), NoPlace>,
+    ) -> Result<Option<Session>, Ended> {
+        match self.next {
+            Next::Flags => {
+                let flags = message.first_chunk().map_or(0, |flags| u32::from_be_bytes(*flags));
+                if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
+                    return Err(Ended::ClientFlags);
+                }
+                self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
+                self.next = Next::Header;
+                Ok(None)
+            }
+            Next::Header => {
+                let header = OptionHeader::parse(message.first_chunk().unwrap_or(&[0; OPTION_HEADER_BYTES]))?;
+                if header.len_bytes > MAX_OPTION_BYTES {
+                    return self.refuse_size(header);
+                }
+                if header.len_bytes > SHORT_OPTION_BYTES {
+                    // A parsed option takes up to eight times its length: four bytes encode an empty
+                    // query, and the list of queries grows.
+                    self.taken = self.memory.lend(8 * u64::from(header.len_bytes));
+                    if self.taken.is_none() {
+                        return self.refuse_size(header);
+                    }
+                }
+                if header.len_bytes == 0 {
+                    return self.answer(header.option, &[], begin);
+                }
+                self.next = Next::Data(header);
+                Ok(None)
+            }
+            Next::Data(header) => {
+                self.next = Next::Header;
+                let session = self.answer(header.option, message, begin);
+                self.taken = None;
+                session
+            }
+        }
+    }
+
+    fn refuse_size(&mut self, header: OptionHeader) -> Result<Option<Session>, Ended> {
         let known =
             matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::EXTENDED_HEADERS);
         if header.option != option::EXPORT_NAME {
@@ -142,7 +272,6 @@ impl<T: Transport> Negotiation<'_, T> {
                 kind,
                 b"the option is larger than 65536 bytes, or the server has no memory for it",
             );
-            self.deadline.send_all(self.transport, &self.replies)?;
         }
         Err(Ended::OptionTooBig(header.len_bytes))
     }
@@ -154,15 +283,20 @@ impl<T: Transport> Negotiation<'_, T> {
     }
 
     /// Answers one option; returns `Some` when transmission begins.
-    fn answer(&mut self, option: u32, data: &[u8]) -> Result<Option<Session>, Ended> {
+    fn answer(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        begin: &dyn Fn(&Export) -> Result<(), NoPlace>,
+    ) -> Result<Option<Session>, Ended> {
         match option {
-            option::EXPORT_NAME => return self.export_name(data).map(Some),
+            option::EXPORT_NAME => return self.export_name(data, begin).map(Some),
             option::ABORT => {
                 self.reply(option, reply::ACK, b"");
                 return Err(Ended::Aborted);
             }
-            option::LIST => self.list(data)?,
-            option::INFO | option::GO => return Ok(self.info(option, data)),
+            option::LIST => self.list(data),
+            option::INFO | option::GO => return Ok(self.info(option, data, begin)),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if !data.is_empty() => {
                 self.reply(option, reply::ERR_INVALID, b"this option takes no data");
             }
@@ -189,14 +323,14 @@ impl<T: Transport> Negotiation<'_, T> {
         Session { access, headers: self.headers, contexts }
     }
 
-    fn export_name(&mut self, name: &[u8]) -> Result<Session, Ended> {
+    fn export_name(&mut self, name: &[u8], begin: &dyn Fn(&Export) -> Result<(), NoPlace>) -> Result<Session, Ended> {
         if self.headers == Headers::Extended {
             return Err(Ended::OldOption);
         }
         let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
         let access = export.open().ok_or(Ended::NoSuchExport)?;
         let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
-        if (self.begin)().is_err() {
+        if begin(&export).is_err() {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&size_bytes.to_be_bytes());
@@ -207,23 +341,30 @@ impl<T: Transport> Negotiation<'_, T> {
         Ok(self.session(&export, access))
     }
 
-    fn list(&mut self, data: &[u8]) -> Result<(), Ended> {
+    fn list(&mut self, data: &[u8]) {
         if !data.is_empty() {
-            self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
-            return Ok(());
+            return self.reply(option::LIST, reply::ERR_INVALID, b"this option takes no data");
         }
-        for export in self.exports.list() {
-            self.reply(option::LIST, reply::SERVER, &encode_server_reply(export.name().as_bytes()));
-            if self.replies.len() >= LIST_PIECE_BYTES {
-                self.deadline.send_all(self.transport, &self.replies)?;
-                self.replies.clear();
-            }
-        }
-        self.reply(option::LIST, reply::ACK, b"");
-        Ok(())
+        self.list_more(None);
     }
 
-    fn info(&mut self, option: u32, data: &[u8]) -> Option<Session> {
+    /// Replies with the exports that follow the number `after`, as many as fit into a piece.
+    fn list_more(&mut self, after: Option<u64>) {
+        let exports = self.exports.list_after(after, LIST_PIECE_EXPORTS);
+        self.listing = None;
+        for (number, export) in exports {
+            self.reply(option::LIST, reply::SERVER, &encode_server_reply(export.name().as_bytes()));
+            self.listing = Some(Some(number));
+            if self.replies.len() >= LIST_PIECE_BYTES {
+                return;
+            }
+        }
+        if self.listing.is_none() {
+            self.reply(option::LIST, reply::ACK, b"");
+        }
+    }
+
+    fn info(&mut self, option: u32, data: &[u8], begin: &dyn Fn(&Export) -> Result<(), NoPlace>) -> Option<Session> {
         let Ok(query) = InfoQuery::parse(data) else {
             self.reply(option, reply::ERR_INVALID, b"the option's lengths contradict each other");
             return None;
@@ -238,10 +379,9 @@ impl<T: Transport> Negotiation<'_, T> {
             return None;
         };
         if option == option::GO
-            && let Err(limit) = (self.begin)()
+            && let Err(no_place) = begin(&export)
         {
-            let text = format!("all {limit} connections that this server allows are in use");
-            self.reply(option, reply::ERR_POLICY, text.as_bytes());
+            self.reply(option, reply::ERR_POLICY, no_place.message().as_bytes());
             return None;
         }
         let size_bytes = device.size_bytes();

@@ -61,7 +61,11 @@ impl Sockets {
         all.values().for_each(|opened| opened.listener.remove_file());
     }
 
-    pub(crate) fn list(&self) -> Vec<Arc<Opened>> {
-        self.lock().all.values().cloned().collect()
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Opened>> {
+        self.lock().all.get(&number).cloned()
+    }
+
+    pub(crate) fn list(&self) -> Vec<(u64, Arc<Opened>)> {
+        self.lock().all.iter().map(|(&number, opened)| (number, Arc::clone(opened))).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
 };
@@ -68,10 +68,47 @@ impl Socket {
         Ok(())
     }
 
+    /// Receives what has arrived without waiting; `None` if that is nothing, and 0 at the end of the
+    /// stream.
+    pub(crate) fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match net::recv(&self.0, &mut *buf, RecvFlags::DONTWAIT) {
+                Ok((received, _)) => return Ok(Some(received)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends as much of `bytes` as there is room for without waiting; `None` if there is none.
+    pub(crate) fn try_send(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        loop {
+            match net::send(&self.0, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => return Ok(Some(sent)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Returns whether data have arrived that nobody has received.
+    pub(crate) fn has_data(&self) -> bool {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        net::recv(&self.0, &mut [0], flags).is_ok_and(|(received, _)| received != 0)
+    }
+
     /// Stops receiving, except for data that have already arrived.
     pub(crate) fn shutdown_recv(&self) {
         // The peer may already be gone.
         let _ = net::shutdown(&self.0, Shutdown::Read);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -81,7 +118,7 @@ fn for_socket(timeout: Duration) -> Duration {
     timeout.clamp(Duration::from_millis(1), Duration::from_secs(86_400))
 }
 
-fn at_most_a_day(timeout: Duration) -> Timespec {
+pub(crate) fn at_most_a_day(timeout: Duration) -> Timespec {
     let timeout = timeout.min(Duration::from_secs(86_400));
     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) }
 }
@@ -145,8 +182,7 @@ impl Deadline {
     /// Returns the deadline for a message: `io_timeout`, plus more for a long one. The peer may be
     /// silent for at most `io_timeout`.
     pub(crate) fn of_message(len_bytes: usize, io_timeout: Duration) -> Self {
-        let transfer = Duration::from_millis(len_bytes as u64 * 1000 / LEAST_BYTES_PER_SECOND);
-        Self { silence: io_timeout, ..Self::after(io_timeout.saturating_add(transfer)) }
+        Self { silence: io_timeout, ..Self::after(io_timeout.saturating_add(transfer_time(len_bytes))) }
     }
 
     /// Returns how long the next step may take.
@@ -169,17 +205,6 @@ impl Deadline {
         }
     }
 
-    /// Fills `buf` before the deadline.
-    pub(crate) fn recv_exact<T: Transport + ?Sized>(self, transport: &T, mut buf: &mut [u8]) -> io::Result<()> {
-        while !buf.is_empty() {
-            match self.recv(transport, buf)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                received => buf = buf.get_mut(received..).unwrap_or_default(),
-            }
-        }
-        Ok(())
-    }
-
     /// Sends all of `bytes` before the deadline.
     pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -193,6 +218,37 @@ impl Deadline {
         }
         Ok(())
     }
+}
+
+/// The time of a long message, part by part. A peer that sends less than
+/// [`LEAST_BYTES_PER_SECOND`] on average is given up after the time that it may be silent, however
+/// long the message is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    begin: Instant,
+    io_timeout: Duration,
+    done_bytes: usize,
+}
+
+impl Pace {
+    pub(crate) fn begin(io_timeout: Duration) -> Self {
+        Self { begin: Instant::now(), io_timeout, done_bytes: 0 }
+    }
+
+    /// Returns the deadline of the next `bytes`.
+    pub(crate) fn next(&self, bytes: usize) -> Deadline {
+        let transfer = transfer_time(self.done_bytes.saturating_add(bytes));
+        let end = self.begin.checked_add(self.io_timeout.saturating_add(transfer));
+        Deadline { end, silence: self.io_timeout }
+    }
+
+    pub(crate) fn done(&mut self, bytes: usize) {
+        self.done_bytes = self.done_bytes.saturating_add(bytes);
+    }
+}
+
+fn transfer_time(bytes: usize) -> Duration {
+    Duration::from_millis((bytes as u64).saturating_mul(1000) / LEAST_BYTES_PER_SECOND)
 }
 
 #[cfg(test)]
@@ -233,6 +289,11 @@ mod tests {
         };
         assert!(left(0) <= 1 && (2..=3).contains(&left(128 << 10)));
         assert!((512..=513).contains(&left(32 << 20)));
+        let mut pace = Pace::begin(io_timeout);
+        let left = |pace: &Pace, bytes| pace.next(bytes).end.expect("an end").saturating_duration_since(Instant::now());
+        assert!(left(&pace, 64 << 10) <= Duration::from_secs(2), "a slow peer has no more time for a longer message");
+        pace.done(32 << 20);
+        assert!(left(&pace, 0) > Duration::from_secs(500));
         let endless = Deadline::of_message(1, Duration::MAX);
         assert_eq!(endless.left().expect("time"), Duration::MAX);
     }

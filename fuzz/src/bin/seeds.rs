@@ -24,6 +24,7 @@ const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"l
 {"command":"rename","name":"a","to":"\u00fc"}
 {"command":"reset","name":"\u00fc"}
 {"command":"limit","limit_bytes":null}
+{"command":"limit-connections","connections":2}
 {"command":"compact","seconds":1}
 {"command":"snapshot","name":"\u00fc","snapshot":"s"}
 {"command":"fork","from":"\u00fc@s","names":["b","c"],"limit_bytes":4096}

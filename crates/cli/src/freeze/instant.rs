@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -33,10 +33,10 @@ impl Instant {
         let mut control = peer.connect()?;
         let record: Record = control.call(&Command::Freeze { name: name.to_owned() })?;
         let way = Way::of(&record)?;
-        let reader =
-            InstantReader { way, export: record.export.clone(), size_bytes: record.size_bytes, idle: Mutex::default() };
+        let (export, size_bytes) = (record.export.clone(), record.size_bytes);
+        let reader = InstantReader { way, export, size_bytes, clients: Mutex::default(), given: Condvar::new() };
         let client = reader.client().context("cannot read the disk over NBD")?;
-        reader.give(client);
+        reader.give(Some(client));
         Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
     }
 
@@ -196,19 +196,60 @@ impl Way {
     }
 }
 
-/// Reads with one connection per concurrently reading thread.
+/// Connections of a reader. Other freezes and clients need places too, and a few connections are
+/// faster than the compression of what they deliver.
+const MOST_CLIENTS: usize = 4;
+
+/// Reads with several connections, each used by one thread at a time.
 pub(crate) struct InstantReader {
     way: Way,
     export: String,
     size_bytes: u64,
-    idle: Mutex<Vec<Client>>,
+    clients: Mutex<Clients>,
+    given: Condvar,
+}
+
+/// The connections of a reader: those that no thread uses, and the number of all.
+#[derive(Default)]
+struct Clients {
+    idle: Vec<Client>,
+    count: usize,
+    /// The server has refused one more than `count` connections.
+    refused: bool,
 }
 
 impl InstantReader {
+    /// Returns a connection. If the server allows no further one, waits for another thread's.
     fn client(&self) -> io::Result<Client> {
-        if let Some(client) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            return Ok(client);
+        let mut clients = self.lock();
+        loop {
+            if let Some(client) = clients.idle.pop() {
+                return Ok(client);
+            }
+            if clients.count == 0 || (clients.count < MOST_CLIENTS && !clients.refused) {
+                clients.count += 1;
+                drop(clients);
+                let connected = self.connect();
+                clients = self.lock();
+                match connected {
+                    Ok(client) => return Ok(client),
+                    Err(error) => {
+                        clients.count -= 1;
+                        clients.refused = true;
+                        if clients.count == 0 {
+                            // The next thread tries for itself.
+                            self.given.notify_one();
+                            return Err(error);
+                        }
+                    }
+                }
+            } else {
+                clients = self.given.wait(clients).unwrap_or_else(PoisonError::into_inner);
+            }
         }
+    }
+
+    fn connect(&self) -> io::Result<Client> {
         let client = match &self.way {
             Way::Unix(path) => Client::unix(path, &self.export, TIMEOUT)?,
             Way::Tcp(address) => Client::tcp(*address, &self.export, TIMEOUT)?,
@@ -219,8 +260,19 @@ impl InstantReader {
         Ok(client)
     }
 
-    fn give(&self, client: Client) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    /// Returns a connection, or `None` for one that has failed.
+    fn give(&self, client: Option<Client>) {
+        let mut clients = self.lock();
+        match client {
+            Some(client) => clients.idle.push(client),
+            None => clients.count -= 1,
+        }
+        drop(clients);
+        self.given.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,8 +288,8 @@ impl ReadAt for InstantReader {
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         // A connection on which a read has failed is not reused.
         let mut client = self.client()?;
-        client.read_all(parts)?;
-        self.give(client);
-        Ok(())
+        let result = client.read_all(parts);
+        self.give(result.is_ok().then_some(client));
+        result
     }
 }

@@ -1,11 +1,14 @@
-//! `pagefold limit`: limits the memory of a server or a disk.
+//! `pagefold limit`: limits the memory of a server or a disk, or the connections of a server.
 
-use pagefold_control::{Command, Limited};
+use pagefold_control::{Command, Limited, LimitedConnections};
 
 use super::Asked;
-use crate::size;
+use crate::{
+    log::{Level, write},
+    size,
+};
 
-/// Set the memory limit of the server or of one disk
+/// Set the memory limit of the server or of one disk, or the server's number of connections
 #[derive(clap::Args)]
 #[command(
     allow_missing_positional = true,
@@ -13,6 +16,7 @@ use crate::size;
   pagefold limit 4G
   pagefold limit guest-7 2G
   pagefold limit guest-7 none
+  pagefold limit --connections 500
 
 A limit below what is in use loses no data: writes that need more memory fail, or wait if the \
 server runs with --when-full wait, until there is room."
@@ -21,9 +25,13 @@ pub(crate) struct Args {
     /// The disk; without it, the command sets the limit of the server
     name: Option<String>,
 
-    /// The limit, or 'none'
-    #[arg(required = true, value_name = "SIZE|none", value_parser = parse)]
-    limit: Limit,
+    /// The memory limit, or 'none'
+    #[arg(required_unless_present = "connections", value_name = "SIZE|none", value_parser = parse)]
+    limit: Option<Limit>,
+
+    /// Maximum number of simultaneous NBD clients; those that are connected stay
+    #[arg(long, value_name = "N", conflicts_with_all = ["name", "limit"], value_parser = clap::value_parser!(u64).range(1..))]
+    connections: Option<u64>,
 
     #[command(flatten)]
     asked: Asked,
@@ -37,8 +45,16 @@ fn parse(text: &str) -> Result<Limit, String> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let command = Command::Limit { name: args.name.clone(), limit_bytes: args.limit.0 };
+    if let Some(connections) = args.connections {
+        return args.asked.perform(&Command::LimitConnections { connections }, |limited: &LimitedConnections| {
+            warn(&limited.warnings);
+            format!("the server allowed {} connections and allows {}", limited.before, limited.connections)
+        });
+    }
+    let limit_bytes = args.limit.and_then(|limit| limit.0);
+    let command = Command::Limit { name: args.name.clone(), limit_bytes };
     args.asked.perform(&command, |limited: &Limited| {
+        warn(&limited.warnings);
         let show = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), size::show);
         let what = limited
             .name
@@ -51,4 +67,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         });
         format!("{what} was {} and is {}{over}", show(limited.before_bytes), show(limited.limit_bytes))
     })
+}
+
+fn warn(warnings: &[String]) {
+    warnings.iter().for_each(|warning| write(Level::Warn, warning));
 }

@@ -169,6 +169,7 @@ mod tests {
             own_bytes,
             snapshots: 0,
             clients: 99,
+            socket: None,
             uris: Vec::new(),
         }
     }

@@ -69,6 +69,7 @@ mod tests {
             own_bytes: 0,
             snapshots: 0,
             clients: 0,
+            socket: None,
             uris: Vec::new(),
         }
     }

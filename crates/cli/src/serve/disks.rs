@@ -20,7 +20,7 @@ use pagefold_disk::{
     BlockDevice, DiskStats, Error as BlockError, Figure, NewDiskError, NewPoolError, Patient, Pool, PoolConfig,
     RamDisk, Room, Waits,
 };
-use pagefold_serve::{Account, Error, Export, Exports, Limits, ServerHandle};
+use pagefold_serve::{Error, Export, Exports, Limits, ServerHandle};
 
 use super::{
     bases::{self, BaseFile},
@@ -296,8 +296,8 @@ impl Disks {
     }
 
     /// Returns the account of the clients' memory.
-    pub(crate) fn client_memory(&self) -> Arc<dyn Account> {
-        Arc::clone(&self.client_memory) as _
+    pub(crate) fn client_memory(&self) -> &Arc<ClientMemory> {
+        &self.client_memory
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {

@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -61,12 +63,15 @@ impl Disks {
             DiskBacking::Snapshot(ram) => InstantSource::Ram(Arc::clone(ram)),
             DiskBacking::Base(file) => InstantSource::Base(Arc::clone(&file.base)),
         };
-        // No disk's name begins like this.
-        let export = format!("@@{}", self.instants.next.fetch_add(1, Relaxed));
+        // No disk's name begins like this, and only the control socket's users know the rest.
+        let secret = secret()
+            .map_err(|error| Failure::new(Code::Failed, format!("the system provides no random numbers: {error}")))?;
+        let export = format!("@@{}-{secret:016x}", self.instants.next.fetch_add(1, Relaxed));
         let record = Counted::record(&self.pool, &export, RECORD_BYTES)?;
         let device = source.device();
         let size_bytes = device.size_bytes();
-        let served = Export::read_only(export.clone(), device);
+        // Its clients are served even if all connections are in use.
+        let served = Export::read_only(export.clone(), device).private();
         self.instants.exports.add(served).map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.instants.lock().insert(export.clone(), source);
         let instant = Instant {
@@ -109,6 +114,13 @@ impl Disks {
         }
         Ok(FrozenRuns { runs, next_bytes: (at < size_bytes).then_some(at) })
     }
+}
+
+/// Returns a number that is hard to guess.
+fn secret() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// Returns what a client must know to read a base by itself; `None` if its path is not UTF-8.

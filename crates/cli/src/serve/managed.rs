@@ -11,14 +11,16 @@ use std::{
 
 use pagefold_control::{
     Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskSocket, DiskStat, Dropped, Failure, Fork,
-    FrozenRuns, Held, Instant, Limited, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
 };
-use pagefold_serve::{tcp_uri, unix_uri};
+use pagefold_serve::{Limits, ServerHandle, tcp_uri, unix_uri};
 
 use super::{
     bases::BaseFile,
+    descriptors,
     disks::{Disks, Found},
     ending::Ending,
+    machine,
 };
 use crate::{log::Log, size};
 
@@ -76,12 +78,21 @@ pub(crate) struct Managed {
     pub(crate) disks: Arc<Disks>,
     pub(crate) addresses: Vec<Address>,
     pub(crate) ending: Arc<Ending>,
+    pub(crate) server: ServerHandle,
     pub(crate) log: Log,
     /// When it began to listen.
     pub(crate) start: time::Instant,
 }
 
 impl Managed {
+    /// Returns what is wrong with the server's new limit, and logs it.
+    fn limit_warnings(&self, limit_bytes: Option<u64>) -> Vec<String> {
+        let memory = limit_bytes.and_then(|bytes| machine::Memory::find()?.warning(bytes));
+        let warnings: Vec<_> = memory.into_iter().chain(self.disks.client_memory().warning()).collect();
+        warnings.iter().for_each(|warning| self.log.warn(warning));
+        warnings
+    }
+
     /// Returns a disk's URIs: of its own socket, and of all addresses.
     fn uris(&self, export: &str, own: Option<&Path>) -> Vec<String> {
         let own = own.map(|path| unix_uri(path, export));
@@ -136,7 +147,9 @@ impl Manage for Managed {
 
     fn server(&self) -> ServerStat {
         self.log.debug("control: stat");
-        let total = self.disks.total();
+        let mut total = self.disks.total();
+        total.figures.insert("connections".to_owned(), self.server.connections().into());
+        total.figures.insert("connections_limit".to_owned(), self.server.connections_limit().into());
         ServerStat {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
@@ -226,7 +239,19 @@ impl Manage for Managed {
         let limit =
             limit_bytes.map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", size::show(bytes)));
         self.log.info(&format!("{what} has {limit} now"));
-        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes })
+        let warnings = if name.is_none() { self.limit_warnings(limit_bytes) } else { Vec::new() };
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
+    }
+
+    fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure> {
+        let count = usize::try_from(connections).unwrap_or(usize::MAX);
+        let descriptors = descriptors::allow(count, Limits::default());
+        self.disks.client_memory().set_connections(count);
+        let before = self.server.set_connections(count) as u64;
+        self.log.info(&format!("the server allows {connections} connections now"));
+        let warnings: Vec<_> = descriptors.into_iter().chain(self.disks.client_memory().warning()).collect();
+        warnings.iter().for_each(|warning| self.log.warn(warning));
+        Ok(LimitedConnections { before, connections, warnings })
     }
 
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {

@@ -4,11 +4,13 @@ mod bases;
 mod child;
 mod clients;
 mod compaction;
+mod descriptors;
 mod disks;
 mod ending;
 mod forks;
 mod in_use;
 mod instants;
+mod machine;
 mod managed;
 mod notify;
 mod options;
@@ -20,7 +22,7 @@ mod watch;
 use std::{
     ffi::OsString,
     fs,
-    io::Write,
+    io::{self, Write},
     net::SocketAddr,
     os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
@@ -38,7 +40,7 @@ use pagefold_control::{
 };
 use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Passed, Permissions, Refused, Server, SocketFile, listen_privately};
-use rustix::process::{Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::{NamedTempFile, TempDir};
 
 pub(crate) use self::ending::waits_for;
@@ -49,7 +51,7 @@ use self::{
     ending::Ending,
     managed::{Address, Managed, add_base},
     notify::notify,
-    options::{parse_connections, parse_disk, parse_tcp},
+    options::{MemoryLimit, parse_connections, parse_disk, parse_limit, parse_tcp},
     sockets::{parse_group, parse_mode},
     watch::Watch,
 };
@@ -61,10 +63,6 @@ use crate::{
     server_directory::{self, ServerDirectory},
     signals, size,
 };
-
-/// Open files of a server in addition to those of its served clients: clients that have not chosen
-/// an export, clients of the control socket, sockets, and standard streams.
-const OTHER_DESCRIPTORS: u64 = 160;
 
 /// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
@@ -159,9 +157,10 @@ pub(crate) struct Args {
     )]
     codec: Arc<dyn Codec>,
 
-    /// Memory limit of the server; --when-full decides what happens to writes beyond it
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    memory_limit: Option<u64>,
+    /// Memory limit of the server, or 'none'; by default, half of the memory of the machine or of the
+    /// control group. --when-full decides what happens to writes beyond it
+    #[arg(long, value_name = "SIZE|none", value_parser = parse_limit)]
+    memory_limit: Option<MemoryLimit>,
 
     /// What happens to writes beyond the server's or the disk's memory limit
     #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
@@ -176,7 +175,8 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// Maximum number of simultaneous clients; the server refuses and logs further ones
+    /// Maximum number of simultaneous clients; the server refuses and logs further ones. 'pagefold
+    /// limit --connections' changes it
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
     max_connections: usize,
 
@@ -264,7 +264,7 @@ impl Args {
     /// Returns the directory to listen in, and a guard if it is temporary.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
-            let folder = TempDir::with_prefix("pagefold-").context("cannot make a directory for the sockets")?;
+            let folder = private_folder().context("cannot make a directory for the sockets")?;
             return Ok((folder.path().to_owned(), Some(folder)));
         }
         Ok((server_directory::path(self.dir.as_deref())?, None))
@@ -313,7 +313,7 @@ impl Listening {
             .limits(args.limits())
             .when_refused(move |why| log.warn(&refusal(&why)))
             .exports(disks.exports())
-            .account(disks.client_memory());
+            .account(Arc::clone(disks.client_memory()) as _);
         builder = match (place.passed.take(), &place.directory) {
             (Some(passed), _) => builder.passed(passed),
             (None, Some(directory)) => builder.unix_for(directory.nbd_socket(), args.permissions()),
@@ -349,12 +349,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let pid_file = args.pid_file.as_deref().map(|path| PidFile::check(&absolute(path))).transpose()?;
     args.open_log(log)?;
-    allow_descriptors(args.max_connections, log);
+    if let Some(warning) = descriptors::allow(args.max_connections, args.limits()) {
+        log.warn(&warning);
+    }
     pagefold_disk::keep_no_large_blocks();
     set_huge_pages(false);
     if args.swap {
         swap::prepare(log)?;
     }
+    let (limit_bytes, limit_line) = memory_limit(args.memory_limit);
     let files = args.files.iter().map(|file| {
         let file = BaseFile::parse(file.clone(), args.format).map_err(|what| misuse(anyhow!(what)))?;
         check_name(&file.name).map_err(misuse)?;
@@ -364,7 +367,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let disks = Disks::new(DisksConfig {
         codec: Arc::clone(&args.codec),
         dedupe: args.dedupe,
-        limit_bytes: args.memory_limit,
+        limit_bytes,
         clients: args.limits(),
         when_full: args.when_full,
     });
@@ -396,6 +399,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         disks: Arc::clone(&disks),
         addresses: addresses(&server),
         ending: Arc::clone(&ending),
+        server: server.handle(),
         log,
         start: Instant::now(),
     });
@@ -436,6 +440,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &control_path {
         log.info(&format!("control socket {}", path.display()));
     }
+    let client_warning = disks.client_memory().warning().map(|warning| (Level::Warn, warning));
+    limit_line.into_iter().chain(client_warning).for_each(|(level, line)| log.write(level, &line));
     disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
     let _pid_file = pid_file.map(PidFile::write).transpose()?;
     notify("READY=1");
@@ -476,6 +482,36 @@ fn set_huge_pages(may: bool) {
     let _ = rustix::thread::disable_transparent_huge_pages(!may);
 }
 
+/// Creates a temporary directory to which only this user has access, whatever the umask.
+fn private_folder() -> io::Result<TempDir> {
+    let own = fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().prefix("pagefold-").permissions(own.clone()).tempdir()?;
+    // The umask may have taken the user's own permissions away.
+    fs::set_permissions(folder.path(), own)?;
+    Ok(folder)
+}
+
+/// Returns the server's memory limit: the given one, or half of the memory that there is. Also
+/// returns a line that says so, or what is wrong with it.
+fn memory_limit(given: Option<MemoryLimit>) -> (Option<u64>, Option<(Level, String)>) {
+    match (given, machine::Memory::find()) {
+        (Some(MemoryLimit::None), _) => (None, Some((Level::Info, "no memory limit".to_owned()))),
+        (Some(MemoryLimit::Bytes(bytes)), memory) => {
+            let warning = memory.and_then(|memory| memory.warning(bytes));
+            (Some(bytes), warning.map(|warning| (Level::Warn, warning)))
+        }
+        (None, Some(memory)) => {
+            let bytes = memory.half_bytes();
+            let line = format!("memory limit {}, half of {memory}; --memory-limit sets another", size::show(bytes));
+            (Some(bytes), Some((Level::Info, line)))
+        }
+        (None, None) => {
+            let line = "no memory limit: the system does not say how much memory there is; set one with --memory-limit";
+            (None, Some((Level::Warn, line.to_owned())))
+        }
+    }
+}
+
 /// Makes this process end with its parent. Returns `false` if the parent has already ended.
 fn follow_parent() -> anyhow::Result<bool> {
     let parent = getppid();
@@ -483,34 +519,19 @@ fn follow_parent() -> anyhow::Result<bool> {
     Ok(getppid() == parent)
 }
 
-/// Raises the limit of open files to what `connections` need, because the default limit is often
-/// lower. Warns if the system refuses.
-fn allow_descriptors(connections: usize, log: Log) {
-    let needed = (connections as u64).saturating_add(OTHER_DESCRIPTORS);
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_none_or(|current| current >= needed) {
-        return;
-    }
-    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
-    // If this fails, the old limit remains.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
-    if allowed < needed {
-        log.warn(&format!(
-            "{connections} connections may need {needed} open files, and the system allows {allowed}: raise the limit (ulimit -Hn, \
-             LimitNOFILE=) or lower --max-connections"
-        ));
-    }
-}
-
 fn refusal(why: &Refused) -> String {
     match why {
         Refused::Full(limit) => {
-            format!("a client was refused: all {limit} connections that --max-connections allows are in use")
+            format!("a client was refused: all {limit} connections that the server allows are in use; raise the number with 'pagefold limit --connections N'")
         }
         Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
-        Refused::Thread(error) => format!("a client was refused: cannot start a thread: {error}"),
+        Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
         Refused::Memory => {
             "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
+                .to_owned()
+        }
+        Refused::Work => {
+            "requests wait for each other: the memory limit is too small for these clients; raise it with 'pagefold limit SIZE'"
                 .to_owned()
         }
         why => format!("a client was refused: {why:?}"),

@@ -44,6 +44,17 @@ pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| format!("'{text}' has no address"))
 }
 
+/// The value of `--memory-limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryLimit {
+    None,
+    Bytes(u64),
+}
+
+pub(crate) fn parse_limit(text: &str) -> Result<MemoryLimit, String> {
+    if text == "none" { Ok(MemoryLimit::None) } else { size::parse(text).map(MemoryLimit::Bytes) }
+}
+
 pub(crate) fn parse_connections(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "not a number of at least 1".to_owned())
 }

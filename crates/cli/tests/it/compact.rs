@@ -56,7 +56,8 @@ fn page(number: u64) -> Vec<u8> {
 #[test]
 fn compact_gives_memory_back_and_changes_no_byte() {
     const PAGES: u64 = 3000;
-    let server = Server::start(&["--size", "64M"]);
+    // With a limit, a part is reserved for clients.
+    let server = Server::start(&["--size", "64M", "--memory-limit", "none"]);
     let mut disk = Disk::open(&server);
     for number in 0..PAGES {
         disk.request(1, number, &page(number));

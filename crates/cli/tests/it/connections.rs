@@ -8,7 +8,7 @@ use crate::server::{Server, run};
 
 const CLIENTS: u64 = 24;
 /// The memory that all clients may use together, according to `docs/nbd.md`.
-const CONNECTIONS_BYTES: u64 = (64 << 20) + CLIENTS * (48 << 10);
+const CONNECTIONS_BYTES: u64 = (64 << 20) + CLIENTS * (36 << 10);
 /// Memory for the program itself and a disk with 64 MiB of zero pages.
 const OTHER_BYTES: u64 = 8 << 20;
 

@@ -164,7 +164,7 @@ fn idle_clients_give_way() {
 
 #[test]
 fn the_program_says_what_it_did() {
-    let server = Server::start(&["--export", "name=a,size=1M"]);
+    let server = Server::start(&["--export", "name=a,size=1M", "--memory-limit", "1G"]);
     let said = |args: &[&str]| run(&mut server.ask(args));
     let listing = said(&["disks"]);
     let words: Vec<_> = listing.lines().map(|line| line.split_whitespace().take(3).collect::<Vec<_>>()).collect();
@@ -180,7 +180,8 @@ fn the_program_says_what_it_did() {
     assert_eq!(said(&["rename", "b", "c"]), format!("renamed 'b' to 'c': '{}'\n", server.uri("c")));
     assert_eq!(said(&["reset", "c"]), "reset 'c'\n");
     assert_eq!(said(&["limit", "a", "none"]), "the limit of 'a' was none and is none\n");
-    assert_eq!(said(&["limit", "none"]), "the server's limit was none and is none\n");
+    assert_eq!(said(&["limit", "none"]), "the server's limit was 1.00 GiB and is none\n");
+    assert_eq!(said(&["limit", "--connections", "200"]), "the server allowed 128 connections and allows 200\n");
     assert_eq!(said(&["resize", "c", "2M"]), "resized 'c' from 2.00 MiB to 2.00 MiB\n");
     assert_eq!(said(&["drop", "c"]), "dropped 'c', 2.00 MiB\n");
     for args in [&["drop", "c"][..], &["disks", "c"], &["remove", "c"]] {

@@ -40,7 +40,7 @@ fn files_that_connections_need_may_be_opened() {
     drop(clients);
     let (status, messages) = server.end(Signal::TERM);
     assert!(status.success(), "{status}: {messages}");
-    assert_names(&messages, &["288 open files", "ulimit -Hn", "cannot accept clients", "Too many open files"]);
+    assert_names(&messages, &["720 open files", "ulimit -Hn", "cannot accept clients", "Too many open files"]);
 }
 
 #[test]

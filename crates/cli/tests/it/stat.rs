@@ -26,7 +26,7 @@ fn stat_tells_what_a_disk_learns() {
 
 #[test]
 fn an_empty_8_gib_disk_costs_kilobytes() {
-    let server = Server::start(&["--size", "8G"]);
+    let server = Server::start(&["--size", "8G", "--memory-limit", "none"]);
     assert!(server.total("spent_bytes") <= 64 << 10);
     assert!(server.figure("", "spent_bytes") <= 4 << 10);
 }

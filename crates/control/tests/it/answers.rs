@@ -36,8 +36,23 @@ fn value() -> impl Strategy<Value = Value> {
 
 fn request() -> impl Strategy<Value = Value> {
     let commands = [
-        "list", "stat", "add", "add-base", "fork", "snapshot", "rollback", "changes", "drop", "remove", "resize",
-        "rename", "reset", "limit", "compact", "other",
+        "list",
+        "stat",
+        "add",
+        "add-base",
+        "fork",
+        "snapshot",
+        "rollback",
+        "changes",
+        "drop",
+        "remove",
+        "resize",
+        "rename",
+        "reset",
+        "limit",
+        "limit-connections",
+        "compact",
+        "other",
     ];
     let fields = [
         "path",
@@ -51,6 +66,7 @@ fn request() -> impl Strategy<Value = Value> {
         "force",
         "read_only",
         "seconds",
+        "connections",
         "from",
         "names",
         "snapshot",

@@ -198,6 +198,34 @@ fn what_is_not_a_server_is_called_so() {
     }
 }
 
+/// Clients that hold instants keep neither others out nor, if there are too many, other freezes
+/// waiting without an answer.
+#[test]
+fn clients_with_instants_have_places_of_their_own() {
+    let server = Running::start(limits_with(|limits| (limits.clients, limits.holders) = (2, 3)));
+    let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
+    let _: DiskRecord = server.client().call(&Command::Add(add)).expect("a disk");
+    let freeze = Command::Freeze { name: "a".to_owned() };
+    let hold = |_| {
+        let mut client = server.client();
+        let _: pagefold_control::Instant = client.call(&freeze).expect("an instant");
+        client
+    };
+    let mut holders: Vec<_> = (0..3).map(hold).collect();
+    let mut other = server.client();
+    let failed = other.call::<pagefold_control::Instant>(&freeze);
+    assert!(matches!(&failed, Err(ClientError::Failed(Failure { code: Code::Busy, .. }))), "{failed:?}");
+    let _: Listing = other.call(&Command::List {}).expect("a list");
+    let _: pagefold_control::Instant = holders[0].call(&freeze).expect("a second instant");
+    drop(holders.pop());
+    // The server notices a moment later that it has left.
+    let start = std::time::Instant::now();
+    while other.call::<pagefold_control::Instant>(&freeze).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(60), "its place is not free");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_client_with_an_instant_is_not_idle() {
     let server = Running::start(limits_with(|limits| limits.clients = 2));

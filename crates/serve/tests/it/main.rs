@@ -13,6 +13,7 @@ mod hostile;
 mod lifecycle;
 mod memory;
 mod negotiation;
+mod newcomers;
 mod overlap;
 mod parsing;
 mod raw;

@@ -1,26 +1,26 @@
 //! The memory that connections take from the server's account.
 
 use std::{
-    io::Read,
-    os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use pagefold_serve::{
-    Account, Export, LEAST_BYTES, Limits, Refused, Server,
-    protocol::{OptionHeader, command, option, reply},
+    Account, Claim, Export, IDLE_BYTES, Limits, Refused, Server, WORK_BYTES,
+    protocol::{OptionHeader, Request, command, option, reply},
 };
 
 use crate::{
     device::Ram,
-    raw::{Raw, Running, limits_with},
+    raw::{Raw, Running, info, limits_with},
 };
 
 const CONNECTIONS: u64 = 16;
+/// Memory of a connection that works, without loans.
+const WORKING_BYTES: u64 = IDLE_BYTES + WORK_BYTES;
 
 /// Grants up to a limit and records the peak.
 #[derive(Default)]
@@ -46,19 +46,15 @@ impl Ledger {
 }
 
 impl Account for Ledger {
-    fn take(&self, bytes: u64) -> bool {
-        let more = |taken: u64| (taken + bytes <= self.limit_bytes).then_some(taken + bytes);
+    fn take(&self, claim: Claim, bytes: u64) -> bool {
+        let limit_bytes = if claim == Claim::Loan { self.limit_bytes } else { u64::MAX };
+        let more = |taken: u64| (taken + bytes <= limit_bytes).then_some(taken + bytes);
         let taken = self.taken_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
         self.most_bytes.fetch_max(self.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         taken.is_ok()
     }
 
-    fn take_least(&self, bytes: u64) -> bool {
-        self.taken_bytes.fetch_add(bytes, Ordering::SeqCst);
-        true
-    }
-
-    fn give(&self, bytes: u64) {
+    fn give(&self, _: Claim, bytes: u64) {
         assert!(self.taken_bytes.fetch_sub(bytes, Ordering::SeqCst) >= bytes, "more is given than was taken");
     }
 }
@@ -86,20 +82,20 @@ fn start(account: &Arc<Ledger>, limits: Limits) -> Running {
 }
 
 #[test]
-fn an_idle_connection_takes_its_least_and_a_busy_one_gives_back_what_it_takes() {
+fn an_idle_connection_takes_its_minimum_and_a_busy_one_gives_back_what_it_takes() {
     let account = Ledger::new(u64::MAX);
     let server = start(&account, Limits::default());
     let mut all: Vec<Raw> = (0..CONNECTIONS).map(|_| server.structured()).collect();
-    assert_eq!(account.taken_bytes.load(Ordering::SeqCst), CONNECTIONS * LEAST_BYTES);
+    assert_eq!(account.taken_bytes.load(Ordering::SeqCst), CONNECTIONS * IDLE_BYTES);
     std::thread::scope(|scope| {
         for (number, raw) in all.iter_mut().enumerate() {
             scope.spawn(move || exercise(raw, number as u8));
         }
     });
     let most_bytes = account.most_bytes.load(Ordering::SeqCst);
-    assert!(most_bytes > 2 * CONNECTIONS * LEAST_BYTES, "only {most_bytes} bytes for large requests");
-    assert!(most_bytes <= Limits::default().memory_bytes + CONNECTIONS * LEAST_BYTES, "{most_bytes} bytes");
-    account.wait_for(CONNECTIONS * LEAST_BYTES);
+    assert!(most_bytes > 2 * CONNECTIONS * WORKING_BYTES, "only {most_bytes} bytes for large requests");
+    assert!(most_bytes <= Limits::default().memory_bytes + CONNECTIONS * WORKING_BYTES, "{most_bytes} bytes");
+    account.wait_for(CONNECTIONS * IDLE_BYTES);
     drop(all);
     account.wait_for(0);
 }
@@ -107,7 +103,7 @@ fn an_idle_connection_takes_its_least_and_a_busy_one_gives_back_what_it_takes() 
 #[test]
 fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
     // No memory at all, then room for some buffers.
-    for limit_bytes in [0, CONNECTIONS * LEAST_BYTES + (600 << 10)] {
+    for limit_bytes in [0, CONNECTIONS * WORKING_BYTES + (600 << 10)] {
         let account = Ledger::new(limit_bytes);
         let server = start(&account, Limits::default());
         let all: Vec<Raw> = (0..CONNECTIONS).map(|_| server.structured()).collect();
@@ -116,7 +112,7 @@ fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
                 scope.spawn(move || exercise(&mut raw, number as u8));
             }
         });
-        assert!(account.most_bytes.load(Ordering::SeqCst) <= limit_bytes.max(CONNECTIONS * LEAST_BYTES));
+        assert!(account.most_bytes.load(Ordering::SeqCst) <= limit_bytes + CONNECTIONS * WORKING_BYTES);
         account.wait_for(0);
         let mut raw = server.greet();
         if limit_bytes == 0 {
@@ -151,40 +147,212 @@ fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     assert!((4..=6).contains(&most_reads), "{most_reads} at a time");
 }
 
-/// An account with room for one connection.
-#[derive(Default)]
-struct ForOne(AtomicU64);
+/// An account with room for some connections, of which some may work, and without loans.
+pub(crate) struct Strict {
+    idle_bytes: u64,
+    work_bytes: u64,
+    idle_taken: AtomicU64,
+    work_taken: AtomicU64,
+}
 
-impl Account for ForOne {
-    fn take(&self, _: u64) -> bool {
-        false
+impl Strict {
+    pub(crate) fn new(connections: u64, working: u64) -> Arc<Self> {
+        Arc::new(Self {
+            idle_bytes: connections * IDLE_BYTES,
+            work_bytes: working * WORK_BYTES,
+            idle_taken: AtomicU64::new(0),
+            work_taken: AtomicU64::new(0),
+        })
     }
 
-    fn take_least(&self, bytes: u64) -> bool {
-        self.0.compare_exchange(0, bytes, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    pub(crate) fn idle_bytes_taken(&self) -> u64 {
+        self.idle_taken.load(Ordering::SeqCst)
+    }
+}
+
+impl Account for Strict {
+    fn take(&self, claim: Claim, bytes: u64) -> bool {
+        let (taken, limit_bytes) = match claim {
+            Claim::Connection => (&self.idle_taken, self.idle_bytes),
+            Claim::Work => (&self.work_taken, self.work_bytes),
+            _ => return false,
+        };
+        let more = |taken: u64| (taken + bytes <= limit_bytes).then_some(taken + bytes);
+        taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    fn give(&self, bytes: u64) {
-        self.0.fetch_sub(bytes, Ordering::SeqCst);
+    fn give(&self, claim: Claim, bytes: u64) {
+        let taken = if claim == Claim::Connection { &self.idle_taken } else { &self.work_taken };
+        assert!(taken.fetch_sub(bytes, Ordering::SeqCst) >= bytes, "more is given than was taken");
+    }
+}
+
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_connection_for_which_the_account_has_no_room_is_closed_and_that_is_told() {
+fn a_client_for_which_there_is_no_memory_is_told_why_and_may_ask() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&told);
-    let account = Arc::new(ForOne::default());
+    let account = Strict::new(1, 1);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192)));
     let builder = builder.account(Arc::clone(&account) as _);
     let server = Running::start(builder.when_refused(move |why| notes.lock().unwrap().push(why)));
     let served = server.simple();
-    assert_eq!(UnixStream::connect(&server.path).unwrap().read(&mut [0]).unwrap(), 0, "a connection too many");
+    // More than may stay.
+    let mut others: Vec<Raw> = (0..20).map(|_| server.greet()).collect();
+    let mut other = others.pop().unwrap();
+    other.option(option::GO, &info(b"disk", &[]));
+    let (kind, message) = other.option_reply(option::GO);
+    assert_eq!((kind, String::from_utf8_lossy(&message).contains("memory limit")), (reply::ERR_POLICY, true));
     assert!(matches!(told.lock().unwrap()[..], [Refused::Memory]));
+    other.option(option::INFO, &info(b"disk", &[]));
+    assert_eq!(other.option_reply(option::INFO).0, reply::INFO);
+    other.expect_ack(option::INFO);
     drop(served);
-    let start = Instant::now();
-    while account.0.load(Ordering::SeqCst) != 0 {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
+    wait_until("the memory comes back", || account.idle_taken.load(Ordering::SeqCst) == 0);
+    other.go(b"disk");
+    assert_eq!(account.idle_taken.load(Ordering::SeqCst), IDLE_BYTES);
+}
+
+#[test]
+fn newcomers_that_say_nothing_leave_their_memory_to_the_next() {
+    const SILENT: usize = 50;
+    let account = Strict::new(10, 10);
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(8192)));
+    let server = Running::start(builder.account(Arc::clone(&account) as _));
+    let silent: Vec<Raw> = (0..SILENT).map(|_| server.greet()).collect();
+    let served: Vec<Raw> = (0..10).map(|_| server.simple()).collect();
+    drop((silent, served));
+    wait_until("the memory comes back", || account.idle_taken.load(Ordering::SeqCst) == 0);
+}
+
+/// Two of twenty connections may work at a time, some of them without a pause and with several
+/// requests in flight. All are served.
+#[test]
+fn connections_take_turns_where_memory_is_short() {
+    const CLIENTS: u8 = 20;
+    for (may_block, depth) in [(false, 1), (false, 8), (true, 8)] {
+        let account = Strict::new(CLIENTS.into(), 2);
+        let device = Arc::new(Ram { may_block, ..Ram::new(1 << 20) });
+        let builder = Server::builder().export(Export::new("disk", device));
+        let server = Running::start(builder.account(Arc::clone(&account) as _));
+        let done = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for number in 0..CLIENTS {
+                let (server, done) = (&server, &done);
+                scope.spawn(move || {
+                    let mut raw = server.simple();
+                    let offset = u64::from(number) * 16384;
+                    // Until everyone has been served.
+                    for round in 0.. {
+                        for cookie in 0..depth {
+                            raw.request(command::WRITE, 0, cookie, offset, 16384);
+                            raw.send(&[number; 16384]);
+                        }
+                        for _ in 0..depth {
+                            assert_eq!(raw.simple_reply().0, 0);
+                        }
+                        if round == 3 {
+                            done.fetch_add(1, Ordering::SeqCst);
+                        }
+                        if done.load(Ordering::SeqCst) == CLIENTS.into() {
+                            break;
+                        }
+                    }
+                    raw.request(command::READ, 0, 9, offset, 16384);
+                    assert_eq!(raw.simple_reply(), (0, 9));
+                    assert_eq!(raw.bytes(16384), [number; 16384]);
+                });
+            }
+        });
+        wait_until("the memory comes back", || {
+            account.idle_taken.load(Ordering::SeqCst) + account.work_taken.load(Ordering::SeqCst) == 0
+        });
     }
-    server.assert_alive();
+}
+
+/// One connection may work at a time, and one of them always has requests: whole ones, or with a
+/// part of the next.
+#[test]
+fn a_connection_that_never_pauses_gives_others_their_turn() {
+    for (kind, payload_bytes) in [(command::READ, 0), (command::WRITE, 5000)] {
+        let account = Strict::new(4, 1);
+        let builder = Server::builder().export(Export::new("disk", Ram::shared(1 << 20)));
+        let server = Running::start(builder.account(account as _));
+        let mut flood = server.simple();
+        let replies = flood.stream.try_clone().unwrap();
+        let others_are_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut replies = Raw { stream: replies };
+                while replies.try_receive() {}
+            });
+            scope.spawn(|| {
+                let len_bytes = if kind == command::READ { 512 } else { payload_bytes as u64 };
+                let header = Request { flags: 0, kind, cookie: 1, offset: 0, len_bytes }.encode();
+                // More than the server receives at a time.
+                let many = [&header[..], &vec![1; payload_bytes]].concat().repeat((1 << 20) / (28 + payload_bytes));
+                while !others_are_done.load(Ordering::SeqCst) {
+                    flood.send(&many);
+                }
+                flood.stream.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+            let mut others: Vec<Raw> = (0..3).map(|_| server.simple()).collect();
+            for round in 0..5 {
+                for raw in &mut others {
+                    raw.request(command::READ, 0, round, 8192, 512);
+                }
+                for raw in &mut others {
+                    assert_eq!(raw.simple_reply(), (0, round));
+                    raw.bytes(512);
+                }
+            }
+            others_are_done.store(true, Ordering::SeqCst);
+        });
+    }
+}
+
+/// Peers that do not read keep what they have; the others share the rest.
+#[test]
+fn requests_wait_for_memory_that_silent_readers_keep() {
+    let account = Strict::new(8, 2);
+    let limits = limits_with(|limits| limits.io_timeout = Duration::from_secs(2));
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(33 << 20))).limits(limits);
+    let server = Running::start(builder.account(Arc::clone(&account) as _));
+    let mut unread: Vec<Raw> = (0..2).map(|_| server.simple()).collect();
+    for raw in &mut unread {
+        raw.request(command::READ, 0, 1, 0, 32 << 20);
+        raw.bytes(1);
+    }
+    let mut others: Vec<Raw> = (0..6).map(|_| server.simple()).collect();
+    for raw in &mut others {
+        raw.request(command::READ, 0, 1, 0, 512);
+    }
+    for raw in &mut others {
+        assert_eq!(raw.simple_reply(), (0, 1));
+        raw.bytes(512);
+    }
+}
+
+#[test]
+fn a_stop_answers_requests_that_wait_for_memory() {
+    let account = Strict::new(8, 1);
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(1 << 20)));
+    let mut server = Running::start(builder.account(account as _));
+    let mut all: Vec<Raw> = (0..8).map(|_| server.simple()).collect();
+    for raw in &mut all {
+        raw.request(command::READ, 0, 1, 0, 512);
+    }
+    server.stop();
+    for raw in &mut all {
+        assert_eq!(raw.simple_reply(), (0, 1));
+        raw.bytes(512);
+        raw.expect_end();
+    }
 }

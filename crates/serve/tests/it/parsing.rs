@@ -17,15 +17,17 @@ use crate::{
 };
 
 /// A stream in memory: all that the peer sends is available from the start, then the stream ends.
-#[derive(Default)]
 struct Script {
+    /// The most that is received at a time.
+    most_bytes: usize,
     input: Mutex<io::Cursor<Vec<u8>>>,
     output: std::sync::Arc<Mutex<Vec<u8>>>,
 }
 
 impl Transport for Script {
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        io::Read::read(&mut *self.input.lock().unwrap(), buf)
+        let most_bytes = buf.len().min(self.most_bytes);
+        io::Read::read(&mut *self.input.lock().unwrap(), &mut buf[..most_bytes])
     }
 
     fn send(&self, bytes: &[u8], _: Duration) -> io::Result<usize> {
@@ -42,7 +44,12 @@ impl Transport for Script {
 
 /// Returns the server's output for a peer that sends `input`.
 fn serve(input: Vec<u8>) -> Vec<u8> {
-    let script = Script { input: Mutex::new(io::Cursor::new(input)), ..Script::default() };
+    serve_in_pieces(input, usize::MAX)
+}
+
+/// The same if the input arrives in pieces.
+fn serve_in_pieces(input: Vec<u8>, most_bytes: usize) -> Vec<u8> {
+    let script = Script { most_bytes, input: Mutex::new(io::Cursor::new(input)), output: Default::default() };
     let output = std::sync::Arc::clone(&script.output);
     let exports = Exports::new();
     exports.add(Export::new("disk", Ram::shared(1 << 20))).unwrap();
@@ -114,7 +121,9 @@ proptest! {
             input.extend(OptionHeader { option, len_bytes: data.len() as u32 }.encode());
             input.extend(data);
         }
-        serve(input);
+        let whole = serve(input.clone());
+        prop_assert_eq!(serve_in_pieces(input.clone(), 1), whole.clone());
+        prop_assert_eq!(serve_in_pieces(input, 7), whole);
     }
 
     #[test]

@@ -174,6 +174,11 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
+    /// Receives something; returns whether the stream continues.
+    pub(crate) fn try_receive(&mut self) -> bool {
+        self.stream.read(&mut [0; 4096]).is_ok_and(|count| count != 0)
+    }
+
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }

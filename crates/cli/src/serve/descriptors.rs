@@ -1,0 +1,28 @@
+//! The limit of open files, which bounds the clients of a server.
+
+use pagefold_serve::Limits;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Open files of a server in addition to those of NBD clients: clients of the control socket,
+/// sockets, bases and standard streams.
+const OTHER_DESCRIPTORS: usize = 64;
+
+/// Raises the limit of open files to what this many connections need, because the default limit is
+/// often lower. Returns a warning if the system refuses.
+pub(crate) fn allow(connections: usize, limits: Limits) -> Option<String> {
+    let others = limits.negotiating + limits.private + OTHER_DESCRIPTORS;
+    let needed = connections.saturating_add(others) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return None;
+    }
+    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
+    // If this fails, the old limit remains.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum });
+    (allowed < needed).then(|| {
+        format!(
+            "{connections} connections may need {needed} open files, and the system allows {allowed}: raise the limit (ulimit -Hn, \
+             LimitNOFILE=) or lower --max-connections"
+        )
+    })
+}

@@ -1,0 +1,274 @@
+//! Which connections a server serves.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Error, Export,
+    connection::{Common, Connection, Keeper},
+    events::Resting,
+    memory::Taken,
+    negotiate::NoPlace,
+    sockets::{Opened, Sockets},
+    transport::{Socket, Transport},
+};
+
+/// Minimum interval between two reports of refused clients, for each reason.
+const TELL_PAUSE: Duration = Duration::from_secs(60);
+
+/// Reasons why a client was not served. None of them ends the server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The number of clients served has reached
+    /// [`Limits::connections`](crate::Limits::connections), which is given here.
+    Full(usize),
+    /// Accepting failed for lack of descriptors or memory. The connection stays in the queue.
+    Accept(io::Error),
+    /// No thread could be started for a client. Its requests wait.
+    Thread(io::Error),
+    /// The server's [`Account`](crate::Account) has no room for another connection.
+    Memory,
+    /// The server's [`Account`](crate::Account) has no room for another connection that works:
+    /// requests wait until others are done.
+    Work,
+}
+
+/// The number of the variants of [`Refused`].
+const REASONS: usize = 5;
+
+/// The callback for refused clients.
+#[derive(Clone, Default)]
+pub(crate) struct WhenRefused(pub(crate) Option<Arc<dyn Fn(Refused) + Send + Sync>>);
+
+impl fmt::Debug for WhenRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WhenRefused").field(&self.0.is_some()).finish()
+    }
+}
+
+/// State shared by a server, its handles and its connections.
+pub(crate) struct Control {
+    pub(crate) common: Arc<Common>,
+    /// Written to wake the server's thread.
+    pub(crate) wake: Arc<OwnedFd>,
+    pub(crate) resting: Resting,
+    pub(crate) sockets: Sockets,
+    /// Set when connections and their requests are no longer waited for.
+    abandoned: AtomicBool,
+    /// Connections that have not chosen an export.
+    pub(crate) negotiating: AtomicUsize,
+    connections: Mutex<Connections>,
+    /// Signalled when a served connection has ended.
+    ended: Condvar,
+    when_refused: WhenRefused,
+}
+
+/// The connections that have chosen an export, by number, the oldest first.
+struct Connections {
+    /// Maximum number of those without such a place.
+    limit: usize,
+    all: BTreeMap<u64, Admitted>,
+    /// Number of those with one of the places for private exports.
+    private: usize,
+    /// Time of the last report of a refused client, for each reason.
+    told: [Option<Instant>; REASONS],
+}
+
+struct Admitted {
+    socket: Arc<Socket>,
+    private: bool,
+}
+
+/// A served connection's place among all. Dropping it frees the place.
+pub(crate) struct Seat {
+    control: Arc<Control>,
+    number: u64,
+    /// The connection's memory; `Some` until the seat is dropped.
+    idle: Option<Taken>,
+}
+
+/// A connection of a server.
+pub(crate) type Served = Connection<Socket, Seat>;
+
+impl Control {
+    pub(crate) fn new(common: Arc<Common>, wake: Arc<OwnedFd>, resting: Resting, when_refused: WhenRefused) -> Self {
+        let limit = common.limits.connections;
+        Self {
+            common,
+            wake,
+            resting,
+            sockets: Sockets::default(),
+            abandoned: AtomicBool::new(false),
+            negotiating: AtomicUsize::new(0),
+            connections: Mutex::new(Connections { limit, all: BTreeMap::new(), private: 0, told: Default::default() }),
+            ended: Condvar::new(),
+            when_refused,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the server's thread.
+    pub(crate) fn wake(&self) {
+        wake(&self.wake);
+    }
+
+    /// Accepts clients on one more socket; returns its number.
+    pub(crate) fn listen(&self, opened: Opened) -> Result<u64, Error> {
+        let number = self.sockets.add(opened)?;
+        // Another thread may already have closed all sockets.
+        let watched = self.sockets.get(number).map_or(Ok(()), |opened| self.resting.listen(number, &opened.listener));
+        watched.inspect_err(|_| self.sockets.remove(number))?;
+        Ok(number)
+    }
+
+    /// Ends every wait for connections, now and from now on.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+        // A thread that has not seen the flag is not waiting yet, or waits now.
+        drop(self.lock());
+        self.ended.notify_all();
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Returns the current number of connections.
+    pub(crate) fn connections(&self) -> usize {
+        self.lock().all.len() + self.negotiating.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many connections are served, not counting the places for private exports.
+    pub(crate) fn limit(&self) -> usize {
+        self.lock().limit
+    }
+
+    /// Sets how many connections are served, not counting the places for private exports; returns
+    /// the previous number. Those above a smaller one continue.
+    pub(crate) fn set_limit(&self, limit: usize) -> usize {
+        std::mem::replace(&mut self.lock().limit, limit)
+    }
+
+    /// Gives a connection that has chosen `export` a place. `idle` is its memory, if there was some
+    /// when it arrived.
+    pub(crate) fn seat(
+        self: &Arc<Self>,
+        number: u64,
+        socket: &Arc<Socket>,
+        export: &Export,
+        idle: Option<Taken>,
+    ) -> Result<Seat, (NoPlace, Option<Taken>)> {
+        let mut connections = self.lock();
+        let private = export.is_private() && connections.private < self.common.limits.private;
+        let limit = connections.limit;
+        if !private && connections.all.len() - connections.private >= limit {
+            drop(connections);
+            self.tell(Refused::Full(limit));
+            return Err((NoPlace::Full(limit), idle));
+        }
+        let Some(idle) = idle.or_else(|| self.common.memory.take_idle()) else {
+            drop(connections);
+            self.tell(Refused::Memory);
+            return Err((NoPlace::Memory, None));
+        };
+        connections.private += usize::from(private);
+        connections.all.insert(number, Admitted { socket: Arc::clone(socket), private });
+        drop(connections);
+        Ok(Seat { control: Arc::clone(self), number, idle: Some(idle) })
+    }
+
+    /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
+    pub(crate) fn tell(&self, why: Refused) {
+        let WhenRefused(Some(tell)) = &self.when_refused else { return };
+        let reason = match why {
+            Refused::Full(_) => 0,
+            Refused::Accept(_) => 1,
+            Refused::Thread(_) => 2,
+            Refused::Memory => 3,
+            Refused::Work => 4,
+        };
+        let mut connections = self.lock();
+        let told = &mut connections.told[reason];
+        let due = told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
+        if due {
+            *told = Some(Instant::now());
+        }
+        drop(connections);
+        if due {
+            tell(why);
+        }
+    }
+
+    /// Lets all connections receive no more than what has arrived.
+    pub(crate) fn shutdown_recv(&self) {
+        self.lock().all.values().for_each(|admitted| admitted.socket.shutdown_recv());
+    }
+
+    /// Closes all connections.
+    pub(crate) fn shutdown(&self) {
+        self.lock().all.values().for_each(|admitted| admitted.socket.shutdown());
+    }
+
+    /// Waits for at most `time` until no connection is left, or until they are abandoned. Returns
+    /// whether it waits for none any more.
+    pub(crate) fn wait_for_all(&self, time: Option<Duration>) -> bool {
+        let mut connections = self.lock();
+        let deadline = time.map(|time| Instant::now() + time);
+        while !connections.all.is_empty() && !self.is_abandoned() {
+            let Some(deadline) = deadline else {
+                connections = self.ended.wait(connections).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            connections = self.ended.wait_timeout(connections, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("common", &self.common).finish_non_exhaustive()
+    }
+}
+
+/// Wakes the thread that polls an eventfd.
+pub(crate) fn wake(fd: &OwnedFd) {
+    // If it fails because the counter is full, the thread has not seen the last call yet.
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.idle = None;
+        let mut connections = self.control.lock();
+        let private = connections.all.remove(&self.number).is_some_and(|admitted| admitted.private);
+        connections.private -= usize::from(private);
+        drop(connections);
+        self.control.ended.notify_all();
+    }
+}
+
+impl Keeper<Socket> for Seat {
+    const RESTS: bool = true;
+
+    fn watch(connection: &Arc<Served>) -> bool {
+        let seat = connection.keeper();
+        seat.control.resting.add(seat.number, connection)
+    }
+}

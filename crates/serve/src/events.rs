@@ -1,0 +1,494 @@
+//! The server's own thread: it accepts clients, negotiates with them, and resumes connections that
+//! rest when data arrive. No client takes another thread before its first request.
+//!
+//! ```text
+//! accepted → newcomer, until it has chosen an export
+//!          → rests, until data arrive
+//!          → ready, until there are memory and a thread
+//!          → works, until it has no requests; then it rests again
+//! ```
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, VecDeque},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    io::Errno,
+};
+
+use crate::{
+    Error, Export,
+    admission::{Control, Refused, Seat, Served},
+    connection::Connection,
+    listen::Listener,
+    memory::Taken,
+    negotiate::{Ended, Negotiation, Session},
+    sockets::Opened,
+    transport::{Socket, at_most_a_day},
+};
+
+/// Pause before the next attempt if the system refuses a descriptor, a thread or memory.
+const SYSTEM_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pause before the next attempt if the account refuses memory to work. Memory that is released by
+/// connections wakes the thread earlier.
+const WORK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A newcomer is not closed to make room before this time, so that many clients that connect at the
+/// same instant are all served.
+const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
+
+/// Newcomers for which there is no memory. They may ask, and are told why they are not served.
+const MOST_UNPAID: usize = 8;
+
+/// Events handled before the next look at the clock.
+const MOST_EVENTS: usize = 64;
+
+/// Messages that one newcomer may send before others get their turn.
+const MOST_STEPS: usize = 16;
+
+/// The number under which the eventfd is watched. Listeners have the numbers below, from
+/// [`LEAST_LISTENER`] on; connections count from 0 and never reach them.
+const WAKE: u64 = u64::MAX;
+const LEAST_LISTENER: u64 = 1 << 63;
+
+/// Connections that rest, and what watches them.
+pub(crate) struct Resting {
+    epoll: OwnedFd,
+    state: Mutex<RestingState>,
+}
+
+#[derive(Default)]
+struct RestingState {
+    /// No connection may rest any more.
+    closed: bool,
+    all: BTreeMap<u64, Rester>,
+}
+
+/// A connection that rests.
+struct Rester {
+    connection: Arc<Served>,
+    /// When it ends, once its export has been found removed.
+    ends: Option<Instant>,
+}
+
+impl Resting {
+    pub(crate) fn new(wake: &OwnedFd) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        Ok(Self { epoll, state: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RestingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a listening socket.
+    pub(crate) fn listen(&self, number: u64, listener: &Listener) -> Result<(), Error> {
+        let number = EventData::new_u64(listener_number(number));
+        epoll::add(&self.epoll, listener.as_fd(), number, EventFlags::IN)
+            .map_err(|error| Error::System { what: "wait for connections", source: error.into() })
+    }
+
+    /// Lets a connection rest until data arrive. Returns `false` if the server stops.
+    pub(crate) fn add(&self, number: u64, connection: &Arc<Served>) -> bool {
+        let mut state = self.lock();
+        if state.closed {
+            return false;
+        }
+        // Under the lock, so that no event finds the connection missing.
+        let watched = self.watch(number, connection.transport(), EventFlags::IN | EventFlags::RDHUP);
+        if watched.is_ok() {
+            state.all.insert(number, Rester { connection: Arc::clone(connection), ends: None });
+        }
+        watched.is_ok()
+    }
+
+    /// Reports the next event of a socket that is already being watched.
+    fn watch(&self, number: u64, socket: &Socket, events: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, socket, EventData::new_u64(number), events | EventFlags::ONESHOT)
+    }
+}
+
+/// A connection that has not chosen an export, or whose client has not received the answer yet.
+struct Newcomer {
+    socket: Arc<Socket>,
+    negotiation: Negotiation,
+    since: Instant,
+    place: Place,
+}
+
+/// A newcomer's place among the connections.
+enum Place {
+    /// Its memory; `None` if there was none for it.
+    None(Option<Taken>),
+    Seat(Seat),
+}
+
+/// What a newcomer waits for.
+enum Progress {
+    Waits(EventFlags),
+    Chosen(Session),
+}
+
+impl Newcomer {
+    /// Exchanges what is possible without waiting.
+    fn progress(&mut self, number: u64, control: &Arc<Control>) -> Result<Progress, Ended> {
+        let Self { socket, negotiation, place, .. } = self;
+        let place = RefCell::new(place);
+        let begin = |export: &Export| {
+            let mut place = place.borrow_mut();
+            let Place::None(idle) = &mut **place else { return Ok(()) };
+            let seat = control.seat(number, socket, export, idle.take());
+            let (seat, result) = match seat {
+                Ok(seat) => (Place::Seat(seat), Ok(())),
+                Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
+            };
+            **place = seat;
+            result
+        };
+        for _ in 0..MOST_STEPS {
+            while !negotiation.unsent().is_empty() {
+                match socket.try_send(negotiation.unsent())? {
+                    Some(bytes) => negotiation.sent(bytes),
+                    None => return Ok(Progress::Waits(EventFlags::OUT)),
+                }
+            }
+            if let Some(result) = negotiation.result() {
+                return result.map(Progress::Chosen);
+            }
+            match socket.try_recv(negotiation.room())? {
+                Some(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Some(bytes) => negotiation.received(bytes, &begin),
+                None => break,
+            }
+        }
+        let waits = if negotiation.unsent().is_empty() { EventFlags::IN } else { EventFlags::OUT };
+        Ok(Progress::Waits(waits))
+    }
+
+    fn is_paid(&self) -> bool {
+        !matches!(self.place, Place::None(None))
+    }
+}
+
+/// The state of the server's thread.
+pub(crate) struct Events {
+    control: Arc<Control>,
+    /// Number of the next connection.
+    next: u64,
+    newcomers: BTreeMap<u64, Newcomer>,
+    /// Connections with data that wait for memory and a thread, in the order of their arrival.
+    ready: VecDeque<(u64, Arc<Served>)>,
+    /// When to try again to let the first of them work.
+    retry: Option<Instant>,
+    /// When to accept clients again.
+    deaf_until: Option<Instant>,
+    /// Whether clients are not accepted because there are too many newcomers.
+    is_full: bool,
+    /// When to look for removed exports of resting connections.
+    sweep: Instant,
+}
+
+impl Events {
+    pub(crate) fn new(control: Arc<Control>) -> Self {
+        Self {
+            control,
+            next: 0,
+            newcomers: BTreeMap::new(),
+            ready: VecDeque::new(),
+            retry: None,
+            deaf_until: None,
+            is_full: false,
+            sweep: Instant::now(),
+        }
+    }
+
+    /// Serves until the server is to stop.
+    pub(crate) fn run(&mut self) -> Result<(), Error> {
+        let control = Arc::clone(&self.control);
+        let epoll = &control.resting.epoll;
+        let failed = |error: Errno| Error::System { what: "wait for connections", source: error.into() };
+        let mut events: Vec<Event> = Vec::with_capacity(MOST_EVENTS);
+        while !self.control.common.stopping.load(Ordering::SeqCst) {
+            let timeout = self.next_time().map(|time| at_most_a_day(time.saturating_duration_since(Instant::now())));
+            events.clear();
+            match epoll::wait(epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            for event in &events {
+                self.handle(event.data.u64());
+            }
+            self.on_time(Instant::now());
+            self.start_ready();
+            self.control.negotiating.store(self.newcomers.len(), Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, number: u64) {
+        if number == WAKE {
+            // It reads as 0 again.
+            let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
+            self.retry = None;
+        } else if number >= LEAST_LISTENER {
+            self.accept(listener_number(number));
+        } else if self.newcomers.contains_key(&number) {
+            self.advance(number);
+        } else {
+            let rester = self.control.resting.lock().all.remove(&number);
+            if let Some(Rester { connection, .. }) = rester {
+                if connection.transport().has_data() {
+                    self.ready.push_back((number, connection));
+                } else {
+                    connection.end(true);
+                }
+            }
+        }
+    }
+
+    /// Returns when there is something to do even if nothing happens.
+    fn next_time(&self) -> Option<Instant> {
+        let limits = &self.control.common.limits;
+        let oldest = self.newcomers.first_key_value();
+        let late = oldest.and_then(|(_, newcomer)| newcomer.since.checked_add(limits.handshake_timeout));
+        let retry = if self.ready.is_empty() { None } else { self.retry };
+        let sweep = (!self.control.resting.lock().all.is_empty()).then_some(self.sweep);
+        [late, retry, self.deaf_until, sweep].into_iter().flatten().min()
+    }
+
+    fn on_time(&mut self, now: Instant) {
+        let handshake_timeout = self.control.common.limits.handshake_timeout;
+        while let Some(oldest) = self.newcomers.first_entry()
+            && now.duration_since(oldest.get().since) >= handshake_timeout
+        {
+            oldest.remove();
+        }
+        let has_room = self.is_full && self.newcomers.len() < self.control.common.limits.negotiating;
+        if self.deaf_until.is_some_and(|until| has_room || now >= until) {
+            self.is_full = false;
+            self.listen(None);
+        }
+        if now >= self.sweep {
+            self.sweep(now);
+        }
+    }
+
+    /// Ends connections that have rested since their exports were removed.
+    fn sweep(&mut self, now: Instant) {
+        let limits = &self.control.common.limits;
+        let mut next = now.checked_add(limits.io_timeout);
+        let mut ended = Vec::new();
+        let mut state = self.control.resting.lock();
+        state.all.retain(|_, rester| {
+            if !rester.connection.is_closed() {
+                return true;
+            }
+            let ends = rester.ends.or_else(|| now.checked_add(limits.stop_grace));
+            rester.ends = ends;
+            if ends.is_some_and(|ends| now >= ends) {
+                ended.push(Arc::clone(&rester.connection));
+                return false;
+            }
+            next = next.into_iter().chain(ends).min();
+            true
+        });
+        drop(state);
+        ended.iter().for_each(|connection| connection.end(true));
+        // Later than any clock can show.
+        self.sweep = next.unwrap_or(now + Duration::from_secs(86_400));
+    }
+
+    /// Accepts no clients until the given time, or accepts them again.
+    fn listen(&mut self, deaf_until: Option<Instant>) {
+        self.deaf_until = deaf_until;
+        let events = if deaf_until.is_some() { EventFlags::empty() } else { EventFlags::IN };
+        for (number, opened) in self.control.sockets.list() {
+            // Modifying a watched descriptor needs no memory.
+            let number = EventData::new_u64(listener_number(number));
+            let _ = epoll::modify(&self.control.resting.epoll, opened.listener.as_fd(), number, events);
+        }
+    }
+
+    fn accept(&mut self, number: u64) {
+        if self.deaf_until.is_some() {
+            // A socket that was opened since.
+            return self.listen(self.deaf_until);
+        }
+        if !self.make_room() {
+            return;
+        }
+        let Some(opened) = self.control.sockets.get(number) else { return };
+        let Opened { listener, exports } = &*opened;
+        let negotiation = Negotiation::new(exports.clone(), Arc::clone(&self.control.common.memory));
+        let socket = match listener.accept() {
+            Ok(socket) => Arc::new(socket),
+            Err(error) => {
+                // Lack of descriptors or memory is a reason to pause; a peer that left before it
+                // was accepted is not.
+                let code = error.raw_os_error().map(Errno::from_raw_os_error);
+                if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
+                    self.control.tell(Refused::Accept(error));
+                    self.close_oldest();
+                    self.listen(Some(Instant::now() + SYSTEM_PAUSE));
+                }
+                return;
+            }
+        };
+        let number = self.next;
+        self.next += 1;
+        // Watched from now on, though for nothing yet.
+        let added = epoll::add(&self.control.resting.epoll, &*socket, EventData::new_u64(number), EventFlags::ONESHOT);
+        if let Err(error) = added {
+            return self.control.tell(Refused::Accept(error.into()));
+        }
+        let place = Place::None(self.memory_of_newcomer());
+        self.newcomers.insert(number, Newcomer { socket, negotiation, since: Instant::now(), place });
+        self.advance(number);
+    }
+
+    /// Closes the oldest newcomer if there are too many. Returns `false` if it is too young for
+    /// that; clients then wait to be accepted.
+    fn make_room(&mut self) -> bool {
+        if self.newcomers.len() < self.control.common.limits.negotiating.max(1) {
+            return true;
+        }
+        let due = self.close_oldest();
+        if let Some(due) = due {
+            self.is_full = true;
+            self.listen(Some(due));
+        }
+        due.is_none()
+    }
+
+    /// Closes the oldest newcomer, or returns when it will have had its time.
+    fn close_oldest(&mut self) -> Option<Instant> {
+        let oldest = self.newcomers.first_entry()?;
+        let due = oldest.get().since + LEAST_NEGOTIATION;
+        if due > Instant::now() {
+            return Some(due);
+        }
+        oldest.remove();
+        None
+    }
+
+    /// Returns the memory of one more newcomer. If there is none, the oldest newcomers are closed to
+    /// make room; some may stay without memory.
+    fn memory_of_newcomer(&mut self) -> Option<Taken> {
+        loop {
+            if let Some(idle) = self.control.common.memory.take_idle() {
+                return Some(idle);
+            }
+            let mut paid = self.newcomers.iter().filter(|(_, newcomer)| matches!(newcomer.place, Place::None(Some(_))));
+            let oldest = paid.next().map(|(&number, _)| number);
+            let Some(oldest) = oldest else { break };
+            self.newcomers.remove(&oldest);
+        }
+        let mut unpaid = self.newcomers.iter().filter(|(_, newcomer)| !newcomer.is_paid());
+        if let Some((&oldest, _)) = unpaid.next()
+            && unpaid.count() + 1 >= MOST_UNPAID
+        {
+            self.newcomers.remove(&oldest);
+        }
+        None
+    }
+
+    fn advance(&mut self, number: u64) {
+        let Some(newcomer) = self.newcomers.get_mut(&number) else { return };
+        match newcomer.progress(number, &self.control) {
+            Ok(Progress::Waits(events)) => {
+                if self.control.resting.watch(number, &newcomer.socket, events | EventFlags::RDHUP).is_err() {
+                    self.newcomers.remove(&number);
+                }
+            }
+            Ok(Progress::Chosen(session)) => {
+                if let Some(Newcomer { socket, place: Place::Seat(seat), .. }) = self.newcomers.remove(&number) {
+                    let common = Arc::clone(&self.control.common);
+                    let connection = Connection::new(socket, session, common, seat);
+                    // If it fails, the connection ends here.
+                    self.control.resting.add(number, &connection);
+                }
+            }
+            // Why concerns only the peer.
+            Err(_) => _ = self.newcomers.remove(&number),
+        }
+    }
+
+    /// Lets connections with data work, as far as memory and threads allow.
+    fn start_ready(&mut self) {
+        let memory = Arc::clone(&self.control.common.memory);
+        if self.retry.is_some_and(|retry| Instant::now() < retry) {
+            return;
+        }
+        self.retry = None;
+        while let Some((number, connection)) = self.ready.pop_front() {
+            let work = memory.take_work().or_else(|| {
+                // Memory that is released from now on wakes this thread.
+                memory.set_short(true);
+                memory.take_work()
+            });
+            let Some(work) = work else {
+                self.ready.push_front((number, connection));
+                self.retry = Some(Instant::now() + WORK_PAUSE);
+                return self.control.tell(Refused::Work);
+            };
+            if let Err(error) = Connection::resume(&connection, work) {
+                self.ready.push_front((number, connection));
+                self.retry = Some(Instant::now() + SYSTEM_PAUSE);
+                return self.control.tell(Refused::Thread(error));
+            }
+        }
+        memory.set_short(false);
+    }
+
+    /// Closes the listeners. Then lets requests that have arrived be answered, and ends all
+    /// connections: gracefully, and forcibly after `grace`.
+    pub(crate) fn finish(mut self, grace: Duration) {
+        // Clients cannot connect any more, and the sockets' files are gone.
+        self.control.sockets.close();
+        self.control.common.stopping.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + grace;
+        self.newcomers.clear();
+        self.control.negotiating.store(0, Ordering::SeqCst);
+        self.control.shutdown_recv();
+        let mut state = self.control.resting.lock();
+        state.closed = true;
+        let resting = std::mem::take(&mut state.all);
+        drop(state);
+        for (number, Rester { connection, .. }) in resting {
+            if connection.transport().has_data() {
+                self.ready.push_back((number, connection));
+            } else {
+                connection.end(true);
+            }
+        }
+        loop {
+            self.retry = None;
+            self.start_ready();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.ready.is_empty() || left.is_zero() || self.control.is_abandoned() {
+                break;
+            }
+            self.control.wait_for_all(Some(left.min(WORK_PAUSE)));
+        }
+        self.ready.clear();
+        self.control.common.memory.set_short(false);
+        if !self.control.wait_for_all(Some(deadline.saturating_duration_since(Instant::now()))) {
+            self.control.shutdown();
+            self.control.wait_for_all(None);
+        }
+    }
+}
+
+/// Converts the number of a socket to that under which it is watched, and back.
+fn listener_number(number: u64) -> u64 {
+    WAKE - 1 - number
+}
