@@ -45,7 +45,7 @@ const WORK_PAUSE: Duration = Duration::from_millis(20);
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// Newcomers for which there is no memory. They may ask, and are told why they are not served.
+/// Newcomers for which there is no memory. They may ask, and get the reason why they are not served.
 const MOST_UNPAID: usize = 8;
 
 /// Events handled before the next look at the clock.

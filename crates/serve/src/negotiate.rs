@@ -23,10 +23,10 @@ use crate::{
 const SHORT_OPTION_BYTES: u32 = 2 << 10;
 
 /// Replies to LIST are made whenever the previous ones have been sent, in pieces of this size.
-const LIST_PIECE_BYTES: usize = 16 << 10;
+const LIST_PIECE_BYTES: usize = 2 << 10;
 
 /// Exports that are looked up together for a LIST.
-const LIST_PIECE_EXPORTS: usize = 256;
+const LIST_PIECE_EXPORTS: usize = 64;
 
 /// The result of the negotiation.
 #[derive(Clone, Debug)]

@@ -1,19 +1,16 @@
 //! The memory of clients, within the limit that they share with the disks.
 //!
 //! ```text
-//! limit  │ disks: pages, tables, streams               │ reserved for clients │ 4 MiB     │
-//!        │                                             │ at most 1/16         │ overdraft │
-//!
-//! clients│ connections            │ those that work               │ loans      │
-//!        │ at least half of these │ three quarters of the rest    │ what is left, and nothing
-//!        │ two, if they need it   │ at least, if they need it     │ of the overdraft
+//! limit │ disks: pages, tables, streams │ reserved for clients, at most 1/16 │ overdraft, 4 MiB │
+//!                                       │ connections │ connections that work │ loans            │
 //! ```
 //!
-//! What the permitted connections need comes before loans: clients that keep their loans for long
-//! keep no other out. Once the reserve is used up, connections, and those that work, take from the
-//! overdraft. The alternatives are worse: disks would refuse pages, or the whole limit would be
-//! reserved for clients that may never connect. Beyond the overdraft, connections are refused, and
-//! requests wait for each other.
+//! Of the reserve and the overdraft together, connections have up to half, and those that work up to
+//! three quarters of the rest, if all permitted connections need that much. Loans get what is left,
+//! and nothing of the overdraft: clients that keep their loans for long keep no other out.
+//!
+//! Without an overdraft, disks would refuse pages, or the whole limit would be reserved for clients
+//! that may never connect. Beyond it, connections are refused, and requests wait for each other.
 //!
 //! Without a limit, nothing is reserved, and the memory of clients is only counted.
 

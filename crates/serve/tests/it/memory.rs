@@ -128,7 +128,7 @@ fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
 fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     let account = Ledger::new(u64::MAX);
     let limits = limits_with(|limits| limits.threads = 2);
-    let device = Arc::new(Ram { slow_read: Duration::from_millis(20), may_block: true, ..Ram::new(1 << 20) });
+    let device = Arc::new(Ram { slow_read: Duration::from_millis(60), may_block: true, ..Ram::new(1 << 20) });
     let builder = Server::builder().export(Export::new("disk", Arc::clone(&device) as _)).limits(limits);
     let server = Running::start(builder.account(Arc::clone(&account) as _));
     let mut all: Vec<Raw> = (0..4).map(|_| server.simple()).collect();

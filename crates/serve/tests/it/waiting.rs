@@ -94,7 +94,7 @@ fn reads_and_discards_go_on_while_writes_wait() {
         raw.request(command::TRIM, 0, cookie, 8192, 4096);
         assert_eq!(raw.simple_reply(), (0, cookie));
     }
-    assert!(full.waits.count() >= 22, "{} wait", full.waits.count());
+    wait_for("the writes to wait", || full.waits.count() >= 22);
     full.make_room();
     assert_eq!(cookies(&mut raw, 22, 0), [1, 2].into_iter().chain(100..120).collect::<Vec<_>>());
     let bytes = full.ram.bytes.lock().unwrap();
