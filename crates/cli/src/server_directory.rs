@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::{self, DirBuilder, File},
-    io::{self, Read, Write},
+    io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
@@ -27,6 +27,8 @@ const CONTROL_SOCKET: &str = "control.sock";
 const LOCK: &str = "lock";
 /// Time within which clients that look at the lock have released it.
 const CLIENTS_LOCK: Duration = Duration::from_millis(50);
+/// The longest content of a lock: a process id and a line feed.
+const LOCK_BYTES: u64 = 12;
 /// Interval between two checks of the lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -152,6 +154,17 @@ impl ServerDirectory {
             }
             result => result.with_context(|| format!("cannot lock {shown}/{LOCK}"))?,
         }
+        // A file of another program, or of a user, may have this name.
+        let mut old = Vec::new();
+        (&mut lock)
+            .take(LOCK_BYTES + 1)
+            .read_to_end(&mut old)
+            .with_context(|| format!("cannot read {shown}/{LOCK}"))?;
+        let is_number = str::from_utf8(&old).is_ok_and(|text| text.trim_end().parse::<u32>().is_ok());
+        if !old.is_empty() && (!is_number || old.len() as u64 > LOCK_BYTES) {
+            bail!("{shown}/{LOCK} is not a server's lock: move it away, or choose another directory with --dir");
+        }
+        lock.rewind().with_context(|| format!("cannot write {shown}/{LOCK}"))?;
         let written =
             ftruncate(&lock, 0).map_err(io::Error::from).and_then(|()| writeln!(lock, "{}", std::process::id()));
         written.with_context(|| format!("cannot write {shown}/{LOCK}"))?;
@@ -205,6 +218,17 @@ mod tests {
         fs::set_permissions(&open, fs::Permissions::from_mode(0o775)).expect("a mode");
         std::os::unix::fs::symlink(folder.path(), &link).expect("a link");
         fs::write(&file, "").expect("a file");
+        let other = folder.path().join("other");
+        fs::create_dir(&other).expect("a folder");
+        for text in ["a text that is kept", "1234567890123", "\n"] {
+            fs::write(other.join(LOCK), text).expect("a file");
+            let message = ServerDirectory::claim(other.clone()).expect_err("a file of others").to_string();
+            assert!(message.contains("lock is not a server's lock"), "{message}");
+            assert_eq!(fs::read_to_string(other.join(LOCK)).expect("the file"), text);
+        }
+        fs::write(other.join(LOCK), "4194303\n").expect("a file");
+        ServerDirectory::claim(other.clone()).expect("the place of one that is gone");
+        assert_eq!(fs::read_to_string(other.join(LOCK)).expect("the lock"), format!("{}\n", std::process::id()));
         for (path, why) in [(open, "other users can write"), (link, "symbolic link"), (file, "not a directory")] {
             let message = ServerDirectory::claim(path).expect_err("a bad place").to_string();
             assert!(message.contains(why), "{message}");

@@ -541,7 +541,7 @@ fn what_cannot_be_mounted_is_told_before_it_returns() {
     assert!(run_to_fail(&mut place.mount_command()).contains("No such file"));
     fs::write(place.at("image"), vec![0; 8192]).expect("a file");
     assert!(run_to_fail(&mut place.mount_command()).contains("no EROFS magic number"));
-    place.pack(&[]);
+    place.pack(&["--force"]);
     fs::remove_dir(place.at("mount")).expect("a folder");
     assert!(run_to_fail(&mut place.mount_command()).contains("cannot mount on"));
     fs::write(place.at("mount"), "").expect("a file");
