@@ -1,7 +1,7 @@
 //! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
 //! missing from the file is an error.
 
-use std::{fs::File, io, path::Path};
+use std::{collections::HashSet, fs::File, io, path::Path};
 
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions, file::File as ImagoFile,
@@ -85,6 +85,50 @@ impl Header {
         (!found.is_empty()).then(|| format!("the image {}", found.join(", and ")))
     }
 
+    /// Checks that the tables of the second level, and what they refer to, are in the file: imago
+    /// reads everything beyond its end as zeros. The last cluster may be incomplete.
+    fn check_places(&self, file: &File, file_bytes: u64) -> io::Result<()> {
+        const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+        const COMPRESSED: u64 = 1 << 62;
+        const ZEROS: u64 = 1;
+        let cluster = 1u64 << self.cluster_bits.max(9);
+        let end = file_bytes.next_multiple_of(cluster);
+        let missing = |what: &str, at: u64| {
+            let what = format!("{what} at byte {at} is outside the file, which ends at byte {file_bytes}");
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        };
+        let mut table = vec![0; cluster as usize];
+        let mut last = 0;
+        // A hostile image may name one table any number of times.
+        let mut seen = HashSet::new();
+        for number in 0..u64::from(self.entries) {
+            let mut entry = [0; 8];
+            ReadAt::read_exact_at(file, &mut entry, self.entries_at + number * 8)?;
+            let at = u64::from_be_bytes(entry) & OFFSET;
+            if at == 0 || at == last || !seen.insert(at) {
+                continue;
+            }
+            last = at;
+            if at.checked_add(cluster).is_none_or(|end| end > file_bytes) {
+                return missing("an L2 table", at);
+            }
+            ReadAt::read_exact_at(file, &mut table, at)?;
+            for entry in table.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)) {
+                if entry & COMPRESSED != 0 {
+                    // A position, and the number of further sectors. The last one may be incomplete.
+                    let bits = 62 - self.cluster_bits.clamp(9, 21) + 8;
+                    let (at, sectors) = (entry & ((1 << bits) - 1), (entry & (COMPRESSED - 1)) >> bits);
+                    if at / 512 + sectors >= file_bytes.div_ceil(512) {
+                        return missing("a compressed cluster", at);
+                    }
+                } else if entry & ZEROS == 0 && (entry & OFFSET).saturating_add(cluster) > end {
+                    return missing("a cluster", entry & OFFSET);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the most memory that the tables use once they have been read.
     fn tables_bytes(&self) -> u64 {
         u64::from(self.entries) * 8 + (u64::from(self.entries).min(KEPT_TABLES) << self.cluster_bits)
@@ -108,6 +152,7 @@ impl Qcow2 {
                 "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
             )));
         }
+        header.check_places(&file, file_bytes).map_err(failed)?;
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
         let image = image.map_err(|error| unfit(&format!("the qcow2 image is damaged or not supported: {error}")));
@@ -117,7 +162,7 @@ impl Qcow2 {
         Ok(qcow2)
     }
 
-    /// Checks where content is, and returns the holes.
+    /// Returns the holes.
     fn look(&self) -> io::Result<Holes> {
         let size = self.access.size();
         let mut holes = Holes::new();
@@ -129,11 +174,7 @@ impl Qcow2 {
             let (mapping, len) = self.mapping(at, size - at)?;
             match mapping {
                 Mapping::Zero { .. } => holes.add(at..at + len),
-                Mapping::Raw { offset, .. } if offset >= self.file_bytes => {
-                    let end = self.file_bytes;
-                    let what = format!("the data of disk byte {at} are outside the file, which ends at byte {end}");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-                }
+                // Its place was checked.
                 _ => {}
             }
             at += len;

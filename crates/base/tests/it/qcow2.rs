@@ -147,6 +147,42 @@ fn an_image_that_loses_its_end_gives_no_zeros() {
     }
 }
 
+/// Wherever it was cut, before it was opened: it is refused, unless only the end of the last cluster
+/// is missing, which reads as zeros.
+#[test]
+fn an_image_that_lost_its_end_before_is_refused() {
+    let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(1 << 20);
+    let raw = sparse_file(&folder, &content);
+    for options in [&[][..], &["-c"], &["-o", "cluster_size=4k"], &["-c", "-o", "cluster_size=4k,compat=0.10"]] {
+        let whole = fs::read(converted(&qemu_img, &raw, options)).expect("an image");
+        let cluster = if options.contains(&"cluster_size=4k") || options.len() == 3 { 4 << 10 } else { 64 << 10 };
+        let cut = folder.path().join("cut.qcow2");
+        let lengths = (8..whole.len()).step_by(whole.len() / 40 | 1).chain([whole.len() - 1, whole.len() - 512]);
+        let mut refused = 0;
+        for len in lengths {
+            fs::write(&cut, &whole[..len]).expect("a file");
+            match Base::open(&cut, &Options::default(), &Cache::new(1 << 20), |_| ()) {
+                Ok(base) => {
+                    assert!(len + cluster > whole.len(), "{options:?}: {len} of {}", whole.len());
+                    let mut buf = vec![0; content.len()];
+                    if base.read(0, &mut buf).is_ok() {
+                        let differ = buf.iter().zip(&content).filter(|(one, other)| one != other).count();
+                        assert!(differ <= cluster, "{options:?}: {differ} bytes differ");
+                    }
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(said.contains("ends at byte") || said.contains("ends before byte"), "{len}: {said}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused >= 35, "{options:?}: {refused}");
+    }
+}
+
 #[test]
 fn a_table_that_the_file_cannot_have_takes_no_memory() {
     let folder = tempfile::tempdir().expect("a folder");

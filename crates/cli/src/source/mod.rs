@@ -169,7 +169,7 @@ impl SourceArgs {
                 let disk = DiskFile { file, path: source.to_owned(), is_there: true, metadata };
                 Ok(Source::Disk(Disk::open(disk, None)?))
             }
-            Contents::Compressed => self.unpacked(&file, source, metadata, options),
+            Contents::Compressed(compressed) => self.unpacked(&file, compressed, source, metadata, options),
         }
     }
 
@@ -230,6 +230,7 @@ impl SourceArgs {
     fn unpacked(
         &self,
         file: &File,
+        compressed: &Signature,
         source: &Path,
         metadata: Metadata,
         options: &ScanOptions,
@@ -238,6 +239,10 @@ impl SourceArgs {
         let kept = spool(decompressed(From { file, at: 0 }).with_context(shown)?, source)?;
         let path = without_compression(source);
         let content = Signature::of(&kept, 0).with_context(shown)?;
+        if let Some(found) = content.filter(|found| found.kind() == Kind::Foreign) {
+            let first = compressed.advice(source);
+            bail!("{}: {first}; then it is {}", shown(), found.described(&path));
+        }
         let inside = || format!("{}, decompressed", shown());
         match Contents::of(&path, content, false).with_context(inside)? {
             Contents::Archive => self.archive(kept, source, options),
@@ -245,7 +250,7 @@ impl SourceArgs {
                 let disk = DiskFile { file: kept, path, is_there: false, metadata };
                 Ok(Source::Disk(Disk::open(disk, None).with_context(inside)?))
             }
-            Contents::Compressed => bail!("{} is compressed twice: decompress it first", shown()),
+            Contents::Compressed(_) => bail!("{} is compressed twice: decompress it first", shown()),
         }
     }
 
@@ -284,7 +289,8 @@ enum Contents {
     Archive,
     /// A disk, or what is refused as one.
     Disk,
-    Compressed,
+    /// Compressed data of this format.
+    Compressed(&'static Signature),
 }
 
 impl Contents {
@@ -292,15 +298,13 @@ impl Contents {
     /// what is named like a disk is not taken for something else.
     fn of(path: &Path, content: Option<&'static Signature>, is_device: bool) -> anyhow::Result<Self> {
         let name = Signature::of_name(path);
-        let found = content.map_or(Kind::Disk, Signature::kind);
-        let contents = match (found, name.map(Signature::kind)) {
-            (Kind::Tar, _) => Self::Archive,
-            (Kind::Compressed(_), _) => Self::Compressed,
+        let (contents, content) = match content.map(|content| (content.kind(), content)) {
+            Some((Kind::Tar, content)) => (Self::Archive, content),
+            Some((Kind::Compressed(_), content)) => (Self::Compressed(content), content),
             // The archive may be empty or damaged.
-            (Kind::Disk, Some(Kind::Tar)) if content.is_none() => return Ok(Self::Archive),
+            None if name.is_some_and(|name| name.kind() == Kind::Tar) => return Ok(Self::Archive),
             _ => return Ok(Self::Disk),
         };
-        let Some(content) = content else { return Ok(contents) };
         let claim = match name {
             None if is_device => Some("it is a block device"),
             None if is_named_raw(path) => Some("its name is that of a raw disk"),
