@@ -35,7 +35,7 @@ pub(crate) struct SourceArgs {
     /// Modification time of all files, in seconds since 1970
     #[arg(short = 'T', long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", value_parser = parse_seconds,
         allow_negative_numbers = true)]
-    timestamp: Option<i64>,
+    timestamp: Option<Timestamp>,
 
     /// Make root the owner of all files
     #[arg(long, conflicts_with_all = ["uid", "gid"])]
@@ -261,7 +261,7 @@ impl SourceArgs {
         }
         let root = self.all_root.then_some(0);
         Ok(ScanOptions {
-            mtime_s: self.timestamp,
+            mtime_s: self.timestamp.and_then(|Timestamp(seconds)| seconds),
             uid: self.uid.or(root),
             gid: self.gid.or(root),
             uid_map: id_map(&self.uid_map)?,
@@ -450,6 +450,15 @@ fn id_map(ranges: &[IdRange]) -> anyhow::Result<IdMap> {
     IdMap::new(ranges.to_vec()).context("the range of IDs is empty or extends beyond 4294967295")
 }
 
-fn parse_seconds(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| format!("'{text}' (from -T or SOURCE_DATE_EPOCH) is not a number of seconds"))
+/// The argument of `--timestamp`; `None` if it is the value of an empty environment variable.
+#[derive(Clone, Copy)]
+struct Timestamp(Option<i64>);
+
+fn parse_seconds(text: &str) -> Result<Timestamp, String> {
+    if text.is_empty() && std::env::var_os("SOURCE_DATE_EPOCH").is_some_and(|value| value.is_empty()) {
+        return Ok(Timestamp(None));
+    }
+    let seconds =
+        text.parse().map_err(|_| format!("'{text}' (from -T or SOURCE_DATE_EPOCH) is not a number of seconds"));
+    seconds.map(|seconds| Timestamp(Some(seconds)))
 }

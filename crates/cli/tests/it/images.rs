@@ -179,6 +179,11 @@ fn owners_and_codecs_are_chosen_and_a_pipe_gets_no_progress() {
     pack.args(["pack", &at("tree"), "-o", &at("image")]).env("SOURCE_DATE_EPOCH", "today");
     let message = run_to_fail(&mut pack);
     assert!(message.contains("'today' (from -T or SOURCE_DATE_EPOCH)"), "{message}");
+    // An empty variable counts as unset.
+    let mut pack = pagefold();
+    pack.args(["pack", &at("tree"), "-o", &at("image")]).env("SOURCE_DATE_EPOCH", "");
+    assert!(pack.output().expect("a start").status.success());
+    assert!(run_to_fail(pack.args(["-T", "x"])).contains("'x' (from -T or SOURCE_DATE_EPOCH)"));
 }
 
 /// Files that would be packed as one file by mistake, or not at all, are refused with advice.

@@ -165,6 +165,16 @@ impl Acl {
     }
 }
 
+/// Returns whether Linux can read an xattr's value as an ACL.
+pub(crate) fn is_readable(value: &[u8]) -> bool {
+    let is_known = |entry: &Entry| match entry.tag {
+        tag::USER | tag::GROUP => entry.id != NO_ID,
+        tag::OWNER | tag::OWNING_GROUP | tag::MASK | tag::OTHER => true,
+        _ => false,
+    };
+    Acl::decode(value).is_some_and(|acl| acl.entries.iter().all(is_known))
+}
+
 /// Returns an xattr's value with the ids in its ACL mapped; `None` if nothing changes.
 pub(crate) fn with_ids(value: &[u8], users: &IdMap, groups: &IdMap) -> Option<Vec<u8>> {
     let before = Acl::decode(value)?;
@@ -276,6 +286,19 @@ mod tests {
                 prop_assert_eq!(Acl::decode(&acl.encode()), Some(acl));
             }
             let _ = with_ids(&bytes, &IdMap::default(), &IdMap::default());
+        }
+    }
+
+    #[test]
+    fn values_that_linux_cannot_read_are_none() {
+        assert!(is_readable(&LISA) && is_readable(&LISA[..4]));
+        let with = |at: usize, byte: u8| {
+            let mut bytes = LISA;
+            bytes[at] = byte;
+            bytes
+        };
+        for wrong in [&LISA[..43], &[], &with(0, 1), &with(4, 3), &with(36, 0x40)] {
+            assert!(!is_readable(wrong), "{wrong:?}");
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) fn stack(layers: Vec<Layer>, whiteouts: Whiteouts) -> Result<Tree> {
     let root = layers.first().map_or(root, |layer| layer.tree.node(layer.tree.root()).clone());
     let tree = Tree::of_origin(root, Origin::None);
     let described = layers.iter().any(|layer| !layer.undescribed.contains(&layer.tree.root()));
+    // The root of the last layer, in its source.
+    let name = layers.last().map(|layer| layer.tree.name_of(layer.tree.root())).unwrap_or_default();
     let mut stack = Stack { tree, keeps: whiteouts == Whiteouts::Keep, parents: None };
     stack.keep_xattrs(0);
     for layer in layers {
@@ -25,10 +27,10 @@ pub(super) fn stack(layers: Vec<Layer>, whiteouts: Whiteouts) -> Result<Tree> {
         stack.drop_whiteouts_without_effect();
         let root = stack.tree.root();
         if !described {
-            stack.tree.warn(WarningKind::UndescribedDirectory, |tree| tree.name_of(root));
+            stack.tree.warn(WarningKind::UndescribedDirectory, |_| name.clone());
         }
         if stack.is_opaque(root) {
-            stack.tree.warn(WarningKind::OpaqueRoot, |tree| tree.name_of(root));
+            stack.tree.warn(WarningKind::OpaqueRoot, |_| name);
         }
     }
     Ok(stack.tree)

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::acl;
 use super::prefixes::Prefixes;
 use super::tree::{Tree, Visit};
 use super::warnings::WarningKind;
@@ -73,6 +74,9 @@ fn encode_xattr(xattr: &Xattr, prefixes: &Prefixes) -> Result<Vec<u8>, String> {
         }
         _ => return Err(format!("the name of its xattr {name} is not possible in Linux")),
     };
+    if [acl::ACCESS, acl::DEFAULT].contains(&&xattr.name[..]) && !acl::is_readable(&xattr.value) {
+        return Err(format!("its ACL ({name}) cannot be read; --no-xattrs leaves ACLs and xattrs out"));
+    }
     let len = xattr.value.len();
     let entry = XattrEntry {
         e_name_len: suffix.len() as u8,

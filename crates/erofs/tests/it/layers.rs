@@ -232,6 +232,7 @@ fn whiteouts_of_a_single_archive_stay_files_and_are_counted() {
     let tree = Layer::stack([layer(&members)], Whiteouts::Keep).unwrap();
     let found: Vec<_> = tree.warnings().iter().map(|warning| (warning.kind, warning.count)).collect();
     assert_eq!(found, [(WarningKind::UndescribedDirectory, 2)]);
+    assert_eq!(tree.warnings()[0].examples, ["the.tar: etc", "the.tar: /"]);
     let tree = Layer::stack([layer(&[directory("./", 0o755), file(".wh..wh..opq", 0)])], Whiteouts::Keep).unwrap();
     let found: Vec<_> = tree.warnings().iter().map(|warning| (warning.kind, warning.count)).collect();
     assert_eq!(found, [(WarningKind::OpaqueRoot, 1)]);

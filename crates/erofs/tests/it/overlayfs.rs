@@ -262,7 +262,7 @@ fn equal_changes_give_equal_layers() {
             fs::create_dir_all(&lower).unwrap();
             change(&lower, 1000 + seed, 40);
             let upper = here.join("upper");
-            let mount = match Writable::new(&[lower.clone()], &upper, "redirect_dir=off,metacopy=off") {
+            let mount = match Writable::new(std::slice::from_ref(&lower), &upper, "redirect_dir=off,metacopy=off") {
                 Ok(mount) => mount,
                 Err(why) => return skip(TEST, &why),
             };
@@ -270,7 +270,7 @@ fn equal_changes_give_equal_layers() {
             let mut expected = tree_of_directory(mount.at.path());
             drop(mount);
             expected.values_mut().for_each(|facts| facts.set_mtime(1));
-            let layered = Layer::stack(scanned(&[upper.clone()], &options), Whiteouts::Keep).unwrap();
+            let layered = Layer::stack(scanned(std::slice::from_ref(&upper), &options), Whiteouts::Keep).unwrap();
             let layered = built(&here, "layer", &layered);
             let base = built(&here, "base", &Tree::scan(&lower, &options).unwrap());
             if name == "one"
@@ -328,9 +328,7 @@ fn what_overlayfs_left_elsewhere_is_refused_where_it_is_not_known() {
         assert!(error.contains(&format!("at '{wrong}', which the sources before it do not have")), "{wrong}: {error}");
     }
     // Two directories cannot be the same one, nor can one be below itself.
-    let tree = upper(&[member(b'3', "a", "", 0), directory("m", 0o755), directory("n", 0o755)]);
-    let first: Tree = Layer::stack([marked(tree, &["m"], "trusted.overlay.note", "")], Whiteouts::Keep).unwrap();
-    let mut first = first;
+    let mut first = upper(&[member(b'3', "a", "", 0), directory("m", 0o755), directory("n", 0o755)]);
     for name in [b"m", b"n"] {
         let id = first.child(first.root(), name).unwrap();
         first.node_mut(id).xattrs.push(Xattr { name: b"trusted.overlay.redirect".to_vec(), value: b"/a".to_vec() });

@@ -133,7 +133,7 @@ impl Member {
         let mut bytes = Vec::new();
         let (mut path, mut target) = (&self.path[..], link);
         for (text, gnu, key) in [(&mut path, b'L', "path"), (&mut target, b'K', "linkpath")] {
-            if text.len() <= 100 && !(self.long && !text.is_empty()) {
+            if text.len() <= 100 && (text.is_empty() || !self.long) {
                 continue;
             }
             if self.magic == Magic::Gnu {
@@ -164,17 +164,11 @@ impl Member {
         bytes[..path.len()].copy_from_slice(path.as_bytes());
         bytes[157..157 + target.len()].copy_from_slice(target.as_bytes());
         bytes[156] = kind;
-        let numbers = match self.magic {
-            Magic::Old => numbers,
-            Magic::Ustar => {
-                bytes[257..265].copy_from_slice(b"ustar\x0000");
-                numbers
-            }
-            Magic::Gnu => {
-                bytes[257..265].copy_from_slice(b"ustar  \0");
-                numbers
-            }
-        };
+        match self.magic {
+            Magic::Old => {}
+            Magic::Ustar => bytes[257..265].copy_from_slice(b"ustar\x0000"),
+            Magic::Gnu => bytes[257..265].copy_from_slice(b"ustar  \0"),
+        }
         let fields = [
             (100..108, i64::from(self.mode)),
             (108..116, i64::from(self.owner.0)),
