@@ -13,8 +13,7 @@ use std::{
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
     FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Renamed, Resize, Resized,
-    ServerStat, Stopping,
-    snapshot_name,
+    ServerStat, Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of

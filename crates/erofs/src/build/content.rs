@@ -11,7 +11,6 @@ use super::live::{LiveFile, State};
 use super::member::MemberContent;
 use super::overlay::Overlay;
 use super::place::SourcePath;
-use super::reach::reach;
 use super::sparse::{self, Span};
 use crate::error::Error;
 
@@ -40,7 +39,7 @@ impl Content {
     /// ignored.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
         match self {
-            Self::Path(path) => return holes::read(&File::open(reach(&path.to_path_buf())?)?, offset, len, bytes),
+            Self::Path(path) => return holes::read(&File::open(path.reach()?)?, offset, len, bytes),
             Self::Live(file) => return file.read(offset, len, bytes),
             Self::Range(file, start) => {
                 bytes.resize(len, 0);

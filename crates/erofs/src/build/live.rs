@@ -17,7 +17,6 @@ use rustix::io::Errno;
 
 use super::holes::{self, Found};
 use super::place::SourcePath;
-use super::reach::reach;
 
 /// A file of the operating system whose changes are recorded instead of failing the build.
 #[derive(Clone, Debug)]
@@ -82,7 +81,7 @@ impl LiveFile {
     }
 
     fn open(&self) -> io::Result<File> {
-        File::open(reach(&self.path.to_path_buf())?)
+        File::open(self.path.reach()?)
     }
 
     /// Reads like [`Content::read`](super::Content::read). What the file lacks is zeros.

@@ -13,6 +13,17 @@ pub(super) fn applies(pattern: &[u8], path: &[u8]) -> bool {
     matches(pattern.strip_prefix(b"./").or_else(|| pattern.strip_prefix(b"/")).unwrap_or(pattern), path)
 }
 
+/// Returns the number of names in the paths that a pattern with a slash matches; `None` if it
+/// matches names at any depth.
+pub(super) fn depth(pattern: &[u8]) -> Option<usize> {
+    let pattern = pattern.strip_suffix(b"/").unwrap_or(pattern);
+    if !pattern.contains(&b'/') {
+        return None;
+    }
+    let pattern = pattern.strip_prefix(b"./").or_else(|| pattern.strip_prefix(b"/")).unwrap_or(pattern);
+    Some(1 + pattern.iter().filter(|byte| **byte == b'/').count())
+}
+
 /// Returns whether `pattern` matches all of `text`. Takes time at most proportional to the product
 /// of their lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {

@@ -1,24 +1,76 @@
 //! Paths of an image's source files.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
+
+use super::reach::{MOST_BYTES, Reached};
 
 /// A path of the operating system. Files in one directory share its path, so each costs only a name
 /// regardless of depth.
+///
+/// ```text
+/// source/…/directory/…/directory/…/file
+///              anchor      anchor     each within the length that a system call takes of the one before
+/// ```
+///
+/// With anchors, opening a file takes the same time at any depth.
 #[derive(Clone)]
 pub struct SourcePath(Arc<Part>);
 
 struct Part {
     above: Option<Arc<Part>>,
     name: OsString,
+    /// Length of the path from the last anchor above, or of the whole path.
+    bytes: usize,
+    /// The directory itself, kept open.
+    anchor: OnceLock<OwnedFd>,
 }
 
 impl SourcePath {
     /// Returns the path of a file in this directory.
     pub(crate) fn join(&self, name: OsString) -> Self {
-        Self(Arc::new(Part { above: Some(Arc::clone(&self.0)), name }))
+        let before = if self.0.anchor.get().is_some() { 0 } else { self.0.bytes };
+        let bytes = before + 1 + name.len();
+        Self(Arc::new(Part { above: Some(Arc::clone(&self.0)), name, bytes, anchor: OnceLock::new() }))
+    }
+
+    /// Returns whether the path from the last anchor, or the whole path, is too long for a system
+    /// call.
+    pub(crate) fn is_far(&self) -> bool {
+        self.0.bytes > MOST_BYTES && self.0.anchor.get().is_none()
+    }
+
+    /// Keeps this directory open while its path or one below it exists.
+    pub(crate) fn set_anchor(&self) -> io::Result<()> {
+        let directory = self.reach()?.open_directory()?;
+        // If another thread was faster, its descriptor is as good.
+        let _ = self.0.anchor.set(directory);
+        Ok(())
+    }
+
+    /// Makes the file accessible, whatever the length of its path.
+    pub(crate) fn reach(&self) -> io::Result<Reached> {
+        let mut parts = vec![&self.0];
+        let mut anchor = None;
+        while let Some(part) = parts.last() {
+            anchor = part.anchor.get().map(|_| Self(Arc::clone(part)));
+            match &part.above {
+                Some(above) if anchor.is_none() => parts.push(above),
+                _ => break,
+            }
+        }
+        if anchor.is_some() {
+            parts.pop();
+        }
+        Reached::new(anchor, &joined(&parts))
+    }
+
+    /// Returns this directory, if it is kept open.
+    pub(crate) fn anchor(&self) -> Option<&OwnedFd> {
+        self.0.anchor.get()
     }
 
     /// Returns the whole path.
@@ -27,17 +79,23 @@ impl SourcePath {
         while let Some(above) = parts.last().and_then(|part| part.above.as_ref()) {
             parts.push(above);
         }
-        // Each with a slash after it.
-        let bytes = parts.iter().map(|part| part.name.len() + 1).sum();
-        let mut path = PathBuf::with_capacity(bytes);
-        path.extend(parts.iter().rev().map(|part| Path::new(&part.name)));
-        path
+        joined(&parts)
     }
+}
+
+/// Joins names, the last first.
+fn joined(parts: &[&Arc<Part>]) -> PathBuf {
+    // Each with a slash after it.
+    let bytes = parts.iter().map(|part| part.name.len() + 1).sum();
+    let mut path = PathBuf::with_capacity(bytes);
+    path.extend(parts.iter().rev().map(|part| Path::new(&part.name)));
+    path
 }
 
 impl<P: AsRef<OsStr> + ?Sized> From<&P> for SourcePath {
     fn from(path: &P) -> Self {
-        Self(Arc::new(Part { above: None, name: path.as_ref().to_owned() }))
+        let name = path.as_ref().to_owned();
+        Self(Arc::new(Part { above: None, bytes: name.len(), name, anchor: OnceLock::new() }))
     }
 }
 
@@ -75,5 +133,34 @@ mod tests {
         let other = deep.clone();
         drop(deep);
         drop(other);
+    }
+
+    #[test]
+    fn files_are_reached_from_the_last_anchor() {
+        const DEPTH: usize = 300;
+        let folder = tempfile::tempdir().unwrap();
+        let name = "n".repeat(100);
+        let mut place = SourcePath::from(folder.path());
+        let mut anchors = 0;
+        for depth in 0..DEPTH {
+            let reached = place.reach().unwrap();
+            let path = reached.as_ref();
+            assert!(path.as_os_str().len() <= MOST_BYTES + 100, "one step at any depth");
+            std::fs::create_dir(path.join(&name)).unwrap();
+            std::fs::write(path.join("file"), depth.to_string()).unwrap();
+            place = place.join(name.clone().into());
+            if place.is_far() {
+                place.set_anchor().unwrap();
+                anchors += 1;
+            }
+        }
+        assert!((1..=DEPTH * 101 / MOST_BYTES).contains(&anchors), "{anchors}");
+        let mut above = &place.0;
+        for depth in (0..DEPTH).rev() {
+            above = above.above.as_ref().unwrap();
+            let file = SourcePath(Arc::clone(above)).join("file".into());
+            assert_eq!(std::fs::read_to_string(file.reach().unwrap()).unwrap(), depth.to_string());
+        }
+        assert!(std::process::Command::new("rm").arg("-rf").arg(folder.path()).status().unwrap().success());
     }
 }

@@ -8,13 +8,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
+use super::place::SourcePath;
+
 /// The part of a path to pass at a time, in bytes. The system accepts 4095, which leaves room for
 /// the name of an open directory before it and a file name after it.
-const MOST_BYTES: usize = 3800;
+pub(super) const MOST_BYTES: usize = 3800;
+
+/// The flags for opening directories on the way.
+const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A path through which a file and files next to it are reachable while this value exists.
 pub(crate) struct Reached {
     path: PathBuf,
+    _anchor: Option<SourcePath>,
     _directory: Option<OwnedFd>,
 }
 
@@ -24,24 +30,34 @@ impl AsRef<Path> for Reached {
     }
 }
 
-/// Walks along a long path in steps, keeping one directory open. The remaining path is relative to
-/// it.
-pub(crate) fn reach(path: &Path) -> io::Result<Reached> {
-    let mut directory: Option<OwnedFd> = None;
-    let mut rest = path.as_os_str().as_bytes();
-    while rest.len() > MOST_BYTES {
-        let slash = rest[..MOST_BYTES].iter().rposition(|byte| *byte == b'/').filter(|slash| *slash > 0);
-        let (step, behind) = rest.split_at(slash.ok_or(rustix::io::Errno::NAMETOOLONG)?);
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        directory = Some(match &directory {
-            Some(directory) => openat(directory, step, flags, Mode::empty())?,
-            None => openat(CWD, step, flags, Mode::empty())?,
-        });
-        rest = &behind[behind.iter().take_while(|byte| **byte == b'/').count()..];
+impl Reached {
+    /// Walks along a path in steps, keeping one directory open. The path is relative to the
+    /// directory of `anchor`, if that is given. The remaining path is relative to the last step.
+    pub(super) fn new(anchor: Option<SourcePath>, path: &Path) -> io::Result<Self> {
+        let mut directory: Option<OwnedFd> = None;
+        let mut rest = path.as_os_str().as_bytes();
+        let start = anchor.as_ref().and_then(SourcePath::anchor);
+        while rest.len() > MOST_BYTES {
+            let slash = rest[..MOST_BYTES].iter().rposition(|byte| *byte == b'/').filter(|slash| *slash > 0);
+            let (step, behind) = rest.split_at(slash.ok_or(rustix::io::Errno::NAMETOOLONG)?);
+            directory = Some(match directory.as_ref().or(start) {
+                Some(directory) => openat(directory, step, STEP, Mode::empty())?,
+                None => openat(CWD, step, STEP, Mode::empty())?,
+            });
+            rest = &behind[behind.iter().take_while(|byte| **byte == b'/').count()..];
+        }
+        let mut path = directory
+            .as_ref()
+            .or(start)
+            .map_or_else(PathBuf::new, |directory| PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())));
+        if !rest.is_empty() {
+            path.push(OsStr::from_bytes(rest));
+        }
+        Ok(Self { path, _anchor: anchor, _directory: directory })
     }
-    let mut path = directory
-        .as_ref()
-        .map_or_else(PathBuf::new, |directory| PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())));
-    path.push(OsStr::from_bytes(rest));
-    Ok(Reached { path, _directory: directory })
+
+    /// Opens the directory itself, to reach what is below it.
+    pub(super) fn open_directory(&self) -> io::Result<OwnedFd> {
+        Ok(openat(CWD, &self.path, STEP, Mode::empty())?)
+    }
 }

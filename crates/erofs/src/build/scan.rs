@@ -12,7 +12,6 @@ use super::content::Content;
 use super::layer::Layer;
 use super::live::{LiveFile, is_exhaustion};
 use super::place::SourcePath;
-use super::reach::reach;
 use super::scan_options::{ScanOptions, Verdict};
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
@@ -44,12 +43,13 @@ impl Layer {
         }
         let place = SourcePath::from(root);
         let device = metadata.dev();
-        let mut scanner = Scanner { root, device, options, warnings: Warnings::default(), links: HashMap::new() };
+        let mut scanner =
+            Scanner { root, device, options, warnings: Warnings::default(), anchors: 0, links: HashMap::new() };
         let top = scanner.node_of(&place, root, &metadata)?;
         let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
         let top = layer.tree.root();
         layer.take_in(top, options);
-        let mut stack = vec![Found { place, id: top, parent: None }];
+        let mut stack = vec![Found { place, id: top, depth: 0, parent: None }];
         while let Some(found) = stack.pop() {
             match scanner.list(&found.place) {
                 Ok(entries) => scanner.add(&mut layer, &found, entries, &mut stack)?,
@@ -72,6 +72,8 @@ impl Layer {
 struct Found {
     place: SourcePath,
     id: NodeId,
+    /// The number of names below the root.
+    depth: usize,
     /// The parent and the name in it.
     parent: Option<(NodeId, Vec<u8>)>,
 }
@@ -79,12 +81,21 @@ struct Found {
 /// What comes before the path in an error of listing a directory.
 const LISTING: &str = "listing ";
 
+/// The maximum number of directories that are kept open for the paths below them.
+const MOST_ANCHORS: u32 = 64;
+
+fn listing(place: &SourcePath, error: io::Error) -> Error {
+    Error::io(format!("{LISTING}{}", place.to_path_buf().display()))(error)
+}
+
 struct Scanner<'a> {
     root: &'a Path,
     /// The device of the root.
     device: u64,
     options: &'a ScanOptions,
     warnings: Warnings,
+    /// The number of directories that are kept open.
+    anchors: u32,
     /// Files with several links, by device and inode.
     links: HashMap<(u64, u64), NodeId>,
 }
@@ -108,22 +119,28 @@ impl Scanner<'_> {
 
     /// Lists a directory.
     fn list(&self, place: &SourcePath) -> Result<Vec<DirEntry>> {
-        let here = place.to_path_buf();
-        let failed = |error| Error::io(format!("{LISTING}{}", here.display()))(error);
-        let entries = fs::read_dir(reach(&here).map_err(failed)?).map_err(failed)?;
-        entries.collect::<io::Result<_>>().map_err(failed)
+        let entries = place.reach().and_then(fs::read_dir).and_then(Iterator::collect);
+        entries.map_err(|error| listing(place, error))
     }
 
     /// Adds a directory's entries. Pushes subdirectories to `stack`.
     fn add(&mut self, layer: &mut Layer, found: &Found, entries: Vec<DirEntry>, stack: &mut Vec<Found>) -> Result<()> {
-        let here = found.place.to_path_buf();
-        let below = here.strip_prefix(self.root).unwrap_or(&here);
-        let reached = reach(&here).map_err(|error| Error::io(format!("{LISTING}{}", here.display()))(error))?;
+        if found.place.is_far() && self.anchors < MOST_ANCHORS {
+            self.anchors += 1;
+            // Without it, longer paths take more steps.
+            let _ = found.place.set_anchor();
+        }
+        let reached = found.place.reach().map_err(|error| listing(&found.place, error))?;
         for entry in entries {
-            if self.options.excludes(below.join(entry.file_name()).as_os_str().as_bytes()) {
+            let name = entry.file_name();
+            let below = || {
+                let path = found.place.join(name.clone()).to_path_buf();
+                path.strip_prefix(self.root).unwrap_or(&path).as_os_str().as_bytes().to_vec()
+            };
+            if self.options.excludes_at(found.depth + 1, name.as_bytes(), below) {
                 continue;
             }
-            match self.add_file(layer, found, reached.as_ref(), &here, &entry) {
+            match self.add_file(layer, found, reached.as_ref(), &entry) {
                 Ok(directory) => stack.extend(directory),
                 Err(error) if self.skips(&error) => {}
                 Err(error) => return Err(error),
@@ -138,11 +155,11 @@ impl Scanner<'_> {
         layer: &mut Layer,
         above: &Found,
         reached: &Path,
-        here: &Path,
         entry: &DirEntry,
     ) -> Result<Option<Found>> {
         let name = entry.file_name();
-        let told = |error| Error::io(here.join(&name).display().to_string())(error);
+        let shown = || above.place.join(name.clone()).to_path_buf();
+        let told = |error| Error::io(shown().display().to_string())(error);
         let (above_reached, reached) = (reached, reached.join(&name));
         let metadata = entry.metadata().map_err(told)?;
         if let Some(image) = &self.options.image {
@@ -151,7 +168,7 @@ impl Scanner<'_> {
                 Verdict::Skip => return Ok(None),
                 Verdict::Refuse => {
                     let what = "it is the output under another name, and an image cannot replace its own source";
-                    return Err(Error::Source { path: here.join(&name), what: what.to_owned() });
+                    return Err(Error::Source { path: shown(), what: what.to_owned() });
                 }
             }
         }
@@ -172,7 +189,7 @@ impl Scanner<'_> {
             self.links.insert(inode, id);
         }
         let is_listed = metadata.is_dir() && (!self.options.one_file_system || metadata.dev() == self.device);
-        Ok(is_listed.then(|| Found { place, id, parent: Some((above.id, name.into_vec())) }))
+        Ok(is_listed.then(|| Found { place, id, depth: above.depth + 1, parent: Some((above.id, name.into_vec())) }))
     }
 
     /// Builds the node of the file at `path`, which the system finds at `reached`.
@@ -278,12 +295,13 @@ mod tests {
                 device: metadata.dev(),
                 options: &options,
                 warnings: Warnings::default(),
+                anchors: 0,
                 links: HashMap::new(),
             };
             let place = SourcePath::from(root);
             let top = scanner.node_of(&place, root, &metadata).unwrap();
             let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
-            let found = Found { place, id: layer.tree.root(), parent: None };
+            let found = Found { place, id: layer.tree.root(), depth: 0, parent: None };
             let entries = scanner.list(&found.place).unwrap();
             fs::remove_file(root.join("vanishes")).unwrap();
             fs::remove_dir(root.join("vanishes-directory")).unwrap();

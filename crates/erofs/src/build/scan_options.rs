@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::acl;
 use super::ids::IdMap;
-use super::patterns::applies;
+use super::patterns::{self, applies};
 use super::tree::Node;
 
 /// Which properties of files are kept, and which are replaced.
@@ -109,6 +109,15 @@ impl ScanOptions {
         self.excludes.iter().any(|pattern| applies(pattern, path))
     }
 
+    /// As [`excludes`](Self::excludes), for a path of `depth` names that ends with `name`. Calls
+    /// `path` only if a pattern could match it, so most paths need not be joined.
+    pub(crate) fn excludes_at(&self, depth: usize, name: &[u8], path: impl Fn() -> Vec<u8>) -> bool {
+        self.excludes.iter().any(|pattern| match patterns::depth(pattern) {
+            None => applies(pattern, name),
+            Some(of_pattern) => of_pattern == depth && applies(pattern, &path()),
+        })
+    }
+
     pub(crate) fn apply(&self, node: &mut Node) {
         if let Some(mtime_s) = self.mtime_s {
             (node.mtime_s, node.mtime_nsec) = (mtime_s, 0);
@@ -139,5 +148,10 @@ mod tests {
         assert!(options.excludes(b"deep/down/x.o"));
         assert!(options.excludes(b"proc/1"));
         assert!(!options.excludes(b"proc"));
+        for path in ["a", "a/b", "proc/1", "x.o", "deep/down/x.o", "deep/proc/1", "proc"] {
+            let name = path.rsplit('/').next().unwrap();
+            let at = options.excludes_at(path.split('/').count(), name.as_bytes(), || path.into());
+            assert_eq!(at, options.excludes(path.as_bytes()), "{path}");
+        }
     }
 }

@@ -6,7 +6,6 @@ use std::ops::{ControlFlow, Range};
 
 use super::content::Content;
 use super::holes;
-use super::reach::reach;
 use super::sparse;
 
 /// A range of a content that may not be zeros.
@@ -42,7 +41,7 @@ impl Content {
         let mut unread = |range| each(Stretch { range, held: Held::Unread });
         let spans = match self {
             Self::Path(path) => {
-                return holes::each_data(&File::open(reach(&path.to_path_buf())?)?, range, &mut unread);
+                return holes::each_data(&File::open(path.reach()?)?, range, &mut unread);
             }
             Self::Live(file) => return file.each_data(range, &mut unread),
             Self::Overlay(overlay) => return overlay.stretches(range, each),
