@@ -155,7 +155,7 @@ mod tests {
                 let options = options(choice.codec, choice.cluster).expect("a codec");
                 let found = image_bytes(Content::Bytes(bytes.clone().into()), len as u64, &options);
                 let found = found.saturating_sub(SUPERBLOCK_BYTES + INODE_BYTES + 40 + PAGE_BYTES);
-                assert!(found as f64 <= limits.most * len as f64, "{len} {} {found}", choice.codec);
+                assert!(found as f64 <= limits.most * f64::from(len), "{len} {} {found}", choice.codec);
                 assert!(limits.least > 0.0);
             }
         }
@@ -187,8 +187,8 @@ mod tests {
                 let error = (whole - forecast).abs();
                 assert!(error <= 16384.0 + whole / 10.0, "{} {hole}: {whole} {forecast} {zeros:?}", choice.codec);
             }
-            let most = limits_of_zeros().most * (64 << 20) as f64;
-            assert!(zeros.cost(1.0, (64 << 20) as f64) <= most, "{}: {zeros:?}", choice.codec);
+            let most = limits_of_zeros().most * f64::from(64 << 20);
+            assert!(zeros.cost(1.0, f64::from(64 << 20)) <= most, "{}: {zeros:?}", choice.codec);
             assert!(zeros.cost(3.0, 0.0) == 0.0);
         }
     }

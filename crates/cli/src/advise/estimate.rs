@@ -120,7 +120,7 @@ impl Estimate {
         }
         let ends = [limits.least, limits.most].map(|limit| limit * total_x);
         if sum_x <= 0.0 || total_x <= 0.0 {
-            return Self::unknown(total_x, limits);
+            return Self::open(self.value, ends);
         }
         let [mean_y, mean_z] = [sum_y / sum_x, sum_z / sum_x];
         if measured.len() < LEAST + 1 {

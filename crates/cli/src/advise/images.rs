@@ -137,7 +137,7 @@ pub(super) fn measure(
             read_ns: Vec::new(),
         });
     }
-    let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(|stratum| stratum.has_pieces);
+    let has_zeros = input.hole_bytes > 0 || input.strata.iter().any(Stratum::may_have_zeros);
     if has_zeros {
         let zeros = measure_zeros(&choices, end, threads)?;
         for (choice, zeros) in choices.iter_mut().zip(zeros) {

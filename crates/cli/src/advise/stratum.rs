@@ -183,6 +183,11 @@ impl Stratum {
         }
     }
 
+    /// Returns whether some of it was found to be zeros, or was not scanned for zeros.
+    pub(super) fn may_have_zeros(&self) -> bool {
+        self.has_pieces && (!self.is_scanned() || self.data_bytes().low() < (self.pages * PAGE_BYTES) as f64)
+    }
+
     /// Returns the likely number of places where data ends before zeros, a hole or the file's end.
     pub(super) fn data_ends(&self) -> f64 {
         let Some(scanned) = &self.scanned else { return 0.0 };
@@ -316,7 +321,7 @@ mod tests {
         let (none, all) = (Data::default(), Data { first_page: 0, end_page: 256, pages: 256 });
         let some = Data { first_page: 3, end_page: 7, pages: 2 };
         stratum.restrict(&[none, all, none, some]);
-        assert_eq!(stratum.scanned_zero_pages(), 4 * 256 - 258);
+        assert!(stratum.scanned_zero_pages() == 4 * 256 - 258 && stratum.may_have_zeros());
         let size = stratum.data_bytes();
         assert!((size.value - stratum.pages as f64 * 4.0 * 258.0).abs() < 1.0 && !size.is_exact(), "{size:?}");
         let strata = [stratum];

@@ -268,6 +268,7 @@ fn what_was_compared_may_be_unlike_the_rest() {
     for count in 0..3 {
         let estimate = base.regression(1000.0, &alike[..count], 0.99, LIMITS);
         assert!(estimate.low() <= 100.0 && estimate.high() >= 900.0, "{count}: {estimate:?}");
+        assert!(count > 0 || estimate.value == base.value, "the other choice is the best guess");
     }
 }
 
