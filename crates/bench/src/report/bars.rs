@@ -28,18 +28,56 @@ struct Group {
     bars: Vec<Bar>,
 }
 
+/// How long a bar is.
+#[derive(Clone, Copy, PartialEq)]
+enum Scale {
+    Linear,
+    /// Bars begin at the power of ten below the least figure.
+    Logarithmic,
+}
+
+/// A chart before it is drawn.
+struct Plan {
+    file: &'static str,
+    title: &'static str,
+    groups: Vec<Group>,
+    decimals: usize,
+    unit: &'static str,
+    scale: Scale,
+}
+
 /// Returns the charts that the run has figures for.
 pub(super) fn charts(record: &Record) -> Vec<Chart> {
-    let drawn = [
-        ("ram.svg", "RAM for the same pages of program heaps, % of their size", ram(record), 1, "%"),
-        ("io.svg", "4 KiB requests over NBD, one connection, MB/s", io(record), 0, "MB/s"),
-        ("forks.svg", "From the request for a disk to its first page, milliseconds", forks(record), 2, "ms"),
+    let plans = [
+        Plan {
+            file: "ram.svg",
+            title: "RAM for the same pages of program heaps, % of their size",
+            groups: ram(record),
+            decimals: 1,
+            unit: "%",
+            scale: Scale::Linear,
+        },
+        Plan {
+            file: "io.svg",
+            title: "4 KiB requests over NBD, one connection, MB/s",
+            groups: io(record),
+            decimals: 0,
+            unit: "MB/s",
+            scale: Scale::Linear,
+        },
+        // Figures differ by a factor of a thousand: a linear scale would hide which of the shortest
+        // bars is shorter.
+        Plan {
+            file: "forks.svg",
+            title: "From the request for a disk to its first page, milliseconds, logarithmic scale",
+            groups: forks(record),
+            decimals: 2,
+            unit: "ms",
+            scale: Scale::Logarithmic,
+        },
     ];
-    drawn
-        .into_iter()
-        .filter(|(.., groups, _, _)| groups.iter().any(|group| group.bars.len() > 1))
-        .map(|(file, title, groups, decimals, unit)| Chart { file, svg: draw(title, &groups, decimals, unit) })
-        .collect()
+    let has_bars = |plan: &&Plan| plan.groups.iter().any(|group| group.bars.len() > 1);
+    plans.iter().filter(has_bars).map(|plan| Chart { file: plan.file, svg: draw(plan) }).collect()
 }
 
 /// Memory of pages of heaps in zram and in the store: of all data sets stored, those whose name
@@ -114,8 +152,15 @@ const STYLE: &str = "text{font:14px system-ui,-apple-system,'Segoe UI',Roboto,'D
 .title{font-weight:600;font-size:15px}.group{font-weight:600}.ours{fill:#0b61a4}.peer{fill:#9a9a9a}\
 @media(prefers-color-scheme:dark){text{fill:#e8e8e6}.ours{fill:#62b0f0}.peer{fill:#7d8186}}";
 
-fn draw(title: &str, groups: &[Group], decimals: usize, unit: &str) -> String {
-    let most = groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).fold(0.0, f64::max);
+fn draw(plan: &Plan) -> String {
+    let Plan { title, groups, decimals, unit, scale, .. } = plan;
+    let values = || groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value);
+    let most = values().fold(0.0, f64::max);
+    let least = 10_f64.powf(values().fold(f64::INFINITY, f64::min).log10().floor());
+    let share = |value: f64| match scale {
+        Scale::Linear => value / most,
+        Scale::Logarithmic => (value / least).ln() / (most / least).ln(),
+    };
     let mut body = String::new();
     let mut top = HEADING;
     for group in groups.iter().filter(|group| !group.bars.is_empty()) {
@@ -124,7 +169,7 @@ fn draw(title: &str, groups: &[Group], decimals: usize, unit: &str) -> String {
             let _ = write!(body, r#"<text class="group" x="0" y="{:.0}">{}</text>"#, top - 8.0, escape(&group.heading));
         }
         for bar in &group.bars {
-            let width = (bar.value / most * (WIDTH - NAMES - FIGURE)).max(1.0);
+            let width = (share(bar.value) * (WIDTH - NAMES - FIGURE)).max(1.0);
             let class = if bar.is_ours { "ours" } else { "peer" };
             let _ = write!(
                 body,
@@ -136,7 +181,7 @@ fn draw(title: &str, groups: &[Group], decimals: usize, unit: &str) -> String {
                 BAR - 8.0,
                 NAMES + width + 6.0,
                 top + 15.0,
-                grouped(bar.value, decimals)
+                grouped(bar.value, *decimals)
             );
             body.push('\n');
             top += BAR;
@@ -176,6 +221,21 @@ mod tests {
         assert_eq!((svg.matches("<rect").count(), svg.matches("class=\"ours\"").count()), (2, 1));
         assert!(svg.contains("36.0 %") && svg.contains("16.5 %") && svg.contains("Heap of &lt;python&gt;"), "{svg}");
         assert!(!svg.contains("href"));
+    }
+
+    /// A reflink is faster than a fork, and the chart shows it.
+    #[test]
+    fn the_chart_of_forks_shows_small_figures_apart() {
+        let figures = [
+            ("fork", "idle/peer/9", "cp-tmpfs", "all_p50_us", 78_640.0),
+            ("fork", "idle/peer/9", "btrfs-reflink", "all_p50_us", 60.0),
+            ("fork", "idle/socket/9", "pagefold", "all_p50_us", 320.0),
+        ];
+        let charts = charts(&record(&figures));
+        let widths = charts[0].svg.split("width=\"").skip(2).filter_map(|rest| rest.split('"').next()?.parse().ok());
+        let widths: Vec<f64> = widths.collect();
+        assert_eq!(widths.len(), 3, "{}", charts[0].svg);
+        assert!(widths[0] > widths[2] && widths[2] > widths[1] + 50.0, "{widths:?}");
     }
 
     #[test]

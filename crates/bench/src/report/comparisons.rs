@@ -9,14 +9,24 @@ use super::{
     },
 };
 
-/// What a group compares, and how the two sides differ.
+/// What a group compares, and how the two sides differ. Groups come in the order in which users meet
+/// their subjects.
 pub(super) struct Group {
     pub(super) name: &'static str,
     pub(super) note: &'static str,
 }
 
 pub(super) const GROUPS: &[Group] = &[
-    Group { name: CODECS, note: "Single 4 KiB pages, one thread. Peers are called as their users call them." },
+    Group {
+        name: FORKS,
+        note: "From the request for a disk to the first page read from it. pagefold's server is one process for all \
+               disks; qcow2 needs a qemu-nbd for each; reflinks and copies are opened as files, without a server.",
+    },
+    Group {
+        name: NBD,
+        note: "fio with 60 % compressible buffers at queue depth 16. pagefold compresses what is written; nbdkit's \
+               malloc allocator stores it uncompressed, and its zstd allocator compresses blocks of 32 KiB.",
+    },
     Group {
         name: ZRAM,
         note: "zram is a block device of the kernel, reached through O_DIRECT: each request is a system call. pagefold's \
@@ -34,21 +44,12 @@ pub(super) const GROUPS: &[Group] = &[
                allocator and tables, too.",
     },
     Group {
-        name: NBD,
-        note: "fio with 60 % compressible buffers at queue depth 16. pagefold compresses what is written; nbdkit's \
-               malloc allocator stores it uncompressed, and its zstd allocator compresses blocks of 32 KiB.",
-    },
-    Group {
         name: IMAGES,
         note: "The same files, codec, level and cluster for each program. squashfs's block size counts input, \
                EROFS's cluster size counts output. The library reads in the process; a kernel or FUSE mount is reached by \
                system calls.",
     },
-    Group {
-        name: FORKS,
-        note: "From the request for a disk to the first page read from it. pagefold's server is one process for all \
-               disks; qcow2 needs a qemu-nbd for each; reflinks and copies are opened as files, without a server.",
-    },
+    Group { name: CODECS, note: "Single 4 KiB pages, one thread. Peers are called as their users call them." },
 ];
 
 const CODECS: &str = "Page codecs";

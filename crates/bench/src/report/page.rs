@@ -8,7 +8,7 @@ use std::{
 use super::{
     baseline::{Change, Changes, changes},
     chart,
-    comparisons::GROUPS,
+    comparisons::{GROUPS, Group},
     html::{self, HtmlTable, escape},
     published::{self, Values, means, tables},
     record::{Key, Record, Series, Spread},
@@ -28,6 +28,7 @@ pub(super) fn page(record: &Record, lines: &str, baseline: Option<&Baseline>) ->
     let verdicts = verdicts(record);
     let mut body = String::new();
     body.push_str(&head(record, lines));
+    body.push_str(&contents(&verdicts, baseline.is_some()));
     body.push_str(&section_verdicts(&verdicts));
     if let Some(baseline) = baseline {
         body.push_str(&section_baseline(&baseline.name, &changes(&baseline.record, record)));
@@ -61,11 +62,57 @@ fn head(record: &Record, lines: &str) -> String {
             escape(why)
         );
     }
+    text.push_str(&not_measured(record));
     text
 }
 
+/// Returns a line that names the parts without any figures, if there are any.
+fn not_measured(record: &Record) -> String {
+    let ended = |part: &str| record.turns.iter().any(|turn| turn.part == part && turn.failure.is_none());
+    let failed = record.turns.iter().filter(|turn| turn.failure.is_some()).map(|turn| &turn.part);
+    let without: BTreeSet<&String> =
+        record.left_out.iter().map(|(part, _)| part).chain(failed).filter(|part| !ended(part)).collect();
+    if without.is_empty() {
+        return String::new();
+    }
+    let names: Vec<_> = without.iter().map(|part| format!("<b>{}</b>", escape(part))).collect();
+    format!(
+        "<p class=\"warn\">Not measured: {}. The verdicts below do not count {}. <a href=\"#missing\">Why</a></p>\n",
+        names.join(", "),
+        if names.len() == 1 { "it" } else { "them" }
+    )
+}
+
+/// Returns the list of contents.
+fn contents(verdicts: &[Verdict], has_baseline: bool) -> String {
+    let groups = GROUPS.iter().filter(|group| has_rows(verdicts, group));
+    let groups = groups.map(|group| format!("<li><a href=\"#{}\">{}</a></li>", anchor(group.name), escape(group.name)));
+    let groups: String = groups.collect();
+    let mut text = "<nav><ul class=\"contents\"><li><a href=\"#verdicts\">Verdicts</a>".to_owned();
+    if !groups.is_empty() {
+        let _ = write!(text, "<ul>{groups}</ul>");
+    }
+    text.push_str("</li>");
+    let baseline = has_baseline.then_some(("baseline", "Compared with an earlier run"));
+    let others =
+        [("sources", "The sources' tables"), ("missing", "What was not measured"), ("raw", "Commands and raw figures")];
+    for (anchor, heading) in baseline.into_iter().chain(others) {
+        let _ = write!(text, "<li><a href=\"#{anchor}\">{}</a></li>", escape(heading));
+    }
+    text + "</ul></nav>\n"
+}
+
+fn has_rows(verdicts: &[Verdict], group: &Group) -> bool {
+    verdicts.iter().any(|verdict| verdict.comparison.group == group.name)
+}
+
+/// Returns the anchor of a heading.
+fn anchor(heading: &str) -> String {
+    heading.to_lowercase().replace(' ', "-")
+}
+
 fn section_verdicts(verdicts: &[Verdict]) -> String {
-    let mut text = "<h2>Verdicts</h2>\n".to_owned();
+    let mut text = "<h2 id=\"verdicts\">Verdicts</h2>\n".to_owned();
     if verdicts.is_empty() {
         text.push_str("<p>No comparison has figures of both sides yet.</p>\n");
         return text;
@@ -92,7 +139,8 @@ fn section_verdicts(verdicts: &[Verdict]) -> String {
         if of_group.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "<h3>{}</h3>\n<p class=\"note\">{}</p>", escape(group.name), escape(group.note));
+        let (anchor, name, note) = (anchor(group.name), escape(group.name), escape(group.note));
+        let _ = writeln!(text, "<h3 id=\"{anchor}\">{name}</h3>\n<p class=\"note\">{note}</p>");
         let _ = writeln!(
             text,
             "<table class=\"verdicts\"><thead><tr><th class=\"what\" scope=\"col\">pagefold and peer</th><th class=\"dot\" \
@@ -133,7 +181,7 @@ fn verdict_row(verdict: &Verdict) -> String {
 }
 
 fn section_baseline(name: &str, changes: &Changes) -> String {
-    let mut text = format!("<h2>Compared with {}</h2>\n", escape(name));
+    let mut text = format!("<h2 id=\"baseline\">Compared with {}</h2>\n", escape(name));
     let _ = writeln!(
         text,
         "<p>Of {} comparisons with peers {} fell and {} rose by more than their spread. Of {} figures of pagefold by itself {} \
@@ -192,7 +240,7 @@ fn values(spread: Spread) -> String {
 }
 
 fn section_published(record: &Record) -> String {
-    let mut text = "<h2>The sources' tables, as published and as measured here</h2>\n".to_owned();
+    let mut text = "<h2 id=\"sources\">The sources' tables, as published and as measured here</h2>\n".to_owned();
     text.push_str(
         "<p class=\"quiet\">pagefold is built on five pieces of published work. Machines differ, so compare rows and columns of \
          one side with each other, not a figure with its neighbour.</p>\n",
@@ -285,7 +333,7 @@ fn shown(value: Option<f64>, decimals: usize) -> String {
 }
 
 fn section_missing(record: &Record) -> String {
-    let mut text = "<h2>What was not measured</h2>\n".to_owned();
+    let mut text = "<h2 id=\"missing\">What was not measured</h2>\n".to_owned();
     let missing: Vec<_> = record.peers.iter().filter(|peer| !peer.is_here).collect();
     if !missing.is_empty() {
         text.push_str("<p>Peers that this machine does not have, and how to get them:</p>\n<ul>\n");
@@ -326,7 +374,7 @@ fn section_missing(record: &Record) -> String {
 }
 
 fn section_raw(record: &Record) -> String {
-    let mut text = "<h2>Commands and raw figures</h2>\n".to_owned();
+    let mut text = "<h2 id=\"raw\">Commands and raw figures</h2>\n".to_owned();
     let mut table = HtmlTable::new("words", "", &["part", "turns", "seconds", "command"]);
     let mut parts: Vec<(&str, Vec<&super::record::Turn>)> = Vec::new();
     for turn in &record.turns {
@@ -400,6 +448,12 @@ mod tests {
         let page = page(&record, "report.jsonl", None);
         assert_well_formed(&page);
         assert_eq!(without_figures(&record).len(), 0);
+        assert!(!page.contains("Not measured"), "every part has figures");
+        for group in GROUPS {
+            let link = format!("<a href=\"#{0}\">", anchor(group.name));
+            let heading = format!("<h3 id=\"{0}\">", anchor(group.name));
+            assert!(page.contains(&link) && page.contains(&heading), "{}", group.name);
+        }
         assert_eq!(page.matches("<th class=\"what\" scope=\"row\">").count(), COMPARISONS.len());
         for comparison in COMPARISONS {
             let row = format!("{}<small>{} / {}</small>", comparison.what, comparison.ours_name, comparison.peer_name);
@@ -464,6 +518,7 @@ mod tests {
         record.add(Line::about("image", "squashfuse: not installed", "missing", 0.0, ""));
         record.add(Line::about("image", "killed by signal 9", "failed", 0.0, ""));
         let page = page(&record, "x", None);
+        assert!(page.contains("Not measured: <b>image</b>"), "{page}");
         for said in ["apt-get install nbdkit", "squashfuse: not installed", "killed by signal 9"] {
             assert!(page.contains(said), "{said}");
         }
