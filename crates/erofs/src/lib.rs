@@ -63,8 +63,7 @@ mod zeros;
 pub use build::{
     BuildOptions, BuildReport, Change, Compression, Content, Fragments, Hint, IdMap, IdRange, ImageFile, Indexes,
     Layer, LiveFile, MemberContent, Node, NodeId, NodeKind, Overlay, Progress, ScanOptions, SourcePath, Span, Tree,
-    Warning,
-    WarningKind, Whiteouts, build, build_watched,
+    Warning, WarningKind, Whiteouts, build, build_watched,
 };
 pub use cache::ClusterCache;
 pub use compare::{CompareReport, Difference};
