@@ -359,7 +359,7 @@ fn is_zeros(file: &File) -> io::Result<bool> {
 fn without_compression(path: &Path) -> PathBuf {
     let is_added = Signature::of_name(path).is_some_and(|name| matches!(name.kind(), Kind::Compressed(_)));
     // Such as .tgz.
-    let is_tar = path.extension().is_some_and(|end| end.as_bytes().starts_with(b"t"));
+    let is_tar = path.extension().is_some_and(|end| matches!(end.as_bytes(), [b't' | b'T', ..]));
     match is_added {
         true if is_tar => path.with_extension("tar"),
         true => path.with_extension(""),
@@ -461,4 +461,26 @@ fn parse_seconds(text: &str) -> Result<Timestamp, String> {
     let seconds =
         text.parse().map_err(|_| format!("'{text}' (from -T or SOURCE_DATE_EPOCH) is not a number of seconds"));
     seconds.map(|seconds| Timestamp(Some(seconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_compressor_added_to_a_name_is_left_out() {
+        for (name, inner) in [
+            ("d/disk.img.gz", "d/disk.img"),
+            ("disk.qcow2.XZ", "disk.qcow2"),
+            ("a.tgz", "a.tar"),
+            ("a.TZST", "a.tar"),
+            ("a.tar.bz2", "a.tar"),
+            ("blob", "blob"),
+            (".gz", ".gz"),
+            ("a.txt", "a.txt"),
+            ("a.zip", "a.zip"),
+        ] {
+            assert_eq!(without_compression(Path::new(name)), Path::new(inner), "{name}");
+        }
+    }
 }
