@@ -242,7 +242,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn hand_over(&mut self, path: PathId, content: &'a Content, inode: &Inode) {
-        self.report.file_bytes += inode.size;
+        self.report.file_bytes = self.report.file_bytes.saturating_add(inode.size);
         let file = Arc::new(OnceLock::new());
         if inode.size >= LONG_BYTES {
             match self.image.file(inode) {

@@ -48,9 +48,14 @@ impl Chunking {
         all.min_by_key(|chunking| chunking.cost_bytes(size, runs)).unwrap_or(of(block_bytes.ilog2()))
     }
 
+    /// Returns the number of chunks of a file of `size` bytes.
+    pub(super) fn count(self, size: u64) -> u64 {
+        size.div_ceil(self.chunk_bytes.into())
+    }
+
     fn cost_bytes(self, size: u64, runs: &[Range<u64>]) -> u64 {
         let stored: u64 = self.whole(runs, size).iter().map(|run| run.end - run.start).sum();
-        stored + 4 * size.div_ceil(self.chunk_bytes.into())
+        stored + 4 * self.count(size)
     }
 
     /// Returns the runs of whole chunks, up to the end of the file, that overlap `runs`.

@@ -13,7 +13,7 @@ use super::chunks::Chunking;
 use super::content::Content;
 use super::copies::{self, Room, Stretch};
 use super::holes::Found;
-use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes, MAX_HOLE_BYTES};
+use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
 use super::options::{BuildOptions, Compression, Fragments};
 use super::parts::{Job, Part, Source, jobs, parts};
 use super::pipeline;
@@ -94,7 +94,7 @@ pub(crate) fn write(
         }
     }
     let mut ids = ids.into_iter();
-    let total_bytes = sources.iter().map(|source| source.size).sum();
+    let total_bytes = sources.iter().fold(0u64, |sum, source| sum.saturating_add(source.size));
     let mut progress = |done_bytes| watch(Progress { done_bytes, total_bytes });
     writer.store_all(&sources, &mut progress, |data| {
         if let Some(id) = ids.next() {
@@ -161,7 +161,7 @@ impl Writer<'_> {
         mut done: impl FnMut(FileData),
     ) -> Result<()> {
         let (options, ways) = (self.options, self.ways);
-        let mut done_bytes = 0;
+        let mut done_bytes = 0u64;
         let mut cuts = if options.dedupe { self.cuts(sources)?.into_iter() } else { Vec::new().into_iter() };
         let parts = parts(sources).map(move |part| Part { cuts: cuts.next().unwrap_or_default(), ..part });
         let spare = std::mem::take(&mut self.spare);
@@ -177,12 +177,12 @@ impl Writer<'_> {
             |(job, works)| {
                 for (part, work) in job.into_iter().zip(works) {
                     let mut file = open.take().unwrap_or_else(|| OpenFile::new(self, &part.source));
-                    done_bytes += part.end() - file.at;
+                    done_bytes = done_bytes.saturating_add(part.end() - file.at);
                     file.skip_to(part.offset, &part.source);
                     self.add(&mut file, &part, work?, &spare)?;
                     file.at = part.end();
                     if part.is_last {
-                        done_bytes += part.source.size - file.at;
+                        done_bytes = done_bytes.saturating_add(part.source.size - file.at);
                         file.skip_to(part.source.size, &part.source);
                         done(self.finish(file, &part.source)?);
                     } else {
@@ -337,7 +337,7 @@ impl Writer<'_> {
     /// indexes would cost more than two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
         if source.shape.has_holes() {
-            file.add_holes();
+            file.add_hole();
             return Ok(());
         }
         let mut zeros = std::mem::take(&mut self.zeros);
@@ -394,7 +394,7 @@ impl Writer<'_> {
             return Ok(FileData::Chunks { addresses: file.chunks, format: chunking.format() });
         }
         if source.shape.has_holes() {
-            file.add_holes();
+            file.add_hole();
         }
         let block = u64::from(self.options.block_bytes);
         let tail_len = source.size % block;
@@ -534,12 +534,11 @@ impl OpenFile {
         }
     }
 
-    /// Adds the zeros that no extent covers yet as holes.
-    fn add_holes(&mut self) {
-        while self.zeros > 0 {
-            let len = self.zeros.min(MAX_HOLE_BYTES.into()) as u32;
-            self.extents.push(BuiltExtent { len, compressed: false, place: BuiltPlace::Hole });
-            self.zeros -= u64::from(len);
+    /// Adds the zeros that no extent covers yet as a hole.
+    fn add_hole(&mut self) {
+        if self.zeros > 0 {
+            self.extents.push(BuiltExtent { len: 0, compressed: false, place: BuiltPlace::Hole(self.zeros) });
+            self.zeros = 0;
         }
     }
 
@@ -551,7 +550,7 @@ impl OpenFile {
             let at = match extent.place {
                 BuiltPlace::Blocks { blkaddr, .. } => blkaddr == expected,
                 BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) => true,
-                BuiltPlace::Hole => false,
+                BuiltPlace::Hole(_) => false,
             };
             at && !extent.compressed && (number == last || u64::from(extent.len) == block)
         })
@@ -603,7 +602,7 @@ impl<'a> Worker<'a> {
             return segment.map(Work::Compressed).map_err(source.content.failed());
         }
         if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
-            if !last || source.shape.has_holes() {
+            if !last {
                 return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
             }
             self.input.clear();

@@ -24,12 +24,9 @@ pub(crate) enum BuiltPlace {
     Inline(u32),
     /// In the packed inode: the offset.
     Fragment(u64),
-    /// Nowhere: zeros. Only encoded extents express it.
-    Hole,
+    /// Nowhere: this many zeros, and the extent's own length is 0. Only encoded extents express it.
+    Hole(u64),
 }
-
-/// The longest hole of a [`BuiltExtent`]. Adjacent ones are stored as one.
-pub(crate) const MAX_HOLE_BYTES: u32 = 1 << 31;
 
 /// The largest distance that an index can hold. Farther heads are reached through another index.
 const MAX_DISTANCE: u32 = LI_CBLKCNT - 1;
@@ -137,38 +134,37 @@ impl IndexStyle {
         let header_end = header_at + ExtentsHeader::SIZE as u64;
         let records_at = (align(header_end, record_bytes as u64) - header_at) as usize;
         let mut bytes = vec![0; records_at];
-        let (mut start, mut count, mut after_hole) = (0u64, 0u64, false);
+        let mut start = 0;
         for extent in extents {
-            let is_hole = extent.place == BuiltPlace::Hole;
-            if !(is_hole && after_hole) {
-                let (plen, pstart) = match extent.place {
-                    BuiltPlace::Blocks { blkaddr, blocks } => {
-                        let format = if extent.compressed { u32::from(algorithm) + 1 } else { 0 };
-                        let plen = blocks << self.block_bits | format << EXTENT_FORMAT_SHIFT;
-                        (plen, u64::from(blkaddr) << self.block_bits)
-                    }
-                    BuiltPlace::Fragment(offset) => (offset as u32, offset >> 32),
-                    BuiltPlace::Hole | BuiltPlace::Inline(_) => (0, 0),
-                };
-                let record = EncodedExtent {
-                    plen,
-                    pstart_lo: pstart as u32,
-                    pstart_hi: (pstart >> 32) as u32,
-                    lstart_lo: start as u32,
-                    lstart_hi: (start >> 32) as u32,
-                    reserved: [0; 12],
-                };
-                bytes.extend_from_slice(&record.encode()[..record_bytes]);
-                count += 1;
-            }
-            after_hole = is_hole;
-            start += u64::from(extent.len);
+            let (plen, pstart) = match extent.place {
+                BuiltPlace::Blocks { blkaddr, blocks } => {
+                    let format = if extent.compressed { u32::from(algorithm) + 1 } else { 0 };
+                    let plen = blocks << self.block_bits | format << EXTENT_FORMAT_SHIFT;
+                    (plen, u64::from(blkaddr) << self.block_bits)
+                }
+                BuiltPlace::Fragment(offset) => (offset as u32, offset >> 32),
+                BuiltPlace::Hole(_) | BuiltPlace::Inline(_) => (0, 0),
+            };
+            let record = EncodedExtent {
+                plen,
+                pstart_lo: pstart as u32,
+                pstart_hi: (pstart >> 32) as u32,
+                lstart_lo: start as u32,
+                lstart_hi: (start >> 32) as u32,
+                reserved: [0; 12],
+            };
+            bytes.extend_from_slice(&record.encode()[..record_bytes]);
+            start += match extent.place {
+                BuiltPlace::Hole(len) => len,
+                _ => extent.len.into(),
+            };
         }
         debug_assert_eq!(start, size);
         let mut h_advise = advise::EXTENTS | ((record_bytes / 4).ilog2() as u16) << advise::EXTENT_RECORD_SHIFT;
         if let Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }) = extents.last() {
             h_advise |= advise::FRAGMENT_PCLUSTER;
         }
+        let count = extents.len() as u64;
         let header = ExtentsHeader { h_extents_lo: count as u32, h_advise, h_extents_hi: (count >> 32) as u16 };
         bytes[..ExtentsHeader::SIZE].copy_from_slice(&header.encode());
         Indexes { form: IndexForm::Extents, bytes }
@@ -183,7 +179,7 @@ impl IndexStyle {
             let lcn = (start >> self.block_bits) as usize;
             let (blkaddr, blocks) = match extent.place {
                 BuiltPlace::Blocks { blkaddr, blocks } => (blkaddr, blocks),
-                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) | BuiltPlace::Hole => (NULL_ADDR, 1),
+                BuiltPlace::Inline(_) | BuiltPlace::Fragment(_) | BuiltPlace::Hole(_) => (NULL_ADDR, 1),
             };
             let kind = if extent.compressed { LclusterType::Head1 } else { LclusterType::Plain };
             entries[lcn] = Entry::Head { kind, clusterofs: in_cluster(start), blkaddr };

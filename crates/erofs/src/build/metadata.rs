@@ -283,7 +283,7 @@ fn file_bytes(tree: &Tree, plan: &Plan) -> u64 {
         NodeKind::Regular { size, .. } => size,
         _ => 0,
     };
-    plan.visits.iter().map(size).sum()
+    plan.visits.iter().map(size).fold(0, u64::saturating_add)
 }
 
 /// Returns the record of a node. Reserves blocks for directories and symbolic links that do not fit

@@ -4,7 +4,8 @@
 //! much again. Files that are almost only zeros have another shape:
 //!
 //! ```text
-//! compressed      encoded extents: a record for each cluster and each hole (Linux 6.15)
+//! compressed      encoded extents: a record for each cluster and each hole (Linux 6.15). The last
+//!                 bytes are stored, because fsck.erofs 1.9 does not extract a hole at the end
 //! uncompressed    chunks as long as it takes to keep their addresses and their padding small
 //! without data    chunks of up to 2 GiB, all holes
 //! ```
@@ -27,6 +28,15 @@ const LONG_BYTES: u64 = 1 << 30;
 /// than a tenth of the image, and finding that out has read little twice.
 const DATA_PARTS: u64 = 16;
 
+/// The bytes at the end of a file that are never a hole among encoded extents.
+const END_BYTES: u64 = 4096;
+
+/// The most addresses of chunks in a file that is too long for chunks of a block.
+const MOST_CHUNKS: u64 = 1 << 24;
+
+/// The longest file: Linux has signed positions.
+const MAX_BYTES: u64 = i64::MAX as u64;
+
 /// The mapping of a file, with its runs of data if it has holes.
 #[derive(Clone, Debug)]
 pub(super) enum Shape {
@@ -46,6 +56,10 @@ impl Shape {
         compression: Option<Compression>,
         options: &BuildOptions,
     ) -> Result<Self> {
+        let refuse = |what: &str| Err(Error::Source { path: content.name(), what: what.to_owned() });
+        if size > MAX_BYTES {
+            return refuse("it is longer than 2^63 bytes");
+        }
         // Logical clusters and blocks have numbers of 32 bits.
         let is_indexable = size >> options.block_bits() < u64::from(u32::MAX);
         let is_compressed = compression.is_some();
@@ -58,20 +72,21 @@ impl Shape {
         let is_wanted = !is_indexable || (is_compressed && options.indexes == Indexes::Extents);
         let most = if is_wanted { size } else { size / DATA_PARTS };
         let found = if may_have_holes { runs::find(content, size, options.block_bytes, most)? } else { None };
-        Ok(match found {
-            None if is_indexable => Self::Whole,
-            None => {
-                let what = "it is longer than 2^32 blocks".to_owned();
-                return Err(Error::Source { path: content.name(), what });
-            }
-            Some(runs) if is_compressed && !runs.is_empty() => Self::Extents(runs),
+        let too_long = || refuse("it is longer than 2^32 blocks");
+        match found {
+            None if is_indexable => Ok(Self::Whole),
+            None => too_long(),
+            Some(runs) if is_compressed && (!runs.is_empty() || !is_indexable) => Ok(Self::Extents(ending(runs, size))),
             Some(runs) => {
                 let chunking = Chunking::of(options).filter(|_| !is_compressed);
                 let chunking = chunking.unwrap_or_else(|| Chunking::fitting(size, &runs, options.block_bytes));
+                if !is_indexable && chunking.count(size) > MOST_CHUNKS {
+                    return too_long();
+                }
                 let runs = chunking.whole(&runs, size);
-                Self::Chunks(chunking, runs)
+                Ok(Self::Chunks(chunking, runs))
             }
-        })
+        }
     }
 
     /// Returns whether zeros between extents are holes.
@@ -94,4 +109,14 @@ impl Shape {
             Self::Extents(runs) | Self::Chunks(_, runs) => Some(runs),
         }
     }
+}
+
+/// Adds the end of a file of `size` bytes to its runs of data.
+fn ending(mut runs: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
+    let start = (size - 1) / END_BYTES * END_BYTES;
+    match runs.last_mut() {
+        Some(last) if last.end >= start => last.end = size,
+        _ => runs.push(start..size),
+    }
+    runs
 }

@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use pagefold_erofs::{BuildOptions, IdMap, IdRange, Image, Layer, NodeKind, ScanOptions, Tree, WarningKind, build};
+use pagefold_erofs::{
+    BuildOptions, IdMap, IdRange, Image, Indexes, Layer, NodeKind, ScanOptions, Tree, WarningKind, build,
+};
 
 use crate::tools::{assert_same, run, skip, tree_of_directory, tree_of_image};
 use crate::trees;
@@ -303,11 +305,27 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
         archive.write_all(&member(&records, "the-member", &content)).unwrap();
         Tree::from_tar(archive, &ScanOptions::default()).expect("a map of a hole");
     }
-    let mut archive = tempfile::tempfile().unwrap();
-    archive.write_all(&member(&[("GNU.sparse.size", "1152921504606846976")], "a/member", &[])).unwrap();
-    let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
-    let error = build(&tree, &BuildOptions::default(), &tempfile::tempfile().unwrap()).unwrap_err();
-    assert_eq!(error.to_string(), "a/member: it is longer than 2^32 blocks");
+    // Holes of any length take nothing, as far as the format goes.
+    let built = |size: &str, options: &BuildOptions| {
+        let mut archive = tempfile::tempfile().unwrap();
+        archive.write_all(&member(&[("GNU.sparse.size", size)], "a/member", &[])).unwrap();
+        let tree = Tree::from_tar(archive, &ScanOptions::default()).unwrap();
+        let out = tempfile::tempfile().unwrap();
+        build(&tree, options, &out).map(|report| (report, out)).map_err(|error| error.to_string())
+    };
+    let base = BuildOptions::default();
+    let (report, out) = built("1152921504606846976", &base).unwrap();
+    assert!(report.image_bytes <= 3 * 4096);
+    let image = Image::open(out).unwrap();
+    assert_eq!(image.check(1).problems.len(), 0);
+    assert_eq!(image.resolve(b"a/member").unwrap().size, 1 << 60);
+    for options in
+        [BuildOptions { indexes: Indexes::Compact, ..base.clone() }, BuildOptions { codec: None, ..base.clone() }]
+    {
+        let error = built("1152921504606846976", &options).unwrap_err();
+        assert_eq!(error, "a/member: it is longer than 2^32 blocks");
+    }
+    assert_eq!(built("18446744073709551615", &base).unwrap_err(), "a/member: it is longer than 2^63 bytes");
 }
 
 /// A disk image may begin with zeros, like an empty archive.

@@ -179,8 +179,11 @@ fn mounted(disk: &Disk, path: &Path, name: &str) -> Result<(), String> {
         read(&file, &mut byte, at).unwrap_or_else(|error| panic!("{name}: {at}: {error}"));
         assert_eq!(byte, [0], "{name}: the kernel reads something in the hole at {at}");
     }
-    let first = seek(&file, SeekFrom::Data(0)).ok();
-    assert!(first <= disk.runs.first().map(|(at, _)| *at), "{name}: the kernel's first data is at {first:?}");
+    let place = |(at, bytes): &(u64, Vec<u8>)| Some(at + bytes.iter().position(|byte| *byte != 0)? as u64);
+    if let Some(at) = disk.runs.iter().find_map(place) {
+        let first = seek(&file, SeekFrom::Data(0)).ok();
+        assert!(first.is_some_and(|first| first <= at), "{name}: the kernel's first data is at {first:?}, not {at}");
+    }
     Ok(())
 }
 
@@ -281,10 +284,12 @@ fn files_with_much_data_keep_the_indexes_that_every_linux_reads() {
     let path = folder.path().join("image");
     let compact = BuildOptions { indexes: Indexes::Compact, ..BuildOptions::default() };
     let part = GIB / 16;
+    let pattern = text(1 << 20, 1);
     for (size, data, is_sparse) in
         [(GIB, part, true), (GIB, part + PAGE, false), (GIB - PAGE, PAGE, false), (GIB, PAGE, true)]
     {
-        let disk = Disk { runs: vec![(GIB / 2, text(data as usize, 1))], size };
+        let bytes = pattern.iter().copied().cycle().take(data as usize).collect();
+        let disk = Disk { runs: vec![(GIB / 2, bytes)], size };
         let report = disk.build(&BuildOptions::default(), &path);
         disk.check(&path, &format!("{data} of {size}"));
         let features = Image::open_path(&path).unwrap().superblock().feature_incompat;
@@ -329,7 +334,7 @@ fn options() -> impl Strategy<Value = BuildOptions> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     /// The image holds the disk, whichever of its zeros are known and for any number of threads.
     #[test]
@@ -369,7 +374,8 @@ fn fsck_extracts_sparse_disks() {
     let at = |name: &str| folder.path().join(name);
     let runs = vec![(70 << 20, text(3_000_000, 1)), (200 << 20, noise(5000, 2)), (GIB - 3000, text(2000, 3))];
     let disk = Disk { runs, size: GIB };
-    for options in codecs().into_iter().filter(Option::is_some).flat_map(packings) {
+    let all = codecs().into_iter().filter(Option::is_some).flat_map(packings);
+    for options in all.enumerate().filter_map(|(number, options)| number.is_multiple_of(3).then_some(options)) {
         disk.build(&options, &at("image"));
         let _ = std::fs::remove_dir_all(at("out"));
         // 1.9.3 mistakes the packed inode for the root unless a path is given.
