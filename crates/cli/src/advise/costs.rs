@@ -8,17 +8,17 @@ use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Span, T
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
-    estimate::Limits,
+    estimate::{Estimate, Limits},
     stratum::{PAGE_BYTES, Stratum},
 };
 
-/// Pieces of data in the images that measure the cost of zeros, and their lengths: none ends at a
-/// block's end.
+/// Pieces of data in each image that measures the cost of zeros.
 const PIECES: u64 = 6;
-const PIECE_BYTES: u64 = 20_011;
 
-/// Zeros after each piece in these images. Their difference is longer than any cluster of zeros.
-const ZEROS_BYTES: [u64; 2] = [2 << 20, 12 << 20];
+/// Lengths of the pieces, none of which ends at a block's end, and of the zeros after each. The first
+/// two give the cost of a run and of its length: their difference is longer than any cluster of zeros.
+/// The others show how much the cost depends on where zeros begin.
+const CASES: [(u64, u64); 4] = [(20_011, 2 << 20), (20_011, 12 << 20), (70_000, 4 << 20), (70_000, 16 << 20)];
 
 /// Most bytes of an image for each byte of content: uncompressed blocks, and their indexes.
 const MOST: f64 = 1.0 + 1.0 / 64.0;
@@ -39,42 +39,55 @@ pub(super) const SUPERBLOCK_BYTES: u64 = 1024 + 128;
 pub(super) struct Zeros {
     per_run: f64,
     per_byte: f64,
+    /// The least and the most that a byte has cost.
+    rates: [f64; 2],
 }
 
 impl Zeros {
     /// Packs pieces of text with zeros between them, and without.
     pub(super) fn measure(options: &BuildOptions) -> anyhow::Result<Self> {
-        let content = memory_file()?;
-        content.write_all_at(&text((PIECES * PIECE_BYTES) as usize), 0)?;
-        let content = Arc::new(content);
-        let mut alone = empty_tree();
-        for piece in 0..PIECES {
-            let content = Content::Range(Arc::clone(&content), piece * PIECE_BYTES);
-            let name = piece.to_string();
-            alone.add(alone.root(), name.as_bytes(), node(NodeKind::Regular { content, size: PIECE_BYTES }))?;
-        }
-        let alone = added_bytes(&build(&alone, options, &memory_file()?)?, PIECES, 13 * PIECES);
-        let alone = alone - (PIECES - 1) * INODE_BYTES;
-        let with_zeros = |zeros_bytes: u64| -> anyhow::Result<f64> {
-            let every = PIECE_BYTES.next_multiple_of(PAGE_BYTES) + zeros_bytes;
-            let span = |piece: u64| Span { at: piece * every, len: PIECE_BYTES, source: piece * PIECE_BYTES };
-            let spans: Vec<_> = (0..PIECES).map(span).collect();
-            let content = Content::Spans(Arc::clone(&content), spans.into());
-            let mut tree = empty_tree();
-            tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
-            let added = added_bytes(&build(&tree, options, &memory_file()?)?, 1, 13);
-            Ok((added as f64 - alone as f64) / PIECES as f64)
-        };
-        let [short, long] = ZEROS_BYTES.map(with_zeros);
-        let (short, long) = (short?, long?);
-        let per_byte = ((long - short) / (ZEROS_BYTES[1] - ZEROS_BYTES[0]) as f64).max(0.0);
-        Ok(Self { per_run: short - per_byte * ZEROS_BYTES[0] as f64, per_byte })
+        let runs =
+            CASES.map(|(piece_bytes, zeros_bytes)| Ok((zeros_bytes as f64, run(piece_bytes, zeros_bytes, options)?)));
+        let runs: Vec<(f64, f64)> = runs.into_iter().collect::<anyhow::Result<_>>()?;
+        let [short, long] = [runs[0], runs[1]];
+        let per_byte = ((long.1 - short.1) / (long.0 - short.0)).max(0.0);
+        let per_run = short.1 - per_byte * short.0;
+        let rates = runs.iter().map(|(len, cost)| ((cost - per_run) / len).max(0.0));
+        let [least, most] = rates.fold([per_byte; 2], |[least, most], rate| [least.min(rate), most.max(rate)]);
+        Ok(Self { per_run, per_byte, rates: [least, most] })
     }
 
     /// Returns the size of this many runs of zeros after data.
-    pub(super) fn cost(self, runs: f64, bytes: f64) -> f64 {
-        if bytes > 0.0 { self.per_run * runs + self.per_byte * bytes } else { 0.0 }
+    pub(super) fn cost(self, runs: f64, bytes: Estimate) -> Estimate {
+        if bytes.high() <= 0.0 {
+            return Estimate::exact(0.0);
+        }
+        let [least, most] = self.rates;
+        let doubt = [(self.per_byte - least) * bytes.value, (most - self.per_byte) * bytes.value];
+        Estimate::exact(self.per_run * runs) + bytes.scaled(self.per_byte) + Estimate::doubt(doubt)
     }
+}
+
+/// Returns what a run of zeros after a piece of text costs.
+fn run(piece_bytes: u64, zeros_bytes: u64, options: &BuildOptions) -> anyhow::Result<f64> {
+    let content = memory_file()?;
+    content.write_all_at(&text((PIECES * piece_bytes) as usize), 0)?;
+    let content = Arc::new(content);
+    let mut alone = empty_tree();
+    for piece in 0..PIECES {
+        let content = Content::Range(Arc::clone(&content), piece * piece_bytes);
+        let name = piece.to_string();
+        alone.add(alone.root(), name.as_bytes(), node(NodeKind::Regular { content, size: piece_bytes }))?;
+    }
+    let alone = added_bytes(&build(&alone, options, &memory_file()?)?, PIECES, 13 * PIECES);
+    let alone = alone - (PIECES - 1) * INODE_BYTES;
+    let every = piece_bytes.next_multiple_of(PAGE_BYTES) + zeros_bytes;
+    let span = |piece: u64| Span { at: piece * every, len: piece_bytes, source: piece * piece_bytes };
+    let content = Content::Spans(content, (0..PIECES).map(span).collect());
+    let mut tree = empty_tree();
+    tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size: PIECES * every }))?;
+    let added = added_bytes(&build(&tree, options, &memory_file()?)?, 1, 13);
+    Ok((added as f64 - alone as f64) / PIECES as f64)
 }
 
 /// Returns what `files` with names and entries of `names_bytes` add to an image that holds nothing
@@ -177,19 +190,21 @@ mod tests {
                 image - SUPERBLOCK_BYTES - 2 * INODE_BYTES - 40 - PAGE_BYTES / 2
             });
             let alone = alone.sum::<u64>() as f64;
-            for hole in [1 << 20, 16 << 20] {
+            for hole in [1 << 20, 8 << 20, 16 << 20, 17 << 20] {
                 let every = len.next_multiple_of(4096) as u64 + hole;
                 let span =
                     |piece: usize| Span { at: piece as u64 * every, len: len as u64, source: (piece * len) as u64 };
                 let content = Content::Spans(Arc::clone(&file), (0..pieces).map(span).collect());
                 let whole = image_bytes(content, pieces as u64 * every, &options) as f64;
-                let forecast = alone + zeros.cost(pieces as f64, (pieces as u64 * hole) as f64);
-                let error = (whole - forecast).abs();
-                assert!(error <= 16384.0 + whole / 10.0, "{} {hole}: {whole} {forecast} {zeros:?}", choice.codec);
+                let cost = zeros.cost(pieces as f64, Estimate::exact((pieces as u64 * hole) as f64));
+                let (low, high, slack) = (alone + cost.low(), alone + cost.high(), 16384.0 + whole / 10.0);
+                let holds = low - slack <= whole && whole <= high + slack;
+                assert!(holds, "{} {hole}: {whole} {low} {high} {zeros:?}", choice.codec);
             }
-            let most = limits_of_zeros().most * f64::from(64 << 20);
-            assert!(zeros.cost(1.0, f64::from(64 << 20)) <= most, "{}: {zeros:?}", choice.codec);
-            assert!(zeros.cost(3.0, 0.0) == 0.0);
+            let size = Estimate::exact(f64::from(64 << 20));
+            let most = limits_of_zeros().most * size.value;
+            assert!(zeros.cost(1.0, size).high() <= most, "{}: {zeros:?}", choice.codec);
+            assert!(zeros.cost(3.0, Estimate::exact(0.0)).is_exact());
         }
     }
 }

@@ -63,6 +63,11 @@ impl Estimate {
         Self::open(f64::midpoint(least, most), [least, most])
     }
 
+    /// Returns what adds doubt to a figure: it may be this much smaller or larger.
+    pub(super) fn doubt(open: [f64; 2]) -> Self {
+        Self { open, limits: [-open[0], open[1]], ..Self::default() }
+    }
+
     /// Returns a guess between these limits.
     fn open(guess: f64, limits: [f64; 2]) -> Self {
         let value = guess.clamp(limits[0], limits[1].max(limits[0]));

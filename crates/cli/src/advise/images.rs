@@ -299,7 +299,7 @@ fn pack_units(
         && report.data_bytes <= 2 * PAGE_BYTES
         && data_bytes > UNIT_BYTES / 2
     {
-        let image_bytes = zeros.cost(0.0, data_bytes as f64) as u64;
+        let image_bytes = zeros.cost(0.0, Estimate::exact(data_bytes as f64)).value as u64;
         return Ok(Some((Packed { data_bytes, image_bytes, time }, Vec::new())));
     }
     // Where a file's data continues beyond a piece, the end of the piece wastes half a block.
@@ -418,10 +418,7 @@ fn rest(input: &Input, zeros: Option<Zeros>) -> Estimate {
     // Zeros and holes follow where data ends.
     let ends: f64 = scanned.map(Stratum::data_ends).sum();
     let zeros = match zeros {
-        Some(zeros) => {
-            let runs = if found.value + hole_bytes > 0.0 { zeros.cost(ends, 1.0) } else { 0.0 };
-            found.scaled(zeros.cost(0.0, 1.0)) + Estimate::exact(zeros.cost(0.0, hole_bytes) + runs)
-        }
+        Some(zeros) => zeros.cost(ends, found + Estimate::exact(hole_bytes)),
         None => Estimate::unknown(found.high() + hole_bytes, costs::limits_of_zeros()),
     };
     Estimate::exact(fixed_bytes as f64) + zeros
