@@ -14,12 +14,12 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Stat, check_name,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Quota, Stat, check_name,
     name::{check_new_name, check_snapshot},
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "list",
     "stat",
     "add",
@@ -34,6 +34,7 @@ const COMMANDS: [&str; 18] = [
     "rename",
     "reset",
     "limit",
+    "quota",
     "compact",
     "freeze",
     "frozen-runs",
@@ -56,6 +57,9 @@ const PART_BYTES: usize = 16 << 10;
 
 /// Maximum duration of a compact request.
 const MAX_COMPACT_SECONDS: u64 = 60;
+
+/// Smallest rate of a disk: at less, a single large request would take more than a client waits.
+pub const MIN_RATE_BYTES: u64 = 64 << 10;
 
 /// Smallest memory limit of a disk: a page that does not compress, and the table that refers to it.
 pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
@@ -307,6 +311,10 @@ fn perform(command: Command, disks: &dyn Manage, held: &mut Vec<Held>) -> Result
             }
             json(disks.limit(name.as_deref(), limit_bytes)?)
         }
+        Command::Quota(quota) => {
+            check_quota(&quota)?;
+            json(disks.quota(&quota)?)
+        }
         Command::Compact { seconds } => {
             if seconds > MAX_COMPACT_SECONDS {
                 let what = format!("field `seconds`: expected at most {MAX_COMPACT_SECONDS}, got {seconds}");
@@ -363,6 +371,17 @@ pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidSize, what));
     }
     Ok(())
+}
+
+fn check_quota(quota: &Quota) -> Result<(), Failure> {
+    let wrong = |what: String| Err(Failure::new(Code::InvalidRequest, what));
+    match quota {
+        Quota { connections: Some(0), .. } => wrong("field `connections`: expected at least 1".to_owned()),
+        Quota { bytes_per_second: Some(rate), .. } if *rate < MIN_RATE_BYTES => {
+            wrong(format!("field `bytes_per_second`: expected at least {MIN_RATE_BYTES}, got {rate}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks whether a disk can have this memory limit; `None` is no limit.

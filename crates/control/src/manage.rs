@@ -4,7 +4,7 @@ use std::{any::Any, time::Duration};
 
 use crate::{
     Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
-    Renamed, Resize, Resized, ServerStat, Stopping,
+    Quota, Renamed, Resize, Resized, ServerStat, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -73,6 +73,9 @@ pub trait Manage: Send + Sync {
 
     /// Sets a disk's limit or, without a name, the server's. `None` removes the limit.
     fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure>;
+
+    /// Sets what all clients of a disk together may take of the server. Connected clients stay.
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure>;
 
     /// Frees the memory in the holes of the disks' storage, for at most about `time`.
     fn compact(&self, time: Duration) -> Result<Compacted, Failure>;

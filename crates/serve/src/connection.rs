@@ -163,6 +163,8 @@ struct Leader<T> {
     farewell: Option<Deadline>,
     /// The server is stopping, and everything that had arrived before has been received.
     drained: bool,
+    /// Whether the request at the front has waited for its turn.
+    is_paced: bool,
 }
 
 /// The remaining payload of a write.
@@ -192,6 +194,7 @@ impl<T: Transport, G: Send + Sync + 'static> Connection<T, G> {
             deadline: None,
             farewell: None,
             drained: false,
+            is_paced: false,
         });
         let connection = Arc::new(Self {
             transport,
@@ -506,10 +509,11 @@ impl<T: Transport> Leader<T> {
                     self.send(connection)?;
                     return Ok(None);
                 }
+                self.pace(connection, &request)?;
                 match self.begin(connection, request)? {
-                    Begun::Done => self.deadline = None,
+                    Begun::Done => (self.deadline, self.is_paced) = (None, false),
                     Begun::Task(task) => {
-                        self.deadline = None;
+                        (self.deadline, self.is_paced) = (None, false);
                         return Ok(Some(task));
                     }
                     Begun::Incomplete => break,
@@ -520,6 +524,25 @@ impl<T: Transport> Leader<T> {
                 return Ok(None);
             }
         }
+    }
+
+    /// Waits until the request at the front may begin at the rate of its export.
+    fn pace<G: Send + Sync + 'static>(
+        &mut self,
+        connection: &Connection<T, G>,
+        request: &Request,
+    ) -> Result<(), Ended> {
+        let access = &connection.session.access;
+        if std::mem::replace(&mut self.is_paced, true) {
+            return Ok(());
+        }
+        let Some(start) = access.pace.begin(request) else { return Ok(()) };
+        self.send(connection)?;
+        // Nothing that ends the connection waits for this.
+        access.pace.wait_until(start, &|| access.is_closed() || connection.is_ending());
+        // The peer had to wait, so its time starts again.
+        self.deadline = None;
+        Ok(())
     }
 
     /// Runs the request at the front of the input, or replies why not.

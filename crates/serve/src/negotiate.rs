@@ -70,7 +70,7 @@ pub(crate) fn negotiate<T: Transport>(
     exports: &Exports,
     memory: &Arc<Memory>,
     deadline: Deadline,
-    begin: &dyn Fn() -> Result<(), usize>,
+    begin: &dyn Fn(&Export) -> Result<(), usize>,
 ) -> Result<Session, Ended> {
     let mut greeting = [0; GREETING_BYTES];
     greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
@@ -122,7 +122,7 @@ struct Negotiation<'a, T> {
     transport: &'a T,
     exports: &'a Exports,
     deadline: Deadline,
-    begin: &'a dyn Fn() -> Result<(), usize>,
+    begin: &'a dyn Fn(&Export) -> Result<(), usize>,
     no_zeroes: bool,
     headers: Headers,
     /// The selected contexts and their export.
@@ -196,7 +196,7 @@ impl<T: Transport> Negotiation<'_, T> {
         let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
         let access = export.open().ok_or(Ended::NoSuchExport)?;
         let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
-        if (self.begin)().is_err() {
+        if export.seat(&access).is_err() || (self.begin)(&export).is_err() {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&size_bytes.to_be_bytes());
@@ -237,12 +237,18 @@ impl<T: Transport> Negotiation<'_, T> {
             self.reply(option, reply::ERR_UNKNOWN, b"no export has this name");
             return None;
         };
-        if option == option::GO
-            && let Err(limit) = (self.begin)()
-        {
-            let text = format!("all {limit} connections that this server allows are in use");
-            self.reply(option, reply::ERR_POLICY, text.as_bytes());
-            return None;
+        if option == option::GO {
+            let text = if let Err(most) = export.seat(&access) {
+                format!("all {most} connections that this export may have are in use")
+            } else if let Err(limit) = (self.begin)(&export) {
+                format!("all {limit} connections that this server allows are in use, or kept for other exports")
+            } else {
+                String::new()
+            };
+            if !text.is_empty() {
+                self.reply(option, reply::ERR_POLICY, text.as_bytes());
+                return None;
+            }
         }
         let size_bytes = device.size_bytes();
         let flags = export.flags(self.headers != Headers::Simple);

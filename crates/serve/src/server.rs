@@ -22,6 +22,7 @@ use crate::{
     listen::{Listener, Permissions},
     memory::{Account, Memory},
     negotiate::negotiate,
+    quota::has_part,
     sockets::{Opened, Sockets},
     transport::{Deadline, Socket, Transport},
 };
@@ -311,10 +312,14 @@ struct Admission {
 
 impl Admission {
     /// Lets the connection proceed after the handshake. If `limit` connections are already being
-    /// served, fails with that limit.
-    fn begin(&self, limit: usize) -> Result<(), usize> {
+    /// served, or if `export`, which counts this one already, has its part of them, fails with that
+    /// limit.
+    fn begin(&self, limit: usize, export: &Export, exports: usize) -> Result<(), usize> {
+        // Not under the lock, which others need to end their connections.
+        let own = export.connections().saturating_sub(1);
         let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        if connections.count(Phase::Serving) >= limit {
+        let serving = connections.count(Phase::Serving);
+        if serving >= limit || !has_part(own, exports, serving, limit) {
             drop(connections);
             self.control.tell(Refused::Full(limit));
             return Err(limit);
@@ -417,17 +422,17 @@ impl Server {
         let Some(least) = self.control.common.memory.take_least() else {
             return self.control.tell(Refused::Memory);
         };
-        let exports = exports.clone();
+        let (exports, all) = (exports.clone(), self.exports.clone());
         let common = Arc::clone(&self.control.common);
         // If no thread starts, the connection is closed: dropping the closure drops both.
         let spawned = spawn("nbd-connection", move || {
             let limits = common.limits;
             let deadline = Deadline::after(limits.handshake_timeout);
-            let begin = || admission.begin(limits.connections);
+            let begin = |export: &Export| admission.begin(limits.connections, export, all.len());
             let session = negotiate(&*socket, &exports, &common.memory, deadline, &begin);
             // Once the admission is dropped, the server may be gone: nothing here may keep its
             // devices alive.
-            drop(exports);
+            drop((exports, all));
             if let Ok(session) = session {
                 // Its outcome concerns only the peer.
                 let _ = Connection::serve(socket, session, common, (least, admission));
@@ -446,7 +451,7 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
     let stream = Arc::new(stream);
     let common = Common::new(limits, Memory::new(limits.memory_bytes, None));
     let deadline = Deadline::after(limits.handshake_timeout);
-    if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|| Ok(())) {
+    if let Ok(session) = negotiate(&*stream, exports, &common.memory, deadline, &|_| Ok(())) {
         // Its outcome concerns only the peer.
         let _ = Connection::serve(stream, session, common, guard);
     } else {

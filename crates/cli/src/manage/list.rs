@@ -145,6 +145,9 @@ mod tests {
             own_bytes: 100 << 10,
             snapshots: 0,
             clients: 99,
+            max_connections: None,
+            bytes_per_second: None,
+            socket: None,
             uris: Vec::new(),
         };
         let mut out = Vec::new();

@@ -11,7 +11,7 @@ use std::{
 
 use pagefold_control::{
     Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskSocket, DiskStat, Dropped, Failure, Fork,
-    FrozenRuns, Held, Instant, Limited, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    FrozenRuns, Held, Instant, Limited, Manage, Quota, Renamed, Resize, Resized, ServerStat, Stopping,
 };
 use pagefold_serve::{tcp_uri, unix_uri};
 
@@ -89,7 +89,10 @@ impl Managed {
     }
 
     fn record(&self, found: Found) -> DiskRecord {
+        let quota = self.disks.quota(&found.name);
         DiskRecord {
+            max_connections: quota.connections.map(|connections| connections as u64),
+            bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
             name: found.name,
@@ -227,6 +230,18 @@ impl Manage for Managed {
             limit_bytes.map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", size::show(bytes)));
         self.log.info(&format!("{what} has {limit} now"));
         Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes })
+    }
+
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
+        let Quota { name, connections, bytes_per_second } = quota.clone();
+        let connections = connections.map(|connections| usize::try_from(connections).unwrap_or(usize::MAX));
+        let found = self.disks.set_quota(&name, pagefold_serve::Quota { connections, bytes_per_second })?;
+        let words =
+            |what: &str, value: Option<String>| value.map_or_else(String::new, |value| format!(", {what} {value}"));
+        let connections = words("connections", connections.map(|connections| connections.to_string()));
+        let rate = words("bytes per second", bytes_per_second.map(|rate| rate.to_string()));
+        self.log.info(&format!("disk '{name}' has another quota{connections}{rate}"));
+        Ok(self.record(found))
     }
 
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {

@@ -37,7 +37,7 @@ fn value() -> impl Strategy<Value = Value> {
 fn request() -> impl Strategy<Value = Value> {
     let commands = [
         "list", "stat", "add", "add-base", "fork", "snapshot", "rollback", "changes", "drop", "remove", "resize",
-        "rename", "reset", "limit", "compact", "other",
+        "rename", "reset", "limit", "quota", "compact", "other",
     ];
     let fields = [
         "path",
@@ -51,6 +51,8 @@ fn request() -> impl Strategy<Value = Value> {
         "force",
         "read_only",
         "seconds",
+        "connections",
+        "bytes_per_second",
         "from",
         "names",
         "snapshot",
