@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -22,6 +22,7 @@ use crate::{
     listen::{Listener, Permissions},
     memory::{Account, Memory},
     negotiate::negotiate,
+    presence::{ClientEvent, Presence, WhenClient},
     quota::has_part,
     sockets::{Opened, Sockets},
     transport::{Deadline, Socket, Transport},
@@ -51,6 +52,7 @@ pub struct Builder {
     limits: Limits,
     account: SharedAccount,
     when_refused: WhenRefused,
+    when_client: WhenClient,
 }
 
 /// Reasons why a client was not served. None of them ends the server.
@@ -146,6 +148,13 @@ impl Builder {
         self
     }
 
+    /// Calls `tell` when a client begins to use an export and when it has ended. Clients wait for it.
+    #[must_use]
+    pub fn when_client(mut self, tell: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
+        self.when_client = WhenClient(Some(Arc::new(tell)));
+        self
+    }
+
     /// Calls `tell` when a client is not served, at most once a minute for each reason. Clients
     /// wait for the thread that calls it.
     #[must_use]
@@ -187,6 +196,7 @@ impl Builder {
             abandoned: AtomicBool::new(false),
             place_free: Condvar::new(),
             when_refused: self.when_refused,
+            when_client: self.when_client,
         };
         Ok(Server { exports, control: Arc::new(control) })
     }
@@ -209,6 +219,7 @@ struct Control {
     /// Signalled when a connection has ended or has chosen an export.
     place_free: Condvar,
     when_refused: WhenRefused,
+    when_client: WhenClient,
 }
 
 /// Connections by number, the oldest first. `negotiating + serving + turned out = all.len()`.
@@ -244,6 +255,13 @@ impl Connections {
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Control").field("common", &self.common).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Handles may live longer than the sockets' files.
+        self.control.sockets.close();
     }
 }
 
@@ -308,6 +326,8 @@ impl Drop for OwnSocket {
 struct Admission {
     control: Arc<Control>,
     number: u64,
+    /// Once it has chosen an export.
+    presence: OnceLock<Option<Presence>>,
 }
 
 impl Admission {
@@ -324,11 +344,15 @@ impl Admission {
             self.control.tell(Refused::Full(limit));
             return Err(limit);
         }
-        match connections.all.get_mut(&self.number) {
-            Some(Admitted { phase: phase @ Phase::Negotiating, .. }) => *phase = Phase::Serving,
+        let socket = match connections.all.get_mut(&self.number) {
+            Some(Admitted { phase: phase @ Phase::Negotiating, socket, .. }) => {
+                *phase = Phase::Serving;
+                Arc::clone(socket)
+            }
             _ => return Err(limit),
-        }
+        };
         drop(connections);
+        self.presence.get_or_init(|| Presence::begin(&self.control.when_client, &socket, export.name()));
         self.control.place_free.notify_all();
         Ok(())
     }
@@ -516,7 +540,7 @@ impl Control {
         connections.next += 1;
         let admitted = Admitted { socket: Arc::clone(socket), phase: Phase::Negotiating, since: Instant::now() };
         connections.all.insert(number, admitted);
-        Some(Admission { control: Arc::clone(self), number })
+        Some(Admission { control: Arc::clone(self), number, presence: OnceLock::new() })
     }
 
     /// Ends all connections: gracefully, and forcibly after `grace`.
