@@ -83,7 +83,7 @@ fn only_file(path: &Path, image: &Image) -> Result<Inode, OpenError> {
     };
     only.filter(|inode| inode.kind == FileKind::Regular).ok_or_else(|| {
         let path = path.to_path_buf();
-        let what = format!("the image does not hold a single file: select one with {}:/PATH", path.display());
+        let what = format!("the image is a tree of files: select a disk in it with {0}:/PATH, or mount the tree with 'pagefold mount {0} DIR'", path.display());
         OpenError::Unfit { path, what }
     })
 }

@@ -90,6 +90,8 @@ pub enum Command {
         /// The new maximum, at least 1.
         connections: u64,
     },
+    /// Sets what all clients of a disk together may take of the server.
+    Quota(Quota),
     /// Frees the memory in the holes of the disks' storage.
     Compact {
         /// Maximum duration in seconds.
@@ -190,6 +192,21 @@ pub struct AddBase {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+}
+
+/// What all clients of a disk together may take of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quota {
+    /// Name of the disk.
+    pub name: String,
+    /// Maximum number of connections, at least 1; `null` for no maximum of its own.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub connections: Option<u64>,
+    /// Maximum rate of reads and writes, at least 65536; `null` for none. A request counts as at least
+    /// 4096 bytes.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub bytes_per_second: Option<u64>,
 }
 
 /// A Unix socket of one disk. It is removed with the disk.

@@ -14,12 +14,12 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Stat, check_name,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Quota, Stat, check_name,
     name::{check_new_name, check_snapshot},
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "list",
     "stat",
     "add",
@@ -35,6 +35,7 @@ const COMMANDS: [&str; 19] = [
     "reset",
     "limit",
     "limit-connections",
+    "quota",
     "compact",
     "freeze",
     "frozen-runs",
@@ -57,6 +58,9 @@ const PART_BYTES: usize = 16 << 10;
 
 /// Maximum duration of a compact request.
 const MAX_COMPACT_SECONDS: u64 = 60;
+
+/// Smallest rate of a disk: at less, a single large request would take more than a client waits.
+pub const MIN_RATE_BYTES: u64 = 64 << 10;
 
 /// Smallest memory limit of a disk: a page that does not compress, and the table that refers to it.
 pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
@@ -321,6 +325,10 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             return Err(Failure::new(Code::InvalidRequest, "field `connections`: expected at least 1"));
         }
         Command::LimitConnections { connections } => json(disks.limit_connections(connections)?),
+        Command::Quota(quota) => {
+            check_quota(&quota)?;
+            json(disks.quota(&quota)?)
+        }
         Command::Compact { seconds } => {
             if seconds > MAX_COMPACT_SECONDS {
                 let what = format!("field `seconds`: expected at most {MAX_COMPACT_SECONDS}, got {seconds}");
@@ -381,6 +389,17 @@ pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
         return Err(Failure::new(Code::InvalidSize, what));
     }
     Ok(())
+}
+
+fn check_quota(quota: &Quota) -> Result<(), Failure> {
+    let wrong = |what: String| Err(Failure::new(Code::InvalidRequest, what));
+    match quota {
+        Quota { connections: Some(0), .. } => wrong("field `connections`: expected at least 1".to_owned()),
+        Quota { bytes_per_second: Some(rate), .. } if *rate < MIN_RATE_BYTES => {
+            wrong(format!("field `bytes_per_second`: expected at least {MIN_RATE_BYTES}, got {rate}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks whether a disk can have this memory limit; `None` is no limit.

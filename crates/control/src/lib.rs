@@ -29,8 +29,8 @@ mod records;
 mod server;
 
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, DiskSocket, Fork, Resize};
-pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, answer, check_limit, check_size};
+pub use command::{Add, AddBase, Command, DiskSocket, Fork, Quota, Resize};
+pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, answer, check_limit, check_size};
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Held, Manage};

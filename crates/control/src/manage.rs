@@ -4,7 +4,7 @@ use std::{any::Any, time::Duration};
 
 use crate::{
     Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
-    LimitedConnections, Renamed, Resize, Resized, ServerStat, Stopping,
+    LimitedConnections, Quota, Renamed, Resize, Resized, ServerStat, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -76,6 +76,9 @@ pub trait Manage: Send + Sync {
 
     /// Sets the maximum number of NBD connections, at least 1. Connections above it continue.
     fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure>;
+
+    /// Sets what all clients of a disk together may take of the server. Connected clients stay.
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure>;
 
     /// Frees the memory in the holes of the disks' storage, for at most about `time`.
     fn compact(&self, time: Duration) -> Result<Compacted, Failure>;

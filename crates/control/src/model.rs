@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Renamed, Resize, Resized,
+    FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Quota, Renamed, Resize, Resized,
     ServerStat, Stopping, snapshot_name,
 };
 
@@ -81,6 +81,8 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         own_bytes: 0,
         snapshots: 0,
         clients: 0,
+        max_connections: None,
+        bytes_per_second: None,
         socket: None,
         uris: Vec::new(),
     }
@@ -236,6 +238,13 @@ impl Manage for Model {
     fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure> {
         let before = std::mem::replace(&mut self.lock().connections, connections);
         Ok(LimitedConnections { before, connections, warnings: Vec::new() })
+    }
+
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
+        let mut state = self.lock();
+        let disk = state.get(&quota.name)?;
+        (disk.max_connections, disk.bytes_per_second) = (quota.connections, quota.bytes_per_second);
+        Ok(disk.clone())
     }
 
     fn compact(&self, _: Duration) -> Result<Compacted, Failure> {

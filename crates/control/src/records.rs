@@ -65,6 +65,12 @@ pub struct DiskRecord {
     pub snapshots: u64,
     /// Number of NBD connections that use it.
     pub clients: u64,
+    /// Maximum number of its connections, if it has its own.
+    #[serde(default)]
+    pub max_connections: Option<u64>,
+    /// Maximum rate of its reads and writes.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
     /// Path of the disk's own socket.
     #[serde(default)]
     pub socket: Option<String>,

@@ -17,6 +17,8 @@ use crate::{
     events::Resting,
     memory::Taken,
     negotiate::NoPlace,
+    presence::{Presence, WhenClient},
+    quota::has_part,
     sockets::{Opened, Sockets},
     transport::{Socket, Transport},
 };
@@ -70,6 +72,7 @@ pub(crate) struct Control {
     /// Signalled when a served connection has ended.
     ended: Condvar,
     when_refused: WhenRefused,
+    when_client: WhenClient,
 }
 
 /// The connections that have chosen an export, by number, the oldest first.
@@ -94,13 +97,20 @@ pub(crate) struct Seat {
     number: u64,
     /// The connection's memory; `Some` until the seat is dropped.
     idle: Option<Taken>,
+    _presence: Option<Presence>,
 }
 
 /// A connection of a server.
 pub(crate) type Served = Connection<Socket, Seat>;
 
 impl Control {
-    pub(crate) fn new(common: Arc<Common>, wake: Arc<OwnedFd>, resting: Resting, when_refused: WhenRefused) -> Self {
+    pub(crate) fn new(
+        common: Arc<Common>,
+        wake: Arc<OwnedFd>,
+        resting: Resting,
+        when_refused: WhenRefused,
+        when_client: WhenClient,
+    ) -> Self {
         let limit = common.limits.connections;
         Self {
             common,
@@ -112,6 +122,7 @@ impl Control {
             connections: Mutex::new(Connections { limit, all: BTreeMap::new(), private: 0, told: Default::default() }),
             ended: Condvar::new(),
             when_refused,
+            when_client,
         }
     }
 
@@ -161,19 +172,25 @@ impl Control {
         std::mem::replace(&mut self.lock().limit, limit)
     }
 
-    /// Gives a connection that has chosen `export` a place. `idle` is its memory, if there was some
-    /// when it arrived.
+    /// Gives a connection that has chosen `export`, which counts it already, a place if the export
+    /// does not have its part of them. There are `exports`. `idle` is the connection's memory, if
+    /// there was some when it arrived.
     pub(crate) fn seat(
         self: &Arc<Self>,
         number: u64,
         socket: &Arc<Socket>,
         export: &Export,
+        exports: usize,
         idle: Option<Taken>,
     ) -> Result<Seat, (NoPlace, Option<Taken>)> {
+        // Not under the lock, which others need to end their connections.
+        let own = export.connections().saturating_sub(1);
         let mut connections = self.lock();
         let private = export.is_private() && connections.private < self.common.limits.private;
         let limit = connections.limit;
-        if !private && connections.all.len() - connections.private >= limit {
+        let serving = connections.all.len() - connections.private;
+        let is_full = serving >= limit || !export.is_private() && !has_part(own, exports, serving, limit);
+        if !private && is_full {
             drop(connections);
             self.tell(Refused::Full(limit));
             return Err((NoPlace::Full(limit), idle));
@@ -186,7 +203,8 @@ impl Control {
         connections.private += usize::from(private);
         connections.all.insert(number, Admitted { socket: Arc::clone(socket), private });
         drop(connections);
-        Ok(Seat { control: Arc::clone(self), number, idle: Some(idle) })
+        let presence = Presence::begin(&self.when_client, socket, export.name());
+        Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), _presence: presence })
     }
 
     /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].

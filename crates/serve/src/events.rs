@@ -24,7 +24,7 @@ use rustix::{
 };
 
 use crate::{
-    Error, Export,
+    Error, Export, Exports,
     admission::{Control, Refused, Seat, Served},
     connection::Connection,
     listen::Listener,
@@ -140,13 +140,13 @@ enum Progress {
 
 impl Newcomer {
     /// Exchanges what is possible without waiting.
-    fn progress(&mut self, number: u64, control: &Arc<Control>) -> Result<Progress, Ended> {
+    fn progress(&mut self, number: u64, control: &Arc<Control>, exports: &Exports) -> Result<Progress, Ended> {
         let Self { socket, negotiation, place, .. } = self;
         let place = RefCell::new(place);
         let begin = |export: &Export| {
             let mut place = place.borrow_mut();
             let Place::None(idle) = &mut **place else { return Ok(()) };
-            let seat = control.seat(number, socket, export, idle.take());
+            let seat = control.seat(number, socket, export, exports.len(), idle.take());
             let (seat, result) = match seat {
                 Ok(seat) => (Place::Seat(seat), Ok(())),
                 Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
@@ -182,6 +182,8 @@ impl Newcomer {
 /// The state of the server's thread.
 pub(crate) struct Events {
     control: Arc<Control>,
+    /// All exports of the server.
+    exports: Exports,
     /// Number of the next connection.
     next: u64,
     newcomers: BTreeMap<u64, Newcomer>,
@@ -198,9 +200,10 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(control: Arc<Control>) -> Self {
+    pub(crate) fn new(control: Arc<Control>, exports: Exports) -> Self {
         Self {
             control,
+            exports,
             next: 0,
             newcomers: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -403,7 +406,7 @@ impl Events {
 
     fn advance(&mut self, number: u64) {
         let Some(newcomer) = self.newcomers.get_mut(&number) else { return };
-        match newcomer.progress(number, &self.control) {
+        match newcomer.progress(number, &self.control, &self.exports) {
             Ok(Progress::Waits(events)) => {
                 if self.control.resting.watch(number, &newcomer.socket, events | EventFlags::RDHUP).is_err() {
                     self.newcomers.remove(&number);

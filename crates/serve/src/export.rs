@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use pagefold_disk::{BlockDevice, Checked};
@@ -12,6 +15,7 @@ use pagefold_disk::{BlockDevice, Checked};
 use crate::{
     Error,
     protocol::{MAX_STRING_BYTES, transmission},
+    quota::{Quota, RateLimit},
 };
 
 /// A device as a connection uses it: it checks every request.
@@ -22,6 +26,7 @@ pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
     private: bool,
+    rate: Arc<RateLimit>,
     state: Mutex<ExportState>,
 }
 
@@ -29,6 +34,14 @@ pub struct Export {
 struct ExportState {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,
+    quota: Quota,
+}
+
+impl ExportState {
+    fn connections(&self) -> usize {
+        let accesses = self.accesses.iter().filter_map(Weak::upgrade);
+        accesses.filter(|access| access.is_seated.load(Ordering::Relaxed)).count()
+    }
 }
 
 /// One connection's access to its export's device, closed when the export is removed.
@@ -36,22 +49,27 @@ struct ExportState {
 /// Each connection has its own reference count, which its requests change. Connections to the same
 /// export therefore share no cache line for it. Nothing holds the device while waiting for a peer,
 /// so a removed device lives only as long as its last request.
-pub(crate) struct Access(Mutex<Option<Arc<Device>>>);
+pub(crate) struct Access {
+    device: Mutex<Option<Arc<Device>>>,
+    /// Whether a connection has chosen the export with it.
+    is_seated: AtomicBool,
+    pub(crate) rate: Arc<RateLimit>,
+}
 
 impl Access {
     /// Returns the device, or `None` once the export has been removed.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
-        lock(&self.0).clone()
+        lock(&self.device).clone()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.0).is_none()
+        lock(&self.device).is_none()
     }
 }
 
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Access").field(&lock(&self.0).is_some()).finish()
+        f.debug_tuple("Access").field(&lock(&self.device).is_some()).finish()
     }
 }
 
@@ -87,8 +105,9 @@ impl Export {
     }
 
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
-        let state = ExportState { device: Some(device), accesses: Vec::new() };
-        Self { name: Mutex::new(name.into()), read_only, private: false, state: Mutex::new(state) }
+        let state = ExportState { device: Some(device), accesses: Vec::new(), quota: Quota::default() };
+        let (name, rate) = (Mutex::new(name.into()), Arc::default());
+        Self { name, read_only, private: false, rate, state: Mutex::new(state) }
     }
 
     /// Returns the name that clients ask for.
@@ -103,7 +122,35 @@ impl Export {
 
     /// Returns the number of open connections that have chosen this export.
     pub fn connections(&self) -> usize {
-        lock(&self.state).accesses.iter().filter(|access| access.strong_count() != 0).count()
+        lock(&self.state).connections()
+    }
+
+    /// Returns what its clients may take.
+    pub fn quota(&self) -> Quota {
+        lock(&self.state).quota
+    }
+
+    /// Sets what its clients may take; returns what they might before. Connections above a smaller
+    /// number stay.
+    pub fn set_quota(&self, quota: Quota) -> Quota {
+        let mut state = lock(&self.state);
+        if quota.bytes_per_second != state.quota.bytes_per_second {
+            self.rate.set(quota.bytes_per_second);
+        }
+        std::mem::replace(&mut state.quota, quota)
+    }
+
+    /// Counts a connection that has chosen the export with `access`. Fails with the number of
+    /// connections that the export may have if it has as many.
+    pub(crate) fn seat(&self, access: &Access) -> Result<(), usize> {
+        let state = lock(&self.state);
+        match state.quota.connections.filter(|&most| state.connections() >= most) {
+            Some(most) => Err(most),
+            None => {
+                access.is_seated.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        }
     }
 
     /// Returns the number of requests that the device is working on.
@@ -111,7 +158,7 @@ impl Export {
         let state = lock(&self.state);
         let accesses = state.accesses.iter().filter_map(Weak::upgrade);
         // Besides the access, each thread that uses the device has a reference to it.
-        accesses.map(|access| lock(&access.0).as_ref().map_or(0, |device| Arc::strong_count(device) - 1)).sum()
+        accesses.map(|access| lock(&access.device).as_ref().map_or(0, |device| Arc::strong_count(device) - 1)).sum()
     }
 
     fn checked(&self, device: Arc<dyn BlockDevice>) -> Device {
@@ -122,7 +169,11 @@ impl Export {
     pub(crate) fn open(&self) -> Option<Arc<Access>> {
         let mut state = lock(&self.state);
         let device = self.checked(state.device.clone()?);
-        let access = Arc::new(Access(Mutex::new(Some(Arc::new(device)))));
+        let access = Arc::new(Access {
+            device: Mutex::new(Some(Arc::new(device))),
+            is_seated: AtomicBool::new(false),
+            rate: Arc::clone(&self.rate),
+        });
         state.accesses.retain(|access| access.strong_count() != 0);
         state.accesses.push(Arc::downgrade(&access));
         Some(access)
@@ -146,7 +197,7 @@ impl Export {
         drop(state);
         // Dropping a device may take time, so no lock is held.
         for access in accesses.iter().filter_map(Weak::upgrade) {
-            let device = lock(&access.0).take();
+            let device = lock(&access.device).take();
             drop(device);
         }
         let waits = device.as_ref().and_then(|device| device.waits().cloned());
@@ -265,6 +316,11 @@ impl Exports {
         table.numbers.remove(old);
         table.numbers.insert(name, number);
         Ok(())
+    }
+
+    /// Returns the number of exports.
+    pub(crate) fn len(&self) -> usize {
+        self.only.as_ref().map_or_else(|| self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.len(), |_| 1)
     }
 
     /// Returns the current exports, the oldest first.

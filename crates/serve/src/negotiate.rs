@@ -66,8 +66,10 @@ pub(crate) enum Ended {
 /// The reason why a client that has chosen an export is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlace {
-    /// All connections that the limit given here allows are in use.
+    /// All connections that the limit given here allows are in use, or kept for other exports.
     Full(usize),
+    /// All connections that the export may have, given here, are in use.
+    Quota(usize),
     /// There is no memory for a further connection.
     Memory,
 }
@@ -75,7 +77,10 @@ pub(crate) enum NoPlace {
 impl NoPlace {
     fn message(self) -> String {
         match self {
-            Self::Full(limit) => format!("all {limit} connections that this server allows are in use"),
+            Self::Full(limit) => {
+                format!("all {limit} connections that this server allows are in use, or kept for other exports")
+            }
+            Self::Quota(most) => format!("all {most} connections that this export may have are in use"),
             Self::Memory => "the server's memory limit leaves no room for another connection".to_owned(),
         }
     }
@@ -330,7 +335,7 @@ impl Negotiation {
         let export = self.exports.find(name).ok_or(Ended::NoSuchExport)?;
         let access = export.open().ok_or(Ended::NoSuchExport)?;
         let size_bytes = access.device().ok_or(Ended::NoSuchExport)?.size_bytes();
-        if begin(&export).is_err() {
+        if export.seat(&access).is_err() || begin(&export).is_err() {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&size_bytes.to_be_bytes());
@@ -379,7 +384,7 @@ impl Negotiation {
             return None;
         };
         if option == option::GO
-            && let Err(no_place) = begin(&export)
+            && let Err(no_place) = export.seat(&access).map_err(NoPlace::Quota).and_then(|()| begin(&export))
         {
             self.reply(option, reply::ERR_POLICY, no_place.message().as_bytes());
             return None;

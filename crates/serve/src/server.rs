@@ -17,6 +17,7 @@ use crate::{
     listen::{Listener, Permissions},
     memory::{Account, Memory},
     negotiate::negotiate,
+    presence::{ClientEvent, WhenClient},
     sockets::Opened,
     transport::{Deadline, Transport},
 };
@@ -32,6 +33,7 @@ pub struct Builder {
     limits: Limits,
     account: SharedAccount,
     when_refused: WhenRefused,
+    when_client: WhenClient,
 }
 
 /// The account that counts memory, if any.
@@ -103,6 +105,13 @@ impl Builder {
         self
     }
 
+    /// Calls `tell` when a client begins to use an export and when it has ended. Clients wait for it.
+    #[must_use]
+    pub fn when_client(mut self, tell: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
+        self.when_client = WhenClient(Some(Arc::new(tell)));
+        self
+    }
+
     /// Calls `tell` when a client is not served, at most once a minute for each reason. Clients
     /// wait for the thread that calls it.
     #[must_use]
@@ -138,7 +147,7 @@ impl Builder {
         let resting = Resting::new(&fd).map_err(failed)?;
         let released = Arc::clone(&fd);
         let memory = Memory::new(self.limits.memory_bytes, self.account.0, move || wake(&released));
-        let control = Control::new(Common::new(self.limits, memory), fd, resting, self.when_refused);
+        let control = Control::new(Common::new(self.limits, memory), fd, resting, self.when_refused, self.when_client);
         for listener in listeners {
             control.listen(Opened { listener, exports: exports.clone() })?;
         }
@@ -151,6 +160,13 @@ impl Builder {
 pub struct Server {
     exports: Exports,
     control: Arc<Control>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Handles may live longer than the sockets' files.
+        self.control.sockets.close();
+    }
 }
 
 /// Stops a server from any thread.
@@ -247,7 +263,7 @@ impl Server {
     /// for requests that a device is working on unless [`ServerHandle::abandon`] is called.
     pub fn run(self) -> Result<(), Error> {
         let grace = self.control.common.limits.stop_grace;
-        let mut events = Events::new(self.control);
+        let mut events = Events::new(Arc::clone(&self.control), self.exports.clone());
         let result = events.run();
         // Even after an error.
         events.finish(grace);

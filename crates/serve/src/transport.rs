@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
@@ -12,6 +13,8 @@ use rustix::{
     io::Errno,
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
+
+use crate::presence::Peer;
 
 /// A connected, ordered, bidirectional byte stream, used by several threads: at most one receives
 /// and one sends at a time, and any may shut it down.
@@ -66,6 +69,16 @@ impl Socket {
         sockopt::set_tcp_keepintvl(&self.0, Duration::from_secs(10))?;
         sockopt::set_tcp_keepcnt(&self.0, 6)?;
         Ok(())
+    }
+
+    /// Returns who is at the other end.
+    pub(crate) fn peer(&self) -> Peer {
+        match net::getpeername(&self.0).ok().flatten() {
+            Some(address) if address.address_family() == AddressFamily::UNIX => sockopt::socket_peercred(&self.0)
+                .map_or(Peer::Unknown, |found| Peer::Process { pid: found.pid.as_raw_pid(), uid: found.uid.as_raw() }),
+            Some(address) => SocketAddr::try_from(address).map_or(Peer::Unknown, Peer::Address),
+            None => Peer::Unknown,
+        }
     }
 
     /// Receives what has arrived without waiting; `None` if that is nothing, and 0 at the end of the

@@ -6,6 +6,7 @@ pub(crate) mod drop;
 pub(crate) mod fork;
 pub(crate) mod limit;
 pub(crate) mod list;
+pub(crate) mod quota;
 pub(crate) mod rename;
 pub(crate) mod reset;
 pub(crate) mod resize;

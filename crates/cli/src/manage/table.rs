@@ -169,6 +169,8 @@ mod tests {
             own_bytes,
             snapshots: 0,
             clients: 99,
+            max_connections: None,
+            bytes_per_second: None,
             socket: None,
             uris: Vec::new(),
         }

@@ -69,6 +69,8 @@ mod tests {
             own_bytes: 0,
             snapshots: 0,
             clients: 0,
+            max_connections: None,
+            bytes_per_second: None,
             socket: None,
             uris: Vec::new(),
         }

@@ -531,6 +531,14 @@ impl Disks {
         disks.map(|(name, disk, snapshots)| found(&name, &disk, self.clients(&name), snapshots)).collect()
     }
 
+    /// Returns the disk `name`.
+    pub(super) fn find(&self, name: &str) -> Result<Found, Failure> {
+        let state = self.lock();
+        let (disk, snapshots) = (state.get(name)?.clone(), state.snapshots(name).count() as u64);
+        drop(state);
+        Ok(found(name, &disk, self.clients(name), snapshots))
+    }
+
     /// Returns the figures of a batch of disks in the order of their names.
     pub(crate) fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
         self.batch(batch).into_iter().map(|(name, disk, _)| figures(name, &disk)).collect()

@@ -1,4 +1,4 @@
-//! Disks that have clients, or that work on their requests.
+//! The clients of disks: how many there are, what they may take, and what is done for them.
 
 use std::{
     thread,
@@ -6,8 +6,9 @@ use std::{
 };
 
 use pagefold_control::{Batch, BusyDisk, Failure};
+use pagefold_serve::Quota;
 
-use super::disks::Disks;
+use super::disks::{Disks, Found};
 
 /// How long a client that has just closed its connection may take to be noticed.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
@@ -18,6 +19,18 @@ impl Disks {
     /// Returns the number of an export's clients.
     pub(super) fn clients(&self, name: &str) -> u64 {
         self.exports().get(name).map_or(0, |export| export.connections() as u64)
+    }
+
+    /// Returns what an export's clients may take.
+    pub(crate) fn quota(&self, name: &str) -> Quota {
+        self.exports().get(name).map_or_else(Quota::default, |export| export.quota())
+    }
+
+    /// Sets what an export's clients may take.
+    pub(crate) fn set_quota(&self, name: &str, quota: Quota) -> Result<Found, Failure> {
+        let export = self.exports().get(name).filter(|_| self.lock().has(name));
+        export.ok_or_else(|| Failure::no_such_disk(name))?.set_quota(quota);
+        self.find(name)
     }
 
     /// Fails if a disk has clients, unless `force` is set. To be called without locks.

@@ -11,7 +11,8 @@ use std::{
 
 use pagefold_control::{
     Add, AddBase, Batch, Changes, Compacted, DiskKind, DiskRecord, DiskSocket, DiskStat, Dropped, Failure, Fork,
-    FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, Renamed, Resize, Resized, ServerStat, Stopping,
+    FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, Quota, Renamed, Resize, Resized, ServerStat,
+    Stopping,
 };
 use pagefold_serve::{Limits, ServerHandle, tcp_uri, unix_uri};
 
@@ -100,7 +101,10 @@ impl Managed {
     }
 
     fn record(&self, found: Found) -> DiskRecord {
+        let quota = self.disks.quota(&found.name);
         DiskRecord {
+            max_connections: quota.connections.map(|connections| connections as u64),
+            bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
             name: found.name,
@@ -252,6 +256,18 @@ impl Manage for Managed {
         let warnings: Vec<_> = descriptors.into_iter().chain(self.disks.client_memory().warning()).collect();
         warnings.iter().for_each(|warning| self.log.warn(warning));
         Ok(LimitedConnections { before, connections, warnings })
+    }
+
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
+        let Quota { name, connections, bytes_per_second } = quota.clone();
+        let connections = connections.map(|connections| usize::try_from(connections).unwrap_or(usize::MAX));
+        let found = self.disks.set_quota(&name, pagefold_serve::Quota { connections, bytes_per_second })?;
+        let words =
+            |what: &str, value: Option<String>| value.map_or_else(String::new, |value| format!(", {what} {value}"));
+        let connections = words("connections", connections.map(|connections| connections.to_string()));
+        let rate = words("bytes per second", bytes_per_second.map(|rate| rate.to_string()));
+        self.log.info(&format!("disk '{name}' has another quota{connections}{rate}"));
+        Ok(self.record(found))
     }
 
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {

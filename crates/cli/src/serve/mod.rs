@@ -39,7 +39,7 @@ use pagefold_control::{
     Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_limit, check_name, check_size,
 };
 use pagefold_disk::NewPoolError;
-use pagefold_serve::{Limits, Passed, Permissions, Refused, Server, SocketFile, listen_privately};
+use pagefold_serve::{ClientEvent, Limits, Passed, Permissions, Refused, Server, SocketFile, listen_privately};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::{NamedTempFile, TempDir};
 
@@ -312,6 +312,10 @@ impl Listening {
         let mut builder = Server::builder()
             .limits(args.limits())
             .when_refused(move |why| log.warn(&refusal(&why)))
+            .when_client(move |ClientEvent { peer, export, begins, .. }| {
+                let does = if begins { "connected" } else { "disconnected" };
+                log.debug(&format!("{peer} {does}: disk '{export}'"));
+            })
             .exports(disks.exports())
             .account(Arc::clone(disks.client_memory()) as _);
         builder = match (place.passed.take(), &place.directory) {
@@ -359,6 +363,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let (limit_bytes, limit_line) = memory_limit(args.memory_limit);
     let files = args.files.iter().map(|file| {
+        let size = file.to_str().filter(|text| size::parse(text).is_ok() && !Path::new(file).exists());
+        if let Some(size) = size {
+            return Err(misuse(anyhow!("there is no file '{size}': for a RAM disk of this size, write --size {size}")));
+        }
         let file = BaseFile::parse(file.clone(), args.format).map_err(|what| misuse(anyhow!(what)))?;
         check_name(&file.name).map_err(misuse)?;
         Ok(file)

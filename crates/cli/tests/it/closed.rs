@@ -113,6 +113,7 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["rename", "b", "c"],
         &["reset", "a"],
         &["limit", "a", "1M"],
+        &["quota", "a", "--connections", "9"],
         &["compact"],
         &["freeze", "a", "-o", &frozen],
         &["freeze", "none", "-o", &frozen],

@@ -8,8 +8,10 @@ use std::{
     },
     path::Path,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
+use pagefold_serve::Client;
 use pagefold_testing::{programs, skip_for_good};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
@@ -29,7 +31,7 @@ fn uri(socket: &Path, export: &str) -> String {
 #[test]
 fn a_disk_is_alone_on_its_socket() {
     let Some([nbdinfo, nbdcopy]) = programs("a_disk_is_alone_on_its_socket", ["nbdinfo", "nbdcopy"]) else { return };
-    let server = Server::start(&["--size", "1M", "--export", "name=base,size=2M"]);
+    let server = Server::start(&["--export", "name=,size=1M", "--export", "name=base,size=2M"]);
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let said = run(&mut server.ask(&["fork", "base", "job", "--socket", text(&at("job.sock"))]));
@@ -52,7 +54,7 @@ fn a_disk_is_alone_on_its_socket() {
     // What is written there is on the disk; an instant is not there.
     fs::write(at("data"), vec![7; 2 << 20]).expect("room");
     run(Command::new(&nbdcopy).arg(at("data")).arg(uri(&at("job.sock"), "")));
-    run(server.ask(&["freeze", "job", "--format", "raw", "-o"]).arg(at("frozen.img")));
+    run(server.ask(&["freeze", "job", "--format", "raw"]).arg("-o").arg(at("frozen.img")));
     assert!(fs::read(at("frozen.img")).expect("an image") == fs::read(at("data")).expect("the data"));
     // The socket stays with the renamed disk and goes with it.
     let said = run(&mut server.ask(&["rename", "job", "other"]));
@@ -89,14 +91,14 @@ fn a_socket_that_cannot_be_made_makes_no_disk() {
         ("a", &["--mode", "999"], "'999' is not a mode"),
         ("a", &["--group", "no such group"], "no group 'no such group'"),
     ] {
-        let message = run_to_fail(server.ask(&["fork", "", "job", "--socket"]).arg(at(path)).args(more));
+        let message = run_to_fail(server.ask(&["fork", "", "job"]).arg("--socket").arg(at(path)).args(more));
         assert!(message.contains(why), "{path}: {message}");
         assert!(run_to_fail(&mut server.ask(&["disks", "job"])).contains("no disk named 'job'"), "{path}");
     }
-    let message = run_to_fail(server.ask(&["fork", "", "job", "job-2", "--socket"]).arg(at("a")));
+    let message = run_to_fail(server.ask(&["fork", "", "job", "job-2"]).arg("--socket").arg(at("a")));
     assert!(message.contains("socket of its own"), "{message}");
     assert!(!at("a").exists() && fs::read(at("file")).expect("the file") == b"precious");
-    run(server.ask(&["fork", "", "job", "--socket"]).arg(at("stale")));
+    run(server.ask(&["fork", "", "job"]).arg("--socket").arg(at("stale")));
 }
 
 /// Modes and groups do not depend on the umask.
@@ -172,4 +174,38 @@ fn addresses_beyond_loopback_are_warned_of() {
         assert_eq!(said.contains("everyone who reaches it can read and write every disk"), is_wide, "{said}");
         assert!(!said.contains("nbd://0.0.0.0") && !said.contains("nbd://[::]"), "{said}");
     }
+}
+
+/// A disk has at most the connections of its quota, and nobody's idle clients take all of them.
+#[test]
+fn one_disks_clients_do_not_shut_out_others() {
+    let Some([nbdinfo]) = programs("one_disks_clients_do_not_shut_out_others", ["nbdinfo"]) else { return };
+    let disks = ["--export", "name=a,size=1M", "--export", "name=b,size=1M", "--max-connections", "16"];
+    let server = Server::start(&disks);
+    let connect = |name: &str| client(&server, name);
+    let idle: Vec<_> = std::iter::from_fn(|| connect("a").ok()).take(17).collect();
+    assert_eq!(idle.len(), 12, "the last quarter is for others");
+    let size = || run(Command::new(&nbdinfo).args(["--size", &server.uri("b")]));
+    assert_eq!(size(), "1048576\n");
+    drop(idle);
+    let said = run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "1M"]));
+    assert_eq!(said, "'a' may have at most 3 connections, and 1.00 MiB/s\n");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut kept = Vec::new();
+    // Those of before may take a moment to end.
+    while kept.len() < 3 {
+        assert!(Instant::now() < deadline, "there are only {}", kept.len());
+        kept.extend(connect("a").ok());
+    }
+    let refused = connect("a").err().expect("a fourth").to_string();
+    assert!(refused.contains("all 3 connections that this export may have"), "{refused}");
+    assert_eq!(size(), "1048576\n");
+    // Lifting the rate lets waiting requests go on.
+    assert!(run(&mut server.ask(&["quota", "a"])).contains("any number of connections, and any rate"));
+    connect("a").expect("a place");
+}
+
+fn client(server: &Server, name: &str) -> Result<Client, String> {
+    let time = Duration::from_secs(60);
+    Client::unix(&server.socket(), name, time).map_err(|error| format!("{error:?} {error}"))
 }

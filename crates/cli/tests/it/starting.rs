@@ -150,12 +150,17 @@ fn levels_choose_the_lines() {
         let server = Server::start(&["--size", "1M", "--log", level]);
         run(&mut server.ask(&["disks"]));
         run(&mut server.ask(&["add", "a", "--size", "1M"]));
+        drop(pagefold_serve::Client::unix(&server.socket(), "a", Duration::from_secs(60)).expect("a disk"));
         server.end(Signal::TERM).1
     };
     let (warn, info, debug) = (lines("warn"), lines("info"), lines("debug"));
     assert_eq!(warn, "");
     assert!(info.contains("listening on ") && info.contains("disk 'a'") && !info.contains("control: list"), "{info}");
-    assert!(debug.contains("control: list"), "{debug}");
+    let own = format!("process {} of user {} ", std::process::id(), rustix::process::getuid().as_raw());
+    for words in ["control: list", &format!("{own}connected: disk 'a'"), &format!("{own}disconnected: disk 'a'")] {
+        assert!(debug.contains(words), "{debug}");
+    }
+    assert!(!info.contains("connected"), "{info}");
     assert!(info.lines().all(|line| line.get(19..).is_some_and(|text| text.starts_with("Z pagefold: "))), "{info}");
     assert!(info.contains("received SIGTERM, stopping"), "{info}");
 }

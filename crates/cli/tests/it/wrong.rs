@@ -24,6 +24,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["serve", "--format", "raw"], &["FILE"]),
     (&["serve", "--format", "vmdk", "disk"], &["'vmdk'", "raw, erofs, qcow2"]),
     (&["serve", "/"], &["'/'", "NAME=/"]),
+    (&["serve", "8G"], &["no file '8G'", "--size 8G"]),
     (&["add", "a", "--base", "disk", "--size", "1G"], &["--base", "--size"]),
     (&["serve", "--name", "a"], &["--size"]),
     (&["serve", "--name", "a\u{202e}b", "--size", "1G"], &["an invisible character, \\u{202e}"]),

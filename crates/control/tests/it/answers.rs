@@ -51,6 +51,7 @@ fn request() -> impl Strategy<Value = Value> {
         "reset",
         "limit",
         "limit-connections",
+        "quota",
         "compact",
         "other",
     ];
@@ -67,6 +68,7 @@ fn request() -> impl Strategy<Value = Value> {
         "read_only",
         "seconds",
         "connections",
+        "bytes_per_second",
         "from",
         "names",
         "snapshot",

@@ -57,6 +57,8 @@ pub(super) struct Leader<T> {
     drained: bool,
     /// When the connection began to work.
     since: Instant,
+    /// Whether the request at the front has waited for its turn.
+    is_paced: bool,
 }
 
 /// The remaining payload of a write.
@@ -101,6 +103,7 @@ impl<T: Transport> Leader<T> {
             farewell: None,
             drained: false,
             since: Instant::now(),
+            is_paced: false,
         })
     }
 
@@ -117,10 +120,11 @@ impl<T: Transport> Leader<T> {
                     self.send(connection)?;
                     return Ok(Led::End);
                 }
+                self.wait_for_turn(connection, &request)?;
                 match self.begin(connection, request)? {
-                    Begun::Done => self.deadline = None,
+                    Begun::Done => (self.deadline, self.is_paced) = (None, false),
                     Begun::Task(task) => {
-                        self.deadline = None;
+                        (self.deadline, self.is_paced) = (None, false);
                         return Ok(Led::Task(task));
                     }
                     Begun::Incomplete => break,
@@ -133,6 +137,21 @@ impl<T: Transport> Leader<T> {
                 Received::End => return Ok(Led::End),
             }
         }
+    }
+
+    /// Waits until the request at the front may begin at the rate of its export.
+    fn wait_for_turn<G: Keeper<T>>(&mut self, connection: &Connection<T, G>, request: &Request) -> Result<(), Ended> {
+        let access = &connection.session.access;
+        if std::mem::replace(&mut self.is_paced, true) {
+            return Ok(());
+        }
+        let Some(start) = access.rate.begin(request) else { return Ok(()) };
+        self.send(connection)?;
+        // Nothing that ends the connection waits for this.
+        access.rate.wait_until(start, &|| access.is_closed() || connection.is_ending());
+        // The peer had to wait, so its time starts again.
+        self.deadline = None;
+        Ok(())
     }
 
     /// Runs the request at the front of the input, or replies why not.

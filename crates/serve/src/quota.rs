@@ -1,0 +1,133 @@
+//! What all clients of one export together may take of a server.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::protocol::{Request, command};
+
+/// What all clients of one export together may take of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Maximum number of connections.
+    pub connections: Option<usize>,
+    /// Maximum rate of reads and writes. Each request counts as at least [`LEAST_COST_BYTES`], so this
+    /// bounds the rate of requests too.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// What a request counts at least against [`Quota::bytes_per_second`].
+pub const LEAST_COST_BYTES: u64 = 4 << 10;
+
+/// An idle export has saved up what its rate allows in this time.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Interval between two checks whether a connection that waits for its turn ends.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Gives each request the time at which it may begin: requests are spread so that their bytes follow
+/// each other at the rate.
+#[derive(Debug, Default)]
+pub(crate) struct RateLimit(Mutex<RateLimitState>);
+
+#[derive(Debug, Default)]
+struct RateLimitState {
+    bytes_per_second: Option<u64>,
+    /// When the requests so far are paid for; `None` if there were none.
+    paid: Option<Instant>,
+}
+
+impl RateLimit {
+    fn lock(&self) -> MutexGuard<'_, RateLimitState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, bytes_per_second: Option<u64>) {
+        *self.lock() = RateLimitState { bytes_per_second, paid: None };
+    }
+
+    /// Returns whether there is a rate.
+    fn is_set(&self) -> bool {
+        self.lock().bytes_per_second.is_some()
+    }
+
+    /// Returns when the request may begin; `None` means now.
+    pub(crate) fn begin(&self, request: &Request) -> Option<Instant> {
+        self.begin_at(request, Instant::now())
+    }
+
+    /// Waits until `start`, until the rate is lifted, or until `ends` returns true.
+    pub(crate) fn wait_until(&self, start: Instant, ends: &dyn Fn() -> bool) {
+        while self.is_set() && !ends() {
+            let left = start.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            thread::sleep(left.min(PAUSE));
+        }
+    }
+
+    fn begin_at(&self, request: &Request, now: Instant) -> Option<Instant> {
+        let mut state = self.lock();
+        let rate = state.bytes_per_second?.max(1);
+        let bytes = match request.kind {
+            command::READ | command::WRITE | command::CACHE => request.len_bytes.max(LEAST_COST_BYTES),
+            _ => LEAST_COST_BYTES,
+        };
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let start = state.paid.map_or(earliest, |paid| paid.max(earliest));
+        state.paid = start.checked_add(Duration::from_secs_f64(bytes as f64 / rate as f64));
+        (start > now).then_some(start)
+    }
+}
+
+/// Returns whether an export with `own` connections may have one more, if `serving` of `limit` are in
+/// use and there are `exports`. The last quarter is kept for exports with less than an equal part, so
+/// that the clients of one export do not shut out those of others.
+pub(crate) fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> bool {
+    serving < limit - limit / 4 || own < (limit / exports.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(kind: u16, len_bytes: u64) -> Request {
+        Request { kind, len_bytes, flags: 0, cookie: 0, offset: 0 }
+    }
+
+    #[test]
+    fn requests_follow_each_other_at_the_rate() {
+        let limiter = RateLimit::default();
+        let start = Instant::now() + Duration::from_secs(1);
+        let begin = |kind, len_bytes| {
+            let time = limiter.begin_at(&request(kind, len_bytes), start);
+            time.map_or(0, |time| time.duration_since(start).as_millis())
+        };
+        assert_eq!(begin(command::READ, 1 << 30), 0, "no rate");
+        limiter.set(Some(1 << 20));
+        // The first 100 ms are free.
+        assert_eq!([(); 3].map(|()| begin(command::READ, 1 << 20)), [0, 900, 1900]);
+        assert_eq!(begin(command::WRITE, 512 << 10), 2900);
+        assert_eq!(begin(command::TRIM, 1 << 30), 3400);
+        assert_eq!(begin(command::READ, 1), 3403, "a small request counts as 4 KiB");
+        limiter.set(None);
+        assert!(!limiter.is_set() && begin(command::READ, 1 << 30) == 0);
+    }
+
+    /// However many clients one export has, others can connect.
+    #[test]
+    fn the_last_quarter_is_for_exports_with_less_than_their_part() {
+        for (limit, exports) in [(128, 1), (128, 2), (128, 1000), (1, 1), (1, 5), (4, 2), (7, 3)] {
+            let greedy = (0..limit).take_while(|&own| has_part(own, exports, own, limit)).count();
+            if exports == 1 {
+                assert_eq!(greedy, limit, "one export has all");
+            } else if limit >= 4 {
+                assert!(greedy < limit && greedy >= limit - limit / 4, "{greedy} of {limit}");
+                assert!(has_part(0, exports, greedy, limit), "another export is shut out");
+            }
+        }
+    }
+}
