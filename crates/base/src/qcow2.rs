@@ -91,6 +91,8 @@ impl Header {
         const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
         const COMPRESSED: u64 = 1 << 62;
         const ZEROS: u64 = 1;
+        /// Entries of the first level that are read together.
+        const LISTED: u64 = 512;
         let cluster = 1u64 << self.cluster_bits.max(9);
         let end = file_bytes.next_multiple_of(cluster);
         let missing = |what: &str, at: u64| {
@@ -98,19 +100,24 @@ impl Header {
             Err(io::Error::new(io::ErrorKind::InvalidData, what))
         };
         let mut table = vec![0; cluster as usize];
-        let mut last = 0;
         // A hostile image may name one table any number of times.
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::from([0]);
+        let mut first = vec![0; 8 * u64::from(self.entries).min(LISTED) as usize];
         for number in 0..u64::from(self.entries) {
-            let mut entry = [0; 8];
-            ReadAt::read_exact_at(file, &mut entry, self.entries_at + number * 8)?;
-            let at = u64::from_be_bytes(entry) & OFFSET;
-            if at == 0 || at == last || !seen.insert(at) {
+            if number % LISTED == 0 {
+                first.truncate(8 * (u64::from(self.entries) - number).min(LISTED) as usize);
+                ReadAt::read_exact_at(file, &mut first, self.entries_at + number * 8)?;
+            }
+            let at = u64::from_be_bytes(first.as_chunks().0[(number % LISTED) as usize]) & OFFSET;
+            if !seen.insert(at) {
                 continue;
             }
-            last = at;
             if at.checked_add(cluster).is_none_or(|end| end > file_bytes) {
                 return missing("an L2 table", at);
+            }
+            if !at.is_multiple_of(cluster) {
+                let what = format!("an L2 table begins inside a cluster, at byte {at}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             ReadAt::read_exact_at(file, &mut table, at)?;
             for entry in table.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)) {
@@ -172,10 +179,9 @@ impl Qcow2 {
                 return Ok(holes);
             }
             let (mapping, len) = self.mapping(at, size - at)?;
-            match mapping {
-                Mapping::Zero { .. } => holes.add(at..at + len),
-                // Its place was checked.
-                _ => {}
+            // The place of everything else was checked.
+            if let Mapping::Zero { .. } = mapping {
+                holes.add(at..at + len);
             }
             at += len;
         }

@@ -159,7 +159,7 @@ fn an_image_that_lost_its_end_before_is_refused() {
         let whole = fs::read(converted(&qemu_img, &raw, options)).expect("an image");
         let cluster = if options.contains(&"cluster_size=4k") || options.len() == 3 { 4 << 10 } else { 64 << 10 };
         let cut = folder.path().join("cut.qcow2");
-        let lengths = (8..whole.len()).step_by(whole.len() / 40 | 1).chain([whole.len() - 1, whole.len() - 512]);
+        let lengths = (8..whole.len()).step_by((whole.len() / 40) | 1).chain([whole.len() - 1, whole.len() - 512]);
         let mut refused = 0;
         for len in lengths {
             fs::write(&cut, &whole[..len]).expect("a file");
