@@ -331,7 +331,9 @@ fn other_commands_replace_only_what_they_wrote() {
     let server = Server::start(&["--size", "1M", "--pid-file", &at("pid")]);
     // The lock of a running server, and that of the server itself.
     let lock = server.folder().join("lock");
-    let message = folder.refuses(&mut serve(lock.to_str().expect("a plain path")));
+    let before = fs::read(&lock).expect("a lock");
+    let message = run_to_fail(&mut serve(lock.to_str().expect("a plain path")));
+    assert_eq!(fs::read(&lock).expect("a lock"), before);
     assert!(message.contains("lock exists and is not an unlocked file"), "{message}");
     folder.write("dir/lock", b"4194303\n");
     fs::set_permissions(at("dir"), fs::Permissions::from_mode(0o700)).expect("a mode");
