@@ -40,6 +40,12 @@ impl Instant {
         Ok(Self { record, control: Mutex::new(control), reader: Arc::new(reader) })
     }
 
+    /// Returns the disk's name, and the file below it if there is one.
+    pub(crate) fn described(&self) -> String {
+        let base = self.record.base.as_ref().map_or_else(String::new, |base| format!(" over {}", base.path));
+        format!("disk '{}'{base}", self.record.name)
+    }
+
     pub(crate) fn size_bytes(&self) -> u64 {
         self.record.size_bytes
     }

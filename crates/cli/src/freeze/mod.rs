@@ -110,12 +110,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let draft = destination.make_draft()?;
     let place = destination.place();
+    let described = instant.described();
     let written = match &how {
         How::Raw => args.write_raw(&instant, draft.file()),
         How::Erofs(asked) => args.write_image(instant, asked.as_ref(), &draft),
         How::Qcow2(level) => args.write_qcow2(&instant, *level, draft.file()),
     };
-    written.map_err(|error| with_place(error, &place))?;
+    written.map_err(|error| with_place(error, &place)).with_context(|| described)?;
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
     if let Some(metadata) = told {

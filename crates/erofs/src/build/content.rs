@@ -99,7 +99,7 @@ impl Content {
             Self::Live(file) => file.path().to_path_buf(),
             Self::Member(member) => member.name(),
             Self::Range(..) | Self::Spans(..) => PathBuf::from("part of an open file"),
-            Self::Overlay(_) => PathBuf::from("a disk"),
+            Self::Overlay(_) => PathBuf::from("its content"),
             Self::Bytes(_) => PathBuf::from("file in memory"),
         }
     }
