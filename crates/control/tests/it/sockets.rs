@@ -81,7 +81,7 @@ fn a_client_gets_records_and_failures() {
     let record: DiskRecord = client.call(&Command::Add(add.clone())).expect("a disk");
     assert_eq!(
         (&record.name, record.size_bytes, record.limit_bytes, record.read_only),
-        (&add.name, 4096, Some(1), true)
+        (&add.name, 4096, Some(8192), true)
     );
     let failed = client.call::<DiskRecord>(&Command::Add(add)).expect_err("a name in use");
     assert!(matches!(&failed, ClientError::Failed(Failure { code: Code::NameInUse, .. })), "{failed}");
