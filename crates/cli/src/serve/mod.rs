@@ -29,7 +29,7 @@ use std::{
     process::ExitCode,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
@@ -63,6 +63,9 @@ use crate::{
     server_directory::{self, ServerDirectory},
     signals, size,
 };
+
+/// How long a server that does not wait for requests waits for its clients of the control socket.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
@@ -469,7 +472,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let code = running.map_or(Ok(0), Running::end);
     control_handle.stop();
     if ending.is_forced() {
-        // Threads that are stuck in a request end with the process.
+        // Threads that are stuck in a request end with the process. Clients get their answers first.
+        let deadline = Instant::now() + LAST_ANSWERS;
+        while !control_thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(2));
+        }
         return Ok(ExitCode::FAILURE);
     }
     // A panic of the thread has already been reported.

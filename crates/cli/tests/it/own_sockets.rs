@@ -200,9 +200,28 @@ fn one_disks_clients_do_not_shut_out_others() {
     let refused = connect("a").err().expect("a fourth").to_string();
     assert!(refused.contains("all 3 connections that this export may have"), "{refused}");
     assert_eq!(size(), "1048576\n");
-    // Lifting the rate lets waiting requests go on.
     assert!(run(&mut server.ask(&["quota", "a"])).contains("any number of connections, and any rate"));
     connect("a").expect("a place");
+}
+
+/// Requests of a disk with a rate wait; those of others do not, and lifting the rate ends it.
+#[test]
+fn a_disk_has_its_rate() {
+    let server = Server::start(&["--export", "name=a,size=1M", "--export", "name=b,size=1M"]);
+    // The first read is paid for after 16 s.
+    run(&mut server.ask(&["quota", "a", "--rate", "64K"]));
+    let read = |name: &str| {
+        let mut client = client(&server, name)?;
+        (0..3).try_for_each(|_| client.read(0, &mut vec![0; 1 << 20])).map_err(|error| error.to_string())
+    };
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| read("a"));
+        read("b").expect("a disk without a rate");
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!slow.is_finished(), "3 MiB were read at 64 KiB/s");
+        run(&mut server.ask(&["quota", "a"]));
+        slow.join().expect("a thread").expect("a disk without a rate");
+    });
 }
 
 fn client(server: &Server, name: &str) -> Result<Client, String> {
