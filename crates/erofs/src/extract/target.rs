@@ -416,7 +416,7 @@ impl<'a> Target<'a> {
         };
         let has_content = matches!(inode.kind, FileKind::Regular | FileKind::Symlink);
         // Some file systems keep no nanoseconds.
-        let nanoseconds = existing.st_mtime_nsec as u64;
+        let nanoseconds = existing.st_mtime_nsec;
         let is_equal = kind == expected
             && (!has_content || existing.st_size.cast_unsigned() == inode.size)
             && existing.st_mtime == inode.mtime_s
