@@ -47,7 +47,7 @@ impl Control {
     }
 
     pub(super) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
-        self.call(&json!({ "command": "remove", "name": name })).map(drop)
+        self.call(&json!({ "command": "remove", "name": name, "force": true })).map(drop)
     }
 
     /// Returns a figure of the server.

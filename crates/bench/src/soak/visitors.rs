@@ -77,7 +77,7 @@ impl<'a> Visitors<'a> {
         let at = self.generations as usize % DISKS;
         if let Some(disk) = self.disks[at].take() {
             self.compare(disk)?;
-            self.control(&["remove", &disk.name()])?;
+            self.control(&["remove", "--force", &disk.name()])?;
         }
         self.come(at, self.pages.len() - self.pages.len() / SMALLER)
     }
@@ -102,7 +102,7 @@ impl<'a> Visitors<'a> {
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(error.contains("No space left"), "nbdcopy to {}: {error}", disk.name());
         self.refused += 1;
-        self.control(&["remove", &disk.name()])
+        self.control(&["remove", "--force", &disk.name()])
     }
 
     fn compare(&self, disk: Disk) -> anyhow::Result<()> {

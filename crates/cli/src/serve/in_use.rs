@@ -35,17 +35,19 @@ impl Disks {
 
     /// Fails if a disk has clients, unless `force` is set. To be called without locks.
     pub(super) fn check_unused(&self, name: &str, force: bool) -> Result<(), Failure> {
+        if force {
+            return Ok(());
+        }
         let deadline = Instant::now() + LEAVE_TIME;
-        while !force {
+        loop {
             match self.clients(name) {
-                0 => break,
+                0 => return Ok(()),
                 clients if Instant::now() >= deadline => {
                     return Err(Failure::in_use(&format!("disk '{name}'"), clients));
                 }
                 _ => thread::sleep(PAUSE),
             }
         }
-        Ok(())
     }
 
     /// Returns the disks that are working on requests.

@@ -197,7 +197,7 @@ fn one_disks_clients_do_not_shut_out_others() {
         assert!(Instant::now() < deadline, "there are only {}", kept.len());
         kept.extend(connect("a").ok());
     }
-    let refused = connect("a").err().expect("a fourth").to_string();
+    let refused = connect("a").expect_err("a fourth");
     assert!(refused.contains("all 3 connections that this export may have"), "{refused}");
     assert_eq!(size(), "1048576\n");
     assert!(run(&mut server.ask(&["quota", "a"])).contains("any number of connections, and any rate"));

@@ -95,7 +95,7 @@ fn a_stale_socket_is_replaced() {
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let server = bind(&path).unwrap();
-    assert_eq!(server.unix_paths().collect::<Vec<_>>(), [path.clone()]);
+    assert_eq!(server.unix_paths().collect::<Vec<_>>(), std::slice::from_ref(&path));
     UnixStream::connect(&path).unwrap();
     drop(server);
     assert!(!path.exists());
