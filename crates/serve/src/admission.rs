@@ -97,7 +97,7 @@ pub(crate) struct Seat {
     number: u64,
     /// The connection's memory; `Some` until the seat is dropped.
     idle: Option<Taken>,
-    _presence: Option<Presence>,
+    presence: Option<Presence>,
 }
 
 /// A connection of a server.
@@ -204,7 +204,7 @@ impl Control {
         connections.all.insert(number, Admitted { socket: Arc::clone(socket), private });
         drop(connections);
         let presence = Presence::begin(&self.when_client, socket, export.name());
-        Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), _presence: presence })
+        Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
     }
 
     /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
@@ -273,6 +273,8 @@ pub(crate) fn wake(fd: &OwnedFd) {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // Before the server may end.
+        self.presence = None;
         self.idle = None;
         let mut connections = self.control.lock();
         let private = connections.all.remove(&self.number).is_some_and(|admitted| admitted.private);

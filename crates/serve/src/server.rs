@@ -229,57 +229,6 @@ pub struct OwnSocket {
 impl Drop for OwnSocket {
     fn drop(&mut self) {
         self.control.sockets.remove(self.number);
-<<<<<<< ours
-=======
-        self.control.wake();
-    }
-}
-
-/// A connection's entry in the server's list.
-struct Admission {
-    control: Arc<Control>,
-    number: u64,
-    /// Once it has chosen an export.
-    presence: OnceLock<Option<Presence>>,
-}
-
-impl Admission {
-    /// Lets the connection proceed after the handshake. If `limit` connections are already being
-    /// served, or if `export`, which counts this one already, has its part of them, fails with that
-    /// limit.
-    fn begin(&self, limit: usize, export: &Export, exports: usize) -> Result<(), usize> {
-        // Not under the lock, which others need to end their connections.
-        let own = export.connections().saturating_sub(1);
-        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let serving = connections.count(Phase::Serving);
-        if serving >= limit || !has_part(own, exports, serving, limit) {
-            drop(connections);
-            self.control.tell(Refused::Full(limit));
-            return Err(limit);
-        }
-        let socket = match connections.all.get_mut(&self.number) {
-            Some(Admitted { phase: phase @ Phase::Negotiating, socket, .. }) => {
-                *phase = Phase::Serving;
-                Arc::clone(socket)
-            }
-            _ => return Err(limit),
-        };
-        drop(connections);
-        self.presence.get_or_init(|| Presence::begin(&self.control.when_client, &socket, export.name()));
-        self.control.place_free.notify_all();
-        Ok(())
-    }
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        // Before the server may end.
-        drop(self.presence.take());
-        let mut connections = self.control.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.all.remove(&self.number);
-        drop(connections);
-        self.control.place_free.notify_all();
->>>>>>> theirs
     }
 }
 
