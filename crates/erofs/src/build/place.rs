@@ -8,6 +8,9 @@ use std::{fmt, io};
 
 use super::reach::{MOST_BYTES, Reached};
 
+/// The maximum length of a path with few names, in bytes.
+const LONG_BYTES: usize = 512;
+
 /// A path of the operating system. Files in one directory share its path, so each costs only a name
 /// regardless of depth.
 ///
@@ -41,6 +44,12 @@ impl SourcePath {
     /// call.
     pub(crate) fn is_far(&self) -> bool {
         self.0.bytes > MOST_BYTES && self.0.anchor.get().is_none()
+    }
+
+    /// Returns whether the path from the last anchor is so long that the system takes long to walk
+    /// along its names.
+    pub(crate) fn is_long(&self) -> bool {
+        self.0.bytes > LONG_BYTES && self.0.anchor.get().is_none()
     }
 
     /// Keeps this directory open while its path or one below it exists.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
@@ -15,13 +16,13 @@ use super::place::SourcePath;
 pub(super) const MOST_BYTES: usize = 3800;
 
 /// The flags for opening directories on the way.
-const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub(super) const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A path through which a file and files next to it are reachable while this value exists.
 pub(crate) struct Reached {
     path: PathBuf,
     _anchor: Option<SourcePath>,
-    _directory: Option<OwnedFd>,
+    _directory: Option<Arc<OwnedFd>>,
 }
 
 impl AsRef<Path> for Reached {
@@ -53,7 +54,13 @@ impl Reached {
         if !rest.is_empty() {
             path.push(OsStr::from_bytes(rest));
         }
-        Ok(Self { path, _anchor: anchor, _directory: directory })
+        Ok(Self { path, _anchor: anchor, _directory: directory.map(Arc::new) })
+    }
+
+    /// Returns an open directory.
+    pub(super) fn directory(directory: Arc<OwnedFd>) -> Self {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        Self { path, _anchor: None, _directory: Some(directory) }
     }
 
     /// Opens the directory itself, to reach what is below it.

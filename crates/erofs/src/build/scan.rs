@@ -1,17 +1,22 @@
 //! Scans a directory of the operating system into a tree.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File, Metadata};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{Mode, OFlags, openat};
 
 use super::content::Content;
 use super::layer::Layer;
 use super::live::{LiveFile, is_exhaustion};
 use super::place::SourcePath;
+use super::reach::{Reached, STEP};
 use super::scan_options::{ScanOptions, Verdict};
 use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::{WarningKind, Warnings};
@@ -43,16 +48,24 @@ impl Layer {
         }
         let place = SourcePath::from(root);
         let device = metadata.dev();
-        let mut scanner =
-            Scanner { root, device, options, warnings: Warnings::default(), anchors: 0, links: HashMap::new() };
+        let mut scanner = Scanner {
+            root,
+            device,
+            options,
+            warnings: Warnings::default(),
+            anchors: 0,
+            recent: VecDeque::new(),
+            links: HashMap::new(),
+        };
         let top = scanner.node_of(&place, root, &metadata)?;
         let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
         let top = layer.tree.root();
         layer.take_in(top, options);
         let mut stack = vec![Found { place, id: top, depth: 0, parent: None }];
         while let Some(found) = stack.pop() {
-            match scanner.list(&found.place) {
-                Ok(entries) => scanner.add(&mut layer, &found, entries, &mut stack)?,
+            let listed = scanner.enter(&found).and_then(|here| Ok((scanner.list(&found.place, &here)?, here)));
+            match listed {
+                Ok((entries, here)) => scanner.add(&mut layer, &found, &here, entries, &mut stack)?,
                 Err(error) => match &found.parent {
                     Some((parent, name)) if scanner.skips(&error) => {
                         if let Some(names) = layer.tree.names_mut(*parent) {
@@ -83,6 +96,8 @@ const LISTING: &str = "listing ";
 
 /// The maximum number of directories that are kept open for the paths below them.
 const MOST_ANCHORS: u32 = 64;
+/// The maximum number of directories that are kept open because others may be in them.
+const MOST_RECENT: usize = 16;
 
 fn listing(place: &SourcePath, error: io::Error) -> Error {
     Error::io(format!("{LISTING}{}", place.to_path_buf().display()))(error)
@@ -94,8 +109,10 @@ struct Scanner<'a> {
     device: u64,
     options: &'a ScanOptions,
     warnings: Warnings,
-    /// The number of directories that are kept open.
+    /// The number of directories that are kept open for the paths below them.
     anchors: u32,
+    /// The last directories with long paths.
+    recent: VecDeque<(NodeId, Arc<OwnedFd>)>,
     /// Files with several links, by device and inode.
     links: HashMap<(u64, u64), NodeId>,
 }
@@ -117,20 +134,52 @@ impl Scanner<'_> {
         true
     }
 
+    /// Makes a directory accessible: by its path or, if that is long, from its parent.
+    fn enter(&mut self, found: &Found) -> Result<Reached> {
+        let place = &found.place;
+        if place.is_far() && self.anchors < MOST_ANCHORS {
+            self.anchors += 1;
+            // Without it, longer paths take more steps.
+            let _ = place.set_anchor();
+        }
+        let open = |recent: &mut VecDeque<(NodeId, Arc<OwnedFd>)>| {
+            if !place.is_long() {
+                return place.reach();
+            }
+            let parent = found.parent.as_ref().and_then(|(parent, name)| {
+                let (_, directory) = recent.iter().rfind(|(id, _)| id == parent)?;
+                Some((directory, name))
+            });
+            let directory = match parent {
+                Some((parent, name)) => {
+                    openat(parent, OsStr::from_bytes(name), STEP | OFlags::NOFOLLOW, Mode::empty())?
+                }
+                None => place.reach()?.open_directory()?,
+            };
+            let directory = Arc::new(directory);
+            if recent.len() == MOST_RECENT {
+                recent.pop_front();
+            }
+            recent.push_back((found.id, Arc::clone(&directory)));
+            Ok(Reached::directory(directory))
+        };
+        open(&mut self.recent).map_err(|error| listing(place, error))
+    }
+
     /// Lists a directory.
-    fn list(&self, place: &SourcePath) -> Result<Vec<DirEntry>> {
-        let entries = place.reach().and_then(fs::read_dir).and_then(Iterator::collect);
-        entries.map_err(|error| listing(place, error))
+    fn list(&self, place: &SourcePath, here: &Reached) -> Result<Vec<DirEntry>> {
+        fs::read_dir(here).and_then(Iterator::collect).map_err(|error| listing(place, error))
     }
 
     /// Adds a directory's entries. Pushes subdirectories to `stack`.
-    fn add(&mut self, layer: &mut Layer, found: &Found, entries: Vec<DirEntry>, stack: &mut Vec<Found>) -> Result<()> {
-        if found.place.is_far() && self.anchors < MOST_ANCHORS {
-            self.anchors += 1;
-            // Without it, longer paths take more steps.
-            let _ = found.place.set_anchor();
-        }
-        let reached = found.place.reach().map_err(|error| listing(&found.place, error))?;
+    fn add(
+        &mut self,
+        layer: &mut Layer,
+        found: &Found,
+        here: &Reached,
+        entries: Vec<DirEntry>,
+        stack: &mut Vec<Found>,
+    ) -> Result<()> {
         for entry in entries {
             let name = entry.file_name();
             let below = || {
@@ -140,7 +189,7 @@ impl Scanner<'_> {
             if self.options.excludes_at(found.depth + 1, name.as_bytes(), below) {
                 continue;
             }
-            match self.add_file(layer, found, reached.as_ref(), &entry) {
+            match self.add_file(layer, found, here.as_ref(), &entry) {
                 Ok(directory) => stack.extend(directory),
                 Err(error) if self.skips(&error) => {}
                 Err(error) => return Err(error),
@@ -296,17 +345,19 @@ mod tests {
                 options: &options,
                 warnings: Warnings::default(),
                 anchors: 0,
+                recent: VecDeque::new(),
                 links: HashMap::new(),
             };
             let place = SourcePath::from(root);
             let top = scanner.node_of(&place, root, &metadata).unwrap();
             let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
             let found = Found { place, id: layer.tree.root(), depth: 0, parent: None };
-            let entries = scanner.list(&found.place).unwrap();
+            let here = scanner.enter(&found).unwrap();
+            let entries = scanner.list(&found.place, &here).unwrap();
             fs::remove_file(root.join("vanishes")).unwrap();
             fs::remove_dir(root.join("vanishes-directory")).unwrap();
             let mut stack = Vec::new();
-            let added = scanner.add(&mut layer, &found, entries, &mut stack);
+            let added = scanner.add(&mut layer, &found, &here, entries, &mut stack);
             if !skip_unreadable {
                 assert!(matches!(added, Err(Error::Io { .. })), "{added:?}");
                 continue;
@@ -317,7 +368,7 @@ mod tests {
             assert_eq!((warning.kind, warning.count), (WarningKind::Vanished, 2));
             // One that vanishes before it is listed.
             fs::remove_dir(root.join("stays-directory")).unwrap();
-            let error = scanner.list(&stack[0].place).unwrap_err();
+            let error = scanner.list(&stack[0].place, &stack[0].place.reach().unwrap()).unwrap_err();
             assert!(scanner.skips(&error));
             let named = scanner.warnings.list()[0].examples.last().cloned();
             assert_eq!(named, Some(root.join("stays-directory").display().to_string()));
