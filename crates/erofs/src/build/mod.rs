@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! 1. scan        a directory or an archive becomes a tree of nodes with sorted names
-//! 2. repeats     only if clusters are shared: files are read to find repeated content
-//! 3. data        files in tree order are cut into segments at fixed offsets; threads compress
+//! 2. shapes      files that are almost only zeros are cut into their runs of data (`shape.rs`)
+//! 3. repeats     only if clusters are shared: files are read to find repeated content
+//! 4. data        files in tree order are cut into segments at fixed offsets; threads compress
 //!                segments; a single writer takes the results in order: packs tails, shares equal
 //!                clusters, appends blocks
-//! 4. metadata    inodes with their xattrs, indexes and inline tails are placed after the data by
+//! 5. metadata    inodes with their xattrs, indexes and inline tails are placed after the data by
 //!                best fit; then directories are written, because only now is every inode's number
 //!                known
-//! 5. superblock  last, so that an unfinished image is not valid
+//! 6. superblock  last, so that an unfinished image is not valid
 //! ```
 //!
 //! Equal trees and options produce equal bytes: nothing above depends on time, on the number of
@@ -87,7 +88,8 @@ use crate::error::{Error, Result};
 /// Builds an image of `tree` in `out`, a regular file open for reading and writing, and truncates
 /// it to the image's length.
 ///
-/// Memory use: the tree; 2 to 8 bytes per block of compressed files; with `dedupe`, 70 bytes per 10
+/// Memory use: the tree; 2 to 8 bytes per block of compressed files, or 56 per cluster with encoded
+/// extents; with `dedupe`, 70 bytes per 10
 /// KiB of them; 60 to 120 bytes per distinct chunk; 16 MiB of input per thread; and the compressed
 /// output of up to `2 * threads + 2` pieces of 16 MiB.
 ///
