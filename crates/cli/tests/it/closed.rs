@@ -105,6 +105,8 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["rollback", "a", "s"],
         &["rollback", "a", "none"],
         &["disks"],
+        &["uri", "a"],
+        &["uri", "none"],
         &["stat"],
         &["diff", "a"],
         &["diff", "a", "--to", &changes],

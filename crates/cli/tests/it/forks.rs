@@ -224,7 +224,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     wait_for_writes(&server, "again", 64 * PAGE as u64);
     let line = run_to_fail(&mut server.ask(&["rollback", "again", "s"]));
     assert!(line.contains("disk 'again' has 1 client: disconnect it first") && line.contains("--force"), "{line}");
-    assert_eq!(run(&mut server.ask(&["rollback", "again", "s", "--force"])), "rolled 'again', 8.00 MiB, back to 's'\n");
+    assert_eq!(run(&mut server.ask(&["rollback", "again", "s", "--force"])), "rolled 'again' back to 's', 8.00 MiB\n");
     finish(&mut writing.0);
     run(&mut server.ask(&["rollback", "again", "s"]));
     run(&mut server.ask(&["drop", "again@s"]));

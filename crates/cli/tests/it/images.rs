@@ -272,7 +272,7 @@ fn a_pack_that_is_ended_leaves_nothing() {
         }
         let mut pack = pagefold();
         // Without further output, this writes for longer than the test lasts.
-        pack.arg("pack").arg(at("tree")).arg("-o").arg(at("image")).args(["--codec", "lzma"]);
+        pack.arg("pack").arg(at("tree")).arg("-o").arg(at("image")).args(["--codec", "lzma", "--indexes", "compact"]);
         let mut pack = Ended(pack.spawn().expect("a start"));
         let fds = format!("/proc/{}/fd", pack.0.id());
         let is_writing = || {

@@ -9,7 +9,6 @@ use crate::server::{pagefold, run};
 /// Command lines, split into words, and what their messages mention. `@` is a directory with a
 /// `tree` and an `image`.
 const WRONG: &[(&[&str], &[&str])] = &[
-    (&[], &["Usage: pagefold", "fork", "pack"]),
     (&["frobnicate"], &["'frobnicate'"]),
     (&["serv"], &["'serv'", "'serve'"]),
     // serve: disks
@@ -119,6 +118,16 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["completions", "cmd"], &["'cmd'", "bash"]),
     (&["man", "serve"], &["'serve'"]),
 ];
+
+#[test]
+fn without_a_command_the_commands_are_listed() {
+    let output = pagefold().output().expect("pagefold runs");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{}", output.status);
+    for command in ["serve", "fork", "pack", "disks", "uri"] {
+        assert!(message.lines().any(|line| line.trim_start().starts_with(command)), "{message}");
+    }
+}
 
 #[test]
 fn wrong_command_lines_are_refused_in_one_style() {

@@ -106,7 +106,7 @@ fn what_is_not_an_image_needs_force() {
     for (content, what) in [
         (&b"text"[..], "is not an EROFS image"),
         (b"QFI\xfb and more", "is a qcow2 image"),
-        (b"\x1f\x8b and more", "is compressed by gzip"),
+        (b"\x1f\x8b\x08 and more", "is gzip data"),
     ] {
         fs::write(&path, content).expect("a file");
         let message = at(&path, false).expect_err("a file of another kind").to_string();
