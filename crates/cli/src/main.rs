@@ -95,7 +95,12 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::from(2);
         }
-        Err(error) => return refuse(&complaint(&error)),
+        Err(error) => {
+            let is_ls = error.kind() == ErrorKind::MissingRequiredArgument
+                && env::args().nth(1).is_some_and(|name| name == "ls");
+            let hint = if is_ls { "; 'pagefold disks' lists the disks of a server" } else { "" };
+            return refuse(&format!("{}{hint}", complaint(&error)));
+        }
     };
     let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
     let result = match command {

@@ -18,8 +18,9 @@ use crate::{image::show, output::output, peer::Peer, size, tell};
   pagefold disks --sort ram --columns name,ram,ratio,age
   pagefold disks --json | jq -r .uris[0]
 
-The table is a tree: forks and snapshots are below the disk that they come from. CHANGED counts the pages that a disk wrote itself, without those that it shares with the disk it \
-was forked from. RAM is the memory that they take. Both include pages that only the disk's \
+The table is a tree: forks and snapshots are below the disk that they come from. CHANGED counts \
+the pages that a disk wrote itself, without those that it shares with the disk it was forked from. \
+RAM is the memory that they take. Both include pages that only the disk's \
 snapshots or forks still use. RATIO is CHANGED divided by RAM."
 )]
 pub(crate) struct Args {

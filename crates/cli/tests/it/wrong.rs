@@ -106,7 +106,7 @@ const WRONG: &[(&[&str], &[&str])] = &[
     (&["freeze", "a", "-o", "-"], &["standard output", "--format"]),
     (&["freeze", "a", "-o", "@/new.vmdk"], &["new.vmdk", "qemu-img convert -O vmdk"]),
     (&["freeze", "a", "--format", "erofs", "-o", "@/new.raw"], &["new.raw", "--format erofs"]),
-    (&["ls"], &["IMAGE"]),
+    (&["ls"], &["IMAGE", "'pagefold disks'"]),
     (&["ls", "--offset", "-1", "@/image"], &["'-1'"]),
     (&["cat", "@/image"], &["no file given", ":PATH"]),
     (&["info"], &["IMAGE"]),
