@@ -86,8 +86,8 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["check", &image],
         &["check", &damaged],
         &["check", &image, "--against", &tree],
-        &["extract", &image, &restored],
-        &["extract", &damaged, &restored],
+        &["extract", &image, "-C", &restored],
+        &["extract", &damaged, "-C", &restored],
         &["mount", "/nonexistent", &tree],
         &["advise", &disk],
         &["completions", "bash"],
@@ -132,6 +132,7 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         let server = Server::start(&[]);
         let place = ["--dir", server.folder().to_str().expect("a plain path")];
         let _ = fs::remove_dir_all(&restored);
+        let _ = fs::remove_file(&changes);
         let all = of_files.iter().map(|args| (args, &[][..])).chain(of_servers.iter().map(|args| (args, &place[..])));
         all.map(|(args, place)| {
             let args: Vec<String> = args.iter().chain(place).map(|arg| (*arg).to_owned()).collect();
