@@ -1,7 +1,10 @@
 //! What all clients of one export together may take of a server.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -30,7 +33,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Gives each request the time at which it may begin: requests are spread so that their bytes follow
 /// each other at the rate.
 #[derive(Debug, Default)]
-pub(crate) struct RateLimit(Mutex<RateLimitState>);
+pub(crate) struct RateLimit {
+    /// Whether there is a rate: without one, connections share no cache line that changes.
+    is_set: AtomicBool,
+    state: Mutex<RateLimitState>,
+}
 
 #[derive(Debug, Default)]
 struct RateLimitState {
@@ -41,21 +48,23 @@ struct RateLimitState {
 
 impl RateLimit {
     fn lock(&self) -> MutexGuard<'_, RateLimitState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn set(&self, bytes_per_second: Option<u64>) {
-        *self.lock() = RateLimitState { bytes_per_second, paid: None };
+        let mut state = self.lock();
+        *state = RateLimitState { bytes_per_second, paid: None };
+        self.is_set.store(bytes_per_second.is_some(), Relaxed);
     }
 
     /// Returns whether there is a rate.
     fn is_set(&self) -> bool {
-        self.lock().bytes_per_second.is_some()
+        self.is_set.load(Relaxed)
     }
 
     /// Returns when the request may begin; `None` means now.
     pub(crate) fn begin(&self, request: &Request) -> Option<Instant> {
-        self.begin_at(request, Instant::now())
+        if self.is_set() { self.begin_at(request, Instant::now()) } else { None }
     }
 
     /// Waits until `start`, until the rate is lifted, or until `ends` returns true.
