@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use pagefold_base::Signature;
+use pagefold_base::{Format, Signature};
 use pagefold_erofs::ReadAt;
 use rustix::fs::{FlockOperation, flock};
 
@@ -42,8 +42,8 @@ impl Written {
     /// other data.
     fn is_in(self, file: &File) -> io::Result<bool> {
         match self {
-            Self::Image(ImageFormat::Erofs) => has(file, 1024, &0xe0f5_e1e2_u32.to_le_bytes()),
-            Self::Image(ImageFormat::Qcow2) => has(file, 0, b"QFI\xfb"),
+            Self::Image(ImageFormat::Erofs) => Format::Erofs.is_in(file, 0),
+            Self::Image(ImageFormat::Qcow2) => Format::Qcow2.is_in(file, 0),
             Self::Image(ImageFormat::Raw) => Ok(false),
             Self::ManualPage => {
                 let mut front = Vec::new();
@@ -104,15 +104,6 @@ impl Written {
             shown(),
             size::show(size_bytes)
         )
-    }
-}
-
-fn has(file: &File, at: u64, magic: &[u8]) -> io::Result<bool> {
-    let mut bytes = vec![0; magic.len()];
-    match ReadAt::read_exact_at(file, &mut bytes, at) {
-        Ok(()) => Ok(bytes == magic),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
     }
 }
 
