@@ -153,26 +153,16 @@ pub(super) fn age(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tree, *};
 
     fn disk(name: &str, from: Option<&str>, own_bytes: u64) -> DiskRecord {
         DiskRecord {
-            name: name.to_owned(),
             size_bytes: 1023 << 40,
-            limit_bytes: None,
-            read_only: false,
-            kind: DiskKind::Ram,
-            path: None,
-            from: from.map(str::to_owned),
             age_seconds: 999 * 86_400,
             changed_bytes: 1000 << 20,
             own_bytes,
-            snapshots: 0,
             clients: 99,
-            max_connections: None,
-            bytes_per_second: None,
-            socket: None,
-            uris: Vec::new(),
+            ..tree::tests::disk(name, from)
         }
     }
 

@@ -50,12 +50,13 @@ pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use pagefold_control::DiskKind;
 
     use super::*;
 
-    fn disk(name: &str, from: Option<&str>) -> DiskRecord {
+    /// Returns an empty disk.
+    pub(in super::super) fn disk(name: &str, from: Option<&str>) -> DiskRecord {
         DiskRecord {
             name: name.to_owned(),
             size_bytes: 0,
