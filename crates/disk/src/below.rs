@@ -16,7 +16,7 @@ use std::sync::{
 
 use pagefold_store::{PAGE_SIZE, Page, Pool};
 
-use crate::{BlockDevice, Error};
+use crate::{BlockDevice, Error, Read};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -81,12 +81,50 @@ impl Below {
             return Ok(());
         }
         self.device.read(offset, held)?;
+        self.note_all(offset, held);
+        Ok(())
+    }
+
+    /// As [`read`](Self::read), without waiting for storage: returns how many bytes of `buf` are
+    /// filled.
+    pub(crate) fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let held_bytes = self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (held, beyond) = buf.split_at_mut(held_bytes);
+        if !held.is_empty() {
+            let filled = self.device.try_read(offset, held)?;
+            self.note_all(offset, &held[..filled]);
+            if filled < held_bytes {
+                return Ok(filled);
+            }
+        }
+        beyond.fill(0);
+        Ok(buf.len())
+    }
+
+    /// Runs several reads; what they need in common is fetched once.
+    pub(crate) fn read_together(&self, reads: &mut [Read<'_>]) {
+        let size_bytes = self.device.size_bytes();
+        let is_held =
+            |read: &Read<'_>| read.offset.checked_add(read.buf.len() as u64).is_some_and(|end| end <= size_bytes);
+        if !reads.iter().all(is_held) {
+            for read in reads {
+                read.result = self.read(read.offset, read.buf);
+            }
+            return;
+        }
+        self.device.read_together(reads);
+        for read in reads.iter().filter(|read| read.result.is_ok()) {
+            self.note_all(read.offset, read.buf);
+        }
+    }
+
+    /// Records the digests of the whole pages in `bytes`, which are the base's from `offset` on.
+    fn note_all(&self, offset: u64, bytes: &[u8]) {
         let skipped = (offset.next_multiple_of(PAGE_BYTES) - offset) as usize;
-        let pages = held.get(skipped..).unwrap_or_default().as_chunks().0;
+        let pages = bytes.get(skipped..).unwrap_or_default().as_chunks().0;
         for (number, page) in (offset.div_ceil(PAGE_BYTES)..).zip(pages) {
             self.note(number, page);
         }
-        Ok(())
     }
 
     /// Records the digest of a page of the base, if there is memory for it.
@@ -123,6 +161,16 @@ impl Below {
         self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
     }
 
+    /// The same, without waiting for storage; `None` if that is not known.
+    fn try_equals(&self, number: u64, page: &Page) -> Option<bool> {
+        let mut below = [0; PAGE_SIZE];
+        match self.try_read(number * PAGE_BYTES, &mut below) {
+            Ok(PAGE_SIZE) => Some(below == *page),
+            Ok(_) => None,
+            Err(_) => Some(false),
+        }
+    }
+
     fn digest_of(&self, number: u64) -> Option<u16> {
         let chunk = self.digests.get(number as usize / CHUNK_PAGES)?.get()?;
         Some(chunk[number as usize % CHUNK_PAGES].load(Acquire)).filter(|&known| known != 0)
@@ -150,10 +198,20 @@ pub(crate) struct Comparing<'a> {
 impl Comparing<'_> {
     /// Returns whether a page equals the base's.
     pub(crate) fn is_equal(&mut self, number: u64, page: &Page) -> bool {
-        let may_be = self.all || self.below.digest_of(number).is_some_and(|known| known == digest(page));
-        let is_equal = may_be && self.below.equals(number, page);
+        let is_equal = self.may_equal(number, page) && self.below.equals(number, page);
         self.found |= is_equal;
         is_equal
+    }
+
+    /// The same, without waiting for storage; `None` if that is not known.
+    pub(crate) fn try_is_equal(&mut self, number: u64, page: &Page) -> Option<bool> {
+        let is_equal = if self.may_equal(number, page) { self.below.try_equals(number, page)? } else { false };
+        self.found |= is_equal;
+        Some(is_equal)
+    }
+
+    fn may_equal(&self, number: u64, page: &Page) -> bool {
+        self.all || self.below.digest_of(number).is_some_and(|known| known == digest(page))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 
 /// A device whose requests are validated: range, writability, emptiness.
 ///
@@ -65,8 +65,30 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
         if self.check(offset, buf.len() as u64)? { self.device.read(offset, buf) } else { Ok(()) }
     }
 
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.check(offset, buf.len() as u64)? { self.device.try_read(offset, buf) } else { Ok(0) }
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        let is_valid = |read: &Read<'_>| matches!(self.check(read.offset, read.buf.len() as u64), Ok(true));
+        if reads.iter().all(is_valid) {
+            return self.device.read_together(reads);
+        }
+        for read in reads {
+            read.result = self.read(read.offset, read.buf);
+        }
+    }
+
+    fn read_unit_bytes(&self) -> u64 {
+        self.device.read_unit_bytes()
+    }
+
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
         if self.check_change(offset, buf.len() as u64)? { self.device.write(offset, buf) } else { Ok(()) }
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        if self.check_change(offset, buf.len() as u64)? { self.device.try_write(offset, buf) } else { Ok(0) }
     }
 
     fn flush(&self) -> Result<(), Error> {

@@ -2,6 +2,8 @@
 
 use std::{io, sync::Arc};
 
+use rustix::io::Errno;
+
 use crate::Waits;
 
 /// Why a request failed. After a failed write, each page of its range has either its old or its new
@@ -58,6 +60,44 @@ pub struct Change {
     pub changed: bool,
 }
 
+impl Error {
+    /// Returns the number by which Linux calls the error: what transports and bindings report.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::NoSpace => Errno::NOSPC,
+            Self::ReadOnly => Errno::PERM,
+            Self::OutOfRange { .. } => Errno::INVAL,
+            Self::Corrupt { .. } => Errno::IO,
+            Self::Io(error) => match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Errno::NOSPC,
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Errno::PERM,
+                io::ErrorKind::OutOfMemory => Errno::NOMEM,
+                io::ErrorKind::Unsupported => Errno::NOTSUP,
+                _ => Errno::IO,
+            },
+        };
+        errno.raw_os_error()
+    }
+}
+
+/// One of several reads that a device gets together.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// The first byte to be read.
+    pub offset: u64,
+    /// Filled from `offset`. Its content is unspecified unless `result` is `Ok`.
+    pub buf: &'a mut [u8],
+    /// Set by the device.
+    pub result: Result<(), Error>,
+}
+
+impl<'a> Read<'a> {
+    /// Creates a read that has not failed.
+    pub fn new(offset: u64, buf: &'a mut [u8]) -> Self {
+        Self { offset, buf, result: Ok(()) }
+    }
+}
+
 /// What [`BlockDevice::write_zeroes`] may do with the range's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeroes {
@@ -66,6 +106,7 @@ pub enum Zeroes {
     /// The range stays allocated.
     Allocated,
 }
+
 /// A block device, addressed in bytes, that any number of threads use concurrently.
 ///
 /// Devices below [`Checked`](crate::Checked) may assume that a range is not empty and is within
@@ -85,8 +126,9 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Returns whether a small request can take long (storage, network): a transport then keeps it
-    /// off its fast path.
+    /// Returns whether a small request can take long because it waits for storage or a network. If
+    /// so, a thread that must not wait uses [`try_read`](Self::try_read) and
+    /// [`try_write`](Self::try_write), and lets another thread do the rest.
     fn may_block(&self) -> bool {
         false
     }
@@ -100,8 +142,40 @@ pub trait BlockDevice: Send + Sync {
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
+    /// As [`read`](Self::read), but does not wait for storage. Fills `buf` from its start, and
+    /// returns how many bytes are filled. The rest of `buf` is then unspecified.
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.may_block() {
+            return Ok(0);
+        }
+        self.read(offset, buf).map(|()| buf.len())
+    }
+
+    /// Runs several reads, each as [`read`](Self::read) does, and sets their results. What they need
+    /// in common is fetched once.
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        for read in reads {
+            read.result = self.read(read.offset, read.buf);
+        }
+    }
+
+    /// Returns the length of the aligned ranges within which reads have something in common, a power
+    /// of two.
+    fn read_unit_bytes(&self) -> u64 {
+        4096
+    }
+
     /// Writes `buf` at `offset`.
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error>;
+
+    /// As [`write`](Self::write), but does not wait for storage. Writes the start of `buf`, and
+    /// returns how many bytes are written. The rest of the range is unchanged.
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        if self.may_block() {
+            return Ok(0);
+        }
+        self.write(offset, buf).map(|()| buf.len())
+    }
 
     /// Makes completed writes as durable as the device can. A device without persistent storage
     /// does nothing.

@@ -27,7 +27,7 @@ mod room;
 mod shared;
 
 pub use checked::Checked;
-pub use device::{BlockDevice, Change, Error, Extent, Zeroes};
+pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
 pub use pagefold_store::{
     DiskStats, Error as StoreError, Figure, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
 };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 
 /// A device that tells transports where to wait for room. It wakes waiting requests when a part of
 /// it is discarded, and when it is dropped. Other code that makes room must call
@@ -51,8 +51,24 @@ impl<D: BlockDevice> BlockDevice for Patient<D> {
         self.device.read(offset, buf)
     }
 
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        self.device.try_read(offset, buf)
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        self.device.read_together(reads);
+    }
+
+    fn read_unit_bytes(&self) -> u64 {
+        self.device.read_unit_bytes()
+    }
+
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
         self.device.write(offset, buf)
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        self.device.try_write(offset, buf)
     }
 
     fn flush(&self) -> Result<(), Error> {

@@ -12,9 +12,12 @@ use std::{
     },
 };
 
-use pagefold_store::{self as store, ChangedRun, Disk, DiskStats, PAGE_SIZE, Pool, Status, StatusRun};
+use pagefold_store::{self as store, ChangedRun, Disk, DiskStats, PAGE_SIZE, Page, Pool, Status, StatusRun};
 
-use crate::{BlockDevice, Change, Error, Extent, Zeroes, below::Below};
+use crate::{
+    BlockDevice, Change, Error, Extent, Read, Zeroes,
+    below::{Below, Comparing},
+};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -253,6 +256,90 @@ impl RamDisk {
         Ok(())
     }
 
+    /// As [`change`](Self::change), without waiting for storage. Returns whether the page is changed.
+    fn try_change(&self, slot: u64, mut change: impl FnMut(&mut [u8; PAGE_SIZE])) -> Result<bool, Error> {
+        let Some(below) = &self.below else { return Ok(self.disk.update(slot, change).map(|()| true)?) };
+        if !self.disk.update_held(slot, &mut change)? {
+            let mut page = [0; PAGE_SIZE];
+            if below.try_read(slot * PAGE_BYTES, &mut page)? < PAGE_SIZE {
+                return Ok(false);
+            }
+            self.disk.update_over(slot, &page, change)?;
+        }
+        Ok(true)
+    }
+
+    /// Starts the comparison of a write's pages with the base's, if a page that equals the base's
+    /// needs no memory.
+    fn comparing(&self, len_bytes: usize) -> Option<Comparing<'_>> {
+        let below = self.below.as_ref().filter(|_| self.began_empty);
+        below.map(|below| below.compare(len_bytes / PAGE_SIZE))
+    }
+
+    /// Writes a page, which may equal the base's.
+    fn write_page(&self, slot: u64, page: &Page, is_equal: bool) -> Result<(), Error> {
+        Ok(if is_equal { self.disk.forget(slot)? } else { self.disk.write(slot, page)? })
+    }
+
+    /// Fills `buf`; `fill` reads what is below the disk, and returns how many bytes it filled. If
+    /// these are not all, the rest is not read. Returns how many bytes of `buf` are filled.
+    fn read_with(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        fill: impl Fn(&Below, u64, &mut [u8]) -> Result<usize, Error>,
+    ) -> Result<usize, Error> {
+        // The part of the request that is to be read from below, as far as it is known.
+        let mut rest = 0..0;
+        for part in parts(offset, buf.len()) {
+            let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;
+            let Some(below) = &self.below else { continue };
+            if !is_held {
+                rest = if rest.is_empty() { part.bytes } else { rest.start..part.bytes.end };
+            } else if !rest.is_empty() {
+                let filled = fill(below, offset + rest.start as u64, &mut buf[rest.clone()])?;
+                if filled < rest.len() {
+                    return Ok(rest.start + filled);
+                }
+                rest = 0..0;
+            }
+        }
+        match &self.below {
+            Some(below) if !rest.is_empty() => {
+                Ok(rest.start + fill(below, offset + rest.start as u64, &mut buf[rest])?)
+            }
+            _ => Ok(buf.len()),
+        }
+    }
+
+    /// Fills the parts of `buf` that the disk holds. Adds the other parts to `missing`.
+    fn read_own<'a>(&self, offset: u64, mut buf: &'a mut [u8], missing: &mut Vec<Read<'a>>) -> Result<(), Error> {
+        let (mut at, end) = (offset, offset + buf.len() as u64);
+        // Whether the last part was missing, so that the next missing part continues it.
+        let mut begun: Option<(u64, usize)> = None;
+        let mut done = 0;
+        while at < end {
+            let Some(part) = parts(at, (end - at) as usize).next() else { break };
+            let len = part.bytes.len();
+            let is_held = self.read_part(&part, &mut buf[done..done + len])?;
+            match (is_held, begun) {
+                (false, None) => begun = Some((at, done)),
+                (true, Some((first, start))) => {
+                    let (before, after) = std::mem::take(&mut buf).split_at_mut(done);
+                    missing.push(Read::new(first, &mut before[start..]));
+                    (buf, done, begun) = (after, 0, None);
+                }
+                _ => {}
+            }
+            at += len as u64;
+            done += len;
+        }
+        if let Some((first, start)) = begun {
+            missing.push(Read::new(first, &mut buf[start..]));
+        }
+        Ok(())
+    }
+
     /// Fills a part of a request from the disk's own page. Returns false if the slot holds nothing;
     /// the content of the part is then unspecified.
     fn read_part(&self, part: &SlotPart, target: &mut [u8]) -> Result<bool, Error> {
@@ -366,43 +453,79 @@ impl BlockDevice for RamDisk {
     }
 
     fn may_block(&self) -> bool {
-        self.pool.is_slow() || self.base().is_some_and(|base| base.may_block())
+        self.base().is_some_and(|base| base.may_block())
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        // The part of the request that is to be read from the base, as far as it is known.
-        let mut rest = 0..0;
-        for part in parts(offset, buf.len()) {
-            let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;
-            let Some(below) = &self.below else { continue };
-            if !is_held {
-                rest = if rest.is_empty() { part.bytes } else { rest.start..part.bytes.end };
-            } else if !rest.is_empty() {
-                below.read(offset + rest.start as u64, &mut buf[std::mem::take(&mut rest)])?;
+        self.read_with(offset, buf, |below, offset, buf| below.read(offset, buf).map(|()| buf.len())).map(drop)
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        self.read_with(offset, buf, Below::try_read)
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        let Some(below) = &self.below else {
+            for read in reads {
+                read.result = self.read(read.offset, read.buf);
             }
+            return;
+        };
+        let mut missing = Vec::with_capacity(reads.len());
+        let mut results = Vec::with_capacity(reads.len());
+        for Read { offset, buf, result } in reads {
+            let at = missing.len();
+            *result = self.read_own(*offset, buf, &mut missing);
+            results.push((at..missing.len(), result));
         }
-        match &self.below {
-            Some(below) if !rest.is_empty() => below.read(offset + rest.start as u64, &mut buf[rest]),
-            _ => Ok(()),
+        below.read_together(&mut missing);
+        let mut outcomes = missing.into_iter().map(|read| read.result);
+        for (range, result) in results {
+            let outcome = outcomes.by_ref().take(range.len()).fold(Ok(()), Result::and);
+            if result.is_ok() {
+                *result = outcome;
+            }
         }
     }
 
+    fn read_unit_bytes(&self) -> u64 {
+        self.base().map_or(PAGE_BYTES, |base| base.read_unit_bytes())
+    }
+
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
-        let below = self.below.as_ref().filter(|_| self.began_empty);
-        let mut comparing = below.map(|below| below.compare(buf.len() / PAGE_SIZE));
+        let mut comparing = self.comparing(buf.len());
         for part in parts(offset, buf.len()) {
             let source = &buf[part.bytes];
             if let Ok(page) = source.try_into() {
-                if comparing.as_mut().is_some_and(|comparing| comparing.is_equal(part.slot, page)) {
-                    self.disk.forget(part.slot)?;
-                } else {
-                    self.disk.write(part.slot, page)?;
-                }
+                let is_equal = comparing.as_mut().is_some_and(|comparing| comparing.is_equal(part.slot, page));
+                self.write_page(part.slot, page, is_equal)?;
             } else {
                 self.change(part.slot, |page| page[part.at..part.at + source.len()].copy_from_slice(source))?;
             }
         }
         Ok(())
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        let mut comparing = self.comparing(buf.len());
+        for part in parts(offset, buf.len()) {
+            let start = part.bytes.start;
+            let source = &buf[part.bytes];
+            if let Ok(page) = source.try_into() {
+                let is_equal = comparing.as_mut().map(|comparing| comparing.try_is_equal(part.slot, page));
+                match is_equal {
+                    Some(None) => return Ok(start),
+                    Some(Some(is_equal)) => self.write_page(part.slot, page, is_equal)?,
+                    None => self.write_page(part.slot, page, false)?,
+                }
+            } else {
+                let change = |page: &mut [u8; PAGE_SIZE]| page[part.at..part.at + source.len()].copy_from_slice(source);
+                if !self.try_change(part.slot, change)? {
+                    return Ok(start);
+                }
+            }
+        }
+        Ok(buf.len())
     }
 
     fn flush(&self) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockDevice, Change, Error, Extent, Waits, Zeroes};
+use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 
 impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
     fn size_bytes(&self) -> u64 {
@@ -25,8 +25,24 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
         (**self).read(offset, buf)
     }
 
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        (**self).try_read(offset, buf)
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        (**self).read_together(reads);
+    }
+
+    fn read_unit_bytes(&self) -> u64 {
+        (**self).read_unit_bytes()
+    }
+
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
         (**self).write(offset, buf)
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        (**self).try_write(offset, buf)
     }
 
     fn flush(&self) -> Result<(), Error> {
