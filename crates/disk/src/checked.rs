@@ -95,12 +95,28 @@ impl<D: BlockDevice> BlockDevice for Checked<D> {
         self.device.flush()
     }
 
+    fn try_flush(&self) -> Result<bool, Error> {
+        self.device.try_flush()
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
         if self.check_change(offset, len_bytes)? { self.device.discard(offset, len_bytes) } else { Ok(()) }
     }
 
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        if self.check_change(offset, len_bytes)? { self.device.try_discard(offset, len_bytes) } else { Ok(true) }
+    }
+
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
         if self.check_change(offset, len_bytes)? { self.device.write_zeroes(offset, len_bytes, zeroes) } else { Ok(()) }
+    }
+
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        if self.check_change(offset, len_bytes)? {
+            self.device.try_write_zeroes(offset, len_bytes, zeroes)
+        } else {
+            Ok(true)
+        }
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

@@ -127,8 +127,8 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Returns whether a small request can take long because it waits for storage or a network. If
-    /// so, a thread that must not wait uses [`try_read`](Self::try_read) and
-    /// [`try_write`](Self::try_write), and lets another thread do the rest.
+    /// so, a thread that must not wait uses [`try_read`](Self::try_read) and its like, and lets
+    /// another thread do the rest.
     fn may_block(&self) -> bool {
         false
     }
@@ -181,12 +181,38 @@ pub trait BlockDevice: Send + Sync {
     /// does nothing.
     fn flush(&self) -> Result<(), Error>;
 
+    /// As [`flush`](Self::flush), but does not wait for storage. Returns whether it is done.
+    fn try_flush(&self) -> Result<bool, Error> {
+        if self.may_block() {
+            return Ok(false);
+        }
+        self.flush().map(|()| true)
+    }
+
     /// Frees the range's memory, page by page; the whole range reads as zeros afterwards, including
     /// partial pages.
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error>;
 
+    /// As [`discard`](Self::discard), but does not wait for storage. Returns whether it is done; if
+    /// not, nothing is changed.
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        if self.may_block() {
+            return Ok(false);
+        }
+        self.discard(offset, len_bytes).map(|()| true)
+    }
+
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error>;
+
+    /// As [`write_zeroes`](Self::write_zeroes), but does not wait for storage. Returns whether it is
+    /// done; if not, nothing is changed.
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        if self.may_block() {
+            return Ok(false);
+        }
+        self.write_zeroes(offset, len_bytes, zeroes).map(|()| true)
+    }
 
     /// Passes the range's extents to `each` in order; they cover the range exactly. Adjacent
     /// extents may have the same status, so that the device looks at little more than it reports.

@@ -75,15 +75,35 @@ impl<D: BlockDevice> BlockDevice for Patient<D> {
         self.device.flush()
     }
 
+    fn try_flush(&self) -> Result<bool, Error> {
+        self.device.try_flush()
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
         let result = self.device.discard(offset, len_bytes);
         self.signal.0.signal();
         result
     }
 
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        let result = self.device.try_discard(offset, len_bytes);
+        if !matches!(result, Ok(false)) {
+            self.signal.0.signal();
+        }
+        result
+    }
+
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
         let result = self.device.write_zeroes(offset, len_bytes, zeroes);
         if zeroes == Zeroes::MayUnmap {
+            self.signal.0.signal();
+        }
+        result
+    }
+
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        let result = self.device.try_write_zeroes(offset, len_bytes, zeroes);
+        if zeroes == Zeroes::MayUnmap && !matches!(result, Ok(false)) {
             self.signal.0.signal();
         }
         result

@@ -421,6 +421,14 @@ impl RamDisk {
         self.clear_part((last * PAGE_BYTES).max(offset)..end)
     }
 
+    /// Returns whether clearing a range may need a page of the base, of which a part stays.
+    fn clears_with_base(&self, offset: u64, len_bytes: u64) -> bool {
+        let end = offset + len_bytes;
+        let is_whole =
+            offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end == self.size_bytes());
+        self.below.is_some() && !is_whole
+    }
+
     /// Fills a part of one page with zeros.
     fn clear_part(&self, range: Range<u64>) -> Result<(), Error> {
         if range.is_empty() {
@@ -532,8 +540,19 @@ impl BlockDevice for RamDisk {
         Ok(()) // RAM is as durable as this disk gets
     }
 
+    fn try_flush(&self) -> Result<bool, Error> {
+        self.flush().map(|()| true)
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
         self.clear(offset, len_bytes, |slots| self.disk.discard(slots))
+    }
+
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        if self.clears_with_base(offset, len_bytes) {
+            return Ok(false);
+        }
+        self.discard(offset, len_bytes).map(|()| true)
     }
 
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
@@ -541,6 +560,13 @@ impl BlockDevice for RamDisk {
             Zeroes::MayUnmap => self.disk.discard(slots),
             Zeroes::Allocated => slots.try_for_each(|slot| self.disk.write_zeroes(slot)),
         })
+    }
+
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        if self.clears_with_base(offset, len_bytes) {
+            return Ok(false);
+        }
+        self.write_zeroes(offset, len_bytes, zeroes).map(|()| true)
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

@@ -49,12 +49,24 @@ impl<D: BlockDevice + ?Sized> BlockDevice for Arc<D> {
         (**self).flush()
     }
 
+    fn try_flush(&self) -> Result<bool, Error> {
+        (**self).try_flush()
+    }
+
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
         (**self).discard(offset, len_bytes)
     }
 
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        (**self).try_discard(offset, len_bytes)
+    }
+
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
         (**self).write_zeroes(offset, len_bytes, zeroes)
+    }
+
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        (**self).try_write_zeroes(offset, len_bytes, zeroes)
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
