@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pagefold_executor::{Export, Taken, has_part};
+
 use crate::{
-    Error, Export,
+    Error,
     connection::{Common, Connection, Keeper},
     events::Resting,
-    memory::Taken,
     negotiate::NoPlace,
     presence::{Presence, WhenClient},
-    quota::has_part,
     sockets::{Opened, Sockets},
     transport::{Socket, Transport},
 };

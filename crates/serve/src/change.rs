@@ -7,9 +7,9 @@ use std::sync::{
 };
 
 use pagefold_disk::{self as disk, BlockDevice, Waits, Zeroes};
+use pagefold_executor::Device;
 
 use crate::{
-    export::Device,
     protocol::{Request, command, command_flag},
     request::{PAGE_BYTES, Refusal, flush_if_asked},
 };
@@ -39,11 +39,6 @@ impl Pieces {
     pub(crate) fn hold(self: &Arc<Self>) -> Arc<Self> {
         self.holders.fetch_add(1, Ordering::Relaxed);
         Arc::clone(self)
-    }
-
-    /// Returns the number of holders.
-    pub(crate) fn holders(&self) -> usize {
-        self.holders.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fail(&self, refusal: Refusal) {
@@ -78,6 +73,15 @@ pub(crate) enum Attempt {
     Done(Result<(), Refusal>),
     /// It stopped for lack of room; the next attempt resumes there.
     NoRoom(Arc<Waits>),
+    /// It stopped where it would have to wait for storage; the next attempt resumes there.
+    Blocks,
+}
+
+/// Whether an attempt may wait for storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
+    Wait,
+    DoNotWait,
 }
 
 /// A piece of a WRITE, or a whole TRIM or WRITE_ZEROES. On a device whose changes wait for room, a
@@ -96,8 +100,23 @@ impl<B: AsRef<[u8]>> Change<B> {
         Self { request, offset, payload, done_bytes: 0 }
     }
 
+    /// Returns the same change with a copy of its payload in another buffer.
+    pub(crate) fn with_payload<C: AsRef<[u8]>>(&self, payload: C) -> Change<C> {
+        Change { request: self.request, offset: self.offset, payload, done_bytes: self.done_bytes }
+    }
+
+    /// Returns the request that it is a part of.
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Returns the payload of a WRITE.
+    pub(crate) fn payload(&self) -> &[u8] {
+        self.payload.as_ref()
+    }
+
     /// Runs the rest of the change.
-    pub(crate) fn attempt(&mut self, device: Option<&Device>) -> Attempt {
+    pub(crate) fn attempt(&mut self, device: Option<&Device>, storage: Storage) -> Attempt {
         let Some(device) = device else { return Attempt::Done(Err(Refusal::removed())) };
         let len_bytes = match self.request.kind {
             command::WRITE => self.payload.as_ref().len() as u64,
@@ -110,9 +129,12 @@ impl<B: AsRef<[u8]>> Change<B> {
             }
             let at = self.offset + self.done_bytes;
             let step_bytes = self.step_bytes(at, left_bytes, device);
-            let error = match self.step(at, step_bytes, device) {
-                Ok(()) => {
-                    self.done_bytes += step_bytes;
+            let error = match self.step(at, step_bytes, device, storage) {
+                Ok(done_bytes) => {
+                    self.done_bytes += done_bytes;
+                    if done_bytes < step_bytes {
+                        return Attempt::Blocks;
+                    }
                     continue;
                 }
                 Err(error) => error,
@@ -135,18 +157,25 @@ impl<B: AsRef<[u8]>> Change<B> {
         if left_bytes <= to_end_bytes || device.waits().is_none() { left_bytes } else { to_end_bytes }
     }
 
-    fn step(&self, at: u64, step_bytes: u64, device: &Device) -> Result<(), disk::Error> {
-        match self.request.kind {
-            command::WRITE => {
+    /// Returns how many bytes were changed: fewer than asked for only if the rest would have to wait
+    /// for storage.
+    fn step(&self, at: u64, step_bytes: u64, device: &Device, storage: Storage) -> Result<u64, disk::Error> {
+        let all = |()| step_bytes;
+        let all_or_none = |is_done| if is_done { step_bytes } else { 0 };
+        let zeroes = if self.keeps() { Zeroes::Allocated } else { Zeroes::MayUnmap };
+        match (self.request.kind, storage) {
+            (command::WRITE, storage) => {
                 let start = self.done_bytes as usize;
-                let bytes = self.payload.as_ref().get(start..start + step_bytes as usize);
-                device.write(at, bytes.unwrap_or_default())
+                let bytes = self.payload.as_ref().get(start..start + step_bytes as usize).unwrap_or_default();
+                match storage {
+                    Storage::Wait => device.write(at, bytes).map(all),
+                    Storage::DoNotWait => device.try_write(at, bytes).map(|done| done as u64),
+                }
             }
-            command::TRIM => device.discard(at, step_bytes),
-            _ => {
-                let zeroes = if self.keeps() { Zeroes::Allocated } else { Zeroes::MayUnmap };
-                device.write_zeroes(at, step_bytes, zeroes)
-            }
+            (command::TRIM, Storage::Wait) => device.discard(at, step_bytes).map(all),
+            (command::TRIM, Storage::DoNotWait) => device.try_discard(at, step_bytes).map(all_or_none),
+            (_, Storage::Wait) => device.write_zeroes(at, step_bytes, zeroes).map(all),
+            (_, Storage::DoNotWait) => device.try_write_zeroes(at, step_bytes, zeroes).map(all_or_none),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
+use pagefold_executor::ExportError;
+
 /// Bytes of `sun_path` on Linux, without the terminating NUL.
 pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 
@@ -12,18 +14,9 @@ pub enum Error {
     /// No address was given.
     #[error("no address to listen on: add a Unix socket path, a TCP address or socket activation")]
     NoListener,
-    /// Two exports have the same name.
-    #[error("duplicate export name `{0}`: give each export its own name")]
-    DuplicateExport(String),
-    /// No export has the name that is to be changed.
-    #[error("no export named `{0}`")]
-    UnknownExport(String),
-    /// A name is longer than the protocol allows.
-    #[error("export name of {0} bytes: the protocol allows 4096")]
-    NameTooLong(usize),
-    /// A name contains control characters, which clients and logs cannot show.
-    #[error("export name with control characters: {0:?}")]
-    ControlInName(String),
+    /// An export has no valid name of its own.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// A server listens on the path.
     #[error("address in use: a server already listens on {}: stop it or choose another path", .0.display())]
     PathInUse(PathBuf),

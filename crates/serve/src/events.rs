@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pagefold_executor::{Export, Exports, Taken};
 use rustix::{
     buffer::spare_capacity,
     event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
@@ -24,11 +25,10 @@ use rustix::{
 };
 
 use crate::{
-    Error, Export, Exports,
+    Error,
     admission::{Control, Refused, Seat, Served},
     connection::Connection,
     listen::Listener,
-    memory::Taken,
     negotiate::{Ended, Negotiation, Session},
     sockets::Opened,
     transport::{Socket, at_most_a_day},

@@ -2,12 +2,14 @@
 
 use std::{
     io,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use pagefold_executor::{Growing, Lent, Share};
+
 use crate::{
-    memory::{Growing, Share},
     protocol::{Headers, Malformed, Request},
     transport::{Deadline, Transport},
 };
@@ -44,11 +46,7 @@ impl<T: Transport> Input<T> {
 
     /// Returns the request at the front, once its header has been received.
     pub(crate) fn request(&self, headers: Headers) -> Result<Option<Request>, Malformed> {
-        let unparsed = self.unparsed();
-        match headers {
-            Headers::Extended => unparsed.first_chunk().map(Request::parse_extended).transpose(),
-            Headers::Simple | Headers::Structured => unparsed.first_chunk().map(Request::parse).transpose(),
-        }
+        parse(self.unparsed(), headers)
     }
 
     pub(crate) fn consume(&mut self, len_bytes: usize) {
@@ -82,6 +80,16 @@ impl<T: Transport> Input<T> {
 
     pub(crate) fn is_large(&self) -> bool {
         self.buffer.is_large()
+    }
+
+    /// Removes the first `len_bytes` that have not been parsed together with their buffer, and
+    /// returns where in it they are. Returns `None`, and changes nothing, if the buffer is the small
+    /// one, or if what has been received besides does not fit into that.
+    pub(crate) fn detach(&mut self, len_bytes: usize) -> Option<(Lent, Range<usize>)> {
+        let bytes = self.start..self.start + len_bytes.min(self.len());
+        let buffer = self.buffer.replace(bytes.end..self.end)?;
+        (self.start, self.end) = (0, self.end - bytes.end);
+        Some((buffer, bytes))
     }
 
     /// Returns the large buffer, but only if everything has been parsed.
@@ -132,6 +140,14 @@ impl<T: Transport> Input<T> {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the request at the start of `bytes`, if its header is there.
+pub(crate) fn parse(bytes: &[u8], headers: Headers) -> Result<Option<Request>, Malformed> {
+    match headers {
+        Headers::Extended => bytes.first_chunk().map(Request::parse_extended).transpose(),
+        Headers::Simple | Headers::Structured => bytes.first_chunk().map(Request::parse).transpose(),
     }
 }
 

@@ -3,16 +3,14 @@
 use std::{io, sync::Arc};
 
 use pagefold_disk::BlockDevice;
+use pagefold_executor::{Access, Export, Exports, Memory, Taken};
 
 use crate::{
-    Export, Exports,
-    export::Access,
-    memory::{Memory, Taken},
     protocol::{
         Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
         MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
         OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES, encode_server_reply, handshake, info, option,
-        reply,
+        reply, transmission,
     },
     request::ReadBroke,
     transport::{Deadline, Transport},
@@ -339,7 +337,7 @@ impl Negotiation {
             return Err(Ended::TooMany);
         }
         self.replies.extend_from_slice(&size_bytes.to_be_bytes());
-        self.replies.extend_from_slice(&export.flags(self.headers != Headers::Simple).to_be_bytes());
+        self.replies.extend_from_slice(&transmission_flags(&export, self.headers != Headers::Simple).to_be_bytes());
         if !self.no_zeroes {
             self.replies.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
         }
@@ -390,7 +388,7 @@ impl Negotiation {
             return None;
         }
         let size_bytes = device.size_bytes();
-        let flags = export.flags(self.headers != Headers::Simple);
+        let flags = transmission_flags(&export, self.headers != Headers::Simple);
         self.reply(option, reply::INFO, &InfoReply::Export { size_bytes, flags }.encode());
         if query.kinds.contains(&info::NAME) {
             self.reply(option, reply::INFO, &InfoReply::Name(export.name().as_bytes()).encode());
@@ -440,4 +438,23 @@ impl Negotiation {
         }
         self.reply(option, reply::ACK, b"");
     }
+}
+
+/// Returns the export's transmission flags for a client that did or did not negotiate
+/// `structured` replies.
+fn transmission_flags(export: &Export, structured: bool) -> u16 {
+    let mut flags = transmission::HAS_FLAGS
+        | transmission::SEND_FLUSH
+        | transmission::SEND_FUA
+        | transmission::CAN_MULTI_CONN
+        | transmission::SEND_CACHE;
+    flags |= if export.is_read_only() {
+        transmission::READ_ONLY
+    } else {
+        transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO
+    };
+    if structured {
+        flags |= transmission::SEND_DF;
+    }
+    flags
 }

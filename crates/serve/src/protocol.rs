@@ -301,6 +301,15 @@ pub enum Errno {
     Shutdown = 108,
 }
 
+impl Errno {
+    /// Returns the number for an error number of Linux; those that the protocol does not have are
+    /// EIO.
+    pub fn of_linux(errno: i32) -> Self {
+        let all = [Self::Perm, Self::NoMem, Self::Inval, Self::NoSpace, Self::Overflow, Self::NotSup, Self::Shutdown];
+        all.into_iter().find(|&known| known as i32 == errno).unwrap_or(Self::Io)
+    }
+}
+
 /// Bytes that violate the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,11 +1,9 @@
 //! One request: validation and execution.
 
-use std::io;
-
 use pagefold_disk::{self as disk, BlockDevice, Change, Extent};
+use pagefold_executor::Device;
 
 use crate::{
-    export::Device,
     negotiate::Session,
     protocol::{
         Context, EXTENDED_CHUNK_HEADER_BYTES, Errno, Headers, MAX_PAYLOAD_BYTES, Request, SIMPLE_REPLY_BYTES,
@@ -60,20 +58,8 @@ impl Refusal {
     pub(crate) fn of(error: &disk::Error, request: &Request) -> Self {
         let grows = matches!(request.kind, command::WRITE | command::WRITE_ZEROES);
         let errno = match error {
-            disk::Error::NoSpace => Errno::NoSpace,
-            disk::Error::ReadOnly => Errno::Perm,
             disk::Error::OutOfRange { .. } if grows => Errno::NoSpace,
-            disk::Error::OutOfRange { .. } => Errno::Inval,
-            disk::Error::Io(error) => match error.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                    Errno::NoSpace
-                }
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Errno::Perm,
-                io::ErrorKind::OutOfMemory => Errno::NoMem,
-                io::ErrorKind::Unsupported => Errno::NotSup,
-                _ => Errno::Io,
-            },
-            _ => Errno::Io, // Corrupt, and any other device error.
+            error => Errno::of_linux(error.errno()),
         };
         Self::new(errno, error.to_string())
     }
@@ -305,28 +291,58 @@ impl Reading {
         self.headers == Headers::Simple || self.request.flags & command_flag::DF != 0
     }
 
+    /// Returns whether a part of the reply was added to replies.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.done_bytes != 0
+    }
+
     fn left_bytes(&self) -> u64 {
         self.request.len_bytes - self.done_bytes
     }
 
-    /// Adds as much to `replies` as fits. Returns whether there is more; the caller must then send
-    /// `replies` first.
+    /// Returns the request.
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Adds as much to `replies` as fits.
     pub(crate) fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
         device: Option<&Device>,
-    ) -> Result<bool, ReadBroke> {
+    ) -> Result<Filled, ReadBroke> {
+        self.fill_with(replies, device, |device, at, data| device.read(at, data).map(|()| true))
+    }
+
+    /// The same, as far as it need not wait for storage.
+    pub(crate) fn try_fill<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        replies: &mut Replies<B>,
+        device: Option<&Device>,
+    ) -> Result<Filled, ReadBroke> {
+        self.fill_with(replies, device, |device, at, data| Ok(device.try_read(at, data)? == data.len()))
+    }
+
+    /// The same, with `read`, which returns whether it has filled the data.
+    pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        replies: &mut Replies<B>,
+        device: Option<&Device>,
+        read: impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
+    ) -> Result<Filled, ReadBroke> {
         let result = match device {
             None => Err(Refusal::removed()),
-            Some(device) if self.is_in_one_piece() => self.fill_piece(replies, device),
-            Some(device) => self.fill_chunks(replies, device),
+            Some(device) if self.is_in_one_piece() => self.fill_piece(replies, device, &read),
+            Some(device) => self.fill_chunks(replies, device, &read),
         };
         match result {
-            Ok(()) => Ok(self.left_bytes() != 0),
+            Ok(false) => Ok(Filled::Blocks),
+            Ok(true) if self.left_bytes() == 0 => Ok(Filled::All),
+            Ok(true) => Ok(Filled::Part),
             Err(_) if self.is_in_one_piece() && self.done_bytes != 0 => Err(ReadBroke),
             Err(refusal) => {
                 replies.refuse(&self.request, self.headers, &refusal);
-                Ok(false)
+                Ok(Filled::All)
             }
         }
     }
@@ -347,7 +363,8 @@ impl Reading {
         &mut self,
         replies: &mut Replies<B>,
         device: &Device,
-    ) -> Result<(), Refusal> {
+        read: &impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
+    ) -> Result<bool, Refusal> {
         let Request { offset, len_bytes, cookie, .. } = self.request;
         let begins = self.done_bytes == 0;
         let header_bytes = match self.headers {
@@ -358,7 +375,10 @@ impl Reading {
         let next_bytes = self.next_bytes(replies.room_bytes().saturating_sub(header_bytes));
         // The data are read first: the header depends on whether that succeeds.
         let data = replies.room(header_bytes + next_bytes).get_mut(header_bytes..).unwrap_or_default();
-        device.read(offset + self.done_bytes, data).map_err(|error| Refusal::of(&error, &self.request))?;
+        let failed = |error| Refusal::of(&error, &self.request);
+        if !read(device, offset + self.done_bytes, data).map_err(failed)? {
+            return Ok(false);
+        }
         match self.headers {
             _ if !begins => {}
             Headers::Simple => replies.push(&encode_simple_reply(0, cookie)),
@@ -370,14 +390,15 @@ impl Reading {
         }
         replies.filled += next_bytes;
         self.done_bytes += next_bytes as u64;
-        Ok(())
+        Ok(true)
     }
 
     fn fill_chunks<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
         device: &Device,
-    ) -> Result<(), Refusal> {
+        read: &impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
+    ) -> Result<bool, Refusal> {
         let header_bytes = self.headers.chunk_bytes() + OFFSET_BYTES;
         while self.left_bytes() != 0 {
             let room_bytes = replies.room_bytes().saturating_sub(REPLY_OVERHEAD_BYTES);
@@ -398,7 +419,9 @@ impl Reading {
             } else {
                 let data_bytes = run_bytes as usize;
                 let data = replies.room(header_bytes + data_bytes).get_mut(header_bytes..).unwrap_or_default();
-                device.read(at, data).map_err(failed)?;
+                if !read(device, at, data).map_err(failed)? {
+                    return Ok(false);
+                }
                 let payload_bytes = OFFSET_BYTES as u64 + run_bytes;
                 replies.chunk(&self.request, self.headers, flags, chunk::OFFSET_DATA, payload_bytes);
                 replies.push(&at.to_be_bytes());
@@ -406,8 +429,19 @@ impl Reading {
             }
             self.done_bytes += run_bytes;
         }
-        Ok(())
+        Ok(true)
     }
+}
+
+/// How much of a read was added to the replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// All that was left, or an error.
+    All,
+    /// As much as fits. The replies must be sent before the rest.
+    Part,
+    /// What comes next would have to wait for storage.
+    Blocks,
 }
 
 /// The content of a chunk, with its length in bytes.

@@ -7,15 +7,15 @@ use std::{
     sync::{Arc, atomic::Ordering, mpsc},
 };
 
+use pagefold_executor::{Account, Export, Exports, Memory};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Error, Export, Exports, Limits, Passed, Refused,
+    Error, Limits, Passed, Refused,
     admission::{Control, WhenRefused, wake},
     connection::{Common, Connection},
     events::{Events, Resting},
     listen::{Listener, Permissions},
-    memory::{Account, Memory},
     negotiate::negotiate,
     presence::{ClientEvent, WhenClient},
     sockets::Opened,

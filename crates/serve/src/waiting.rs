@@ -12,11 +12,9 @@ use std::{
 };
 
 use pagefold_disk::{Waiting, Waits};
+use pagefold_executor::Lent;
 
-use crate::{
-    change::{Change, Pieces},
-    memory::Lent,
-};
+use crate::change::{Change, Pieces};
 
 /// Requests that one connection sets aside at most; each piece of a large request counts as one.
 /// Linux's client has this many in flight.

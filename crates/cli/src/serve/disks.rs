@@ -20,7 +20,7 @@ use pagefold_disk::{
     BlockDevice, DiskStats, Error as BlockError, Figure, NewDiskError, NewPoolError, Patient, Pool, PoolConfig,
     RamDisk, Room, Waits,
 };
-use pagefold_serve::{Error, Export, Exports, Limits, ServerHandle};
+use pagefold_serve::{Export, ExportError, Exports, Limits, ServerHandle};
 
 use super::{
     bases::{self, BaseFile},
@@ -711,12 +711,11 @@ fn limited(figures: impl Iterator<Item = Figure>) -> impl Iterator<Item = (Strin
     figures.map(|figure| (figure.name.to_owned(), figure.value.into()))
 }
 
-pub(super) fn failure(error: Error) -> Failure {
+pub(super) fn failure(error: ExportError) -> Failure {
     match error {
-        Error::DuplicateExport(name) => Failure::name_in_use(&name),
-        Error::UnknownExport(name) => Failure::no_such_disk(&name),
-        error @ (Error::NameTooLong(_) | Error::ControlInName(_)) => Failure::new(Code::InvalidName, error.to_string()),
-        error => Failure::new(Code::Failed, error.to_string()),
+        ExportError::Duplicate(name) => Failure::name_in_use(&name),
+        ExportError::Unknown(name) => Failure::no_such_disk(&name),
+        error => Failure::new(Code::InvalidName, error.to_string()),
     }
 }
 

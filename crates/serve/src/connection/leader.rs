@@ -6,15 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Connection, INLINE_BYTES, Keeper, Task};
+use pagefold_executor::{Device, Growing};
+
+use super::{Connection, INLINE_BYTES, Keeper, batch::Batch, run::is_small, task::Task};
 use crate::{
-    change::{Attempt, Change, Pieces, to_page_end},
-    export::Device,
-    input::{Input, LARGE_INPUT_BYTES, SMALL_INPUT_BYTES},
-    memory::Growing,
+    change::{Attempt, Change, Pieces, Storage, to_page_end},
+    input::{Input, LARGE_INPUT_BYTES, SMALL_INPUT_BYTES, parse},
     negotiate::Ended,
     protocol::{EXTENDED_REQUEST_BYTES, Request, command},
-    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, flush_if_asked, is_change, reply_bytes},
+    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
     transport::{Deadline, Pace, Transport},
     waiting::Payload,
 };
@@ -25,12 +25,17 @@ const SMALL_OUTPUT_BYTES: usize = 8 << 10;
 const LARGE_OUTPUT_BYTES: usize = 256 << 10;
 /// Size of the pieces in which a large request runs; other replies are sent between them.
 const PIECE_BYTES: usize = 256 << 10;
-/// Size of a write's pieces while other requests keep the CPUs busy, if there is memory: each piece
-/// wakes a thread, which costs a fifth of the time that lz4 takes for 256 KiB.
-const LARGE_PIECE_BYTES: usize = 1 << 20;
+/// Size of a write's pieces while CPUs are spare: handing one on costs a tenth of the time that lz4
+/// takes for it.
+const SPREAD_PIECE_BYTES: usize = 64 << 10;
 /// A reply in one piece is read completely before it is sent, so that an error can be reported, up
 /// to this size and if there is memory.
 const WHOLE_READ_BYTES: usize = 4 << 20;
+/// The least bytes of requests that are worth sharing; those of a write count twice.
+const SHARED_BYTES: u64 = 16 << 10;
+/// Pause after batches for which no helper came in time: so many requests in a row, times two for
+/// each further batch, up to this power of two.
+const MOST_PAUSE: u32 = 6;
 /// A connection without requests rests after this time.
 const REST: Duration = Duration::from_millis(500);
 /// The same while other connections wait for memory to work.
@@ -45,10 +50,10 @@ const _: () = assert!(INLINE_BYTES as usize + REPLY_OVERHEAD_BYTES <= LARGE_OUTP
 pub(super) struct Leader<T> {
     input: Input<T>,
     output: Replies<Growing>,
+    /// Reads that must wait for storage, until they are handed on.
+    reads: Vec<Reading>,
     /// Held while requests run one after another, but never while waiting for the peer.
     device: Option<Arc<Device>>,
-    /// The write whose payload is being received.
-    writing: Option<Writing>,
     /// Deadline of the request at the front, once part of it has been received.
     deadline: Option<Deadline>,
     /// When the connection ends after its export was removed.
@@ -59,19 +64,14 @@ pub(super) struct Leader<T> {
     since: Instant,
     /// Whether the request at the front has waited for its turn.
     is_paced: bool,
-}
-
-/// The remaining payload of a write.
-struct Writing {
-    pieces: Arc<Pieces>,
-    left_bytes: u64,
-    pace: Pace,
+    /// Batches in a row for which no helper came in time.
+    alone: u32,
+    /// Batches that will not be shared because of that.
+    pause: u32,
 }
 
 /// Why a thread stops leading.
 pub(super) enum Led {
-    /// Another thread has to take over while this one runs the task.
-    Task(Task),
     /// There are no requests, or other connections wait for memory.
     Idle,
     /// The peer has left, or the server stops.
@@ -97,24 +97,22 @@ impl<T: Transport> Leader<T> {
         Ok(Self {
             input: Input::new(transport)?,
             output: Replies::new(Growing::new(SMALL_OUTPUT_BYTES)?),
+            reads: Vec::new(),
             device: None,
-            writing: None,
             deadline: None,
             farewell: None,
             drained: false,
             since: Instant::now(),
             is_paced: false,
+            alone: 0,
+            pause: 0,
         })
     }
 
-    /// Serves until another thread has to take over, or nothing is left to be done.
+    /// Serves until nothing is left to be done.
     pub(super) fn lead<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Led, Ended> {
         loop {
-            if self.writing.is_some()
-                && let Some(task) = self.write_more(connection)?
-            {
-                return Ok(Led::Task(task));
-            }
+            self.share(connection)?;
             while let Some(request) = self.input.request(connection.headers())? {
                 if request.kind == command::DISC {
                     self.send(connection)?;
@@ -123,10 +121,6 @@ impl<T: Transport> Leader<T> {
                 self.wait_for_turn(connection, &request)?;
                 match self.begin(connection, request)? {
                     Begun::Done => (self.deadline, self.is_paced) = (None, false),
-                    Begun::Task(task) => {
-                        (self.deadline, self.is_paced) = (None, false);
-                        return Ok(Led::Task(task));
-                    }
                     Begun::Incomplete => break,
                 }
             }
@@ -139,13 +133,75 @@ impl<T: Transport> Leader<T> {
         }
     }
 
+    /// Shares the requests that have been received whole with threads for which a CPU is spare, if
+    /// there are several, and runs them.
+    fn share<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<(), Ended> {
+        let headers = connection.headers();
+        let header_bytes = headers.request_bytes();
+        // The least that is worth sharing is at least two requests.
+        if self.input.len() < 2 * header_bytes || connection.session.access.rate.is_set() || self.is_paced {
+            return Ok(());
+        }
+        let (mut requests, mut at, mut cost_bytes) = (Vec::new(), 0, 0);
+        let unparsed = self.input.unparsed();
+        while let Some(Ok(Some(request))) = unparsed.get(at..).map(|bytes| parse(bytes, headers)) {
+            let payload_bytes = request.payload_bytes(headers);
+            if request.kind == command::DISC || !is_small(&request) || payload_bytes > INLINE_BYTES {
+                break;
+            }
+            let start = at + header_bytes;
+            let end = start + payload_bytes as usize;
+            if end > unparsed.len() {
+                break;
+            }
+            cost_bytes += match request.kind {
+                command::READ => request.len_bytes,
+                command::WRITE => 2 * request.len_bytes,
+                _ => 0,
+            };
+            requests.push((request, start..end));
+            at = end;
+        }
+        if requests.len() < 2 || cost_bytes < SHARED_BYTES {
+            return Ok(());
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return Ok(());
+        }
+        let Some(thread) = connection.reserve_spare() else { return Ok(()) };
+        let has_payload = requests.iter().any(|(_, payload)| !payload.is_empty());
+        let input = if has_payload {
+            let Some((input, bytes)) = self.input.detach(at) else { return Ok(()) };
+            for (_, payload) in &mut requests {
+                *payload = payload.start + bytes.start..payload.end + bytes.start;
+            }
+            Some(input)
+        } else {
+            self.input.consume(at);
+            None
+        };
+        self.make_room(connection, LARGE_OUTPUT_BYTES)?;
+        let batch = Batch::new(connection, requests, input);
+        thread.share(Arc::clone(&batch) as _);
+        let is_alone = batch.run(&mut self.output, &mut self.reads)?;
+        self.alone = if is_alone { (self.alone + 1).min(MOST_PAUSE) } else { 0 };
+        self.pause = if is_alone { 1 << self.alone } else { 0 };
+        self.deadline = None;
+        Ok(())
+    }
+
     /// Waits until the request at the front may begin at the rate of its export.
-    fn wait_for_turn<G: Keeper<T>>(&mut self, connection: &Connection<T, G>, request: &Request) -> Result<(), Ended> {
+    fn wait_for_turn<G: Keeper<T>>(
+        &mut self,
+        connection: &Arc<Connection<T, G>>,
+        request: &Request,
+    ) -> Result<(), Ended> {
         let access = &connection.session.access;
         if std::mem::replace(&mut self.is_paced, true) {
             return Ok(());
         }
-        let Some(start) = access.rate.begin(request) else { return Ok(()) };
+        let Some(start) = access.rate.begin(cost_bytes(request)) else { return Ok(()) };
         self.send(connection)?;
         // Nothing that ends the connection waits for this.
         access.rate.wait_until(start, &|| access.is_closed() || connection.is_ending());
@@ -167,158 +223,153 @@ impl<T: Transport> Leader<T> {
             self.device = connection.device();
         }
         let device = self.device.as_deref().ok_or_else(Refusal::removed);
-        let checked = device.and_then(|device| check(&request, &connection.session, device).map(|()| device));
-        match checked {
+        let device = match device.and_then(|device| check(&request, &connection.session, device).map(|()| device)) {
+            Ok(device) => device,
             Err(refusal) => {
                 self.input.consume(header_bytes);
                 self.skip(connection, payload_bytes)?;
                 self.output.refuse(&request, headers, &refusal);
-                Ok(Begun::Done)
+                return Ok(Begun::Done);
             }
-            Ok(device) if !connection.is_quick(&request, device) => self.begin_slow(connection, request),
-            Ok(device) if request.kind == command::READ => {
-                self.input.consume(header_bytes);
-                let mut reading = Reading::new(request, headers);
-                if reading.fill(&mut self.output, Some(device))? {
-                    self.device = None;
-                    connection.read(reading, &mut self.output)?;
-                }
-                Ok(Begun::Done)
+        };
+        let spreads = request.kind == command::WRITE
+            && payload_bytes > SPREAD_PIECE_BYTES as u64
+            && connection.common.executor.has_spare_cpu();
+        if !spreads && is_small(&request) {
+            let message_bytes = header_bytes + payload_bytes as usize;
+            if let Some(payload) = self.input.unparsed().get(header_bytes..message_bytes) {
+                Connection::run_small(connection, request, payload, device, &mut self.output, &mut self.reads)?;
+                self.input.consume(message_bytes);
+                return Ok(Begun::Done);
             }
-            Ok(device) => {
-                let message_bytes = header_bytes + payload_bytes as usize;
-                if let Some(payload) = self.input.unparsed().get(header_bytes..message_bytes) {
-                    if is_change(&request) {
-                        match Change::new(request, request.offset, payload).attempt(Some(device)) {
-                            Attempt::Done(result) => {
-                                let result = result.and_then(|()| flush_if_asked(&request, Some(device)));
-                                self.output.finish(&request, headers, result);
-                            }
-                            Attempt::NoRoom(_) => return self.begin_slow(connection, request),
-                        }
-                    } else {
-                        self.output.execute(&request, &connection.session, Some(device));
-                    }
-                    self.input.consume(message_bytes);
-                    return Ok(Begun::Done);
-                }
-                if self.input.fits(message_bytes, &connection.share) {
-                    return Ok(Begun::Incomplete);
-                }
-                self.begin_slow(connection, request)
+            if self.input.fits(message_bytes, &connection.share) {
+                return Ok(Begun::Incomplete);
             }
         }
-    }
-
-    /// Turns the request into a task, or runs it here if there is no memory for a task.
-    fn begin_slow<G: Keeper<T>>(
-        &mut self,
-        connection: &Arc<Connection<T, G>>,
-        request: Request,
-    ) -> Result<Begun, Ended> {
         self.send(connection)?;
-        self.input.consume(connection.headers().request_bytes());
-        let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
+        self.input.consume(header_bytes);
         match request.kind {
-            command::WRITE => {
-                let pieces = Pieces::new(request);
-                let pace = Pace::begin(connection.common.limits.io_timeout);
-                self.writing = Some(Writing { pieces, left_bytes: request.len_bytes, pace });
-                Ok(self.write_more(connection)?.map_or(Begun::Done, Begun::Task))
-            }
-            command::READ => {
-                let reading = Reading::new(request, connection.headers());
-                let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
-                let whole = whole.filter(|_| reading.is_in_one_piece()).and_then(lend);
-                let piece_bytes = reply_bytes(&request).min(PIECE_BYTES + REPLY_OVERHEAD_BYTES);
-                if let Some(replies) = whole.or_else(|| lend(piece_bytes)) {
-                    return Ok(Begun::Task(Task::Read { reading, replies }));
-                }
-                connection.read(reading, &mut self.output)?;
-                Ok(Begun::Done)
-            }
-            command::TRIM | command::WRITE_ZEROES => {
-                let change = Change::new(request, request.offset, Payload(None));
-                Ok(Begun::Task(Task::Change { pieces: Pieces::new(request), change }))
-            }
+            command::WRITE => self.write(connection, request)?,
+            command::READ => self.read(connection, request)?,
             _ => {
-                if let Some(replies) = lend(reply_bytes(&request)) {
-                    return Ok(Begun::Task(Task::Other { request, replies }));
+                let change = Change::new(request, request.offset, Payload(None));
+                let pieces = Pieces::new(request);
+                match (is_change(&request), connection.reserve()) {
+                    (true, Some(thread)) => Connection::hand_on(connection, thread, Task::Change { pieces, change }),
+                    (true, None) => Connection::change(connection, pieces, change)?,
+                    (false, Some(thread)) => Connection::hand_on(connection, thread, Task::Other(request)),
+                    (false, None) => {
+                        self.output.execute(&request, &connection.session, connection.device().as_deref());
+                    }
                 }
-                self.output.execute(&request, &connection.session, connection.device().as_deref());
-                Ok(Begun::Done)
             }
         }
+        Ok(Begun::Done)
     }
 
-    /// Receives more of a write's payload. With memory for a buffer, returns a task for one piece.
-    /// Otherwise, writes from the input buffer, without a task. On return, there is a task or
-    /// `writing` is `None`.
-    fn write_more<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Option<Task>, Ended> {
-        while let Some(mut writing) = self.writing.take() {
-            let request = writing.pieces.request;
-            if writing.pieces.has_failed() {
-                self.skip(connection, writing.left_bytes)?;
-                writing.left_bytes = 0;
+    /// Hands a large read on.
+    fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
+        let reading = Reading::new(request, connection.headers());
+        let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
+        let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
+        let whole = whole.filter(|_| reading.is_in_one_piece()).and_then(lend);
+        let piece_bytes = reply_bytes(&request).min(PIECE_BYTES + REPLY_OVERHEAD_BYTES);
+        if let Some(thread) = connection.reserve()
+            && let Some(replies) = whole.or_else(|| lend(piece_bytes))
+        {
+            Connection::hand_on(connection, thread, Task::LargeRead { reading, replies });
+            return Ok(());
+        }
+        connection.read(reading, &mut self.output)
+    }
+
+    /// Receives a large write's payload, piece by piece. Threads for which a CPU is spare write the
+    /// pieces; without one, or without memory for a buffer, this thread does.
+    fn write<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
+        let pieces = Pieces::new(request);
+        let mut left_bytes = request.len_bytes;
+        let mut pace = Pace::begin(connection.common.limits.io_timeout);
+        while left_bytes != 0 {
+            if pieces.has_failed() {
+                self.skip(connection, left_bytes)?;
+                break;
             }
-            if writing.left_bytes == 0 {
-                if let Some(result) = writing.pieces.done(connection.device().as_deref()) {
-                    self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
-                    self.output.finish(&request, connection.headers(), result);
-                }
-                return Ok(None);
-            }
-            let offset = request.offset + (request.len_bytes - writing.left_bytes);
-            let lend = |most_bytes: usize| {
-                let piece_bytes = to_page_end(offset, writing.left_bytes, most_bytes as u64);
-                connection.share.lend(piece_bytes).map(|payload| (piece_bytes, payload))
-            };
-            let large = connection.is_busy_beside(&writing.pieces).then(|| lend(LARGE_PIECE_BYTES)).flatten();
-            if let Some((piece_bytes, mut payload)) = large.or_else(|| lend(PIECE_BYTES)) {
-                self.input.receive_exact(writing.pace.next(piece_bytes), payload.as_mut())?;
-                writing.pace.done(piece_bytes);
-                writing.left_bytes -= piece_bytes as u64;
+            let offset = request.offset + (request.len_bytes - left_bytes);
+            let is_spread = connection.common.executor.has_spare_cpu();
+            let most_bytes = if is_spread { SPREAD_PIECE_BYTES } else { PIECE_BYTES };
+            let piece_bytes = to_page_end(offset, left_bytes, most_bytes as u64);
+            let done_bytes = if let Some(mut payload) = connection.share.lend(piece_bytes) {
+                self.input.receive_exact(pace.next(piece_bytes), payload.as_mut())?;
                 let change = Change::new(request, offset, Payload(Some(payload)));
-                if writing.left_bytes == 0 {
-                    return Ok(Some(Task::Change { pieces: writing.pieces, change }));
-                }
-                let pieces = writing.pieces.hold();
-                self.writing = Some(writing);
-                return Ok(Some(Task::Change { pieces, change }));
-            }
-            let here_bytes = to_page_end(offset, writing.left_bytes, self.input.len() as u64);
-            let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
-            if here.is_empty() {
-                if self.input.receive(writing.pace.next(SMALL_INPUT_BYTES).left()?, &connection.share)? == 0 {
-                    return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
-                }
+                Self::write_piece(connection, &pieces, change)?;
+                piece_bytes
             } else {
+                let here_bytes = to_page_end(offset, left_bytes, self.input.len() as u64);
+                let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
+                if here.is_empty() {
+                    if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, &connection.share)? == 0 {
+                        return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
+                    }
+                    continue;
+                }
                 let mut change = Change::new(request, offset, here);
-                let result = match change.attempt(connection.device().as_deref()) {
+                let result = match change.attempt(connection.device().as_deref(), Storage::Wait) {
                     Attempt::Done(result) => result,
+                    Attempt::Blocks => Ok(()),
                     Attempt::NoRoom(waits) => {
                         let waiting = waits.begin();
                         let result = connection.outlast(&mut change, &waits);
                         drop(waiting);
                         // The peer had to wait, so its time starts again.
-                        writing.pace = Pace::begin(connection.common.limits.io_timeout);
+                        pace = Pace::begin(connection.common.limits.io_timeout);
                         result
                     }
                 };
                 if let Err(refusal) = result {
-                    writing.pieces.fail(refusal);
+                    pieces.fail(refusal);
                 }
                 self.input.consume(here_bytes);
-                writing.pace.done(here_bytes);
-                writing.left_bytes -= here_bytes as u64;
-            }
-            self.writing = Some(writing);
+                here_bytes
+            };
+            pace.done(done_bytes);
+            left_bytes -= done_bytes as u64;
         }
-        Ok(None)
+        if let Some(result) = pieces.done(connection.device().as_deref()) {
+            self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
+            self.output.finish(&request, connection.headers(), result);
+        }
+        Ok(())
+    }
+
+    /// Writes a piece, or hands it on.
+    fn write_piece<G: Keeper<T>>(
+        connection: &Arc<Connection<T, G>>,
+        pieces: &Arc<Pieces>,
+        mut change: Change<Payload>,
+    ) -> Result<(), Ended> {
+        let mut thread = connection.reserve_spare();
+        if thread.is_none() {
+            match change.attempt(connection.device().as_deref(), Storage::DoNotWait) {
+                Attempt::Done(Ok(())) => return Ok(()),
+                Attempt::Done(Err(refusal)) => {
+                    pieces.fail(refusal);
+                    return Ok(());
+                }
+                Attempt::NoRoom(_) | Attempt::Blocks => thread = connection.reserve(),
+            }
+        }
+        let pieces = pieces.hold();
+        match thread {
+            Some(thread) => {
+                Connection::hand_on(connection, thread, Task::Change { pieces, change });
+                Ok(())
+            }
+            None => Connection::change(connection, pieces, change),
+        }
     }
 
     /// Makes room for `len_bytes` in the output, or as much as possible.
-    fn make_room<G: Keeper<T>>(&mut self, connection: &Connection<T, G>, len_bytes: usize) -> Result<(), Ended> {
+    fn make_room<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, len_bytes: usize) -> Result<(), Ended> {
         if self.output.room_bytes() < len_bytes {
             let filled = 0..self.output.filled().len();
             self.output.buffer().grow(&connection.share, LARGE_OUTPUT_BYTES, filled);
@@ -329,9 +380,10 @@ impl<T: Transport> Leader<T> {
         Ok(())
     }
 
-    /// Sends the collected replies and releases the device.
-    fn send<G: Keeper<T>>(&mut self, connection: &Connection<T, G>) -> Result<(), Ended> {
+    /// Hands on the reads that must wait, sends the collected replies, and releases the device.
+    fn send<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<(), Ended> {
         self.device = None;
+        Connection::hand_reads_on(connection, &mut self.reads, &mut self.output)?;
         if !self.output.filled().is_empty() {
             connection.send(self.output.filled())?;
             self.output.clear();
@@ -340,7 +392,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Receives whatever has arrived.
-    fn receive<G: Keeper<T>>(&mut self, connection: &Connection<T, G>) -> Result<Received, Ended> {
+    fn receive<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Received, Ended> {
         let share = &connection.share;
         let limits = &connection.common.limits;
         if connection.is_closed() {
@@ -401,7 +453,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Returns how many bytes the request at the front lacks, at least 1.
-    fn missing_bytes<G: Keeper<T>>(&self, connection: &Connection<T, G>) -> Result<usize, Ended> {
+    fn missing_bytes<G: Keeper<T>>(&self, connection: &Arc<Connection<T, G>>) -> Result<usize, Ended> {
         let headers = connection.headers();
         let payload_bytes = self.input.request(headers)?.map_or(0, |request| request.payload_bytes(headers));
         let message_bytes = (headers.request_bytes() as u64).saturating_add(payload_bytes);
@@ -409,7 +461,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Drops the payload of a refused request.
-    fn skip<G: Keeper<T>>(&mut self, connection: &Connection<T, G>, len_bytes: u64) -> Result<(), Ended> {
+    fn skip<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, len_bytes: u64) -> Result<(), Ended> {
         let mut left_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         let mut pace = Pace::begin(connection.common.limits.io_timeout);
         loop {
@@ -430,9 +482,17 @@ impl<T: Transport> Leader<T> {
 
 /// The result of trying to run the request at the front of the input.
 enum Begun {
-    /// It was run. Its reply has been sent or is in the output.
+    /// It was run or handed on. Its reply has been sent, is in the output, or is up to another
+    /// thread.
     Done,
-    Task(Task),
     /// More of it must be received first.
     Incomplete,
+}
+
+/// Returns the bytes that a request counts against the rate of its export.
+fn cost_bytes(request: &Request) -> u64 {
+    match request.kind {
+        command::READ | command::WRITE | command::CACHE => request.len_bytes,
+        _ => 0,
+    }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Ram {
     /// Requests at offset 0 wait for this gate.
     pub(crate) gate: Gate,
     pub(crate) may_block: bool,
+    /// Whether reads at all offsets wait for the gate.
+    pub(crate) gates_all: bool,
     /// Offset and length of each write.
     pub(crate) writes: Mutex<Vec<(u64, usize)>>,
     pub(crate) flushes: AtomicUsize,
@@ -102,7 +104,7 @@ impl BlockDevice for Ram {
         let running = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
         self.total_reads.fetch_add(1, Ordering::SeqCst);
         self.most_reads.fetch_max(running, Ordering::SeqCst);
-        if offset == 0 {
+        if offset == 0 || self.gates_all {
             self.gate.pass();
         }
         std::thread::sleep(self.slow_read);

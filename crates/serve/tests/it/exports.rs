@@ -6,7 +6,7 @@ use std::{
 };
 
 use pagefold_serve::{
-    Error, Export, Exports, Limits, Server,
+    Export, ExportError, Exports, Limits, Server,
     protocol::{command, option, reply},
 };
 
@@ -87,12 +87,12 @@ fn names_that_are_bad_taken_or_unknown_change_nothing() {
     exports.add(Export::new("a", Ram::shared(512))).unwrap();
     exports.add(Export::new("b", Ram::shared(512))).unwrap();
     assert!(
-        matches!(exports.add(Export::new("a", Ram::shared(512))), Err(Error::DuplicateExport(name)) if name == "a")
+        matches!(exports.add(Export::new("a", Ram::shared(512))), Err(ExportError::Duplicate(name)) if name == "a")
     );
-    assert!(matches!(exports.rename("a", "b"), Err(Error::DuplicateExport(name)) if name == "b"));
-    assert!(matches!(exports.rename("c", "d"), Err(Error::UnknownExport(name)) if name == "c"));
-    assert!(matches!(exports.rename("a", "\n"), Err(Error::ControlInName(_))));
-    assert!(matches!(exports.rename("a", &"x".repeat(4097)), Err(Error::NameTooLong(4097))));
+    assert!(matches!(exports.rename("a", "b"), Err(ExportError::Duplicate(name)) if name == "b"));
+    assert!(matches!(exports.rename("c", "d"), Err(ExportError::Unknown(name)) if name == "c"));
+    assert!(matches!(exports.rename("a", "\n"), Err(ExportError::Control(_))));
+    assert!(matches!(exports.rename("a", &"x".repeat(4097)), Err(ExportError::TooLong(4097))));
     exports.rename("a", "a").unwrap();
     let names: Vec<_> = exports.list().iter().map(|export| export.name()).collect();
     assert_eq!(names, ["a".into(), "b".into()]);

@@ -134,7 +134,7 @@ fn threads_of_all_connections_are_bounded_and_none_waits_for_one() {
     let mut all: Vec<Raw> = (0..4).map(|_| server.simple()).collect();
     for raw in &mut all {
         for cookie in 0..10 {
-            raw.request(command::READ, 0, cookie, 0, 512);
+            raw.request(command::READ, 0, cookie, cookie * 8192, 512);
         }
     }
     for raw in &mut all {

@@ -80,25 +80,29 @@ fn small_replies_go_between_the_chunks_of_a_large_one() {
 }
 
 #[test]
-fn a_write_comes_in_larger_pieces_while_another_request_is_at_work() {
-    const LEN_BYTES: usize = 1 << 20;
+fn a_large_write_comes_in_pieces_that_cover_it() {
+    const LEN_BYTES: usize = (1 << 20) + 512;
     let device = Ram::gated(4 * LEN_BYTES);
     let server = Running::of(Arc::clone(&device) as _);
     let mut raw = server.simple();
-    let first_piece = |raw: &mut Raw, number: u8| {
-        let offset = u64::from(number) * LEN_BYTES as u64;
-        raw.request(command::WRITE, 0, number.into(), offset, LEN_BYTES as u32);
-        raw.send(&[number; LEN_BYTES]);
-        assert_eq!(raw.simple_reply(), (0, number.into()));
-        let writes = device.writes.lock().unwrap();
-        writes.iter().find(|write| write.0 == offset).unwrap().1
-    };
-    assert_eq!(first_piece(&mut raw, 1), 256 << 10);
+    // A slow request beside it delays none of them.
     raw.request(command::READ, 0, 9, 0, 16);
     wait_for("the read", || device.gate.waiting() == 1);
-    let beside_bytes = first_piece(&mut raw, 2);
+    for number in 1..3_u8 {
+        let offset = usize::from(number) * LEN_BYTES;
+        raw.request(command::WRITE, 0, number.into(), offset as u64, LEN_BYTES as u32);
+        raw.send(&[number; LEN_BYTES]);
+        assert_eq!(raw.simple_reply(), (0, number.into()));
+        let mut writes = std::mem::take(&mut *device.writes.lock().unwrap());
+        writes.sort_unstable();
+        let end = writes.iter().fold(offset as u64, |end, &(start, len_bytes)| {
+            assert_eq!(start, end, "{writes:?}");
+            assert!(len_bytes <= 256 << 10);
+            end + len_bytes as u64
+        });
+        assert_eq!(end, (offset + LEN_BYTES) as u64);
+    }
     device.gate.open();
-    assert_eq!(beside_bytes, LEN_BYTES);
     assert_eq!(raw.simple_reply(), (0, 9));
     assert_eq!(raw.bytes(16), [0; 16]);
     let bytes = device.bytes.lock().unwrap();
@@ -108,16 +112,18 @@ fn a_write_comes_in_larger_pieces_while_another_request_is_at_work() {
 
 #[test]
 fn slow_requests_use_no_more_threads_than_allowed_and_all_are_answered() {
-    let device = Ram::gated(1 << 20);
+    let device = Arc::new(Ram { may_block: true, gates_all: true, ..Ram::new(1 << 20) });
+    device.gate.close();
     let limits = limits_with(|limits| limits.threads_per_connection = 4);
     let server = Running::limited(Arc::clone(&device) as _, limits);
     let mut raw = server.simple();
     for cookie in 0..20 {
-        raw.request(command::READ, 0, cookie, 0, 16);
+        raw.request(command::READ, 0, cookie, cookie * 8192, 16);
     }
-    wait_for("the fourth request", || device.gate.waiting() == 4);
+    // The connection's own thread runs one, too.
+    wait_for("the fifth request", || device.gate.waiting() == 5);
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(device.gate.waiting(), 4);
+    assert_eq!(device.gate.waiting(), 5);
     device.gate.open();
     let mut cookies: Vec<u64> = (0..20)
         .map(|_| {

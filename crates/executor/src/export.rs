@@ -12,14 +12,31 @@ use std::{
 
 use pagefold_disk::{BlockDevice, Checked};
 
-use crate::{
-    Error,
-    protocol::{MAX_STRING_BYTES, transmission},
-    quota::{Quota, RateLimit},
-};
+use crate::quota::{Quota, RateLimit};
+
+/// Longest name of an export in bytes: what NBD allows.
+pub const MAX_NAME_BYTES: usize = 4096;
+
+/// Why an export cannot be added or renamed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// Two exports have the same name.
+    #[error("duplicate export name `{0}`: give each export its own name")]
+    Duplicate(String),
+    /// No export has the name that is to be changed.
+    #[error("no export named `{0}`")]
+    Unknown(String),
+    /// A name is too long.
+    #[error("export name of {0} bytes: at most {MAX_NAME_BYTES} are allowed")]
+    TooLong(usize),
+    /// A name contains control characters, which clients and logs cannot show.
+    #[error("export name with control characters: {0:?}")]
+    Control(String),
+}
 
 /// A device as a connection uses it: it checks every request.
-pub(crate) type Device = Checked<Arc<dyn BlockDevice>>;
+pub type Device = Checked<Arc<dyn BlockDevice>>;
 
 /// A device with a name.
 pub struct Export {
@@ -49,20 +66,20 @@ impl ExportState {
 /// Each connection has its own reference count, which its requests change. Connections to the same
 /// export therefore share no cache line for it. Nothing holds the device while waiting for a peer,
 /// so a removed device lives only as long as its last request.
-pub(crate) struct Access {
+pub struct Access {
     device: Mutex<Option<Arc<Device>>>,
     /// Whether a connection has chosen the export with it.
     is_seated: AtomicBool,
-    pub(crate) rate: Arc<RateLimit>,
+    pub rate: Arc<RateLimit>,
 }
 
 impl Access {
     /// Returns the device, or `None` once the export has been removed.
-    pub(crate) fn device(&self) -> Option<Arc<Device>> {
+    pub fn device(&self) -> Option<Arc<Device>> {
         lock(&self.device).clone()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         lock(&self.device).is_none()
     }
 }
@@ -91,8 +108,8 @@ impl Export {
     }
 
     /// Keeps the export from lists, and lets clients use it although all
-    /// [`Limits::connections`](crate::Limits::connections) are in use: it has
-    /// [`Limits::private`](crate::Limits::private). Only clients that know the name can use it, so
+    /// the places for connections are in use: it has
+    /// places of its own. Only clients that know the name can use it, so
     /// the name should be hard to guess.
     #[must_use]
     pub fn private(mut self) -> Self {
@@ -100,7 +117,7 @@ impl Export {
         self
     }
 
-    pub(crate) fn is_private(&self) -> bool {
+    pub fn is_private(&self) -> bool {
         self.private
     }
 
@@ -142,7 +159,7 @@ impl Export {
 
     /// Counts a connection that has chosen the export with `access`. Fails with the number of
     /// connections that the export may have if it has as many.
-    pub(crate) fn seat(&self, access: &Access) -> Result<(), usize> {
+    pub fn seat(&self, access: &Access) -> Result<(), usize> {
         let state = lock(&self.state);
         match state.quota.connections.filter(|&most| state.connections() >= most) {
             Some(most) => Err(most),
@@ -166,7 +183,7 @@ impl Export {
     }
 
     /// Gives one more connection access to the device, unless the export has been removed.
-    pub(crate) fn open(&self) -> Option<Arc<Access>> {
+    pub fn open(&self) -> Option<Arc<Access>> {
         let mut state = lock(&self.state);
         let device = self.checked(state.device.clone()?);
         let access = Arc::new(Access {
@@ -185,7 +202,7 @@ impl Export {
     }
 
     /// Returns whether the device tracks which of its ranges have changed.
-    pub(crate) fn knows_changes(&self) -> bool {
+    pub fn knows_changes(&self) -> bool {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
     }
 
@@ -206,25 +223,6 @@ impl Export {
         if let Some(waits) = waits {
             waits.signal();
         }
-    }
-
-    /// Returns the export's transmission flags for a client that did or did not negotiate
-    /// `structured` replies.
-    pub(crate) fn flags(&self, structured: bool) -> u16 {
-        let mut flags = transmission::HAS_FLAGS
-            | transmission::SEND_FLUSH
-            | transmission::SEND_FUA
-            | transmission::CAN_MULTI_CONN
-            | transmission::SEND_CACHE;
-        flags |= if self.read_only {
-            transmission::READ_ONLY
-        } else {
-            transmission::SEND_TRIM | transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO
-        };
-        if structured {
-            flags |= transmission::SEND_DF;
-        }
-        flags
     }
 }
 
@@ -267,13 +265,13 @@ impl Exports {
     /// Adds an export. Clients may choose it from now on.
     ///
     /// # Errors
-    /// [`Error::DuplicateExport`], or the name is longer than 4096 bytes or has control characters.
-    pub fn add(&self, export: Export) -> Result<(), Error> {
+    /// [`ExportError::Duplicate`], or the name is longer than 4096 bytes or has control characters.
+    pub fn add(&self, export: Export) -> Result<(), ExportError> {
         let name = export.name();
         check_name(&name)?;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.numbers.contains_key(&name) {
-            return Err(Error::DuplicateExport(name.to_string()));
+            return Err(ExportError::Duplicate(name.to_string()));
         }
         let number = table.next_number;
         table.next_number += 1;
@@ -299,17 +297,17 @@ impl Exports {
     /// Renames an export for clients that connect from now on. Existing connections continue.
     ///
     /// # Errors
-    /// [`Error::UnknownExport`], and those of [`Exports::add`]. On failure, nothing has changed.
-    pub fn rename(&self, old: &str, new: &str) -> Result<(), Error> {
+    /// [`ExportError::Unknown`], and those of [`Exports::add`]. On failure, nothing has changed.
+    pub fn rename(&self, old: &str, new: &str) -> Result<(), ExportError> {
         check_name(new)?;
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let unknown = || Error::UnknownExport(old.to_owned());
+        let unknown = || ExportError::Unknown(old.to_owned());
         let number = table.numbers.get(old).copied().ok_or_else(unknown)?;
         if old == new {
             return Ok(());
         }
         if table.numbers.contains_key(new) {
-            return Err(Error::DuplicateExport(new.to_owned()));
+            return Err(ExportError::Duplicate(new.to_owned()));
         }
         let name: Arc<str> = new.into();
         *lock(&table.by_age.get(&number).ok_or_else(unknown)?.name) = Arc::clone(&name);
@@ -319,7 +317,7 @@ impl Exports {
     }
 
     /// Returns the number of exports.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.only.as_ref().map_or_else(|| self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.len(), |_| 1)
     }
 
@@ -333,7 +331,7 @@ impl Exports {
 
     /// Returns up to `most` exports that clients may see, with their numbers: the oldest that are
     /// younger than the one with the number `after`.
-    pub(crate) fn list_after(&self, after: Option<u64>, most: usize) -> Vec<(u64, Arc<Export>)> {
+    pub fn list_after(&self, after: Option<u64>, most: usize) -> Vec<(u64, Arc<Export>)> {
         if let Some(only) = &self.only {
             let found = (after.is_none() && only.exists()).then(|| (0, Arc::clone(only)));
             return found.into_iter().take(most).collect();
@@ -352,7 +350,7 @@ impl Exports {
 
     /// Returns the export with this name. If the name is empty and no export has the empty name,
     /// returns the oldest export that is not private.
-    pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
+    pub fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
         if let Some(only) = &self.only {
             return (only.exists() && (name.is_empty() || *only.name() == *name)).then(|| Arc::clone(only));
@@ -367,12 +365,12 @@ impl Exports {
     }
 }
 
-fn check_name(name: &str) -> Result<(), Error> {
-    if name.len() > MAX_STRING_BYTES {
-        return Err(Error::NameTooLong(name.len()));
+fn check_name(name: &str) -> Result<(), ExportError> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(ExportError::TooLong(name.len()));
     }
     if name.contains(char::is_control) {
-        return Err(Error::ControlInName(name.to_owned()));
+        return Err(ExportError::Control(name.to_owned()));
     }
     Ok(())
 }

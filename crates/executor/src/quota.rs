@@ -9,8 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::protocol::{Request, command};
-
 /// What all clients of one export together may take of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
@@ -33,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Gives each request the time at which it may begin: requests are spread so that their bytes follow
 /// each other at the rate.
 #[derive(Debug, Default)]
-pub(crate) struct RateLimit {
+pub struct RateLimit {
     /// Whether there is a rate: without one, connections share no cache line that changes.
     is_set: AtomicBool,
     state: Mutex<RateLimitState>,
@@ -51,24 +49,24 @@ impl RateLimit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set(&self, bytes_per_second: Option<u64>) {
+    pub fn set(&self, bytes_per_second: Option<u64>) {
         let mut state = self.lock();
         *state = RateLimitState { bytes_per_second, paid: None };
         self.is_set.store(bytes_per_second.is_some(), Relaxed);
     }
 
     /// Returns whether there is a rate.
-    fn is_set(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.is_set.load(Relaxed)
     }
 
-    /// Returns when the request may begin; `None` means now.
-    pub(crate) fn begin(&self, request: &Request) -> Option<Instant> {
-        if self.is_set() { self.begin_at(request, Instant::now()) } else { None }
+    /// Returns when a request that reads or writes `len_bytes` may begin; `None` means now.
+    pub fn begin(&self, len_bytes: u64) -> Option<Instant> {
+        if self.is_set() { self.begin_at(len_bytes, Instant::now()) } else { None }
     }
 
     /// Waits until `start`, until the rate is lifted, or until `ends` returns true.
-    pub(crate) fn wait_until(&self, start: Instant, ends: &dyn Fn() -> bool) {
+    pub fn wait_until(&self, start: Instant, ends: &dyn Fn() -> bool) {
         while self.is_set() && !ends() {
             let left = start.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -78,13 +76,10 @@ impl RateLimit {
         }
     }
 
-    fn begin_at(&self, request: &Request, now: Instant) -> Option<Instant> {
+    fn begin_at(&self, len_bytes: u64, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let rate = state.bytes_per_second?.max(1);
-        let bytes = match request.kind {
-            command::READ | command::WRITE | command::CACHE => request.len_bytes.max(LEAST_COST_BYTES),
-            _ => LEAST_COST_BYTES,
-        };
+        let bytes = len_bytes.max(LEAST_COST_BYTES);
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let start = state.paid.map_or(earliest, |paid| paid.max(earliest));
         state.paid = start.checked_add(Duration::from_secs_f64(bytes as f64 / rate as f64));
@@ -95,7 +90,7 @@ impl RateLimit {
 /// Returns whether an export with `own` connections may have one more, if `serving` of `limit` are in
 /// use and there are `exports`. The last quarter is kept for exports with less than an equal part, so
 /// that the clients of one export do not shut out those of others.
-pub(crate) fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> bool {
+pub fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> bool {
     serving < limit - limit / 4 || own < (limit / exports.max(1)).max(1)
 }
 
@@ -103,27 +98,23 @@ pub(crate) fn has_part(own: usize, exports: usize, serving: usize, limit: usize)
 mod tests {
     use super::*;
 
-    fn request(kind: u16, len_bytes: u64) -> Request {
-        Request { kind, len_bytes, flags: 0, cookie: 0, offset: 0 }
-    }
-
     #[test]
     fn requests_follow_each_other_at_the_rate() {
         let limiter = RateLimit::default();
         let start = Instant::now() + Duration::from_secs(1);
-        let begin = |kind, len_bytes| {
-            let time = limiter.begin_at(&request(kind, len_bytes), start);
+        let begin = |len_bytes| {
+            let time = limiter.begin_at(len_bytes, start);
             time.map_or(0, |time| time.duration_since(start).as_millis())
         };
-        assert_eq!(begin(command::READ, 1 << 30), 0, "no rate");
+        assert_eq!(begin(1 << 30), 0, "no rate");
         limiter.set(Some(1 << 20));
         // The first 100 ms are free.
-        assert_eq!([(); 3].map(|()| begin(command::READ, 1 << 20)), [0, 900, 1900]);
-        assert_eq!(begin(command::WRITE, 512 << 10), 2900);
-        assert_eq!(begin(command::TRIM, 1 << 30), 3400);
-        assert_eq!(begin(command::READ, 1), 3403, "a small request counts as 4 KiB");
+        assert_eq!([(); 3].map(|()| begin(1 << 20)), [0, 900, 1900]);
+        assert_eq!(begin(512 << 10), 2900);
+        assert_eq!(begin(0), 3400);
+        assert_eq!(begin(1), 3403, "a small request counts as 4 KiB");
         limiter.set(None);
-        assert!(!limiter.is_set() && begin(command::READ, 1 << 30) == 0);
+        assert!(!limiter.is_set() && begin(1 << 30) == 0);
     }
 
     /// However many clients one export has, others can connect.

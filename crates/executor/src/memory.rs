@@ -15,8 +15,9 @@ use std::{
 
 use memmap2::MmapMut;
 
-/// Buffers that a connection keeps for its next requests.
-const KEPT_BUFFERS: usize = 4;
+/// Buffers that a connection keeps for its next requests: as many as it has pieces of large writes
+/// in progress on a machine with many CPUs. Mapping a buffer costs more than filling it.
+const KEPT_BUFFERS: usize = 32;
 /// Granularity of mappings.
 const PAGE_BYTES: usize = 4096;
 /// Memory of an idle connection: its records and a short option that is being received. It has
@@ -25,8 +26,6 @@ pub const IDLE_BYTES: u64 = 4 << 10;
 /// Additional memory of a connection while it works on requests: its two buffers of 8 KiB, and the
 /// part of its thread's stack that is touched.
 pub const WORK_BYTES: u64 = 32 << 10;
-/// Bytes that an additional thread takes: the part of its stack that is touched, and its records.
-pub(crate) const THREAD_BYTES: u64 = 32 << 10;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +44,7 @@ pub enum Claim {
 }
 
 /// Accounts for a server's memory in addition to
-/// [`Limits::memory_bytes`](crate::Limits::memory_bytes). Other parts of the process can share the
+/// the limit of [`Memory`]. Other parts of the process can share the
 /// account.
 pub trait Account: Send + Sync {
     /// Reserves `bytes` if there is room for them.
@@ -58,10 +57,10 @@ pub trait Account: Send + Sync {
 /// The memory that all connections of a server use.
 ///
 /// ```text
-/// lent_bytes = buffers + option data + THREAD_BYTES for each follower ≤ limit_bytes
+/// lent_bytes = buffers + option data + what each thread of the executor takes ≤ limit_bytes
 /// account    = lent_bytes + IDLE_BYTES for each connection + WORK_BYTES for each that works
 /// ```
-pub(crate) struct Memory {
+pub struct Memory {
     limit_bytes: u64,
     lent_bytes: AtomicU64,
     account: Option<Arc<dyn Account>>,
@@ -78,7 +77,7 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(
+    pub fn new(
         limit_bytes: u64,
         account: Option<Arc<dyn Account>>,
         released: impl Fn() + Send + Sync + 'static,
@@ -88,7 +87,7 @@ impl Memory {
     }
 
     /// Lends `bytes`, if available, until the result is dropped.
-    pub(crate) fn lend(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
+    pub fn lend(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
         let more = |lent: u64| lent.checked_add(bytes).filter(|&lent| lent <= self.limit_bytes);
         self.lent_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let taken = self.take(Claim::Loan, bytes);
@@ -99,12 +98,12 @@ impl Memory {
     }
 
     /// Reserves the minimum of a connection.
-    pub(crate) fn take_idle(self: &Arc<Self>) -> Option<Taken> {
+    pub fn take_idle(self: &Arc<Self>) -> Option<Taken> {
         self.take(Claim::Connection, IDLE_BYTES)
     }
 
     /// Reserves what a connection needs to work.
-    pub(crate) fn take_work(self: &Arc<Self>) -> Option<Taken> {
+    pub fn take_work(self: &Arc<Self>) -> Option<Taken> {
         self.take(Claim::Work, WORK_BYTES)
     }
 
@@ -116,19 +115,19 @@ impl Memory {
     }
 
     /// Sets whether a connection waits for memory to work.
-    pub(crate) fn set_short(&self, short: bool) {
+    pub fn set_short(&self, short: bool) {
         self.short.store(short, Ordering::SeqCst);
     }
 
     /// Returns whether a connection waits for memory to work.
-    pub(crate) fn is_short(&self) -> bool {
+    pub fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 }
 
 /// Memory that stays reserved until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub struct Taken {
     memory: Arc<Memory>,
     claim: Claim,
     bytes: u64,
@@ -157,7 +156,7 @@ struct Buffer {
 
 /// One connection's share of the server's memory, and the buffers that it keeps.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub struct Share {
     memory: Arc<Memory>,
     limit_bytes: usize,
     /// Bytes mapped, whether kept or lent. At most `limit_bytes`.
@@ -166,13 +165,13 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub(crate) fn new(memory: Arc<Memory>, limit_bytes: usize) -> Arc<Self> {
+    pub fn new(memory: Arc<Memory>, limit_bytes: usize) -> Arc<Self> {
         Arc::new(Self { memory, limit_bytes, mapped_bytes: AtomicUsize::new(0), kept: Mutex::default() })
     }
 
     /// Lends a buffer of `len_bytes`; returns `None` if there is no memory for it now. The content
     /// is zeros or left over from earlier requests of the same connection.
-    pub(crate) fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
+    pub fn lend(self: &Arc<Self>, len_bytes: usize) -> Option<Lent> {
         let lent = |buffer| Lent { share: Arc::clone(self), buffer: Some(buffer), len_bytes };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // Best fit, so that a small request does not hold a buffer that a large one needs.
@@ -211,12 +210,12 @@ impl Share {
     }
 
     /// Returns whether nothing is mapped, so that there is nothing to return.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.mapped_bytes.load(Ordering::Relaxed) == 0
     }
 
     /// Unmaps the kept buffers.
-    pub(crate) fn trim(&self) {
+    pub fn trim(&self) {
         let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
         kept.into_iter().for_each(|buffer| self.unmap(buffer));
     }
@@ -224,7 +223,7 @@ impl Share {
 
 /// A borrowed buffer that returns to its connection when dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub struct Lent {
     share: Arc<Share>,
     /// `Some` until the value is dropped; may be longer than requested.
     buffer: Option<Buffer>,
@@ -253,23 +252,23 @@ impl Drop for Lent {
 
 /// A permanent small buffer, replaced by a large one while the connection is busy.
 #[derive(Debug)]
-pub(crate) struct Growing {
+pub struct Growing {
     small: MmapMut,
     large: Option<Lent>,
 }
 
 impl Growing {
-    pub(crate) fn new(small_bytes: usize) -> io::Result<Self> {
+    pub fn new(small_bytes: usize) -> io::Result<Self> {
         Ok(Self { small: MmapMut::map_anon(small_bytes)?, large: None })
     }
 
-    pub(crate) fn is_large(&self) -> bool {
+    pub fn is_large(&self) -> bool {
         self.large.is_some()
     }
 
     /// If it is small and memory allows, borrows a buffer of `len_bytes` and copies the range
     /// `keep` to its front. Returns whether it grew.
-    pub(crate) fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
+    pub fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
         if self.large.is_some() {
             return false;
         }
@@ -282,8 +281,16 @@ impl Growing {
         true
     }
 
+    /// Returns the large buffer and goes on with the small one, to whose front it copies the range
+    /// `keep`. Returns `None`, and changes nothing, if the buffer is small or the range too long.
+    pub fn replace(&mut self, keep: Range<usize>) -> Option<Lent> {
+        let from = self.large.as_ref()?.as_ref().get(keep.clone())?;
+        self.small.get_mut(..keep.len())?.copy_from_slice(from);
+        self.large.take()
+    }
+
     /// Returns to the small buffer. The content is lost.
-    pub(crate) fn shrink(&mut self) {
+    pub fn shrink(&mut self) {
         self.large = None;
     }
 }

@@ -1,0 +1,361 @@
+//! Threads that run requests for transports.
+//!
+//! A transport's own thread runs what needs no waiting. It hands on two kinds of work:
+//!
+//! - A [`Task`] may wait for storage, or is a large piece of work. A thread that is free runs it; if
+//!   all are busy, and no more may be started, the transport's thread runs it itself.
+//! - A [`Batch`] is many small parts. The transport's thread takes part after part, and so do
+//!   threads for which a CPU would otherwise be idle. If none of them comes in time, the transport's
+//!   thread has lost no more than waking one.
+//!
+//! ```text
+//! spare CPUs = CPUs - 2 × transports' threads that work - threads that help
+//! ```
+//!
+//! A transport's thread counts twice, because a client on the same machine needs a CPU too. A single
+//! one may have one helper on any machine that has two CPUs.
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use memmap2::MmapMut;
+
+use crate::memory::{Memory, Taken};
+
+/// Bytes of the buffer that each thread has for the work that it runs.
+pub const SCRATCH_BYTES: usize = 224 << 10;
+
+/// Bytes that a thread takes besides: the part of its stack that is touched, and its records.
+pub const THREAD_BYTES: u64 = 32 << 10;
+
+/// A thread ends after it has been idle for this time.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The same while a connection waits for memory to work.
+const IDLE_IF_SHORT: Duration = Duration::from_millis(1);
+
+/// A thread that has helped looks for more work for this time before it sleeps, if half of the CPUs
+/// are spare: waking it takes as long.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// CPUs below which threads never spin.
+const LEAST_SPINNING_CPUS: usize = 4;
+
+/// Work that one thread runs.
+pub trait Task: Send {
+    /// Runs it. `scratch` has [`SCRATCH_BYTES`] with any content.
+    fn run(self: Box<Self>, scratch: &mut [u8]);
+}
+
+/// Work in parts, which several threads take in turn.
+pub trait Batch: Send + Sync {
+    /// Takes parts and runs them until all are taken. `scratch` has [`SCRATCH_BYTES`] with any
+    /// content.
+    fn help(&self, scratch: &mut [u8]);
+
+    /// Returns whether all parts are taken.
+    fn is_taken(&self) -> bool;
+}
+
+/// The threads of a server. They end when it is dropped, after what they are busy with.
+pub struct Executor(Arc<Shared>);
+
+struct Shared {
+    memory: Arc<Memory>,
+    most_threads: usize,
+    cpus: usize,
+    /// Transports' threads that work on requests.
+    working: AtomicUsize,
+    /// Threads that use a spare CPU, or are on their way.
+    helping: AtomicUsize,
+    /// Length of the queue, for threads that spin.
+    queued: AtomicUsize,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+/// `queue.len() + reserved ≤ free ≤ threads`
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Entry>,
+    /// Free threads that are kept for work which is not in the queue yet.
+    reserved: usize,
+    threads: usize,
+    /// Threads that begin, spin or sleep.
+    free: usize,
+    spinning: usize,
+    ended: bool,
+}
+
+/// Work for a thread.
+struct Entry {
+    work: Work,
+    /// Set if the work uses a spare CPU.
+    helping: Option<Helping>,
+}
+
+enum Work {
+    Task(Box<dyn Task>),
+    Batch(Arc<dyn Batch>),
+}
+
+/// Counts a thread that uses a spare CPU.
+struct Helping(Arc<Shared>);
+
+impl Drop for Helping {
+    fn drop(&mut self) {
+        self.0.helping.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counts a transport's thread that works on requests.
+pub struct Working(Arc<Shared>);
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.working.fetch_sub(1, Relaxed);
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor").field("most_threads", &self.0.most_threads).finish_non_exhaustive()
+    }
+}
+
+impl Executor {
+    /// Creates an executor of at most `most_threads`, which takes its memory from `memory`. Threads
+    /// are started when they are needed.
+    pub fn new(most_threads: usize, memory: Arc<Memory>) -> Self {
+        Self(Arc::new(Shared {
+            memory,
+            most_threads,
+            cpus: thread::available_parallelism().map_or(1, usize::from),
+            working: AtomicUsize::new(0),
+            helping: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        }))
+    }
+
+    /// Counts a transport's thread that works on requests, until the result is dropped.
+    pub fn begin_work(&self) -> Working {
+        self.0.working.fetch_add(1, Relaxed);
+        Working(Arc::clone(&self.0))
+    }
+
+    /// Returns whether a CPU is spare.
+    pub fn has_spare_cpu(&self) -> bool {
+        self.0.has_spare_cpu()
+    }
+
+    /// Reserves a thread, which is started if none is free. Returns `None` if there is none.
+    pub fn reserve(&self) -> Option<Reserved> {
+        Shared::reserve(&self.0, None)
+    }
+
+    /// The same, for work that is worth handing on only if a CPU is spare.
+    pub fn reserve_spare(&self) -> Option<Reserved> {
+        let helping = Shared::help(&self.0)?;
+        Shared::reserve(&self.0, Some(helping))
+    }
+}
+
+/// A thread that is free for work. Dropping this lets others have it.
+pub struct Reserved {
+    shared: Arc<Shared>,
+    helping: Option<Helping>,
+}
+
+impl Reserved {
+    /// Lets the thread run a task.
+    pub fn run(mut self, task: Box<dyn Task>) {
+        self.push(|helping| Entry { work: Work::Task(task), helping });
+    }
+
+    /// Lets the thread, and others for which a CPU is spare, help with a batch.
+    pub fn share(mut self, batch: Arc<dyn Batch>) {
+        self.push(|helping| Entry { work: Work::Batch(batch), helping });
+    }
+
+    fn push(&mut self, entry: impl FnOnce(Option<Helping>) -> Entry) {
+        let entry = entry(self.helping.take());
+        let mut state = self.shared.lock();
+        state.queue.push_back(entry);
+        self.shared.queued.store(state.queue.len(), Release);
+        // Threads that spin need no call to wake them.
+        if state.queue.len() > state.spinning {
+            drop(state);
+            self.shared.wake.notify_one();
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.shared.lock().reserved -= 1;
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.wake.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spare_cpus(&self) -> usize {
+        let working = self.working.load(Relaxed);
+        let spare = self.cpus.saturating_sub(2 * working);
+        if working <= 1 { spare.max(self.cpus.min(2) - 1) } else { spare }
+    }
+
+    fn has_spare_cpu(&self) -> bool {
+        self.helping.load(Relaxed) < self.spare_cpus()
+    }
+
+    fn may_spin(&self) -> bool {
+        self.cpus >= LEAST_SPINNING_CPUS && self.spare_cpus() * 2 >= self.cpus
+    }
+
+    /// Takes a spare CPU.
+    fn help(shared: &Arc<Self>) -> Option<Helping> {
+        let spare = shared.spare_cpus();
+        let more = |helping| (helping < spare).then_some(helping + 1);
+        shared.helping.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(Helping(Arc::clone(shared)))
+    }
+
+    /// Reserves a thread.
+    fn reserve(shared: &Arc<Self>, helping: Option<Helping>) -> Option<Reserved> {
+        let mut state = shared.lock();
+        if state.queue.len() + state.reserved >= state.free {
+            if state.threads >= shared.most_threads || state.ended {
+                return None;
+            }
+            state.threads += 1;
+            state.free += 1;
+            drop(state);
+            Self::start(Thread { shared: Arc::clone(shared), is_free: true })?;
+            state = shared.lock();
+        }
+        state.reserved += 1;
+        drop(state);
+        Some(Reserved { shared: Arc::clone(shared), helping })
+    }
+
+    /// Starts a thread that waits for work.
+    fn start(thread: Thread) -> Option<()> {
+        let taken = thread.shared.memory.lend(THREAD_BYTES + SCRATCH_BYTES as u64)?;
+        let scratch = MmapMut::map_anon(SCRATCH_BYTES).ok()?;
+        spawn("worker", move || thread.work(scratch, taken)).ok()
+    }
+
+    fn pop(&self, state: &mut State) -> Option<Entry> {
+        let entry = state.queue.pop_front()?;
+        self.queued.store(state.queue.len(), Release);
+        Some(entry)
+    }
+}
+
+/// A thread, counted until it ends.
+struct Thread {
+    shared: Arc<Shared>,
+    is_free: bool,
+}
+
+impl Thread {
+    fn work(mut self, mut scratch: MmapMut, taken: Taken) {
+        let mut helped = false;
+        while let Some(Entry { work, helping }) = self.next(helped) {
+            helped = helping.is_some();
+            match work {
+                Work::Task(task) => task.run(&mut scratch),
+                Work::Batch(batch) => {
+                    // Each helper asks for the next, so that the transport's thread wakes only one.
+                    if !batch.is_taken()
+                        && let Some(next) = Shared::help(&self.shared)
+                        && let Some(reserved) = Shared::reserve(&self.shared, Some(next))
+                    {
+                        reserved.share(Arc::clone(&batch));
+                    }
+                    batch.help(&mut scratch);
+                }
+            }
+        }
+        // Unmapped before its bytes are released.
+        drop(scratch);
+        drop(taken);
+    }
+
+    /// Waits for the next work; returns `None` when the thread must end. `helped` says that it has
+    /// just used a spare CPU.
+    fn next(&mut self, helped: bool) -> Option<Entry> {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        if !std::mem::replace(&mut self.is_free, true) {
+            state.free += 1;
+        }
+        if helped && state.queue.is_empty() && shared.may_spin() {
+            state.spinning += 1;
+            drop(state);
+            let start = Instant::now();
+            while shared.queued.load(Acquire) == 0 && start.elapsed() < SPIN {
+                std::hint::spin_loop();
+            }
+            state = shared.lock();
+            state.spinning -= 1;
+        }
+        loop {
+            if let Some(entry) = shared.pop(&mut state) {
+                state.free -= 1;
+                self.is_free = false;
+                return Some(entry);
+            }
+            if state.ended {
+                break;
+            }
+            let most = if shared.memory.is_short() { IDLE_IF_SHORT } else { IDLE };
+            let (after, timeout) = shared.wake.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner);
+            state = after;
+            // One that is reserved stays.
+            if timeout.timed_out() && state.queue.len() + state.reserved < state.free {
+                break;
+            }
+        }
+        // Under the lock, so that nobody counts on this thread any more.
+        state.free -= 1;
+        self.is_free = false;
+        None
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.threads -= 1;
+        state.free -= usize::from(self.is_free);
+    }
+}
+
+/// Starts a thread.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}

@@ -1,0 +1,17 @@
+//! What every transport of block devices needs: [named devices](Exports) that come and go, the
+//! [threads](Executor) that run requests, and the [memory](Memory) of connections.
+//!
+//! A transport decodes requests and encodes replies. A request that needs no waiting runs on the
+//! transport's own thread, with [`BlockDevice::try_read`](pagefold_disk::BlockDevice::try_read) and
+//! its like. What is left is a [`Task`]; many small requests that arrive together are a [`Batch`].
+#![forbid(unsafe_code)]
+
+mod executor;
+mod export;
+mod memory;
+mod quota;
+
+pub use executor::{Batch, Executor, Reserved, SCRATCH_BYTES, THREAD_BYTES, Task, Working, spawn};
+pub use export::{Access, Device, Export, ExportError, Exports, MAX_NAME_BYTES};
+pub use memory::{Account, Claim, Growing, IDLE_BYTES, Lent, Memory, Share, Taken, WORK_BYTES};
+pub use quota::{LEAST_COST_BYTES, Quota, RateLimit, has_part};

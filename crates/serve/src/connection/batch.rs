@@ -1,0 +1,92 @@
+//! Small requests that were received together, which several threads take in turn.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use pagefold_executor::{self as executor, Lent};
+
+use super::{
+    Connection, EndOnUnwind, Keeper,
+    task::{COMMON_BYTES, Counted},
+};
+use crate::{
+    negotiate::Ended,
+    protocol::Request,
+    request::{Reading, Refusal, Replies, check, reply_bytes},
+    transport::Transport,
+};
+
+/// Small requests that were received whole.
+pub(super) struct Batch<T: Transport, G: Keeper<T>> {
+    /// Each request, and where in `input` its payload is.
+    requests: Vec<(Request, Range<usize>)>,
+    /// The number of requests that are taken; more, once all are.
+    taken: AtomicUsize,
+    input: Option<Lent>,
+    /// Dropped after the buffer, which is back by then.
+    counted: Counted<T, G>,
+}
+
+impl<T: Transport, G: Keeper<T>> Batch<T, G> {
+    pub(super) fn new(
+        connection: &Arc<Connection<T, G>>,
+        requests: Vec<(Request, Range<usize>)>,
+        input: Option<Lent>,
+    ) -> Arc<Self> {
+        Arc::new(Self { requests, taken: AtomicUsize::new(0), input, counted: Counted::new(connection) })
+    }
+
+    /// Takes requests and runs them until none is left. Returns whether this thread took all.
+    pub(super) fn run<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        replies: &mut Replies<B>,
+        reads: &mut Vec<Reading>,
+    ) -> Result<bool, Ended> {
+        let connection = &self.counted.0;
+        let device = connection.device();
+        let mut count = 0;
+        while let Some((request, payload)) = self.requests.get(self.taken.fetch_add(1, Relaxed)) {
+            count += 1;
+            if replies.room_bytes() < reply_bytes(request) {
+                connection.send(replies.filled())?;
+                replies.clear();
+            }
+            let checked = device.as_deref().ok_or_else(Refusal::removed);
+            match checked.and_then(|device| check(request, &connection.session, device).map(|()| device)) {
+                Err(refusal) => replies.refuse(request, connection.headers(), &refusal),
+                Ok(device) => {
+                    let input = self.input.as_ref().map_or(&[][..], Lent::as_ref);
+                    let payload = input.get(payload.clone()).unwrap_or_default();
+                    Connection::run_small(connection, *request, payload, device, replies, reads)?;
+                }
+            }
+        }
+        Ok(count == self.requests.len())
+    }
+}
+
+impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
+    fn help(&self, scratch: &mut [u8]) {
+        let connection = &self.counted.0;
+        let unwinding = EndOnUnwind(connection);
+        let mut replies = Replies::new(&mut scratch[COMMON_BYTES..]);
+        let mut reads = Vec::new();
+        let helped = self.run(&mut replies, &mut reads).and_then(|_| {
+            Connection::hand_reads_on(connection, &mut reads, &mut replies)?;
+            if replies.filled().is_empty() { Ok(()) } else { connection.send(replies.filled()) }
+        });
+        if helped.is_err() {
+            connection.end(true);
+        }
+        std::mem::forget(unwinding);
+    }
+
+    fn is_taken(&self) -> bool {
+        self.taken.load(Relaxed) >= self.requests.len()
+    }
+}

@@ -1,0 +1,173 @@
+//! Small requests, run as far as they need not wait for storage.
+
+use std::sync::Arc;
+
+use pagefold_disk::BlockDevice;
+use pagefold_executor::Device;
+
+use super::{
+    Connection, INLINE_BYTES, INLINE_RANGE_BYTES, Keeper,
+    task::{COMMON_BYTES, Task},
+};
+use crate::{
+    change::{Attempt, Change, Pieces, Storage},
+    negotiate::Ended,
+    protocol::{Request, command, command_flag},
+    request::{Filled, Reading, Refusal, Replies, is_change},
+    transport::Transport,
+    waiting::Payload,
+};
+
+/// Returns whether a request is short enough for the leader.
+pub(super) fn is_small(request: &Request) -> bool {
+    let limit_bytes = match request.kind {
+        command::READ | command::WRITE => INLINE_BYTES,
+        command::TRIM | command::WRITE_ZEROES | command::BLOCK_STATUS => INLINE_RANGE_BYTES,
+        _ => u64::MAX,
+    };
+    request.len_bytes <= limit_bytes
+}
+
+impl<T: Transport, G: Keeper<T>> Connection<T, G> {
+    /// Runs a small request that was checked and received whole, as far as it need not wait for
+    /// storage. The reply is added to `replies`, which has room for it if there is memory. A read
+    /// that must wait is added to `reads`; everything else that must wait is handed on.
+    pub(super) fn run_small<B: AsRef<[u8]> + AsMut<[u8]>>(
+        connection: &Arc<Self>,
+        request: Request,
+        payload: &[u8],
+        device: &Device,
+        replies: &mut Replies<B>,
+        reads: &mut Vec<Reading>,
+    ) -> Result<(), Ended> {
+        if request.kind == command::READ {
+            let mut reading = Reading::new(request, connection.headers());
+            match reading.try_fill(replies, Some(device))? {
+                Filled::All => {}
+                Filled::Blocks => reads.push(reading),
+                // What is in `replies` already is sent together with what follows.
+                Filled::Part => connection.read(reading, replies)?,
+            }
+            return Ok(());
+        }
+        if is_change(&request) {
+            let mut change = Change::new(request, request.offset, payload);
+            return match change.attempt(Some(device), Storage::DoNotWait) {
+                Attempt::Done(Ok(())) if !is_flushed(&request, device) => {
+                    Self::hand_change_on(connection, change, replies)
+                }
+                Attempt::Done(result) => {
+                    replies.finish(&request, connection.headers(), result);
+                    Ok(())
+                }
+                Attempt::NoRoom(_) | Attempt::Blocks => Self::hand_change_on(connection, change, replies),
+            };
+        }
+        if request.kind != command::BLOCK_STATUS && is_flushed(&request, device) {
+            replies.finish(&request, connection.headers(), Ok(()));
+        } else if device.may_block()
+            && let Some(thread) = connection.reserve()
+        {
+            Self::hand_on(connection, thread, Task::Other(request));
+        } else {
+            replies.execute(&request, &connection.session, Some(device));
+        }
+        Ok(())
+    }
+
+    /// Hands on what is left of a change; runs it here if there is no thread or no memory.
+    fn hand_change_on<B: AsRef<[u8]> + AsMut<[u8]>>(
+        connection: &Arc<Self>,
+        mut change: Change<&[u8]>,
+        replies: &mut Replies<B>,
+    ) -> Result<(), Ended> {
+        let request = *change.request();
+        let payload = match change.payload() {
+            [] => Some(Payload(None)),
+            bytes => connection.share.lend(bytes.len()).map(|mut lent| {
+                lent.as_mut().copy_from_slice(bytes);
+                Payload(Some(lent))
+            }),
+        };
+        if let Some(payload) = payload {
+            let (pieces, change) = (Pieces::new(request), change.with_payload(payload));
+            if let Some(thread) = connection.reserve() {
+                Self::hand_on(connection, thread, Task::Change { pieces, change });
+                return Ok(());
+            }
+            connection.send(replies.filled())?;
+            replies.clear();
+            return Self::change(connection, pieces, change);
+        }
+        connection.send(replies.filled())?;
+        replies.clear();
+        let result = connection.change_here(&mut change);
+        replies.finish(&request, connection.headers(), result);
+        Ok(())
+    }
+
+    /// Runs a change in this thread, even if it must wait for storage or for room, and flushes the
+    /// device if that was asked for.
+    pub(super) fn change_here<B: AsRef<[u8]>>(&self, change: &mut Change<B>) -> Result<(), Refusal> {
+        let result = match change.attempt(self.device().as_deref(), Storage::Wait) {
+            Attempt::Done(result) => result,
+            Attempt::NoRoom(waits) => {
+                let _waiting = waits.begin();
+                self.outlast(change, &waits)
+            }
+            Attempt::Blocks => Ok(()),
+        };
+        result.and_then(|()| crate::request::flush_if_asked(change.request(), self.device().as_deref()))
+    }
+
+    /// Hands reads on: those that have something in common together. Without a thread, runs them
+    /// here.
+    pub(super) fn hand_reads_on<B: AsRef<[u8]> + AsMut<[u8]>>(
+        connection: &Arc<Self>,
+        reads: &mut Vec<Reading>,
+        replies: &mut Replies<B>,
+    ) -> Result<(), Ended> {
+        if reads.is_empty() {
+            return Ok(());
+        }
+        if reads.iter().any(Reading::has_begun) {
+            // The last chunk of a reply must not be sent before the first.
+            connection.send(replies.filled())?;
+            replies.clear();
+        }
+        let unit_bytes = connection.device().map_or(1, |device| device.read_unit_bytes()).max(1);
+        reads.sort_by_key(|reading| reading.request().offset);
+        let mut reads = reads.drain(..).peekable();
+        while let Some(first) = reads.next() {
+            let unit = first.request().offset / unit_bytes;
+            let mut group_bytes = first.request().len_bytes;
+            let mut group = vec![first];
+            while let Some(next) = reads.next_if(|next| {
+                let Request { offset, len_bytes, .. } = *next.request();
+                offset / unit_bytes == unit && group_bytes + len_bytes <= COMMON_BYTES as u64
+            }) {
+                group_bytes += next.request().len_bytes;
+                group.push(next);
+            }
+            if let Some(thread) = connection.reserve() {
+                Self::hand_on(connection, thread, Task::Reads(group));
+                continue;
+            }
+            if !replies.filled().is_empty() {
+                connection.send(replies.filled())?;
+                replies.clear();
+            }
+            for reading in group {
+                connection.read(reading, replies)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Flushes the device if the request asks for it and that needs no waiting. Returns whether there
+/// is nothing left to flush. A flush that fails is left to be tried again, for its error.
+fn is_flushed(request: &Request, device: &Device) -> bool {
+    let asks = request.kind == command::FLUSH || request.flags & command_flag::FUA != 0;
+    !asks || device.try_flush().is_ok_and(|is_done| is_done)
+}

@@ -1,0 +1,183 @@
+//! Requests, or pieces of them, that threads of the executor run.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use pagefold_disk::{BlockDevice, Read};
+use pagefold_executor::{self as executor, Lent, Reserved};
+
+use super::{Connection, EndOnUnwind, Keeper};
+use crate::{
+    change::{Attempt, Change, Pieces, Storage},
+    negotiate::Ended,
+    protocol::Request,
+    request::{Filled, Reading, Replies, reply_bytes},
+    transport::Transport,
+    waiting::Payload,
+};
+
+/// The start of a thread's scratch is for data that several reads have in common.
+pub(super) const COMMON_BYTES: usize = 64 << 10;
+
+/// What a thread of the executor runs.
+pub(super) enum Task {
+    /// A piece of a write, or another change as a whole.
+    Change { pieces: Arc<Pieces>, change: Change<Payload> },
+    /// Reads that have something in common, of at most [`COMMON_BYTES`]; or a single one.
+    Reads(Vec<Reading>),
+    /// A read with a buffer of its own.
+    LargeRead { reading: Reading, replies: Replies<Lent> },
+    /// A request that neither reads nor changes the device.
+    Other(Request),
+}
+
+/// Counts a task of a connection until it is done.
+pub(super) struct Counted<T: Transport, G: Keeper<T>>(pub(super) Arc<Connection<T, G>>);
+
+impl<T: Transport, G: Keeper<T>> Counted<T, G> {
+    pub(super) fn new(connection: &Arc<Connection<T, G>>) -> Self {
+        connection.tasks.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(connection))
+    }
+}
+
+impl<T: Transport, G: Keeper<T>> Drop for Counted<T, G> {
+    fn drop(&mut self) {
+        let connection = &self.0;
+        if connection.tasks.fetch_sub(1, Ordering::AcqRel) == 1 && connection.lock_work().is_none() {
+            // The connection rests, or has ended: its buffers are not needed.
+            connection.share.trim();
+        }
+    }
+}
+
+struct Job<T: Transport, G: Keeper<T>> {
+    task: Task,
+    /// Dropped after the task, whose buffers are back by then.
+    counted: Counted<T, G>,
+}
+
+impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
+    fn run(self: Box<Self>, scratch: &mut [u8]) {
+        let Self { task, counted } = *self;
+        let connection = &counted.0;
+        let unwinding = EndOnUnwind(connection);
+        if Connection::run(connection, task, scratch).is_err() {
+            connection.end(true);
+        }
+        std::mem::forget(unwinding);
+    }
+}
+
+impl<T: Transport, G: Keeper<T>> Connection<T, G> {
+    /// Reserves a thread, unless the connection uses as many as it may.
+    pub(super) fn reserve(&self) -> Option<Reserved> {
+        let may = self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection;
+        if may { self.common.executor.reserve() } else { None }
+    }
+
+    /// The same for a thread with a CPU that is spare.
+    pub(super) fn reserve_spare(&self) -> Option<Reserved> {
+        let may = self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection;
+        if may { self.common.executor.reserve_spare() } else { None }
+    }
+
+    /// Lets a thread run a task.
+    pub(super) fn hand_on(connection: &Arc<Self>, thread: Reserved, task: Task) {
+        thread.run(Box::new(Job { task, counted: Counted::new(connection) }));
+    }
+
+    /// Runs a task, which may wait for storage, and replies.
+    fn run(connection: &Arc<Self>, task: Task, scratch: &mut [u8]) -> Result<(), Ended> {
+        let (common, own) = scratch.split_at_mut(COMMON_BYTES);
+        match task {
+            Task::Change { pieces, change } => Self::change(connection, pieces, change),
+            Task::LargeRead { reading, mut replies } => connection.read(reading, &mut replies),
+            Task::Reads(readings) => connection.read_together(readings, common, &mut Replies::new(own)),
+            Task::Other(request) => {
+                let mut replies = Replies::new(own);
+                replies.execute(&request, &connection.session, connection.device().as_deref());
+                connection.send(replies.filled())
+            }
+        }
+    }
+
+    /// Runs a change. If there is no room for it, sets it aside.
+    pub(super) fn change(
+        connection: &Arc<Self>,
+        pieces: Arc<Pieces>,
+        mut change: Change<Payload>,
+    ) -> Result<(), Ended> {
+        match change.attempt(connection.device().as_deref(), Storage::Wait) {
+            Attempt::Done(result) => connection.finish(change, &pieces, result),
+            Attempt::NoRoom(waits) => Self::put_aside(connection, change, pieces, &waits),
+            // It may wait for storage, so nothing keeps it.
+            Attempt::Blocks => Ok(()),
+        }
+    }
+
+    /// Answers a read in the necessary number of parts. Sends `replies` with it, and leaves nothing
+    /// in it.
+    pub(super) fn read<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        mut reading: Reading,
+        replies: &mut Replies<B>,
+    ) -> Result<(), Ended> {
+        let mut sending = None;
+        loop {
+            let filled = reading.fill(replies, self.device().as_deref())?;
+            let guard = sending.take().unwrap_or_else(|| self.sending());
+            self.send_more(&guard, replies.filled())?;
+            replies.clear();
+            if filled == Filled::All {
+                return Ok(());
+            }
+            sending = reading.is_in_one_piece().then_some(guard);
+        }
+    }
+
+    /// Answers reads that have something in common.
+    fn read_together(
+        &self,
+        readings: Vec<Reading>,
+        common: &mut [u8],
+        replies: &mut Replies<&mut [u8]>,
+    ) -> Result<(), Ended> {
+        let device = self.device();
+        let mut reads = Vec::with_capacity(readings.len());
+        let mut rest = common;
+        if readings.len() > 1 {
+            for reading in &readings {
+                let Request { offset, len_bytes, .. } = *reading.request();
+                let Some((data, after)) = rest.split_at_mut_checked(len_bytes as usize) else { break };
+                reads.push(Read::new(offset, data));
+                rest = after;
+            }
+            if let Some(device) = &device {
+                device.read_together(&mut reads);
+            }
+        }
+        let mut reads = reads.into_iter();
+        for mut reading in readings {
+            if replies.room_bytes() < reply_bytes(reading.request()) {
+                self.send(replies.filled())?;
+                replies.clear();
+            }
+            let data = reads.next().filter(|read| read.result.is_ok() && device.is_some());
+            if let Some(Read { offset, buf, .. }) = data {
+                let filled = reading.fill_with(replies, device.as_deref(), |_, at, target| {
+                    let start = (at - offset) as usize;
+                    buf.get(start..start + target.len()).map(|found| target.copy_from_slice(found));
+                    Ok(true)
+                })?;
+                if filled == Filled::All {
+                    continue;
+                }
+            }
+            // It is alone, or failed: read again, it reports its own error.
+            self.send(replies.filled())?;
+            replies.clear();
+            self.read(reading, replies)?;
+        }
+        if replies.filled().is_empty() { Ok(()) } else { self.send(replies.filled()) }
+    }
+}
