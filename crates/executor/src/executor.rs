@@ -64,8 +64,8 @@ pub trait Batch: Send + Sync {
     /// content.
     fn help(&self, scratch: &mut [u8]);
 
-    /// Returns whether all parts are taken.
-    fn is_taken(&self) -> bool;
+    /// Returns whether parts are left, and one more thread may take some.
+    fn wants_help(&self) -> bool;
 }
 
 /// The threads of a server. They end when it is dropped, after what they are busy with.
@@ -290,7 +290,7 @@ impl Thread {
                 Work::Task(task) => task.run(&mut scratch),
                 Work::Batch(batch) => {
                     // Each helper asks for the next, so that the transport's thread wakes only one.
-                    if !batch.is_taken()
+                    if batch.wants_help()
                         && let Some(next) = Shared::help(&self.shared)
                         && let Some(reserved) = Shared::reserve(&self.shared, Some(next))
                     {

@@ -72,7 +72,8 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut [u8]) {
-        let connection = &self.counted.0;
+        let counted = Counted::new(&self.counted.0);
+        let connection = &counted.0;
         let unwinding = EndOnUnwind(connection);
         let mut replies = Replies::new(&mut scratch[COMMON_BYTES..]);
         let mut reads = Vec::new();
@@ -86,7 +87,7 @@ impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
         std::mem::forget(unwinding);
     }
 
-    fn is_taken(&self) -> bool {
-        self.taken.load(Relaxed) >= self.requests.len()
+    fn wants_help(&self) -> bool {
+        self.taken.load(Relaxed) < self.requests.len() && self.counted.0.may_have_thread()
     }
 }

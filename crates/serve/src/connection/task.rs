@@ -69,16 +69,19 @@ impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
+    /// Returns whether the connection may use one more thread of the executor.
+    pub(super) fn may_have_thread(&self) -> bool {
+        self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection
+    }
+
     /// Reserves a thread, unless the connection uses as many as it may.
     pub(super) fn reserve(&self) -> Option<Reserved> {
-        let may = self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection;
-        if may { self.common.executor.reserve() } else { None }
+        if self.may_have_thread() { self.common.executor.reserve() } else { None }
     }
 
     /// The same for a thread with a CPU that is spare.
     pub(super) fn reserve_spare(&self) -> Option<Reserved> {
-        let may = self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection;
-        if may { self.common.executor.reserve_spare() } else { None }
+        if self.may_have_thread() { self.common.executor.reserve_spare() } else { None }
     }
 
     /// Lets a thread run a task.

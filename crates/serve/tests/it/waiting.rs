@@ -132,8 +132,8 @@ fn what_cannot_be_put_aside_waits_in_the_connection() {
         wait_for("a waiting request", || full.waits.count() > 0);
         std::thread::sleep(Duration::from_millis(50));
         let waiting = full.waits.count();
-        // The connection's own thread waits with one, too.
-        assert!(waiting <= 128 + limits.threads_per_connection + 1, "{waiting} wait");
+        // The connection's own thread waits with one, too, and so may two that came at the same instant.
+        assert!(waiting <= 128 + limits.threads_per_connection + 3, "{waiting} wait");
         full.server.assert_alive();
         full.make_room();
         assert_eq!(cookies(&mut raw, 400, 0), (0..400).collect::<Vec<_>>());
