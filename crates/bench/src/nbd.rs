@@ -215,7 +215,7 @@ fn head(plan: &Plan) -> Vec<String> {
         format!("pagefold-bench {}", command.join(" ")),
         format!("{}, {}", utc(now_s), machine::description()),
         format!(
-            "{}; {} rounds of {} s after {} s",
+            "{}; rounds: {}, of {} s after {} s",
             versions.join("; "),
             plan.rounds,
             measured.as_secs_f64(),

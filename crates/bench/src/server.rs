@@ -20,6 +20,10 @@ use crate::tool;
 /// The export name of `qemu-storage-daemon`.
 pub(crate) const DAEMON_EXPORT: &str = "disk";
 
+/// The first major version of `qemu-storage-daemon` whose exports may have a thread of their own and
+/// clients that leave: earlier ones fail the assertion `qemu_in_main_thread`.
+const DAEMON_THREADS: u32 = 9;
+
 /// A server in its own folder, killed on drop.
 pub(crate) struct Server {
     child: Child,
@@ -57,6 +61,14 @@ pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
 /// Returns a figure of fio's report.
 pub(crate) fn fio_number(value: &Value) -> anyhow::Result<f64> {
     value.as_f64().context("fio's report lacks a figure")
+}
+
+/// Returns the major version of one of qemu's programs.
+fn major_version(program: &Path) -> anyhow::Result<u32> {
+    let output = Command::new(program).arg("--version").output().context("cannot start a program of qemu")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let number = text.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok());
+    number.with_context(|| format!("{} does not say its version", program.display()))
 }
 
 /// Makes a qcow2 image with a raw file below it.
@@ -100,16 +112,20 @@ impl Server {
     }
 
     /// Starts `qemu-storage-daemon` with a qcow2 image on its own socket, whose export is
-    /// [`DAEMON_EXPORT`]. A thread other than the main one serves it, and a pool of threads reads and
-    /// writes files.
+    /// [`DAEMON_EXPORT`]. A pool of threads reads and writes files. A thread other than the main one
+    /// serves the export, unless this version aborts when a client of such a thread leaves.
     pub(crate) fn qemu_storage_daemon(program: &Path, image: &Path) -> anyhow::Result<Self> {
+        let has_thread = major_version(program)? >= DAEMON_THREADS;
         Self::start(|socket| {
             let mut command = Command::new(program);
-            command.args(["--object", "iothread,id=server"]);
             command.args(["--blockdev", &format!("driver=file,node-name=file,filename={}", image.display())]);
             command.args(["--blockdev", "driver=qcow2,node-name=disk,file=file,discard=unmap"]);
             command.args(["--nbd-server", &format!("addr.type=unix,addr.path={}", socket.display())]);
-            let export = format!("type=nbd,id=export,node-name=disk,name={DAEMON_EXPORT},writable=on,iothread=server");
+            let mut export = format!("type=nbd,id=export,node-name=disk,name={DAEMON_EXPORT},writable=on");
+            if has_thread {
+                command.args(["--object", "iothread,id=server"]);
+                export += ",iothread=server";
+            }
             command.args(["--export", &export]);
             command
         })

@@ -86,7 +86,11 @@ pub(super) struct Connection<'a> {
 impl<'a> Connection<'a> {
     /// Connects to an export. Requests have at most `pages_max` pages.
     pub(super) fn new(served: Served<'a>, depth: usize, pages_max: u64) -> anyhow::Result<Self> {
-        let stream = Nbd::connect(served.socket, served.export)?.into_stream();
+        Self::over(Nbd::connect(served.socket, served.export)?.into_stream(), served, depth, pages_max)
+    }
+
+    /// Takes a socket whose handshake is done.
+    fn over(stream: UnixStream, served: Served<'a>, depth: usize, pages_max: u64) -> anyhow::Result<Self> {
         stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
         let reply_bytes = SIMPLE_REPLY_BYTES + pages_max as usize * PAGE_SIZE;
@@ -188,5 +192,87 @@ impl<'a> Connection<'a> {
         self.input.copy_within(at..self.arrived, 0);
         self.arrived -= at;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, thread};
+
+    use pagefold_serve::protocol::REQUEST_BYTES;
+
+    use super::*;
+
+    /// Pages of the disk, and requests of each test.
+    const PAGES: u64 = 64;
+    const REQUESTS: usize = 500;
+
+    /// Answers requests as a disk does, two at a time in reverse order, and in pieces of 1000 bytes.
+    /// Reads get `damage` to their data.
+    fn serve(mut stream: UnixStream, content: &Content, damage: u8) {
+        let mut disk: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut replies: Vec<Vec<u8>> = Vec::new();
+        let mut header = [0; REQUEST_BYTES];
+        while stream.read_exact(&mut header).is_ok() {
+            let number = u64::from_be_bytes(header[16..24].try_into().unwrap()) / PAGE_SIZE as u64;
+            let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+            reply.extend([0; 4]);
+            reply.extend(&header[8..16]);
+            if header[7] == command::WRITE as u8 {
+                let mut page = vec![0; PAGE_SIZE];
+                stream.read_exact(&mut page).unwrap();
+                disk.insert(number, page);
+            } else {
+                let page = disk.entry(number).or_insert_with(|| {
+                    let mut page = Vec::new();
+                    content.append(number, 0, &mut page);
+                    page
+                });
+                reply.extend(&*page);
+                *reply.last_mut().unwrap() ^= damage;
+            }
+            replies.push(reply);
+            if replies.len() == 2 {
+                let bytes: Vec<u8> = replies.drain(..).rev().flatten().collect();
+                // The client may have found the damage.
+                let _ = bytes.chunks(1000).try_for_each(|piece| stream.write_all(piece));
+            }
+        }
+    }
+
+    /// Runs requests, with an even number in flight, and returns how many were answered.
+    fn run(damage: u8) -> anyhow::Result<usize> {
+        let (content, versions) = (Content::new(&[])?, Versions::new(PAGES));
+        let (client, server) = UnixStream::pair()?;
+        thread::scope(|scope| {
+            scope.spawn(|| serve(server, &content, damage));
+            let served = Served { socket: Path::new(""), export: "", content: &content, versions: &versions };
+            let mut connection = Connection::over(client, served, 4, 1)?;
+            let (mut sent, mut done) = (0, 0);
+            connection.drive(
+                |places| {
+                    sent += 1;
+                    let first = (sent as u64..).map(|at| at * 7 % PAGES).find(|&first| !places.has(first))?;
+                    let request = Request { first, pages: 1, is_write: sent % 3 == 0, counts: true };
+                    (sent <= REQUESTS).then_some(request)
+                },
+                |_, sent, arrived| {
+                    assert!(sent <= arrived);
+                    done += 1;
+                },
+            )?;
+            Ok(done)
+        })
+    }
+
+    #[test]
+    fn every_request_is_answered_in_any_order_and_in_pieces() {
+        assert_eq!(run(0).unwrap(), REQUESTS);
+    }
+
+    #[test]
+    fn wrong_data_end_the_run() {
+        let error = run(1).unwrap_err().to_string();
+        assert!(error.contains("is not what was written"), "{error}");
     }
 }

@@ -117,12 +117,12 @@ impl Results {
                 _ => {}
             }
         }
-        lines.push(format!("\n{:44} {:>33} {:>11}", "case", "ratio of", "of speed"));
+        lines.push(format!("\n{:44} {:>33} {:6} {:>7}  target", "ratios", "", "of", ""));
         for Ratio { case, ours, peer, metric, value, target } in self.ratios(cases, data) {
             let verdict = target.map_or_else(String::new, |target| target.verdict(value));
             let of = format!("{ours}/{peer}");
-            let unit = if metric == "p99_ratio" { "of p99" } else { "" };
-            lines.push(format!("{case:44} {of:>33} {value:11.2}  {unit:6} {verdict}").trim_end().to_owned());
+            let of_what = if metric == "p99_ratio" { "p99" } else { "speed" };
+            lines.push(format!("{case:44} {of:>33} {of_what:6} {value:7.2}  {verdict}").trim_end().to_owned());
         }
         lines
     }
@@ -249,9 +249,9 @@ mod tests {
             ]
         );
         let table = results.table(&[PagefoldDefault, ForkLz4], &cases, "d").join("\n");
-        for line in ["24.4             22.0", "0.90         miss (≥ 0.95)", "0.60         PASS (≥ 0.5)"] {
+        for line in ["18.3             16.5", "speed     0.90  miss (≥ 0.95)", "speed     0.60  PASS (≥ 0.5)"] {
             assert!(table.contains(line), "{line}: {table}");
         }
-        assert!(table.contains("3.00  of p99 miss (≤ 1.2)"), "{table}");
+        assert!(table.contains("p99       3.00  miss (≤ 1.2)"), "{table}");
     }
 }

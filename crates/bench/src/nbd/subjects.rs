@@ -41,7 +41,7 @@ pub(super) enum Subject {
     ForkRaw,
     /// A qcow2 overlay of a raw file in qemu-nbd
     Qcow2Nbd,
-    /// The same in qemu-storage-daemon, with a thread for the server
+    /// The same in qemu-storage-daemon, from qemu 9 on with a thread for the export
     Qcow2Daemon,
     /// nbdkit's cow filter over a raw file
     NbdkitCow,
