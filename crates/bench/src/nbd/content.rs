@@ -32,7 +32,9 @@ impl Content {
     /// Takes pages of `files`, or generates pages like those of an interpreter's heap.
     pub(super) fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         if !files.is_empty() {
-            return Ok(Self { data: mixed(gather(files, GENERATED_PAGES * 4)?) });
+            let mut data = mixed(gather(files, GENERATED_PAGES * 4)?);
+            data.name = data.name.replace(".pages", "");
+            return Ok(Self { data });
         }
         let heap = KINDS.iter().find(|(name, _)| *name == "heap").map(|&(_, make)| make);
         let made = heap.map_or_else(Vec::new, |make| synthetic::of_kind(make, SEED, GENERATED_PAGES));

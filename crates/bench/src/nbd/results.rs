@@ -89,16 +89,17 @@ impl Results {
     /// Returns the figures as lines of text.
     pub(super) fn table(&self, subjects: &[Subject], cases: &[Case], data: &str) -> Vec<String> {
         let mut lines = Vec::new();
+        let width = self.0.keys().map(|(case, ..)| case.len()).max().unwrap_or(0);
         let heads: String = subjects.iter().map(|subject| format!(" {:>16}", subject.name())).collect();
         let mut block = |title: &str, metric, scale: &dyn Fn(&Case) -> f64, decimals: usize| {
-            lines.push(format!("{title:44}{heads}"));
+            lines.push(format!("{title:width$}{heads}"));
             for case in cases {
                 let name = case.name(data);
                 let cell = |&subject: &Subject| match self.median(&name, subject, metric) {
                     Some(value) => format!(" {:16.decimals$}", value * scale(case)),
                     None => format!(" {:>16}", "-"),
                 };
-                lines.push(format!("{name:44}{}", subjects.iter().map(cell).collect::<String>()));
+                lines.push(format!("{name:width$}{}", subjects.iter().map(cell).collect::<String>()));
             }
             lines.push(String::new());
         };
@@ -107,22 +108,22 @@ impl Results {
         for ((case, subject, metric), values) in &self.0 {
             match *metric {
                 "rss_bytes" => lines.push(format!(
-                    "{case:44} {:>16} {:12.1} MiB, server and files in memory",
+                    "{case:width$} {:>16} {:12.1} MiB, server and files in memory",
                     subject.name(),
                     median(values) / f64::from(1 << 20)
                 )),
                 "decoded_clusters" => {
-                    lines.push(format!("{case:44} {:>16} {:12.2} clusters", subject.name(), median(values)));
+                    lines.push(format!("{case:width$} {:>16} {:12.2} clusters", subject.name(), median(values)));
                 }
                 _ => {}
             }
         }
-        lines.push(format!("\n{:44} {:>33} {:6} {:>7}  target", "ratios", "", "of", ""));
+        lines.push(format!("\n{:width$} {:>33} {:6} {:>7}  target", "ratios", "", "of", ""));
         for Ratio { case, ours, peer, metric, value, target } in self.ratios(cases, data) {
             let verdict = target.map_or_else(String::new, |target| target.verdict(value));
             let of = format!("{ours}/{peer}");
             let of_what = if metric == "p99_ratio" { "p99" } else { "speed" };
-            lines.push(format!("{case:44} {of:>33} {of_what:6} {value:7.2}  {verdict}").trim_end().to_owned());
+            lines.push(format!("{case:width$} {of:>33} {of_what:6} {value:7.2}  {verdict}").trim_end().to_owned());
         }
         lines
     }

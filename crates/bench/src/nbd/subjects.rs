@@ -87,7 +87,9 @@ impl Subject {
         let Some(name) = self.program() else { return Ok(None) };
         let output = Command::new(tool::find(name)?).arg("--version").output()?;
         let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().next().map(str::to_owned))
+        // Some give the path that they were started with.
+        let words: Vec<&str> = text.lines().next().unwrap_or_default().split_whitespace().skip(1).collect();
+        Ok(Some(format!("{name} {}", words.join(" "))))
     }
 }
 
