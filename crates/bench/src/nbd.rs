@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::ValueEnum;
 
 use crate::{machine, report::utc, server::pagefold};
@@ -62,8 +62,8 @@ pub(crate) struct Args {
     /// Number of rounds [default: 3, with --quick 2]
     #[arg(long, value_parser = crate::count)]
     rounds: Option<usize>,
-    /// Start no further round that would end later than this after the start [default: none, with
-    /// --quick 540]
+    /// Start no further round that would end later than this, and no case later than this, after the
+    /// start [default: none, with --quick 540]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     limit: Option<Duration>,
     /// Connections and requests in flight on each [default: 1x1,1x16,4x16,8x16, with --quick without
@@ -106,7 +106,7 @@ fn shape(text: &str) -> Result<Shape, String> {
     parsed.ok_or_else(|| "expected CONNECTIONSxDEPTH, each from 1 to 64, such as 8x16".to_owned())
 }
 
-/// When a quick run starts no further round.
+/// The limit of a quick run.
 const QUICK_LIMIT: Duration = Duration::from_secs(540);
 
 /// What a run does, from the options.
@@ -170,25 +170,39 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     plan.subjects.retain(|subject| !missing.contains(subject));
     ensure!(!plan.subjects.is_empty(), "there is nothing to measure");
+    let is_up = |needed: Duration| plan.limit.is_some_and(|limit| began.elapsed() + needed > limit);
     let mut longest = Duration::ZERO;
-    for round in 0..plan.rounds {
+    // A subject that failed is left out of the rest, which may be hard to repeat.
+    let mut failed: Vec<(Subject, anyhow::Error)> = Vec::new();
+    'rounds: for round in 0..plan.rounds {
         let start = Instant::now();
-        if round > 0 && plan.limit.is_some_and(|limit| began.elapsed() + longest > limit) {
-            eprintln!("SKIPPED: rounds from {} on: the time of the run is up", round + 1);
-            break;
-        }
         for (number, case) in plan.cases.iter().enumerate() {
+            // A further round is whole or left out. The first one is cut where its time ends.
+            if is_up(if round > 0 && number == 0 { longest } else { Duration::ZERO }) {
+                let name = case.name(&data);
+                eprintln!("SKIPPED: round {} from {name} on: the time of the run is up", round + 1);
+                break 'rounds;
+            }
             for &subject in plan.subjects.iter().filter(|&&subject| case.is_for(subject)) {
+                if failed.iter().any(|(other, _)| *other == subject) {
+                    continue;
+                }
                 let seed = (round * plan.cases.len() + number) as u64;
                 let disk = &disks[&(subject, Plan::state(subject, case.changed))];
-                let run = || measure(&setup, &plan, case, subject, disk, seed);
-                let measured = run().with_context(|| format!("{} on {}", case.name(&data), subject.name()))?;
-                let sides = case.metrics().iter().zip(sides(case, &measured, plan.times));
-                let sides: Vec<_> = sides.map(|(&metrics, side)| (metrics, side)).collect();
-                results.add_sides(&case.name(&data), subject, &sides);
+                match measure(&setup, &plan, case, subject, disk, seed) {
+                    Ok(measured) => {
+                        let sides = case.metrics().iter().zip(sides(case, &measured, plan.times));
+                        let sides: Vec<_> = sides.map(|(&metrics, side)| (metrics, side)).collect();
+                        results.add_sides(&case.name(&data), subject, &sides);
+                    }
+                    Err(error) => failed.push((subject, error.context(case.name(&data)))),
+                }
             }
         }
         longest = longest.max(start.elapsed());
+    }
+    for (subject, _) in &failed {
+        plan.subjects.retain(|other| other != subject);
     }
     for &subject in plan.subjects.iter().filter(|subject| subject.is_fork()) {
         match decodes::per_region(&setup, subject)? {
@@ -200,6 +214,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         results.print_json(&plan.cases, &data);
     }
     results.table(&plan.subjects, &plan.cases, &data).iter().for_each(|line| print(line));
+    let failed: Vec<String> = failed.iter().map(|(subject, error)| format!("{}: {error:#}", subject.name())).collect();
+    ensure!(failed.is_empty(), "failed and left out of the rest: {}", failed.join("; "));
     Ok(())
 }
 
