@@ -2,7 +2,6 @@
 //! other ways to make many disks from one.
 
 mod base;
-mod client;
 mod dedupe;
 mod depth;
 mod freeze;
@@ -12,7 +11,6 @@ mod reads;
 mod snapshot;
 mod socket;
 mod speed;
-mod tool;
 mod work;
 mod writes;
 

@@ -1,6 +1,6 @@
 //! Latencies of single operations, in constant space.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::machine::preemptions;
 
@@ -51,6 +51,13 @@ impl Latencies {
             self.preempted = preempted;
         }
         Ok(done)
+    }
+
+    /// Records an operation whose time was measured elsewhere.
+    pub(crate) fn record(&mut self, time: Duration) {
+        let ns = time.as_nanos() as u64;
+        self.counts[step(ns)] += 1;
+        self.max_ns = self.max_ns.max(ns);
     }
 
     pub(crate) fn add(&mut self, other: &Self) {

@@ -1,10 +1,13 @@
 //! What the system reports about this machine's CPUs and about processes' memory.
 
-use std::{fmt::Display, fs, num::NonZero, thread, time::Duration};
+use std::{
+    collections::HashMap, env, fmt::Display, fs, num::NonZero, os::unix::fs::MetadataExt, path::Path, thread,
+    time::Duration,
+};
 
 use anyhow::{Context, ensure};
 use rustix::{
-    thread::{CpuSet, sched_getaffinity},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
 
@@ -19,6 +22,80 @@ pub(crate) fn allowed_cpus() -> anyhow::Result<Vec<usize>> {
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
     ensure!(!cpus.is_empty(), "no CPU to run on");
     Ok(cpus)
+}
+
+/// Runs `start`, which starts a process, on one CPU: a child inherits the CPUs of the thread that
+/// starts it.
+pub(crate) fn on_one_cpu<T>(start: impl FnOnce() -> T) -> anyhow::Result<T> {
+    let before = sched_getaffinity(None)?;
+    let mut one = CpuSet::new();
+    one.set(allowed_cpus()?[0]);
+    sched_setaffinity(None, &one)?;
+    let started = start();
+    sched_setaffinity(None, &before)?;
+    Ok(started)
+}
+
+/// Returns the process and its descendants.
+pub(crate) fn process_tree(process: u32) -> anyhow::Result<Vec<u32>> {
+    let mut parents: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").context("cannot list processes")? {
+        let Ok(id) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
+        // A process may end while it is looked at.
+        let Ok(status) = fs::read_to_string(format!("/proc/{id}/status")) else { continue };
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+        parents.entry(parent.unwrap_or(0)).or_default().push(id);
+    }
+    let mut tree = vec![process];
+    let mut at = 0;
+    while let Some(parent) = tree.get(at) {
+        tree.extend(parents.remove(parent).unwrap_or_default());
+        at += 1;
+    }
+    Ok(tree)
+}
+
+/// Returns the bytes allocated for the files under `folder` that a process has open, deleted ones
+/// included, by device and inode.
+pub(crate) fn open_file_bytes(process: u32, folder: &Path) -> anyhow::Result<HashMap<(u64, u64), u64>> {
+    let mut files = HashMap::new();
+    for entry in fs::read_dir(format!("/proc/{process}/fd")).context("the process has exited")? {
+        let path = entry?.path();
+        if fs::read_link(&path).is_ok_and(|target| target.starts_with(folder))
+            && let Ok(metadata) = fs::metadata(&path)
+            && metadata.is_file()
+        {
+            files.insert((metadata.dev(), metadata.ino()), metadata.blocks() * 512);
+        }
+    }
+    Ok(files)
+}
+
+/// Describes the machine.
+pub(crate) fn description() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
+        line.map(|(_, value)| value.trim().to_owned())
+    };
+    let model = field("model name").unwrap_or_else(|| env::consts::ARCH.to_owned());
+    let uname = rustix::system::uname();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib: u64 = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
+        .unwrap_or(0);
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    let (cpus, plural) = (cpus(), if cpus() == 1 { "" } else { "s" });
+    format!(
+        "{cpus} CPU{plural} ({model}), {:.0} GiB of memory, {} {}, pagefold {}, load {load} at the start",
+        kib as f64 / f64::from(1 << 20),
+        uname.sysname().to_string_lossy(),
+        uname.release().to_string_lossy(),
+        env!("CARGO_PKG_VERSION"),
+    )
 }
 
 /// Returns in bytes a figure that `/proc/PROCESS/status` gives in kB, such as `VmRSS`. Fails if the
@@ -66,4 +143,39 @@ pub(crate) fn preemptions() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/thread-self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
     Ok(line.context("status has no count of switches")?.trim().parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        io::Write,
+        process::{self, Command, Stdio},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_machine_is_named() {
+        let machine = description();
+        assert!(machine.contains("CPU") && machine.contains("GiB"), "{machine}");
+    }
+
+    #[test]
+    fn children_and_deleted_files_count() {
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let tree = process_tree(process::id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(tree.contains(&process::id()) && tree.contains(&child.id()), "{tree:?}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = File::create(folder.path().join("deleted")).unwrap();
+        file.write_all(&[1; 100_000]).unwrap();
+        file.sync_all().unwrap();
+        fs::remove_file(folder.path().join("deleted")).unwrap();
+        let bytes: u64 = open_file_bytes(process::id(), folder.path()).unwrap().values().sum();
+        assert!((100_000..1_000_000).contains(&bytes), "{bytes}");
+        drop(file);
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
 
 mod callgrind;
+mod client;
 mod codec;
 mod device;
 mod disks;
@@ -26,6 +27,7 @@ mod soak;
 mod streams;
 mod subjects;
 mod synthetic;
+mod tool;
 mod training;
 mod verdict;
 mod written;
@@ -57,7 +59,7 @@ enum Bench {
     /// Instructions of the store's writes and reads under callgrind, checked against the committed
     /// table
     StoreInstructions(disks::instructions::Args),
-    /// The NBD server compared with nbdkit's memory plugin, with fio
+    /// Requests over NBD to RAM disks and forks, compared with nbdkit and with qcow2 overlays
     Nbd(nbd::Args),
     /// Writes at the memory limit, each read back and verified
     Soak(soak::Args),

@@ -1,203 +1,309 @@
-//! `pagefold-bench nbd`: runs the same fio jobs on pagefold and on nbdkit's memory plugin, in turn.
+//! `pagefold-bench nbd`: requests over NBD to RAM disks and to forks, and the same requests to the
+//! servers that users have today.
+
+mod cases;
+mod connection;
+mod content;
+mod decodes;
+mod load;
+mod results;
+mod subjects;
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    env,
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
+use clap::ValueEnum;
 
-use crate::{
-    figure::{Figure, geometric_mean, median},
-    server::{Server, fio_job, fio_number, pagefold, program},
-};
+use crate::{machine, report::utc, server::pagefold};
+
+use cases::{Case, Pattern};
+use content::Content;
+use load::{Measured, Shape, Side, Times, read_through};
+use results::Results;
+use subjects::{Disk, Setup, Subject};
 
 /// Options of `pagefold-bench nbd`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Every case runs on every subject in turn, for each round; a figure is the median of its rounds. \
-Each disk is written full first, which does not count. fio's buffers are 60 % compressible and \
-refilled for each write; the queue depth is 16.")]
+Disks hold pages that carry their number and version. Bases and RAM disks begin with the same pages, \
+and copies change the same ones. Before the first round every disk is read twice as a whole. Each case \
+runs on every subject in turn, for each round with another seed; a figure is the median of its rounds. \
+A run begins with requests that do not count, and cached cases read their 32 MiB twice before it. \
+Writes and mixes get a new copy of the base with 1 % changed. The client checks the number and the \
+version of every page that it reads, and all bytes of one in 16 requests.
+
+Cases: rand-read of 32 MiB (cached) or of the whole disk, with 1 % and 50 % of the pages changed; \
+rand-write and rand-mixed (50 % writes) of the whole disk; writes of 32 KiB and 128 KiB on one \
+connection; hot-read: 16 MiB, whose latencies count, with 0 % and 10 % of the requests elsewhere. \
+Names end in CONNECTIONSxDEPTH. Memory is the resident memory of all processes of a server and its \
+files in tmpfs; files of bases are in the page cache and do not count.")]
 pub(crate) struct Args {
-    /// Seconds that each fio job runs
-    #[arg(long, default_value_t = 2)]
-    seconds: u32,
-    /// Number of rounds
-    #[arg(long, default_value = "3", value_parser = crate::count)]
-    rounds: usize,
-    /// Disk size in MiB
-    #[arg(long, default_value_t = 256)]
+    /// Files whose pages the disks hold, such as one written by 'gather' [default: generated pages
+    /// like those of heaps]
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    data: Vec<PathBuf>,
+    /// Size of each disk in MiB
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
     mib: u64,
+    /// Fewer shapes, rounds and seconds: within 10 minutes on 16 CPUs
+    #[arg(long)]
+    quick: bool,
+    /// Measured seconds of each run [default: 1, with --quick 0.4]
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<Duration>,
+    /// Seconds of each run before it is measured [default: 0.25, with --quick 0.1]
+    #[arg(long, value_parser = seconds)]
+    warm_up: Option<Duration>,
+    /// Number of rounds [default: 3, with --quick 2]
+    #[arg(long, value_parser = crate::count)]
+    rounds: Option<usize>,
+    /// Start no further round that would end later than this, and no case later than this, after the
+    /// start [default: none, with --quick 540]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    limit: Option<Duration>,
+    /// Connections and requests in flight on each [default: 1x1,1x16,4x16,8x16, with --quick without
+    /// 4x16]
+    #[arg(long, value_delimiter = ',', value_parser = shape)]
+    shapes: Vec<Shape>,
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Subject::value_variants().to_vec())]
+    subjects: Vec<Subject>,
     /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     only: String,
     /// The pagefold program [default: the one next to this program]
     #[arg(long)]
     pagefold: Option<PathBuf>,
-    /// Print one JSON object per line
+    /// An option for the servers of forks, such as --serve=--memory-limit=4G; repeat for more
+    #[arg(long, allow_hyphen_values = true)]
+    serve: Vec<String>,
+    /// Directory on a disk for bases
+    #[arg(long, default_value = "/var/tmp")]
+    scratch: PathBuf,
+    /// Directory in tmpfs for the files of peers that keep changes in files
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: PathBuf,
+    /// Print one JSON object per line on standard output; the table goes to standard error
     #[arg(long)]
     json: bool,
 }
 
-const QUEUE_DEPTH: &str = "16";
-const SUBJECTS: [&str; 4] = ["pagefold-lz4", "pagefold-default", "nbdkit-malloc", "nbdkit-zstd"];
-
-struct Case {
-    pattern: &'static str,
-    fio_rw: &'static str,
-    block: &'static str,
-    connections: usize,
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-impl Case {
-    fn all() -> Vec<Self> {
-        let patterns = [
-            ("rand-read", "randread"),
-            ("rand-write", "randwrite"),
-            ("rand-mixed", "randrw"),
-            ("seq-read", "read"),
-            ("seq-write", "write"),
-        ];
-        let mut cases = Vec::new();
-        for block in ["4k", "32k"] {
-            for (pattern, fio_rw) in patterns {
-                for connections in [1, 2] {
-                    cases.push(Self { pattern, fio_rw, block, connections });
-                }
-            }
+fn shape(text: &str) -> Result<Shape, String> {
+    let parsed = text.split_once('x').and_then(|(connections, depth)| {
+        let count = |text: &str| text.parse().ok().filter(|count| (1..=64).contains(count));
+        Some(Shape { connections: count(connections)?, depth: count(depth)? })
+    });
+    parsed.ok_or_else(|| "expected CONNECTIONSxDEPTH, each from 1 to 64, such as 8x16".to_owned())
+}
+
+/// The limit of a quick run.
+const QUICK_LIMIT: Duration = Duration::from_secs(540);
+
+/// What a run does, from the options.
+struct Plan {
+    cases: Vec<Case>,
+    subjects: Vec<Subject>,
+    rounds: usize,
+    times: Times,
+    limit: Option<Duration>,
+}
+
+impl Plan {
+    fn new(args: &Args, data: &str) -> anyhow::Result<Self> {
+        let (rounds, warm, measured, connections): (_, _, _, &[usize]) =
+            if args.quick { (2, 0.1, 0.4, &[1, 8]) } else { (3, 0.25, 1.0, &[1, 4, 8]) };
+        let mut shapes = args.shapes.clone();
+        if shapes.is_empty() {
+            shapes.push(Shape { connections: 1, depth: 1 });
+            shapes.extend(connections.iter().map(|&connections| Shape { connections, depth: 16 }));
         }
-        cases
+        let mut cases = Case::all(&shapes);
+        cases.retain(|case| case.name(data).contains(&args.only));
+        ensure!(!cases.is_empty(), "no case has '{}' in its name", args.only);
+        let mut subjects = args.subjects.clone();
+        subjects.retain(|&subject| cases.iter().any(|case| case.is_for(subject)));
+        let seconds = |given: Option<Duration>, default| given.unwrap_or(Duration::from_secs_f64(default));
+        Ok(Self {
+            cases,
+            subjects,
+            rounds: args.rounds.unwrap_or(rounds),
+            times: Times { warm: seconds(args.warm_up, warm), measured: seconds(args.seconds, measured) },
+            limit: args.limit.or(args.quick.then_some(QUICK_LIMIT)),
+        })
     }
 
-    fn name(&self) -> String {
-        format!("fio-60/{}/{}/{}", self.pattern, self.block, self.connections)
-    }
-
-    /// Returns the sides of fio's report that the pattern fills, with the names of their metrics.
-    fn sides(&self) -> &'static [[&'static str; 3]] {
-        const READ: [&str; 3] = ["read", "read_mb_s", "read_p99_us"];
-        const WRITE: [&str; 3] = ["write", "write_mb_s", "write_p99_us"];
-        match self.fio_rw {
-            "randread" | "read" => &[READ],
-            "randrw" => &[READ, WRITE],
-            _ => &[WRITE],
-        }
+    /// Returns the state in which a subject's disk is for a case: the percentage changed of a copy, and
+    /// 0 for other disks, which have a single state.
+    fn state(subject: Subject, changed: u32) -> u32 {
+        if subject.is_copy() { changed } else { 0 }
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let fio = program("fio")?;
-    let nbdkit = program("nbdkit")?;
+    let began = Instant::now();
+    let content = Content::new(&args.data)?;
+    let data = content.name().to_owned();
+    let mut plan = Plan::new(args, &data)?;
     let pagefold = pagefold(args.pagefold.as_deref())?;
-    let size = format!("{}M", args.mib);
-    let mut servers = Vec::new();
-    for subject in SUBJECTS {
-        let server = match subject {
-            "pagefold-lz4" => Server::pagefold(&pagefold, &["--size", &size, "--codec", "lz4"])?,
-            "pagefold-default" => Server::pagefold(&pagefold, &["--size", &size])?,
-            "nbdkit-malloc" => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=malloc"])?,
-            _ => Server::nbdkit(&nbdkit, &["memory", &format!("size={size}"), "allocator=zstd"])?,
-        };
-        let fill = Case { pattern: "fill", fio_rw: "write", block: "32k", connections: 1 };
-        run_fio(&fio, &server, &fill, args.mib, None, 1)?;
-        servers.push((subject, server));
+    let setup = Setup::new(pagefold, args.serve.clone(), content, args.mib, &args.scratch, &args.tmpfs)?;
+    let print = |line: &str| if args.json { eprintln!("{line}") } else { println!("{line}") };
+    head(&plan).iter().for_each(|line| print(line));
+
+    let mut results = Results::default();
+    let mut disks = BTreeMap::new();
+    let mut missing = Vec::new();
+    for &subject in &plan.subjects {
+        if let Err(error) = prepare(&setup, &plan, subject, &mut disks, &mut results) {
+            eprintln!("SKIPPED: {}: {error:#}", subject.name());
+            missing.push(subject);
+        }
     }
-    let mut figures: BTreeMap<(String, &str, &str), Vec<f64>> = BTreeMap::new();
-    let cases: Vec<Case> = Case::all().into_iter().filter(|case| case.name().contains(&args.only)).collect();
-    ensure!(!cases.is_empty(), "no case has '{}' in its name", args.only);
-    for round in 0..args.rounds {
-        for case in &cases {
-            for (subject, server) in &servers {
-                let mut job = run_fio(&fio, server, case, args.mib, Some(args.seconds), round + 2)?;
-                job.push(("rss_bytes", server.rss_bytes()?));
-                for (metric, value) in job {
-                    figures.entry((case.name(), subject, metric)).or_default().push(value);
+    plan.subjects.retain(|subject| !missing.contains(subject));
+    ensure!(!plan.subjects.is_empty(), "there is nothing to measure");
+    let is_up = |needed: Duration| plan.limit.is_some_and(|limit| began.elapsed() + needed > limit);
+    let mut longest = Duration::ZERO;
+    // A subject that failed is left out of the rest, which may be hard to repeat.
+    let mut failed: Vec<(Subject, anyhow::Error)> = Vec::new();
+    'rounds: for round in 0..plan.rounds {
+        let start = Instant::now();
+        for (number, case) in plan.cases.iter().enumerate() {
+            // A further round is whole or left out. The first one is cut where its time ends.
+            if is_up(if round > 0 && number == 0 { longest } else { Duration::ZERO }) {
+                let name = case.name(&data);
+                eprintln!("SKIPPED: round {} from {name} on: the time of the run is up", round + 1);
+                break 'rounds;
+            }
+            for &subject in plan.subjects.iter().filter(|&&subject| case.is_for(subject)) {
+                if failed.iter().any(|(other, _)| *other == subject) {
+                    continue;
+                }
+                let seed = (round * plan.cases.len() + number) as u64;
+                let disk = &disks[&(subject, Plan::state(subject, case.changed))];
+                match measure(&setup, &plan, case, subject, disk, seed) {
+                    Ok(measured) => {
+                        let sides = case.metrics().iter().zip(sides(case, &measured, plan.times));
+                        let sides: Vec<_> = sides.map(|(&metrics, side)| (metrics, side)).collect();
+                        results.add_sides(&case.name(&data), subject, &sides);
+                    }
+                    Err(error) => failed.push((subject, error.context(case.name(&data)))),
                 }
             }
         }
+        longest = longest.max(start.elapsed());
     }
-    let figures: BTreeMap<_, _> = figures.into_iter().map(|(key, values)| (key, median(&values))).collect();
-    if args.json {
-        for ((case, subject, metric), &value) in &figures {
-            let unit = match *metric {
-                "rss_bytes" => "bytes",
-                metric if metric.ends_with("_us") => "us",
-                _ => "MB/s",
-            };
-            Figure { bench: "nbd", case, subject, metric, value, unit }.print_json();
+    for (subject, _) in &failed {
+        plan.subjects.retain(|other| other != subject);
+    }
+    for &subject in plan.subjects.iter().filter(|subject| subject.is_fork()) {
+        match decodes::per_region(&setup, subject)? {
+            Some(count) => results.add(&format!("{data}/decodes/64k"), subject, "decoded_clusters", count),
+            None => eprintln!("SKIPPED: {}: decoded clusters: the server does not count them", subject.name()),
         }
     }
-    print_table(args.json, &cases, &figures);
+    if args.json {
+        results.print_json(&plan.cases, &data);
+    }
+    results.table(&plan.subjects, &plan.cases, &data).iter().for_each(|line| print(line));
+    let failed: Vec<String> = failed.iter().map(|(subject, error)| format!("{}: {error:#}", subject.name())).collect();
+    ensure!(failed.is_empty(), "failed and left out of the rest: {}", failed.join("; "));
     Ok(())
 }
 
-/// Prints speeds and ratios: to standard error if standard output is for JSON.
-fn print_table(json: bool, cases: &[Case], figures: &BTreeMap<(String, &str, &str), f64>) {
-    let line = |text: String| if json { eprintln!("{text}") } else { println!("{text}") };
-    let get = |case: &Case, subject, metric| figures.get(&(case.name(), subject, metric)).copied().unwrap_or(f64::NAN);
-    let speed = |case: &Case, subject| case.sides().iter().map(|&[_, speed, _]| get(case, subject, speed)).sum::<f64>();
-    let p99 =
-        |case: &Case, subject| case.sides().iter().map(|&[_, _, p99]| get(case, subject, p99)).fold(f64::MIN, f64::max);
-    line(format!(
-        "{:26} {:>9} {:>9} {:>9} {:>9}   lz4/malloc  lz4/zstd  p99 us lz4/malloc",
-        "case (MB/s)", "pf-lz4", "pf-deflt", "nk-malloc", "nk-zstd"
-    ));
-    let mut ratios: [Vec<f64>; 2] = Default::default();
-    for case in cases {
-        let [lz4, default, malloc, zstd] = SUBJECTS.map(|subject| speed(case, subject));
-        ratios[0].push(lz4 / malloc);
-        ratios[1].push(lz4 / zstd);
-        line(format!(
-            "{:26} {lz4:9.0} {default:9.0} {malloc:9.0} {zstd:9.0}   {:10.2}  {:8.1}  {:8.0} / {:.0}",
-            case.name(),
-            lz4 / malloc,
-            lz4 / zstd,
-            p99(case, "pagefold-lz4"),
-            p99(case, "nbdkit-malloc")
-        ));
-    }
-    line(format!(
-        "{:26} {:>39}   {:10.2}  {:8.1}",
-        "geometric mean",
-        "",
-        geometric_mean(&ratios[0]),
-        geometric_mean(&ratios[1])
-    ));
+/// Describes the run.
+fn head(plan: &Plan) -> Vec<String> {
+    let command: Vec<String> = env::args().skip(1).collect();
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mut versions: Vec<String> =
+        plan.subjects.iter().filter_map(|subject| subject.version().ok().flatten()).collect();
+    versions.dedup();
+    let Times { warm, measured } = plan.times;
+    vec![
+        format!("pagefold-bench {}", command.join(" ")),
+        format!("{}, {}", utc(now_s), machine::description()),
+        format!(
+            "{}; rounds: {}, of {} s after {} s",
+            versions.join("; "),
+            plan.rounds,
+            measured.as_secs_f64(),
+            warm.as_secs_f64()
+        ),
+        String::new(),
+    ]
 }
 
-/// Runs the case and returns its metrics. fio takes places and data from the seed.
-fn run_fio(
-    fio: &Path,
-    server: &Server,
+/// Makes the disks of a subject, one for each state, and reads them twice.
+fn prepare(
+    setup: &Setup,
+    plan: &Plan,
+    subject: Subject,
+    disks: &mut BTreeMap<(Subject, u32), Disk>,
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    for case in plan.cases.iter().filter(|case| case.is_for(subject)) {
+        let state = Plan::state(subject, case.changed);
+        if disks.contains_key(&(subject, state)) {
+            continue;
+        }
+        let disk = Disk::new(setup, subject)?;
+        disk.change(setup, state)?;
+        for _ in 0..2 {
+            disk.compare(setup)?;
+        }
+        disks.insert((subject, state), disk);
+    }
+    for case in plan.cases.iter().filter(|case| matches!(case.pattern, Pattern::Read { is_cached: false })) {
+        if let Some(disk) = disks.get(&(subject, Plan::state(subject, case.changed))) {
+            let name = format!("{}/memory/changed-{}", setup.content.name(), case.changed);
+            results.add(&name, subject, "rss_bytes", disk.memory_bytes(setup)?);
+        }
+    }
+    Ok(())
+}
+
+/// Runs a case on a subject.
+fn measure(
+    setup: &Setup,
+    plan: &Plan,
     case: &Case,
-    mib: u64,
-    seconds: Option<u32>,
-    seed: usize,
-) -> anyhow::Result<Vec<(&'static str, f64)>> {
-    let output = server.folder().join("fio.json");
-    let mut command = std::process::Command::new(fio);
-    command
-        .current_dir(server.folder())
-        .args(["--name=job", "--ioengine=nbd", "--thread", "--group_reporting", "--output-format=json"])
-        .args(["--buffer_compress_percentage=60", "--refill_buffers", &format!("--randseed={seed}")])
-        .arg(format!("--iodepth={QUEUE_DEPTH}"))
-        .arg(format!("--uri={}", server.uri("")))
-        .arg(format!("--rw={}", case.fio_rw))
-        .arg(format!("--bs={}", case.block))
-        .arg(format!("--numjobs={}", case.connections))
-        .arg(format!("--size={mib}M"))
-        .arg(format!("--output={}", output.display()));
-    if let Some(seconds) = seconds {
-        command.args(["--time_based", &format!("--runtime={seconds}")]);
+    subject: Subject,
+    disk: &Disk,
+    seed: u64,
+) -> anyhow::Result<Measured> {
+    let load = case.load(setup.pages());
+    if case.writes() && subject.is_copy() {
+        let copy = disk.another(setup, subject, &format!("copy-{seed}"))?;
+        copy.change(setup, case.changed)?;
+        let measured = load::run(copy.served(setup), &load, case.shape, seed, plan.times)?;
+        copy.remove(subject)?;
+        return Ok(measured);
     }
-    let result = command.output().context("cannot start fio")?;
-    ensure!(result.status.success(), "fio failed: {}", String::from_utf8_lossy(&result.stderr));
-    let job = fio_job(&output)?;
-    let mut metrics = Vec::new();
-    for &[side, speed, p99] in case.sides() {
-        let side = &job[side];
-        metrics.push((speed, fio_number(&side["bw_bytes"])? / 1e6));
-        metrics.push((p99, fio_number(&side["clat_ns"]["percentile"]["99.000000"])? / 1e3));
+    if let Some(span) = case.warmed(setup.pages()) {
+        for _ in 0..2 {
+            read_through(disk.served(setup), span.clone())?;
+        }
     }
-    Ok(metrics)
+    load::run(disk.served(setup), &load, case.shape, seed, plan.times)
+}
+
+/// Returns the speed in MB/s and the 99th percentile in microseconds of each side that a case has.
+fn sides(case: &Case, measured: &Measured, times: Times) -> Vec<[f64; 2]> {
+    let of = |side: &Side| {
+        let bytes = side.requests * case.block_kib * 1024;
+        [bytes as f64 / times.measured.as_secs_f64() / 1e6, side.latencies.at(0.99) / 1e3]
+    };
+    match case.pattern {
+        Pattern::Read { .. } | Pattern::Hot { .. } => vec![of(&measured.reads)],
+        Pattern::Write => vec![of(&measured.writes)],
+        Pattern::Mixed => vec![of(&measured.reads), of(&measured.writes)],
+    }
 }

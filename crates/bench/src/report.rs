@@ -32,12 +32,14 @@ use signal_hook::{
 };
 use tempfile::TempDir;
 
-use crate::{codec::files::joined, machine::cpus, written::Written};
+use crate::{codec::files::joined, machine, written::Written};
 use page::Baseline;
 use peers::Peers;
 use plan::{Named, Plan, Scratch};
 use record::{Line, Record};
 use run::Run;
+
+pub(crate) use words::utc;
 
 /// Options of `pagefold-bench report`.
 #[derive(clap::Args)]
@@ -156,7 +158,7 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     }
     let mut run = Run::new(&program, &lines_path, &scratch, stop)?;
     let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    run.keep(Line::about("", &machine(), "machine", began_s as f64, "s"))?;
+    run.keep(Line::about("", &machine::description(), "machine", began_s as f64, "s"))?;
     for line in peers.lines() {
         if line.value == 0.0 {
             eprintln!("missing: {}: {}", line.case, line.subject);
@@ -220,33 +222,6 @@ fn named(data: &[PathBuf], scratch: &Scratch) -> anyhow::Result<Named> {
     Ok(named)
 }
 
-/// Describes the machine.
-fn machine() -> String {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = cpuinfo.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
-        line.map(|(_, value)| value.trim().to_owned())
-    };
-    let model = field("model name").unwrap_or_else(|| env::consts::ARCH.to_owned());
-    let uname = rustix::system::uname();
-    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib: u64 = memory
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
-        .unwrap_or(0);
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split(' ').next().unwrap_or_default();
-    let (cpus, plural) = (cpus(), if cpus() == 1 { "" } else { "s" });
-    format!(
-        "{cpus} CPU{plural} ({model}), {:.0} GiB of memory, {} {}, pagefold {}, load {load} at the start",
-        kib as f64 / f64::from(1 << 20),
-        uname.sysname().to_string_lossy(),
-        uname.release().to_string_lossy(),
-        env!("CARGO_PKG_VERSION"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,11 +273,5 @@ mod tests {
         assert_eq!(fs::read(&lines).unwrap(), before);
         let charts = What::Charts { lines, output: folder.path().to_owned() };
         assert!(run(&args(charts)).is_err());
-    }
-
-    #[test]
-    fn the_machine_is_named() {
-        let machine = machine();
-        assert!(machine.contains("CPU") && machine.contains("GiB"), "{machine}");
     }
 }

@@ -1,6 +1,7 @@
 //! NBD servers that a bench starts and ends.
 
 use std::{
+    collections::HashMap,
     env, fs,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -13,7 +14,15 @@ use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::machine::{anonymous_bytes_of, memory_bytes};
+use crate::machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree};
+use crate::tool;
+
+/// The export name of `qemu-storage-daemon`.
+pub(crate) const DAEMON_EXPORT: &str = "disk";
+
+/// The first major version of `qemu-storage-daemon` whose exports may have a thread of their own and
+/// clients that leave: earlier ones fail the assertion `qemu_in_main_thread`.
+const DAEMON_THREADS: u32 = 9;
 
 /// A server in its own folder, killed on drop.
 pub(crate) struct Server {
@@ -54,6 +63,20 @@ pub(crate) fn fio_number(value: &Value) -> anyhow::Result<f64> {
     value.as_f64().context("fio's report lacks a figure")
 }
 
+/// Returns the major version of one of qemu's programs.
+fn major_version(program: &Path) -> anyhow::Result<u32> {
+    let output = Command::new(program).arg("--version").output().context("cannot start a program of qemu")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let number = text.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok());
+    number.with_context(|| format!("{} does not say its version", program.display()))
+}
+
+/// Makes a qcow2 image with a raw file below it.
+pub(crate) fn qcow2_overlay(raw: &Path, path: &Path) -> anyhow::Result<()> {
+    let mut create = Command::new(tool::find("qemu-img")?);
+    tool::run(create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(raw).arg(path))
+}
+
 impl Server {
     /// Starts `pagefold serve` with `args` on its own socket.
     pub(crate) fn pagefold(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
@@ -64,11 +87,16 @@ impl Server {
         })
     }
 
-    /// Starts `nbdkit` with `args` on its own socket.
-    pub(crate) fn nbdkit(program: &Path, args: &[&str]) -> anyhow::Result<Self> {
+    /// Starts a server that may use a single CPU.
+    pub(crate) fn one_cpu(start: impl FnOnce() -> anyhow::Result<Self>) -> anyhow::Result<Self> {
+        on_one_cpu(start)?
+    }
+
+    /// Starts `nbdkit` with `args` on its own socket, and its temporary files in `files`.
+    pub(crate) fn nbdkit(program: &Path, args: &[&str], files: &Path) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
-            command.arg("--foreground").arg("--unix").arg(socket).args(args);
+            command.arg("--foreground").arg("--unix").arg(socket).args(args).env("TMPDIR", files);
             command
         })
     }
@@ -79,6 +107,26 @@ impl Server {
             let mut command = Command::new(program);
             command.args(["--persistent", "--shared=0", "--format=qcow2", "--discard=unmap", "--cache=writeback"]);
             command.arg("--socket").arg(socket).arg(image);
+            command
+        })
+    }
+
+    /// Starts `qemu-storage-daemon` with a qcow2 image on its own socket, whose export is
+    /// [`DAEMON_EXPORT`]. A pool of threads reads and writes files. A thread other than the main one
+    /// serves the export, unless this version aborts when a client of such a thread leaves.
+    pub(crate) fn qemu_storage_daemon(program: &Path, image: &Path) -> anyhow::Result<Self> {
+        let has_thread = major_version(program)? >= DAEMON_THREADS;
+        Self::start(|socket| {
+            let mut command = Command::new(program);
+            command.args(["--blockdev", &format!("driver=file,node-name=file,filename={}", image.display())]);
+            command.args(["--blockdev", "driver=qcow2,node-name=disk,file=file,discard=unmap"]);
+            command.args(["--nbd-server", &format!("addr.type=unix,addr.path={}", socket.display())]);
+            let mut export = format!("type=nbd,id=export,node-name=disk,name={DAEMON_EXPORT},writable=on");
+            if has_thread {
+                command.args(["--object", "iothread,id=server"]);
+                export += ",iothread=server";
+            }
+            command.args(["--export", &export]);
             command
         })
     }
@@ -119,6 +167,17 @@ impl Server {
     /// Returns the resident memory of the server's process.
     pub(crate) fn rss_bytes(&self) -> anyhow::Result<f64> {
         Ok(memory_bytes(self.child.id(), "VmRSS").context("the server's memory")? as f64)
+    }
+
+    /// Returns the resident memory of the server's process and its descendants, and the bytes of the
+    /// files under `folder`, in memory, that they have open.
+    pub(crate) fn whole_memory_bytes(&self, folder: &Path) -> anyhow::Result<f64> {
+        let (mut resident, mut files) = (0, HashMap::new());
+        for process in process_tree(self.child.id())? {
+            resident += memory_bytes(process, "VmRSS").context("the server's memory")?;
+            files.extend(open_file_bytes(process, folder)?);
+        }
+        Ok((resident + files.values().sum::<u64>()) as f64)
     }
 
     /// Returns the anonymous memory of the server's process.

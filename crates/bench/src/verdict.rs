@@ -17,6 +17,11 @@ impl Target {
         }
     }
 
+    /// Returns whether a value meets it, and what it is, in words.
+    pub(crate) fn verdict(self, value: f64) -> String {
+        format!("{} ({})", if self.is_met(value) { "PASS" } else { "miss" }, self.text())
+    }
+
     fn text(self) -> String {
         match self {
             Target::AtLeast(bound) => format!("≥ {bound}"),

@@ -12,13 +12,14 @@ use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::{BlockDevice, Checked};
 use tempfile::TempDir;
 
-use super::{Args, tool};
+use super::Args;
 use crate::{
     image::{
         builder::needs,
         data::copied,
         process::{self, Ran},
     },
+    tool,
     verdict::Output,
 };
 

@@ -11,13 +11,9 @@ use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
 use tempfile::TempDir;
 
-use super::{
-    Args,
-    base::BaseFiles,
-    client::{Control, Nbd},
-    socket::BASE,
-};
+use super::{Args, base::BaseFiles, socket::BASE};
 use crate::{
+    client::{Control, Nbd},
     figure::median,
     image::process,
     load::Random,

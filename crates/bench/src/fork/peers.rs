@@ -13,8 +13,15 @@ use pagefold_codec::{PAGE_SIZE, Page};
 use rustix::fs::ioctl_ficlone;
 use tempfile::TempDir;
 
-use super::{base::BaseFiles, client::Nbd, idle::Times, tool};
-use crate::{image::Mounted, load::Random, server::Server, verdict::Output};
+use super::{base::BaseFiles, idle::Times};
+use crate::{
+    client::Nbd,
+    image::Mounted,
+    load::Random,
+    server::{Server, qcow2_overlay},
+    tool,
+    verdict::Output,
+};
 
 /// Number of disks of each type.
 const OVERLAYS: usize = 100;
@@ -38,12 +45,6 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow
     Ok(())
 }
 
-/// Makes a qcow2 overlay of the base in tmpfs.
-pub(super) fn overlay(base: &BaseFiles, path: &Path) -> anyhow::Result<()> {
-    let mut create = Command::new(tool::find("qemu-img")?);
-    tool::run(create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(base.raw()).arg(path))
-}
-
 /// Starts a server for an overlay. Written data is in the overlay file, in tmpfs.
 pub(super) fn overlay_server(path: &Path) -> anyhow::Result<Server> {
     Server::qemu_nbd(&tool::find("qemu-nbd")?, path)
@@ -56,7 +57,7 @@ fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<
     for number in 0..OVERLAYS {
         made.time(|offset, page| {
             let path = tmpfs.join(number.to_string());
-            overlay(base, &path)?;
+            qcow2_overlay(&base.raw(), &path)?;
             let server = overlay_server(&path)?;
             Nbd::connect(&server.socket(), EXPORT)?.read(offset, page)?;
             servers.push(server);

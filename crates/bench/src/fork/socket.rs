@@ -9,10 +9,10 @@ use pagefold_codec::PAGE_SIZE;
 use super::{
     Args,
     base::BaseFiles,
-    client::{Control, Nbd},
     idle::{IDLE_BYTES, Times, warm},
 };
 use crate::{
+    client::{Control, Nbd},
     latency::Latencies,
     load::Random,
     server::Server,

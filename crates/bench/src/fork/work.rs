@@ -15,13 +15,14 @@ use tempfile::TempDir;
 use super::{
     Args,
     base::BaseFiles,
-    peers::{EXPORT, overlay, overlay_server, stored_bytes},
+    peers::{EXPORT, overlay_server, stored_bytes},
     socket::{BASE, QUIET, serve},
-    tool,
 };
 use crate::{
     figure::median,
     image::Mounted,
+    server::qcow2_overlay,
+    tool,
     verdict::{Output, Target::AtMost},
 };
 
@@ -59,7 +60,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     times.clear();
     for number in 0..args.workers {
         let path = folder.path().join(number.to_string());
-        overlay(base, &path)?;
+        qcow2_overlay(&base.raw(), &path)?;
         let server = overlay_server(&path)?;
         times.push(install(&server.uri(EXPORT), &args.install, is_looked_at(number, args))?);
     }

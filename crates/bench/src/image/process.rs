@@ -10,9 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::machine::{allowed_cpus, memory_bytes};
+use crate::machine::{memory_bytes, on_one_cpu};
 
 /// How often a program's memory is sampled.
 const INTERVAL: Duration = Duration::from_millis(2);
@@ -34,18 +33,7 @@ pub(crate) fn run(command: &mut Command, threads: usize) -> anyhow::Result<Ran> 
     command.stdin(Stdio::null()).stdout(to(&said)?).stderr(to(&said)?);
     let name = command.get_program().to_string_lossy().into_owned();
     let start = Instant::now();
-    // A child inherits the CPUs of the thread that starts it.
-    let child = if threads == 1 {
-        let before = sched_getaffinity(None)?;
-        let mut one = CpuSet::new();
-        one.set(allowed_cpus()?[0]);
-        sched_setaffinity(None, &one)?;
-        let child = command.spawn();
-        sched_setaffinity(None, &before)?;
-        child
-    } else {
-        command.spawn()
-    };
+    let child = if threads == 1 { on_one_cpu(|| command.spawn())? } else { command.spawn() };
     let mut child = child.with_context(|| format!("cannot start {name}"))?;
     let id = child.id();
     let (ended, watch) = mpsc::channel::<()>();

@@ -59,7 +59,7 @@ pub(super) fn charts(record: &Record) -> Vec<Chart> {
         },
         Plan {
             file: "io.svg",
-            title: "4 KiB requests over NBD, one connection, MB/s",
+            title: "4 KiB requests over NBD, one connection, 16 in flight, MB/s",
             groups: io(record),
             decimals: 0,
             unit: "MB/s",
@@ -104,24 +104,37 @@ fn ram(record: &Record) -> Vec<Group> {
         .collect()
 }
 
-/// Speeds over NBD.
+/// Speeds over NBD, of RAM disks and of disks that start as copies.
 fn io(record: &Record) -> Vec<Group> {
-    const SUBJECTS: [(&str, &str); 4] = [
+    type Subjects = [(&'static str, &'static str); 4];
+    const DISKS: Subjects = [
         ("nbdkit-malloc", "nbdkit memory"),
         ("nbdkit-zstd", "nbdkit memory, zstd"),
         ("pagefold-lz4", "pagefold, lz4"),
         ("pagefold-default", "pagefold"),
     ];
-    let of = |(heading, case, metric): (&str, &str, &str)| {
+    const COPIES: Subjects = [
+        ("qcow2-nbd", "qcow2, qemu-nbd"),
+        ("qcow2-daemon", "qcow2, qemu-storage-daemon"),
+        ("nbdkit-cow", "nbdkit cow"),
+        ("fork-lz4", "pagefold"),
+    ];
+    let of = |(heading, subjects, case, metric): (&str, Subjects, &str, &str)| {
         let bar = |(subject, name): (&'static str, &str)| {
             let value = record.mean(&Pick { bench: "nbd", case, subject, metric })?;
-            Some(Bar { name: name.to_owned(), value, is_ours: subject.starts_with("pagefold") })
+            Some(Bar { name: name.to_owned(), value, is_ours: name.starts_with("pagefold") })
         };
-        Group { heading: heading.to_owned(), bars: SUBJECTS.into_iter().filter_map(bar).collect() }
+        Group { heading: heading.to_owned(), bars: subjects.into_iter().filter_map(bar).collect() }
     };
-    [("Random reads", "*/rand-read/4k/1", "read_mb_s"), ("Random writes", "*/rand-write/4k/1", "write_mb_s")]
-        .map(of)
-        .into()
+    let (read, write) = ("*/rand-read/4k/1x16/whole/changed-1", "*/rand-write/4k/1x16");
+    [
+        ("RAM disks: random reads", DISKS, read, "read_mb_s"),
+        ("RAM disks: random writes", DISKS, write, "write_mb_s"),
+        ("Forks of a disk, 1 % changed: random reads", COPIES, read, "read_mb_s"),
+        ("Forks of a disk: random writes", COPIES, write, "write_mb_s"),
+    ]
+    .map(of)
+    .into()
 }
 
 /// Time to make a disk that starts as a copy of another.
@@ -213,10 +226,14 @@ mod tests {
             figures.push(("device", "heap-<python>", subject, "orig_bytes", 100.0));
             figures.push(("device", "heap-<python>", subject, "spent_bytes", spent));
         }
+        for subject in ["qcow2-nbd", "fork-lz4"] {
+            figures.push(("nbd", "heap/rand-read/4k/1x16/whole/changed-1", subject, "read_mb_s", 100.0));
+        }
         figures.push(("fork", "idle/socket/9", "pagefold", "all_p50_us", 280.0));
         let charts = charts(&record(&figures));
         // A single bar is not drawn.
-        assert_eq!(charts.iter().map(|chart| chart.file).collect::<Vec<_>>(), ["ram.svg"]);
+        assert_eq!(charts.iter().map(|chart| chart.file).collect::<Vec<_>>(), ["ram.svg", "io.svg"]);
+        assert_eq!(charts[1].svg.matches("class=\"ours\"").count(), 1);
         let svg = &charts[0].svg;
         assert_eq!((svg.matches("<rect").count(), svg.matches("class=\"ours\"").count()), (2, 1));
         assert!(svg.contains("36.0 %") && svg.contains("16.5 %") && svg.contains("Heap of &lt;python&gt;"), "{svg}");

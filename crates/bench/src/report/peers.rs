@@ -33,7 +33,6 @@ enum PeerKind {
 use PeerKind::{FileSystem, Lzo, Program, Zram};
 
 const PEERS: &[Peer] = &[
-    Peer { name: "fio", kind: Program, how: "apt-get install fio" },
     Peer { name: "nbdkit", kind: Program, how: "apt-get install nbdkit" },
     Peer { name: "zram", kind: Zram, how: "as root: modprobe zram num_devices=1; /dev/zram0 must be unused" },
     Peer { name: "liblzo2", kind: Lzo, how: "apt-get install liblzo2-2" },
@@ -48,6 +47,7 @@ const PEERS: &[Peer] = &[
     Peer { name: "nbdfuse", kind: Program, how: "apt-get install nbdfuse" },
     Peer { name: "qemu-img", kind: Program, how: "apt-get install qemu-utils" },
     Peer { name: "qemu-nbd", kind: Program, how: "apt-get install qemu-utils" },
+    Peer { name: "qemu-storage-daemon", kind: Program, how: "apt-get install qemu-system-common" },
     Peer { name: "mkfs.btrfs", kind: Program, how: "apt-get install btrfs-progs" },
     Peer { name: "dmsetup", kind: Program, how: "apt-get install dmsetup" },
     Peer { name: "python3", kind: Program, how: "apt-get install python3" },

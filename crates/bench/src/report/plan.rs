@@ -162,12 +162,13 @@ impl Parts<'_> {
 
     fn servers(&mut self) {
         let lines = Lines {
-            quick: "nbd --seconds 1 --rounds 1 --mib 64 --only 4k/1",
-            full: "nbd --seconds 1 --rounds 1 --mib 256",
+            quick: "nbd --shapes 1x16 --seconds 0.2 --warm-up 0.1 --rounds 1 --mib 128 --only 4k",
+            full: "nbd --quick --rounds 1 --mib 256",
         };
-        self.add("nbd", &lines, (28.0, 115.0), &["fio", "nbdkit"]);
-        let directories: Vec<String> = self.named.directories.iter().map(|path| path.display().to_string()).collect();
         let [disk, memory] = [&self.scratch.disk, &self.scratch.memory].map(|path| path.display().to_string());
+        let part = self.add_pages("nbd", &lines, (30.0, 150.0));
+        part.args.extend(["--scratch".to_owned(), disk.clone(), "--tmpfs".to_owned(), memory.clone()]);
+        let directories: Vec<String> = self.named.directories.iter().map(|path| path.display().to_string()).collect();
         let fork = |part: &mut PlannedBench| {
             if !directories.is_empty() {
                 part.args.push("--data".to_owned());

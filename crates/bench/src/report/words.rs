@@ -102,7 +102,7 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 /// Formats a date and time in UTC.
-pub(super) fn utc(unix_s: u64) -> String {
+pub(crate) fn utc(unix_s: u64) -> String {
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);
     let (year, month, day) = civil(days);
     format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", second / 3600, second / 60 % 60)

@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use pagefold_serve::protocol::{
-    GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REQUEST_MAGIC,
-    SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option, reply,
+    GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REQUEST_BYTES,
+    REQUEST_MAGIC, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option, reply,
 };
 use serde_json::{Value, json};
 
@@ -31,27 +31,38 @@ fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
+/// Encodes a request without its payload.
+pub(crate) fn request_header(kind: u16, cookie: u64, offset: u64, len_bytes: u32) -> [u8; REQUEST_BYTES] {
+    let mut header = [0; REQUEST_BYTES];
+    header[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    header[6..8].copy_from_slice(&kind.to_be_bytes());
+    header[8..16].copy_from_slice(&cookie.to_be_bytes());
+    header[16..24].copy_from_slice(&offset.to_be_bytes());
+    header[24..].copy_from_slice(&len_bytes.to_be_bytes());
+    header
+}
+
 /// A connection to the control socket of a server.
-pub(super) struct Control(BufReader<UnixStream>);
+pub(crate) struct Control(BufReader<UnixStream>);
 
 impl Control {
-    pub(super) fn connect(socket: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn connect(socket: &Path) -> anyhow::Result<Self> {
         let mut control = Self(BufReader::new(connected(socket)?));
         ensure!(control.line()?["name"] == "pagefold", "no pagefold server listens there");
         Ok(control)
     }
 
     /// Makes a disk that starts as a copy of `from`.
-    pub(super) fn fork(&mut self, from: &str, name: &str) -> anyhow::Result<()> {
+    pub(crate) fn fork(&mut self, from: &str, name: &str) -> anyhow::Result<()> {
         self.call(&json!({ "command": "fork", "from": from, "names": [name] })).map(drop)
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
+    pub(crate) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         self.call(&json!({ "command": "remove", "name": name, "force": true })).map(drop)
     }
 
     /// Returns a figure of the server.
-    pub(super) fn figure(&mut self, name: &str) -> anyhow::Result<f64> {
+    pub(crate) fn figure(&mut self, name: &str) -> anyhow::Result<f64> {
         let stat = self.call(&json!({ "command": "stat" }))?;
         stat["server"]["figures"][name].as_f64().with_context(|| format!("the server has no figure {name}"))
     }
@@ -72,11 +83,11 @@ impl Control {
     }
 }
 
-/// A connection to an export.
-pub(super) struct Nbd(UnixStream);
+/// A connection to an export, which has one request in flight. Replies are simple.
+pub(crate) struct Nbd(UnixStream);
 
 impl Nbd {
-    pub(super) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
+    pub(crate) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
         let mut client = Self(connected(socket)?);
         let greeting: [u8; GREETING_BYTES] = client.receive()?;
         ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "no NBD server listens there");
@@ -106,22 +117,22 @@ impl Nbd {
         }
     }
 
-    pub(super) fn read(&mut self, offset: u64, buf: &mut [u8]) -> anyhow::Result<()> {
+    /// Returns the socket, on which no request is in flight.
+    pub(crate) fn into_stream(self) -> UnixStream {
+        self.0
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, buf: &mut [u8]) -> anyhow::Result<()> {
         self.ask(command::READ, offset, buf.len(), &[])?;
         Ok(self.0.read_exact(buf)?)
     }
 
-    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
         self.ask(command::WRITE, offset, bytes.len(), bytes)
     }
 
     fn ask(&mut self, kind: u16, offset: u64, len_bytes: usize, data: &[u8]) -> anyhow::Result<()> {
-        let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
-        request.extend(0u16.to_be_bytes());
-        request.extend(kind.to_be_bytes());
-        request.extend(offset.to_be_bytes());
-        request.extend(offset.to_be_bytes());
-        request.extend((len_bytes as u32).to_be_bytes());
+        let mut request = request_header(kind, offset, offset, len_bytes as u32).to_vec();
         request.extend(data);
         self.0.write_all(&request)?;
         let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
