@@ -253,6 +253,22 @@ impl BlockDevice for Base {
         self.content.read(offset, stored).map_err(|error| self.failure(offset, error))
     }
 
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.watched.found_changed() {
+            self.tell_changed();
+        }
+        let stored_bytes = self.stored(offset, buf.len() as u64) as usize;
+        let (stored, padding) = buf.split_at_mut(stored_bytes);
+        if !stored.is_empty() {
+            let filled = self.content.try_read(offset, stored);
+            if filled < stored_bytes {
+                return Ok(filled);
+            }
+        }
+        padding.fill(0);
+        Ok(buf.len())
+    }
+
     fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
         Err(Error::ReadOnly)
     }

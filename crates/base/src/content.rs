@@ -15,6 +15,12 @@ pub(crate) trait Content: Send + Sync {
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
+    /// As [`read`](Self::read), without waiting for storage. Returns how many bytes are filled, from
+    /// the start of `buf`. An error counts as a wait.
+    fn try_read(&self, _offset: u64, _buf: &mut [u8]) -> usize {
+        0
+    }
+
     /// As [`BlockDevice::extents`](pagefold_disk::BlockDevice::extents).
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 }

@@ -5,7 +5,7 @@ use std::{fs::File as OsFile, io, ops::ControlFlow, path::Path, sync::Arc};
 use pagefold_disk::{Error, Extent};
 use pagefold_erofs::{File, FileKind, Image, Inode};
 
-use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
+use crate::{OpenError, cache::Leased, content::Content, holes::Holes, stored::Stored};
 
 /// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
 /// file.
@@ -29,7 +29,7 @@ impl ErofsFile {
         cache: Arc<Leased>,
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
-        let image = Image::open_sharing(file, Vec::new(), &cache.clusters).map_err(wrong)?;
+        let image = Image::open_sharing(Stored::new(file), Vec::new(), &cache.clusters).map_err(wrong)?;
         let file = image_file(path, &image, inside)?;
         let mut holes = Holes::new();
         let mut at = 0;
@@ -104,6 +104,10 @@ impl Content for ErofsFile {
             Ok(_) => Err(Error::Io(io::ErrorKind::UnexpectedEof.into())),
             Err(error) => Err(Error::Io(io::Error::other(error))),
         }
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        self.file.try_read_at(buf, offset)
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

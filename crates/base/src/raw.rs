@@ -1,24 +1,28 @@
 //! A raw file or a block device.
 
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::{fs::File, io};
 
 use pagefold_disk::{Error, Extent};
+use pagefold_erofs::ReadAt;
 use rustix::{
     fs::{SeekFrom, seek},
     io::Errno,
 };
 
-use crate::content::{Content, data, hole};
+use crate::{
+    content::{Content, data, hole},
+    stored::Stored,
+};
 
 /// The plain bytes of a file.
 pub(crate) struct Raw {
-    file: File,
+    file: Stored,
     len_bytes: u64,
 }
 
 impl Raw {
     pub(crate) fn new(file: File, len_bytes: u64) -> Self {
-        Self { file, len_bytes }
+        Self { file: Stored::new(file), len_bytes }
     }
 
     /// Seeks to data or a hole at or after `at`, and returns its position.
@@ -51,7 +55,7 @@ impl Content for Raw {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
+        ReadAt::read_exact_at(&self.file, buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let (len, asked) = (self.len_bytes, buf.len());
                 let what = format!(
@@ -62,6 +66,10 @@ impl Content for Raw {
             }
             _ => Error::Io(error),
         })
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        self.file.try_read_at(buf, offset)
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

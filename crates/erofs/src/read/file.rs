@@ -12,7 +12,7 @@ use super::zmap::CompressedMap;
 use crate::cache::{Buffers, Content, FileId, Segments, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
-use crate::readahead::{Ahead, AheadFile};
+use crate::readahead::{Ahead, AheadFile, Ready};
 
 /// An open file, directory or symbolic link of an [`Image`].
 ///
@@ -69,6 +69,18 @@ impl File {
     /// `buf` are unspecified.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_into(buf, buf.len(), offset)
+    }
+
+    /// As [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start, and
+    /// returns how many bytes are filled: holes, what is decoded already, what the source has at
+    /// hand ([`ReadAt::try_read_at`](crate::ReadAt::try_read_at)), and short LZ4 clusters among
+    /// that, if little is wanted. An error counts as a wait.
+    pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        let len = self.data.clip(buf.len(), offset);
+        if self.data.map.is_none() {
+            return self.data.try_read_at(&mut buf[..len], offset);
+        }
+        self.ahead.try_read(&self.data, &mut buf[..len], offset)
     }
 
     /// As [`read_at`](Self::read_at), for at most `len` bytes. If `room` has
@@ -156,6 +168,14 @@ impl AheadFile for Data {
 
     fn extent_around(&self, offset: u64) -> Result<Extent> {
         self.extent_around(offset)
+    }
+
+    fn start_before(&self, offset: u64) -> Option<u64> {
+        self.loaded_start_before(offset)
+    }
+
+    fn try_decode(&self, out: &mut [u8], offset: u64, ready: Ready) -> usize {
+        self.try_compressed(out, offset, ready)
     }
 
     fn decode(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {

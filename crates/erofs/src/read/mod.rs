@@ -13,6 +13,7 @@ mod near;
 mod open;
 mod path;
 mod paths;
+mod ready;
 mod runs;
 mod superblock;
 mod walk;
