@@ -1,18 +1,24 @@
 //! A raw file or a block device.
 
-use std::{fs::File, io};
+use std::{
+    fs::File,
+    io::{self, IoSliceMut},
+};
 
-use pagefold_disk::{Error, Extent};
+use pagefold_disk::{Error, Extent, Read};
 use pagefold_erofs::ReadAt;
 use rustix::{
     fs::{SeekFrom, seek},
-    io::Errno,
+    io::{Errno, preadv},
 };
 
 use crate::{
     content::{Content, data, hole},
     stored::Stored,
 };
+
+/// The most adjacent reads that become one.
+const READS_AT_ONCE: usize = 64;
 
 /// The plain bytes of a file.
 pub(crate) struct Raw {
@@ -70,6 +76,22 @@ impl Content for Raw {
 
     fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
         self.file.try_read_at(buf, offset)
+    }
+
+    fn read_together(&self, reads: &mut [&mut Read<'_>]) {
+        let is_next =
+            |before: &&mut Read<'_>, after: &&mut Read<'_>| before.offset + before.buf.len() as u64 == after.offset;
+        for adjacent in reads.chunk_by_mut(is_next).flat_map(|adjacent| adjacent.chunks_mut(READS_AT_ONCE)) {
+            let len: usize = adjacent.iter().map(|read| read.buf.len()).sum();
+            let offset = adjacent.first().map_or(0, |read| read.offset);
+            let mut slices: Vec<_> = adjacent.iter_mut().map(|read| IoSliceMut::new(read.buf)).collect();
+            if slices.len() > 1 && preadv(&self.file, &mut slices, offset).is_ok_and(|filled| filled == len) {
+                continue;
+            }
+            for read in adjacent {
+                read.result = self.read(read.offset, read.buf);
+            }
+        }
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

@@ -6,6 +6,7 @@ mod formats;
 mod qcow2;
 mod reading;
 mod ready;
+mod together;
 
 use std::{
     fs::{self, File},

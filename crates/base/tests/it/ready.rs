@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use pagefold_base::Options;
 use pagefold_disk::{BlockDevice, Checked};
 use pagefold_erofs::{BuildOptions, ClusterCodec, Fragments};
+use pagefold_testing::skip_for_good;
 
 use crate::{content, image_of, open, reading::sparse_file};
 
@@ -18,7 +19,7 @@ fn is_at_hand(path: &Path) -> bool {
     let read = preadv2(&file, &mut [std::io::IoSliceMut::new(&mut buf)], 0, ReadWriteFlags::NOWAIT);
     let is_at_hand = read.is_ok_and(|filled| filled == len);
     if !is_at_hand {
-        println!("SKIPPED: a part of this test: the file system does not say what is in the page cache");
+        skip_for_good("base/ready", "the file system does not say what is in the page cache");
     }
     is_at_hand
 }

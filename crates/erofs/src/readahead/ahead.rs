@@ -313,6 +313,17 @@ impl Ahead {
         done
     }
 
+    /// Returns whether a read belongs to an established stream. Otherwise, counts it for its stream.
+    pub(crate) fn follows<F: AheadFile>(&self, data: &F, offset: u64, len: u64) -> bool {
+        let mut streams = self.lock();
+        let (stream, forward) = streams.meet(offset, len, || data.start_before(offset));
+        let is_established = forward && stream.in_order + len >= START_BYTES;
+        if !is_established {
+            stream.advance(offset, len);
+        }
+        is_established
+    }
+
     /// Returns whether an established stream certainly is at `offset`.
     fn is_established(&self, offset: u64) -> bool {
         let is_there = |stream: &Stream| stream.in_order >= START_BYTES && stream.next == offset;
