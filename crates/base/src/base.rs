@@ -4,13 +4,14 @@ use std::{
     fmt,
     fs::{File, OpenOptions},
     io::{self, Seek},
+    mem,
     ops::Range,
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+use pagefold_disk::{BlockDevice, Error, Extent, Read, Zeroes};
 use pagefold_erofs::ReadAt;
 use rustix::fs::OFlags;
 
@@ -158,6 +159,11 @@ impl Base {
         self.size_bytes() - self.content.len_bytes()
     }
 
+    /// Returns how many compressed clusters were decoded since the base was opened.
+    pub fn decoded_clusters(&self) -> u64 {
+        self.content.decoded_clusters()
+    }
+
     /// Returns the ranges of the content that may have bytes other than zero, in order. There are at
     /// most 65,537: the shortest holes count as data if there are more.
     ///
@@ -251,6 +257,48 @@ impl BlockDevice for Base {
             return Ok(());
         }
         self.content.read(offset, stored).map_err(|error| self.failure(offset, error))
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.watched.found_changed() {
+            self.tell_changed();
+        }
+        let stored_bytes = self.stored(offset, buf.len() as u64) as usize;
+        let (stored, padding) = buf.split_at_mut(stored_bytes);
+        if !stored.is_empty() {
+            let filled = self.content.try_read(offset, stored);
+            if filled < stored_bytes {
+                return Ok(filled);
+            }
+        }
+        padding.fill(0);
+        Ok(buf.len())
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        if self.watched.found_changed() {
+            self.tell_changed();
+        }
+        let mut stored = Vec::with_capacity(reads.len());
+        for read in reads {
+            let len_bytes = read.buf.len() as u64;
+            if len_bytes > 0 && self.stored(read.offset, len_bytes) == len_bytes {
+                stored.push(read);
+            } else {
+                read.result = self.read(read.offset, read.buf);
+            }
+        }
+        stored.sort_unstable_by_key(|read| read.offset);
+        self.content.read_together(&mut stored);
+        for read in stored {
+            if let Err(error) = mem::replace(&mut read.result, Ok(())) {
+                read.result = Err(self.failure(read.offset, error));
+            }
+        }
+    }
+
+    fn read_unit_bytes(&self) -> u64 {
+        self.content.unit_bytes()
     }
 
     fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! The interface common to all formats.
 
-use pagefold_disk::{Error, Extent};
+use pagefold_disk::{Error, Extent, Read};
 
 /// The content of a base: bytes read by any number of threads.
 ///
@@ -14,6 +14,30 @@ pub(crate) trait Content: Send + Sync {
 
     /// Fills `buf` from `offset`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
+
+    /// As [`read`](Self::read), without waiting for storage. Returns how many bytes are filled, from
+    /// the start of `buf`. An error counts as a wait.
+    fn try_read(&self, _offset: u64, _buf: &mut [u8]) -> usize {
+        0
+    }
+
+    /// Runs several reads, sorted by offset, and sets their results. What they need in common is
+    /// fetched once.
+    fn read_together(&self, reads: &mut [&mut Read<'_>]) {
+        for read in reads {
+            read.result = self.read(read.offset, read.buf);
+        }
+    }
+
+    /// As [`BlockDevice::read_unit_bytes`](pagefold_disk::BlockDevice::read_unit_bytes).
+    fn unit_bytes(&self) -> u64 {
+        4096
+    }
+
+    /// Returns how many compressed clusters were decoded.
+    fn decoded_clusters(&self) -> u64 {
+        0
+    }
 
     /// As [`BlockDevice::extents`](pagefold_disk::BlockDevice::extents).
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;

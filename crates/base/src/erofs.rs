@@ -2,10 +2,10 @@
 
 use std::{fs::File as OsFile, io, ops::ControlFlow, path::Path, sync::Arc};
 
-use pagefold_disk::{Error, Extent};
-use pagefold_erofs::{File, FileKind, Image, Inode};
+use pagefold_disk::{Error, Extent, Read};
+use pagefold_erofs::{File, FileKind, Image, Inode, ReadPart};
 
-use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
+use crate::{OpenError, cache::Leased, content::Content, holes::Holes, stored::Stored};
 
 /// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
 /// file.
@@ -16,6 +16,7 @@ const DIRECTORY_BYTES: u64 = 64 << 10;
 pub(crate) struct ErofsFile {
     file: File,
     holes: Holes,
+    unit_bytes: u64,
     _cache: Arc<Leased>,
 }
 
@@ -29,7 +30,7 @@ impl ErofsFile {
         cache: Arc<Leased>,
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
-        let image = Image::open_sharing(file, Vec::new(), &cache.clusters).map_err(wrong)?;
+        let image = Image::open_sharing(Stored::new(file), Vec::new(), &cache.clusters).map_err(wrong)?;
         let file = image_file(path, &image, inside)?;
         let mut holes = Holes::new();
         let mut at = 0;
@@ -42,7 +43,8 @@ impl ErofsFile {
             true
         })
         .map_err(wrong)?;
-        Ok(Self { file, holes, _cache: cache })
+        let unit_bytes = file.cluster_bytes().map_err(wrong)?;
+        Ok(Self { file, holes, unit_bytes, _cache: cache })
     }
 }
 
@@ -104,6 +106,29 @@ impl Content for ErofsFile {
             Ok(_) => Err(Error::Io(io::ErrorKind::UnexpectedEof.into())),
             Err(error) => Err(Error::Io(io::Error::other(error))),
         }
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        self.file.try_read_at(buf, offset)
+    }
+
+    fn read_together(&self, reads: &mut [&mut Read<'_>]) {
+        let parts = reads.iter_mut().map(|read| ReadPart { offset: read.offset, buf: &mut *read.buf, result: Ok(()) });
+        let mut parts: Vec<_> = parts.collect();
+        self.file.read_together(&mut parts);
+        let results: Vec<_> = parts.into_iter().map(|part| part.result).collect();
+        for (read, result) in reads.iter_mut().zip(results) {
+            read.result = result.map_err(|error| Error::Io(io::Error::other(error)));
+        }
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
+    fn decoded_clusters(&self) -> u64 {
+        let counts = self.file.counts();
+        counts.decoded_in_place + counts.decoded_by_copy
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

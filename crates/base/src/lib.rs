@@ -36,6 +36,7 @@ mod holes;
 mod qcow2;
 mod raw;
 mod signature;
+mod stored;
 mod watched;
 
 pub use base::{Base, Options};

@@ -1,24 +1,34 @@
 //! A raw file or a block device.
 
-use std::{fs::File, io, os::unix::fs::FileExt};
-
-use pagefold_disk::{Error, Extent};
-use rustix::{
-    fs::{SeekFrom, seek},
-    io::Errno,
+use std::{
+    fs::File,
+    io::{self, IoSliceMut},
 };
 
-use crate::content::{Content, data, hole};
+use pagefold_disk::{Error, Extent, Read};
+use pagefold_erofs::ReadAt;
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::{Errno, preadv},
+};
+
+use crate::{
+    content::{Content, data, hole},
+    stored::Stored,
+};
+
+/// The most adjacent reads that become one.
+const READS_AT_ONCE: usize = 64;
 
 /// The plain bytes of a file.
 pub(crate) struct Raw {
-    file: File,
+    file: Stored,
     len_bytes: u64,
 }
 
 impl Raw {
     pub(crate) fn new(file: File, len_bytes: u64) -> Self {
-        Self { file, len_bytes }
+        Self { file: Stored::new(file), len_bytes }
     }
 
     /// Seeks to data or a hole at or after `at`, and returns its position.
@@ -51,7 +61,7 @@ impl Content for Raw {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
+        ReadAt::read_exact_at(&self.file, buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let (len, asked) = (self.len_bytes, buf.len());
                 let what = format!(
@@ -62,6 +72,26 @@ impl Content for Raw {
             }
             _ => Error::Io(error),
         })
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        self.file.try_read_at(buf, offset)
+    }
+
+    fn read_together(&self, reads: &mut [&mut Read<'_>]) {
+        let is_next =
+            |before: &&mut Read<'_>, after: &&mut Read<'_>| before.offset + before.buf.len() as u64 == after.offset;
+        for adjacent in reads.chunk_by_mut(is_next).flat_map(|adjacent| adjacent.chunks_mut(READS_AT_ONCE)) {
+            let len: usize = adjacent.iter().map(|read| read.buf.len()).sum();
+            let offset = adjacent.first().map_or(0, |read| read.offset);
+            let mut slices: Vec<_> = adjacent.iter_mut().map(|read| IoSliceMut::new(read.buf)).collect();
+            if slices.len() > 1 && preadv(&self.file, &mut slices, offset).is_ok_and(|filled| filled == len) {
+                continue;
+            }
+            for read in adjacent {
+                read.result = self.read(read.offset, read.buf);
+            }
+        }
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

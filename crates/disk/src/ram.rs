@@ -278,7 +278,7 @@ impl RamDisk {
 
     /// Writes a page, which may equal the base's.
     fn write_page(&self, slot: u64, page: &Page, is_equal: bool) -> Result<(), Error> {
-        Ok(if is_equal { self.disk.forget(slot)? } else { self.disk.write(slot, page)? })
+        if is_equal { self.disk.forget(slot) } else { self.disk.write(slot, page) }.map_err(Error::from)
     }
 
     /// Fills `buf`; `fill` reads what is below the disk, and returns how many bytes it filled. If

@@ -71,5 +71,7 @@ pub use error::{Error, Result};
 pub use extract::{Existing, ExtractOptions, ExtractProblem, ExtractReport, LeftOut};
 pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
-pub use read::{CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, Run, Superblock};
+pub use read::{
+    CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, ReadPart, Run, Superblock,
+};
 pub use source::{Embedded, ReadAt};

@@ -13,6 +13,13 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. If the source ends earlier, that is an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// As [`read_exact_at`](Self::read_exact_at), but does not wait for storage. Fills `buf` from its
+    /// start, and returns how many bytes are filled. The rest of `buf` is then unspecified. An error
+    /// counts as a wait.
+    fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> usize {
+        0
+    }
+
     /// Fills each buffer from its offset. Meant for sources with high latency that can serve
     /// several requests at once.
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
@@ -78,6 +85,10 @@ impl ReadAt for [u8] {
         Ok(())
     }
 
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        self.read_exact_at(buf, offset).map_or(0, |()| buf.len())
+    }
+
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
         self.get(usize::try_from(offset).ok()?..)?.get(..len)
     }
@@ -90,6 +101,10 @@ impl ReadAt for Vec<u8> {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.as_slice().read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        self.as_slice().try_read_at(buf, offset)
     }
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
@@ -108,6 +123,10 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         (**self).read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        (**self).try_read_at(buf, offset)
     }
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
@@ -154,6 +173,10 @@ impl<S: ReadAt> ReadAt for Embedded<S> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let offset = offset.checked_add(self.start_bytes).ok_or(io::ErrorKind::UnexpectedEof)?;
         self.source.read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        offset.checked_add(self.start_bytes).map_or(0, |offset| self.source.try_read_at(buf, offset))
     }
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {

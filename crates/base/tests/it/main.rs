@@ -5,6 +5,8 @@ mod damaged;
 mod formats;
 mod qcow2;
 mod reading;
+mod ready;
+mod together;
 
 use std::{
     fs::{self, File},
@@ -46,7 +48,8 @@ fn image_of(path: &Path, options: &BuildOptions) -> PathBuf {
     let name = path.file_name().expect("a name").as_encoded_bytes();
     tree.add(tree.root(), name, node(kind)).expect("a name");
     let image = path.with_extension("erofs");
-    build(&tree, options, &File::create(&image).expect("an image")).expect("an image");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&image);
+    build(&tree, options, &file.expect("an image")).expect("an image");
     image
 }
 

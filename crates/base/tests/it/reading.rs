@@ -43,6 +43,9 @@ pub(crate) fn check(base: &Base, content: &[u8], cases: u32) {
         let mut buf = vec![1; len];
         base.read(at as u64, &mut buf).expect("a read");
         prop_assert!(buf == expected[at..at + len], "{len} bytes at {at}");
+        let mut tried = vec![1; len];
+        let filled = base.try_read(at as u64, &mut tried).expect("a read");
+        prop_assert!(tried[..filled] == expected[at..at + filled], "{filled} of {len} bytes at {at}");
         let mut told = at;
         base.extents(at as u64, len as u64, &mut |extent| {
             let here = &expected[told..told + extent.len_bytes as usize];

@@ -183,6 +183,21 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         slot
     }
 
+    /// Caches a value at a cost of `cost` bytes, unless `key` is cached or under construction. Does
+    /// not wait for a thread that constructs it. Returns the value passed.
+    pub(crate) fn put(&self, key: K, cost: usize, value: V) -> Kept<V> {
+        let hash = self.hash(key);
+        let slot: Slot<V> = Arc::new(OnceLock::from(Some(value)));
+        self.reserve(hash, cost);
+        let mut shard = self.shard(hash);
+        if shard.used(key, hash).is_some() {
+            self.bytes.fetch_sub(cost, Relaxed);
+        } else {
+            shard.add(Entry { key, slot: Arc::clone(&slot), cost, used: false }, &self.hasher);
+        }
+        Kept { slot }
+    }
+
     /// Returns the value of `key`. On a miss, constructs it and caches it at a cost of `cost`
     /// bytes. Errors are not cached: threads that waited for the value retry on their own.
     pub(crate) fn get(&self, key: K, cost: usize, make: impl Fn() -> Result<V>) -> Result<Kept<V>> {

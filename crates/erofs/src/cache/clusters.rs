@@ -121,6 +121,11 @@ impl Clusters {
         self.cache.shared.clusters.get(self.key(pa, len), cost, make)
     }
 
+    /// As [`Cache::put`], for the content of `len` bytes of the cluster at `pa`.
+    pub(crate) fn put(&self, pa: u64, len: u64, cost: usize, content: Content) -> Kept<Content> {
+        self.cache.shared.clusters.put(self.key(pa, len), cost, content)
+    }
+
     /// Returns the recent visits of the cluster that would likely be evicted for this one, at a
     /// cost of `cost` bytes; `None` if there is room.
     pub(crate) fn visits_of_victim(&self, pa: u64, len: u64, cost: usize) -> Option<u64> {

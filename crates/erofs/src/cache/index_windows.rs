@@ -50,6 +50,11 @@ impl<T> KeptWindows<T> {
         Self { windows, budget: Arc::clone(budget) }
     }
 
+    /// Returns window `number` if it is in memory.
+    pub(crate) fn loaded(&self, number: u64) -> Option<&[T]> {
+        self.windows.get(number as usize)?.get().map(|window| &**window)
+    }
+
     /// Returns window `number`, of `bytes`, and reads it on first use. Returns `None` if it is not
     /// among the first windows or does not fit into the budget.
     pub(crate) fn get(

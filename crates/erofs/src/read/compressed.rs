@@ -64,18 +64,18 @@ thread_local! {
 
 /// A thread's decoder and buffers.
 #[derive(Default)]
-struct Scratch {
-    decoder: ClusterDecoder,
+pub(super) struct Scratch {
+    pub(super) decoder: ClusterDecoder,
     /// Compressed bytes.
-    src: Vec<u8>,
+    pub(super) src: Vec<u8>,
     /// Content of which only a part is wanted.
-    content: Vec<u8>,
+    pub(super) content: Vec<u8>,
 }
 
 impl Scratch {
     /// Runs `work` with the thread's scratch. If the source is itself a file in an image, this
     /// nests, and the inner call gets a new scratch.
-    fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
+    pub(super) fn lend<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = DECODER.take();
         let result = work(&mut scratch);
         DECODER.set(scratch);
@@ -188,13 +188,27 @@ impl Data {
     /// Reads an interlaced extent. Its front, up to the end of the block in which it starts in the
     /// file, is at the end of its cluster; the rest is at the cluster's front.
     fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
+        let [(at_end, end_pa), (at_front, front_pa)] = self.interlaced(buf, extent, (pa, plen), skipped);
+        if !at_end.is_empty() {
+            self.image.read_data(at_end, end_pa)?;
+        }
+        if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, front_pa) }
+    }
+
+    /// Splits `buf` into the parts that are at the end and at the front of an interlaced cluster,
+    /// each with its address.
+    pub(super) fn interlaced<'a>(
+        &self,
+        buf: &'a mut [u8],
+        extent: &Extent,
+        (pa, plen): (u64, u32),
+        skipped: u64,
+    ) -> [(&'a mut [u8], u64); 2] {
         let block = self.block_bytes();
         let front = block - extent.start % block;
         let (at_end, at_front) = buf.split_at_mut(front.saturating_sub(skipped).min(buf.len() as u64) as usize);
-        if !at_end.is_empty() {
-            self.image.read_data(at_end, pa + u64::from(plen) - front + skipped)?;
-        }
-        if at_front.is_empty() { Ok(()) } else { self.image.read_data(at_front, pa + skipped.saturating_sub(front)) }
+        let end_pa = (pa + u64::from(plen)).saturating_sub(front) + skipped;
+        [(at_end, end_pa), (at_front, pa + skipped.saturating_sub(front))]
     }
 
     /// Fills `out` from the cache, from a cluster decoded only as far as needed, or from a cluster
@@ -239,7 +253,7 @@ impl Data {
 
     /// Returns whether a cluster is worth caching. Parts of it were read `visits` times, this time
     /// up to `to`; in its file, the cache missed `misses` times.
-    fn is_wanted(
+    pub(super) fn is_wanted(
         &self,
         extent: &Extent,
         (pa, format): (u64, ClusterFormat),
@@ -411,7 +425,7 @@ impl Data {
     }
 
     /// Decodes an extent or a prefix of it from its cluster.
-    fn decode_one(
+    pub(super) fn decode_one(
         &self,
         extent: &Extent,
         cluster: &[u8],
@@ -481,7 +495,7 @@ impl Run {
 
 /// Returns how many bytes to decode of an extent of `len` bytes if the first `to` are wanted.
 /// Zstandard decodes whole blocks, libdeflate all or nothing.
-fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
+pub(super) fn front(format: ClusterFormat, to: usize, len: usize) -> usize {
     match format {
         ClusterFormat::Lz4 | ClusterFormat::MicroLzma => to,
         ClusterFormat::Zstd if to.div_ceil(ZSTD_BLOCK) < len.div_ceil(ZSTD_BLOCK) => to,

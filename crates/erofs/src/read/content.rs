@@ -116,12 +116,22 @@ impl Data {
 
     /// Returns the places of `count` chunks from chunk `first` on; `None` for holes.
     pub(crate) fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
+        self.chunk_addresses_with(first, count, |bytes, at| self.image.read_meta(bytes, at))
+    }
+
+    /// The same, with the addresses read by `read`.
+    pub(super) fn chunk_addresses_with(
+        &self,
+        first: u64,
+        count: u64,
+        read: impl FnOnce(&mut [u8], u64) -> Result<()>,
+    ) -> Result<Vec<Option<Spot>>> {
         let (_, unit, start) = self.chunk_format()?;
         let mut bytes = vec![0; (count * unit) as usize];
         let Some(at) = first.checked_mul(unit).and_then(|at| at.checked_add(start)) else {
             return Error::corrupt("file's chunks end after the image", start);
         };
-        self.image.read_meta(&mut bytes, at)?;
+        read(&mut bytes, at)?;
         let spot = |device, blkaddr| self.image.spot(device, self.block_offset(blkaddr)?);
         let address = |low| (low != NULL_ADDR).then_some(u64::from(low));
         if unit == 4 {

@@ -6,13 +6,19 @@ use std::sync::Arc;
 use pagefold_codec::cluster::ClusterFormat;
 
 use super::content::Data;
-use super::image::Image;
+use super::image::{Counts, Image};
 use super::inode::Inode;
+use super::together::ReadPart;
 use super::zmap::CompressedMap;
 use crate::cache::{Buffers, Content, FileId, Segments, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
-use crate::readahead::{Ahead, AheadFile};
+use crate::readahead::{Ahead, AheadFile, Ready};
+
+/// The positions at which [`File::cluster_bytes`] looks, and the lengths that it returns.
+const SAMPLES: u64 = 256;
+const LEAST_CLUSTER_BITS: u32 = 12;
+const MOST_CLUSTER_BITS: u32 = 20;
 
 /// An open file, directory or symbolic link of an [`Image`].
 ///
@@ -69,6 +75,70 @@ impl File {
     /// `buf` are unspecified.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.read_into(buf, buf.len(), offset)
+    }
+
+    /// As [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start, and
+    /// returns how many bytes are filled: holes, what is decoded already, what the source has at
+    /// hand ([`ReadAt::try_read_at`](crate::ReadAt::try_read_at)), and short LZ4 clusters among
+    /// that, if little is wanted. An error counts as a wait.
+    pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        let len = self.data.clip(buf.len(), offset);
+        if self.data.map.is_none() {
+            return self.data.try_read_at(&mut buf[..len], offset);
+        }
+        self.ahead.try_read(&self.data, &mut buf[..len], offset)
+    }
+
+    /// Runs several reads and sets their results. Each cluster of which they want parts is fetched
+    /// and decoded once, and clusters that are close to each other are fetched together. Sequential
+    /// reads among them are served as by [`read_at`](Self::read_at).
+    pub fn read_together(&self, parts: &mut [ReadPart<'_>]) {
+        let mut parts: Vec<_> = parts.iter_mut().collect();
+        parts.sort_unstable_by_key(|part| part.offset);
+        if self.data.map.is_none() {
+            for part in parts {
+                part.result = self.data.read_at(part.buf, part.offset).map(drop);
+            }
+            return;
+        }
+        parts.retain_mut(|part| {
+            let len = part.buf.len();
+            let is_in_order = self.ahead.follows(&*self.data, part.offset, len as u64);
+            if is_in_order {
+                part.result = self.ahead.read(&self.data, part.buf, len, part.offset);
+            }
+            !is_in_order
+        });
+        self.data.read_together(&mut parts);
+    }
+
+    /// Returns the length of most clusters' content, rounded up to a power of two from 4 KiB to 1
+    /// MiB: reads in a range of that length, aligned to it, usually share a cluster. Looks at
+    /// samples.
+    pub fn cluster_bytes(&self) -> Result<u64> {
+        let size = self.data.inode.size;
+        let mut counts = [0; (MOST_CLUSTER_BITS - LEAST_CLUSTER_BITS) as usize + 1];
+        if self.data.map.is_some() {
+            for sample in 0..SAMPLES.min(size) {
+                let extent =
+                    self.data.extent_around((u128::from(size) * u128::from(sample) / u128::from(SAMPLES)) as u64)?;
+                if extent.is_encoded() {
+                    let bits = extent.len.next_power_of_two().trailing_zeros();
+                    counts[(bits.clamp(LEAST_CLUSTER_BITS, MOST_CLUSTER_BITS) - LEAST_CLUSTER_BITS) as usize] += 1;
+                }
+            }
+        }
+        let (all, mut shorter) = (counts.iter().sum::<u64>(), 0);
+        let most = counts.iter().position(|count| {
+            shorter += count;
+            shorter * 4 >= all * 3
+        });
+        Ok(1 << (LEAST_CLUSTER_BITS + most.unwrap_or(0) as u32))
+    }
+
+    /// Returns the counters of the file's image.
+    pub fn counts(&self) -> Counts {
+        self.data.image.counts()
     }
 
     /// As [`read_at`](Self::read_at), for at most `len` bytes. If `room` has
@@ -156,6 +226,14 @@ impl AheadFile for Data {
 
     fn extent_around(&self, offset: u64) -> Result<Extent> {
         self.extent_around(offset)
+    }
+
+    fn start_before(&self, offset: u64) -> Option<u64> {
+        self.loaded_start_before(offset)
+    }
+
+    fn try_decode(&self, out: &mut [u8], offset: u64, ready: Ready) -> usize {
+        self.try_compressed(out, offset, ready)
     }
 
     fn decode(&self, room: &mut [u8], len: usize, offset: u64, forward: bool) -> Result<()> {

@@ -218,6 +218,20 @@ impl Image {
         self.read_spot(buf, self.spot(0, address)?)
     }
 
+    /// As [`read_data`](Self::read_data), without waiting for storage. Returns how many bytes are
+    /// filled.
+    pub(crate) fn try_read_data(&self, buf: &mut [u8], address: u64) -> usize {
+        self.spot(0, address).map_or(0, |at| self.try_read_spot(buf, at))
+    }
+
+    /// The same for a device or the image. What is in the metadata box counts as a wait.
+    pub(crate) fn try_read_spot(&self, buf: &mut [u8], at: Spot) -> usize {
+        if at.offset >= IN_BOX || self.check_spot(buf.len() as u64, at).is_err() {
+            return 0;
+        }
+        self.shared.devices.source(at.device).unwrap_or(&*self.shared.source).try_read_at(buf, at.offset)
+    }
+
     /// Returns the file with the image's data if each byte is at its unified address in it, and
     /// checks that it has `len` bytes at `address`. Returns `None` if the data is not in one such
     /// file.

@@ -20,6 +20,7 @@
 use std::sync::OnceLock;
 
 use super::image::Image;
+use super::zmap::NOT_LOADED;
 use crate::cache::KeptWindows;
 use crate::error::{Error, Result};
 use crate::format::{
@@ -68,6 +69,15 @@ pub(crate) struct Extents {
 pub(crate) struct ExtentCursor {
     number: u64,
     window: Option<(u64, Window)>,
+    /// Whether to fail instead of reading records.
+    loaded_only: bool,
+}
+
+impl ExtentCursor {
+    /// Creates a cursor that does not wait for storage.
+    pub(super) fn of_loaded() -> Self {
+        Self { loaded_only: true, ..Self::default() }
+    }
 }
 
 impl Extents {
@@ -200,16 +210,30 @@ impl Extents {
         let (mut low, mut high) = (0, windows);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            let mut bytes = [0; EncodedExtent::SIZE];
-            let at = self.start + middle * WINDOW * self.record_bytes;
-            image.read_near(&mut bytes[..self.record_bytes as usize], at)?;
-            if self.decode(&bytes, 0, 0).start <= offset { low = middle } else { high = middle }
+            if self.window_start(image, cursor.loaded_only, middle)? <= offset { low = middle } else { high = middle }
         }
         cursor.number = low;
         Ok(low)
     }
 
+    /// Returns the start in the file of a window's first extent.
+    fn window_start(&self, image: &Image, loaded_only: bool, number: u64) -> Result<u64> {
+        match self.kept.loaded(number).and_then(<[Record]>::first) {
+            Some(first) => Ok(first.start),
+            None if loaded_only => Err(NOT_LOADED),
+            None => {
+                let mut bytes = [0; EncodedExtent::SIZE];
+                let at = self.start + number * WINDOW * self.record_bytes;
+                image.read_near(&mut bytes[..self.record_bytes as usize], at)?;
+                Ok(self.decode(&bytes, 0, 0).start)
+            }
+        }
+    }
+
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut ExtentCursor, number: u64) -> Result<&'a [Record]> {
+        if cursor.loaded_only {
+            return self.kept.loaded(number).ok_or(NOT_LOADED);
+        }
         let bytes = self.in_window(number) as usize * size_of::<Record>();
         if let Some(window) = self.kept.get(number, bytes, || self.read_window(image, number))? {
             return Ok(window);

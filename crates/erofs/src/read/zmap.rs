@@ -32,6 +32,9 @@ pub(crate) const WINDOW: u64 = 1024;
 /// The overhead of a cached window in bytes, besides its indexes.
 const KEPT_BYTES: usize = 128;
 
+/// The error of a cursor that uses only what is in memory, if it is not: never shown.
+pub(super) const NOT_LOADED: Error = Error::NotA("loaded index");
+
 /// The mapping of a compressed file.
 #[derive(Debug)]
 pub(crate) struct CompressedMap {
@@ -61,6 +64,16 @@ pub(crate) struct CompressedMap {
 pub(crate) struct Cursor {
     window: Option<(u64, Kept<Box<[Lcluster]>>)>,
     extents: ExtentCursor,
+    /// Whether to fail instead of reading indexes.
+    loaded_only: bool,
+}
+
+impl Cursor {
+    /// Creates a cursor that does not wait for storage: an extent whose indexes are not in memory is
+    /// an error.
+    pub(super) fn of_loaded() -> Self {
+        Self { loaded_only: true, extents: ExtentCursor::of_loaded(), ..Self::default() }
+    }
 }
 
 impl CompressedMap {
@@ -335,6 +348,15 @@ impl CompressedMap {
     /// Returns the window that contains a logical cluster's index.
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
+        if cursor.loaded_only {
+            if let Some(window) = self.kept.loaded(number) {
+                return Ok(window);
+            }
+            if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
+                cursor.window = Some((number, image.windows().find((self.nid, number)).ok_or(NOT_LOADED)?));
+            }
+            return Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window));
+        }
         if let Some(window) = self.kept.get(number, self.window_bytes(number), || self.read_window(image, number))? {
             return Ok(window);
         }

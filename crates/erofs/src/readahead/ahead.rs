@@ -49,8 +49,30 @@ const MAX_NEW: usize = 16;
 const NEAR_READ_BYTES: u64 = 32 << 10;
 const NEAR_BYTES: u64 = 1 << 20;
 
+/// Longer reads are not decoded by a thread that must not wait: that would take too long.
+const READY_BYTES: usize = 16 << 10;
+
+/// The most bytes of an extent that a stream may have read from the cache.
+const SKIP_BYTES: u64 = 1 << 20;
+
 /// Reads of at least this length count as keeping a processor busy.
 const BUSY_BYTES: usize = 16 << 10;
+
+/// What a read may do that must not wait for storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// Copy what is decoded already.
+    Copying,
+    /// Decode short clusters too.
+    Decoding,
+}
+
+impl Ready {
+    /// Returns what a read of `len` bytes may do.
+    pub(crate) fn of(len: usize) -> Self {
+        if len <= READY_BYTES { Self::Decoding } else { Self::Copying }
+    }
+}
 
 /// A compressed file that can be decoded ahead of its readers.
 pub(crate) trait AheadFile: Send + Sync + 'static {
@@ -65,6 +87,14 @@ pub(crate) trait AheadFile: Send + Sync + 'static {
 
     /// Returns the extent that contains the byte at `offset`, which must be within the file.
     fn extent_around(&self, offset: u64) -> Result<Extent>;
+
+    /// Returns the start of the extent that ends at `offset`, if one does and that is known without
+    /// waiting for storage.
+    fn start_before(&self, offset: u64) -> Option<u64>;
+
+    /// Fills the start of `out` from `offset` without waiting for storage. Returns how many bytes are
+    /// filled.
+    fn try_decode(&self, out: &mut [u8], offset: u64, ready: Ready) -> usize;
 
     /// Decodes `len` bytes, which must exist in the file, from `offset` to the front of `room`. All
     /// of `room` may be overwritten. If `forward`, the reader is likely to continue with the bytes
@@ -97,14 +127,29 @@ struct Stream {
     helpers: usize,
 }
 
+impl Stream {
+    /// Moves the stream to the end of a read of `len` bytes at `offset`.
+    fn advance(&mut self, offset: u64, len: u64) {
+        self.in_order += len + offset.saturating_sub(self.next);
+        self.next = self.next.max(offset + len);
+    }
+}
+
 impl Streams {
     /// Returns the stream that a read belongs to, and whether the read continues it or starts at
-    /// the front of the file.
-    fn meet(&mut self, offset: u64, len: u64) -> (&mut Stream, bool) {
+    /// the front of the file. `before` returns the start of the extent that ends at `offset`, if one
+    /// does: the end of that extent may have come from the cache, which the stream does not see.
+    fn meet(&mut self, offset: u64, len: u64, before: impl FnOnce() -> Option<u64>) -> (&mut Stream, bool) {
         let near = |stream: &Stream| {
             stream.in_order >= START_BYTES && len >= NEAR_READ_BYTES && stream.next.abs_diff(offset) <= NEAR_BYTES
         };
         let met = self.streams.iter().rposition(|stream| stream.next == offset);
+        let met = met.or_else(|| {
+            let skips = |stream: &Stream, from: u64| (from..offset).contains(&stream.next);
+            self.streams.iter().find(|stream| skips(stream, offset.saturating_sub(SKIP_BYTES)))?;
+            let start = before()?;
+            self.streams.iter().rposition(|stream| skips(stream, start))
+        });
         let stream = match met.or_else(|| self.streams.iter().rposition(near)) {
             Some(at) => self.streams.remove(at),
             None => {
@@ -199,9 +244,8 @@ impl Ahead {
             }
             Err(_) => self.lock(),
         };
-        let (stream, forward) = streams.meet(offset, len as u64);
-        stream.next = stream.next.max(end);
-        stream.in_order += len as u64;
+        let (stream, forward) = streams.meet(offset, len as u64, || data.start_before(offset));
+        stream.advance(offset, len as u64);
         if !forward || stream.in_order < START_BYTES {
             drop(streams);
             return data.decode(room, len, offset, forward);
@@ -209,6 +253,14 @@ impl Ahead {
         if stream.frontier < end {
             stream.frontier = data.extent_around(end - 1)?.end();
         }
+        let id = stream.id;
+        self.spread(data, streams, id, end);
+        self.fill(&**data, id, room, offset, end)
+    }
+
+    /// Lets workers decode ahead of a stream whose reader is at `end`.
+    fn spread<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, mut streams: MutexGuard<'_, Streams>, id: u64, end: u64) {
+        let Some(stream) = streams.by_id(id) else { return };
         let workers = Workers::get();
         let idle = workers.idle_processors();
         let window = WINDOW_BYTES * (1 + idle / WINDOW_IDLE).min(MOST_WINDOWS) as u64;
@@ -216,7 +268,6 @@ impl Ahead {
         let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
         let helpers = idle.min(wanted.saturating_sub(stream.helpers));
         stream.helpers += helpers;
-        let id = stream.id;
         drop(streams);
         for _ in 0..helpers {
             let (ahead, data) = (Arc::clone(self), Arc::clone(data));
@@ -228,7 +279,75 @@ impl Ahead {
                 }
             }));
         }
-        self.fill(&**data, id, room, offset, end)
+    }
+
+    /// Fills the start of `out` from `offset`, a range within the file, without waiting for storage
+    /// or for another thread. Returns how many bytes are filled.
+    ///
+    /// Reads from the cache do not use the streams, which all readers of the file share.
+    pub(crate) fn try_read<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, out: &mut [u8], offset: u64) -> usize {
+        let mut done = data.try_decode(out, offset, Ready::Copying);
+        if done == out.len() {
+            return done;
+        }
+        if self.is_established(offset + done as u64) {
+            while done < out.len() {
+                let taken = self.try_take(data, &mut out[done..], offset + done as u64);
+                if taken == 0 {
+                    break;
+                }
+                done += taken;
+            }
+            return done;
+        }
+        if Ready::of(out.len()) == Ready::Decoding {
+            let (rest, at) = (&mut out[done..], offset + done as u64);
+            let decoded = data.try_decode(rest, at, Ready::Decoding);
+            if decoded > 0
+                && let Ok(mut streams) = self.streams.try_lock()
+            {
+                streams.meet(at, decoded as u64, || data.start_before(at)).0.advance(at, decoded as u64);
+            }
+            done += decoded;
+        }
+        done
+    }
+
+    /// Returns whether a read belongs to an established stream. Otherwise, counts it for its stream.
+    pub(crate) fn follows<F: AheadFile>(&self, data: &F, offset: u64, len: u64) -> bool {
+        let mut streams = self.lock();
+        let (stream, forward) = streams.meet(offset, len, || data.start_before(offset));
+        let is_established = forward && stream.in_order + len >= START_BYTES;
+        if !is_established {
+            stream.advance(offset, len);
+        }
+        is_established
+    }
+
+    /// Returns whether an established stream certainly is at `offset`.
+    fn is_established(&self, offset: u64) -> bool {
+        let is_there = |stream: &Stream| stream.in_order >= START_BYTES && stream.next == offset;
+        self.streams.try_lock().is_ok_and(|streams| streams.streams.iter().any(is_there))
+    }
+
+    /// Fills the start of `out` from a finished segment, for an established stream at `offset`.
+    /// Returns how many bytes are filled.
+    fn try_take<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, out: &mut [u8], offset: u64) -> usize {
+        let Found::Segment(segment) = data.segments().find(data.id(), offset, offset + 1) else { return 0 };
+        let end = segment.end.min(offset + out.len() as u64);
+        let out = &mut out[..(end - offset) as usize];
+        if !matches!(segment.content.get(), Some(Some(_))) || take(&**data, &segment, out, offset).is_err() {
+            return 0;
+        }
+        if let Ok(mut streams) = self.streams.try_lock() {
+            let (stream, _) = streams.meet(offset, out.len() as u64, || None);
+            stream.advance(offset, out.len() as u64);
+            let id = stream.id;
+            if stream.frontier >= end {
+                self.spread(data, streams, id, end);
+            }
+        }
+        out.len()
     }
 
     /// Fills the front of `room` with the bytes from `offset` to `end`, from segments or by
@@ -314,9 +433,8 @@ mod tests {
 
     /// Reads `len` bytes at `offset`. Returns the stream and whether the read continues it.
     fn read(streams: &mut Streams, offset: u64, len: u64) -> (u64, bool) {
-        let (stream, forward) = streams.meet(offset, len);
-        stream.next = stream.next.max(offset + len);
-        stream.in_order += len;
+        let (stream, forward) = streams.meet(offset, len, || None);
+        stream.advance(offset, len);
         (stream.id, forward)
     }
 
@@ -339,6 +457,21 @@ mod tests {
         assert_eq!(read(&mut streams, 22 * LEN, LEN), (1, true));
         // A short read nearby belongs to another reader.
         assert!(!read(&mut streams, 25 * LEN, 4096).1);
+    }
+
+    #[test]
+    fn a_stream_may_read_the_end_of_an_extent_from_the_cache() {
+        let mut streams = Streams::default();
+        const LEN: u64 = 64 << 10;
+        let mut meet = |offset, start| {
+            let (stream, forward) = streams.meet(offset, 4096, || start);
+            stream.advance(offset, 4096);
+            (stream.id, stream.in_order, forward)
+        };
+        assert_eq!(meet(0, None), (1, 4096, true));
+        assert_eq!(meet(LEN, Some(0)), (1, LEN + 4096, true));
+        assert_eq!(meet(3 * LEN, Some(2 * LEN)), (2, 4096, false), "a whole extent is missing");
+        assert_eq!(meet(2 * LEN + 512, None), (3, 4096, false), "no extent ends there");
     }
 
     #[test]

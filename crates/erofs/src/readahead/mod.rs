@@ -3,5 +3,5 @@
 mod ahead;
 mod workers;
 
-pub(crate) use ahead::{Ahead, AheadFile};
+pub(crate) use ahead::{Ahead, AheadFile, Ready};
 pub(crate) use workers::Busy;
