@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// Number of rounds; each figure is from the fastest one
     #[arg(long, default_value = "5", value_parser = crate::count)]
     rounds: usize,
+    /// Measure only the first writes, which fill an empty device
+    #[arg(long)]
+    first_writes: bool,
     /// Leave out the kernel's zram, which needs root and an unused /dev/zram0, whose contents are
     /// lost
     #[arg(long)]
@@ -120,12 +123,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for round in 0..args.rounds {
         for (data, table) in kinds.iter().zip(&mut tables) {
             for &shape in &shapes {
-                measure(data, shape, round, &subjects, table)?;
+                measure(data, shape, round, (args.patterns(), &subjects), table)?;
             }
         }
     }
     for (data, table) in kinds.iter().zip(&tables) {
-        table.report(args.json, data, &subjects, &shapes);
+        table.report(args, data, &subjects, &shapes);
         table.ratios(args, &data.name, &threads);
     }
     Ok(())
@@ -150,19 +153,25 @@ fn case_of(data: &Data, pattern: Pattern, shape: Shape) -> String {
     format!("{}/{}/{}k/{}", data.name, pattern.name, shape.request * 4, shape.threads)
 }
 
+impl Args {
+    fn patterns(&self) -> &'static [Pattern] {
+        if self.first_writes { &PATTERNS[..1] } else { &PATTERNS }
+    }
+}
+
 /// Runs every pattern once on every subject. There is one zram disk, so each round of a subject
 /// begins with a fresh device.
 fn measure(
     data: &Data,
     shape: Shape,
     round: usize,
-    subjects: &[(&'static str, Subject)],
+    (patterns, subjects): (&[Pattern], &[(&'static str, Subject)]),
     table: &mut PassTable,
 ) -> anyhow::Result<()> {
     let Shape { threads, request, part } = shape;
     for (name, subject) in subjects {
         let made = make(subject, threads, (part * threads) as u64, part as u64)?;
-        for (number, pattern) in PATTERNS.into_iter().enumerate() {
+        for (number, &pattern) in patterns.iter().enumerate() {
             let salt = round * PATTERNS.len() + number;
             let order: Vec<usize> = if pattern.random {
                 Random::new(salt as u64 + 1)
@@ -196,14 +205,15 @@ fn report(json: bool, case: &str, subject: &str, metric: &str, value: f64, unit:
 }
 
 impl PassTable {
-    fn report(&self, json: bool, data: &Data, subjects: &[(&'static str, Subject)], shapes: &[Shape]) {
+    fn report(&self, args: &Args, data: &Data, subjects: &[(&'static str, Subject)], shapes: &[Shape]) {
+        let json = args.json;
         for (name, (orig, compressed, spent)) in &self.bytes {
             report(json, &data.name, name, "orig_bytes", *orig as f64, "bytes");
             report(json, &data.name, name, "compressed_bytes", *compressed as f64, "bytes");
             report(json, &data.name, name, "spent_bytes", *spent as f64, "bytes");
         }
         for &shape in shapes {
-            for pattern in PATTERNS {
+            for &pattern in args.patterns() {
                 for (name, _) in subjects {
                     let case = case_of(data, pattern, shape);
                     let value = self.speed(&case, name).unwrap_or(0.0);
@@ -234,6 +244,14 @@ impl PassTable {
             ("pagefold-default", "codec-default", &EVERY.map(|pattern| (pattern, 0.9))),
         ];
         let first = threads.first().copied().unwrap_or(1);
+        for &threads in threads {
+            for (ours, bare) in [("pagefold-lz4", "codec-lz4"), ("pagefold-default", "codec-default")] {
+                let case = case(PATTERNS[0].name, threads);
+                if let (Some(store), Some(codec)) = (self.speed(&case, ours), self.speed(&case, bare)) {
+                    target_line(args.json, &case, &format!("{ours}/{bare}"), store / codec, "≥", 0.9);
+                }
+            }
+        }
         for (ours, peer, patterns) in pairs {
             for &(pattern, target) in patterns {
                 let case = case(pattern, first);

@@ -29,25 +29,27 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crossbeam_utils::CachePadded;
 use pagefold_codec::PAGE_SIZE;
 
 /// The limit does not allow the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit; and bytes beyond it.
+/// Bytes taken, never more than the limit; and bytes beyond it. Every write reads `used` and the
+/// limit, so what else changes often is on other cache lines.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    used: AtomicU64,
+    used: CachePadded<AtomicU64>,
     /// Bytes that others take whatever the limit says. They take no room from objects, or a full
     /// pool would refuse overwrites.
     beyond: AtomicU64,
-    max: AtomicU64,
+    max: CachePadded<AtomicU64>,
     limit: AtomicU64,
     /// Bytes promised to streams and not yet taken.
     promised: AtomicU64,
     /// The bytes taken that are free in the heap, as last published.
-    free: AtomicU64,
+    free: CachePadded<AtomicU64>,
     cpus: u64,
     #[cfg(all(test, not(loom)))]
     faults: Faults,
@@ -93,12 +95,12 @@ impl Budget {
     /// Creates a budget of `limit` bytes for writers on `cpus` CPUs.
     pub(crate) fn new(limit: u64, cpus: usize) -> Self {
         Self {
-            used: AtomicU64::new(0),
+            used: CachePadded::new(AtomicU64::new(0)),
             beyond: AtomicU64::new(0),
-            max: AtomicU64::new(0),
+            max: CachePadded::new(AtomicU64::new(0)),
             limit: AtomicU64::new(limit),
             promised: AtomicU64::new(0),
-            free: AtomicU64::new(0),
+            free: CachePadded::new(AtomicU64::new(0)),
             cpus: cpus as u64,
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),

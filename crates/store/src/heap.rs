@@ -79,8 +79,10 @@ const SPAN_MIN: u64 = 16 << 20;
 /// Memory assumed for a machine that does not report its own.
 const MEMORY_UNKNOWN: u64 = 1 << 40;
 
-/// Changes of a shard's free bytes below this are not published.
+/// Changes of a shard's free bytes below this are not published. The more room there is below the
+/// limit, the larger they may be, up to a segment: one in `TELL_PART` of the room.
 const TELL_BYTES: u64 = SEGMENT as u64 / 16;
+const TELL_PART: u64 = 256;
 
 /// With this many queued objects, a freeing thread tries to lock the shard and free them.
 const HANDED_MAX: u32 = 16;
@@ -106,6 +108,8 @@ pub(crate) struct Heap {
     /// How many of `homes` are in use.
     active: AtomicUsize,
     span_bits: u32,
+    /// How many shards are roomy.
+    roomy: CachePadded<AtomicUsize>,
     /// The highest pressure of any shard.
     pressure: AtomicU8,
     budget: Arc<Budget>,
@@ -205,6 +209,7 @@ impl Heap {
             cpus,
             active: AtomicUsize::new(1),
             span_bits: span.trailing_zeros(),
+            roomy: CachePadded::new(AtomicUsize::new(0)),
             pressure: AtomicU8::new(Pressure::None as u8),
             budget,
         })
@@ -304,18 +309,23 @@ impl Heap {
     fn note(&self, padded: &PaddedShard, shard: &Shard) {
         // All CPUs share the budget's cache line, so only significant changes are published.
         let (before, now) = (padded.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
-        if before.abs_diff(now) >= TELL_BYTES || now == 0 {
+        if before.abs_diff(now) >= TELL_BYTES && before.abs_diff(now) >= self.tell_bytes() || now == 0 {
             padded.free_bytes.store(now, Relaxed);
             self.budget.tell_free(before, now);
         }
         let pressure = self.pressure_of(shard) as u8;
-        if is_roomy(shard) && !padded.roomy.load(Relaxed) {
-            padded.roomy.store(true, Relaxed);
+        if is_roomy(shard) && !padded.roomy.load(Relaxed) && !padded.roomy.swap(true, Relaxed) {
+            self.roomy.fetch_add(1, Relaxed);
         }
         if pressure > padded.pressure.load(Relaxed) {
             padded.pressure.store(pressure, Relaxed);
             self.pressure.fetch_max(pressure, Release);
         }
+    }
+
+    /// Returns the least change of a shard's free bytes that is published.
+    fn tell_bytes(&self) -> u64 {
+        (self.budget.left() / TELL_PART).clamp(TELL_BYTES, SEGMENT.into())
     }
 
     /// Returns the index in `homes` of this thread's CPU.
@@ -366,8 +376,8 @@ impl Heap {
             self.prepare(padded, &mut shard, wanted);
             let roomy = is_roomy(&shard);
             drop(shard);
-            if !roomy && padded.roomy.load(Relaxed) {
-                padded.roomy.store(false, Relaxed);
+            if !roomy && padded.roomy.load(Relaxed) && padded.roomy.swap(false, Relaxed) {
+                self.roomy.fetch_sub(1, Relaxed);
             }
             Some(self.location(number, at))
         })
@@ -387,7 +397,8 @@ impl Heap {
         let known = self.next.load(Relaxed).min(self.shards.len());
         loop {
             let home = self.homes[seat].load(Relaxed);
-            if (self.active.load(Relaxed) > 1 || home >= self.homes.len())
+            if self.roomy.load(Relaxed) > 0
+                && (self.active.load(Relaxed) > 1 || home >= self.homes.len())
                 && let Some(at) = self.fit_in_known(home, known.max(home + 1), wanted)
             {
                 return Ok(at);

@@ -1,9 +1,10 @@
 //! A peer sends arbitrary bytes: alone, or after a negotiation that reaches the transmission phase.
+//! Each input has its own pool and disk.
 #![no_main]
 
 use std::{
     io::{self, Cursor, Read},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -31,13 +32,13 @@ impl Transport for Script {
     fn shutdown(&self) {}
 }
 
-static EXPORTS: LazyLock<Exports> = LazyLock::new(|| {
+fn exports() -> Exports {
     let pool = Pool::new(PoolConfig::default().memory_limit(1 << 20)).expect("a small pool");
     let disk = RamDisk::new(&pool, 1 << 20);
     let exports = Exports::new();
     exports.add(Export::new("", Arc::new(disk.expect("a small disk")))).expect("one export");
     exports
-});
+}
 
 /// Client flags, structured replies or extended headers, and GO to the default export.
 fn negotiation(extended: bool) -> Vec<u8> {
@@ -58,5 +59,5 @@ fuzz_target!(|bytes: &[u8]| {
     if first & 4 != 0 {
         limits.memory_bytes = 0;
     }
-    serve_stream(Script(Mutex::new(Cursor::new(input))), &EXPORTS, limits);
+    serve_stream(Script(Mutex::new(Cursor::new(input))), &exports(), limits);
 });

@@ -222,6 +222,12 @@ impl Blocks {
         self.region.make_present(at as usize, len as usize);
     }
 
+    /// Returns the bytes that are in memory, as the system says.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.region.resident_bytes() as u64
+    }
+
     /// Releases the memory of whole pages.
     pub(super) fn give_back(&self, at: u32, len: u32) {
         // SAFETY: see above `impl`; the shard has made no block of the range.

@@ -33,12 +33,11 @@ use super::{
 };
 use crate::budget::{Budget, Full, Purpose};
 
-/// Bytes accounted for at once in a large shard (fewer updates of the shared counter), and in any
-/// other.
-const HOLD_LARGE: u32 = 4 * PAGE_SIZE as u32;
-const HOLD_SMALL: u32 = PAGE_SIZE as u32;
-/// A shard with this many segments counts as large.
-const LARGE: usize = 32;
+/// Bytes accounted for at once: at least a page, and a whole segment in a large shard with much
+/// room below the limit: fewer updates of the shared counter, and fewer system calls. The unused
+/// part of the open segment is at most one in `HOLD_PART` of what the shard holds, and of the room.
+const HOLD_LEAST: u32 = PAGE_SIZE as u32;
+pub(super) const HOLD_PART: u64 = 128;
 
 /// The least length of a first piece: `PIECE_MIN` bytes and 1/`PIECE_PART` of the object's block.
 const PIECE_MIN: u32 = 64;
@@ -364,23 +363,33 @@ impl Shard {
 
     /// Accounts for the memory of the segment's first `end` bytes.
     fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
-        // Moves take small steps, so that they give back at least almost as much as they take.
-        let is_large = self.segments.len() >= LARGE && purpose == Purpose::Store;
-        let step = if is_large { HOLD_LARGE } else { HOLD_SMALL };
         let held = self.segments[number as usize].held;
-        for step in [step, HOLD_SMALL] {
-            let more = end.next_multiple_of(step).saturating_sub(held);
-            if more == 0 {
-                return Ok(());
-            }
+        if end <= held {
+            return Ok(());
+        }
+        for step in [self.hold_step(purpose), HOLD_LEAST] {
+            let more = end.next_multiple_of(step) - held;
             if self.budget.take_for(purpose, more.into()).is_ok() {
-                blocks.make_present(number * SEGMENT + held, more);
+                // A single page costs less as the fault of its first use.
+                if more > HOLD_LEAST {
+                    blocks.make_present(number * SEGMENT + held, more);
+                }
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
                 return Ok(());
             }
         }
         Err(Full)
+    }
+
+    /// Returns the bytes that are accounted for at once: a power of two from a page to a segment.
+    fn hold_step(&self, purpose: Purpose) -> u32 {
+        // Moves take small steps, so that they give back at least almost as much as they take.
+        if purpose != Purpose::Store {
+            return HOLD_LEAST;
+        }
+        let most = self.held_bytes.min(self.budget.left()) / HOLD_PART;
+        1 << most.clamp(HOLD_LEAST.into(), SEGMENT.into()).ilog2()
     }
 
     /// Turns the rest of the open segment, if there is one, into a free block.
@@ -630,7 +639,7 @@ impl Shard {
         let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
         for (number, segment) in self.segments.iter().enumerate() {
             let wrong = |what: &str| Err(format!("segment {number}: {what}: {segment:?}"));
-            if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_SMALL) {
+            if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_LEAST) {
                 return wrong("top and held");
             }
             if (segment.state == SegmentState::Open) != (self.open == number as u32)

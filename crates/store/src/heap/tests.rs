@@ -14,7 +14,10 @@ use std::{
 use proptest::prelude::*;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{Account, Goal, Heap, Location, Owner, Owners, Pressure, SHARD_LEAST, SHARD_STEP, crowded_fill};
+use super::{
+    Account, Goal, Heap, Location, Owner, Owners, Pressure, SEGMENT, SHARD_LEAST, SHARD_STEP, crowded_fill,
+    shard::HOLD_PART,
+};
 use crate::{
     budget::{Budget, Full, Purpose},
     cpus::fake,
@@ -133,6 +136,11 @@ fn verify(pool: &Heap, map: &Map, versions: &BTreeMap<Owner, (u64, usize)>) -> R
     Ok(())
 }
 
+/// Returns the bytes of the objects' memory that the system has given to the process.
+fn resident_bytes(pool: &Heap) -> u64 {
+    pool.padded_shards().map(|(_, padded)| padded.blocks.resident_bytes()).sum()
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Store(Owner, usize),
@@ -179,12 +187,15 @@ fn run(ops: &[Op], limit: u64) -> Result<(), TestCaseError> {
         if version % 64 == 0 {
             verify(&pool, &map, &versions)?;
             prop_assert_eq!(pool.account().held_bytes, budget.used());
+            let resident = resident_bytes(&pool);
+            prop_assert!(resident <= pool.account().held_bytes, "{} bytes, {:?}", resident, pool.account());
         }
     }
     verify(&pool, &map, &versions)?;
     for owner in 0..400 {
         discard(&pool, &map, owner);
     }
+    prop_assert_eq!(resident_bytes(&pool), 0);
     let empty = pool.account();
     prop_assert_eq!((empty.live_bytes, empty.free_bytes, empty.tail_bytes), (0, 0, 0));
     prop_assert_eq!(empty.held_bytes, budget.used());
@@ -202,6 +213,36 @@ proptest! {
     }
 }
 
+/// A large heap takes memory in larger steps, but never much that it does not use yet: little of
+/// what it holds, and little of what is left below the limit.
+#[test]
+fn memory_is_taken_in_steps_that_fit() {
+    fake::set_machine([0], 1);
+    for limit in [u64::MAX, 16 << 20] {
+        let Subject { heap: pool, budget } = subject(limit);
+        let (mut steps, mut before) = (0, budget.used());
+        for owner in 0..40_000 {
+            let left = budget.left();
+            if pool.alloc(1000 + owner as usize % 97, owner).is_err() {
+                assert!(left <= 4096, "{left} bytes were left");
+                break;
+            }
+            let Account { held_bytes, tail_bytes, .. } = pool.account();
+            // The last step was taken when more was left; the end of a segment may be too short to use.
+            let most = held_bytes.min(left + u64::from(SEGMENT)) / HOLD_PART;
+            let most = most.clamp(4096, SEGMENT.into()) + held_bytes / u64::from(SEGMENT) * 16;
+            assert!(tail_bytes <= most, "{tail_bytes} bytes are unused of {held_bytes}, {left} were left");
+            steps += u64::from(budget.used() != before);
+            before = budget.used();
+        }
+        // Each doubling of the steps takes as many as the first, and so does each halving near the limit.
+        let doublings = if limit == u64::MAX { 5 } else { 9 };
+        let most = before / u64::from(SEGMENT) + doublings * HOLD_PART;
+        assert!(steps <= most, "{steps} steps to {before} bytes");
+        assert!(resident_bytes(&pool) <= pool.account().held_bytes);
+    }
+}
+
 #[test]
 fn objects_fill_what_they_fit_in_to_the_byte() {
     for cpus in [1, 2, 8, 16, 64, 128] {
@@ -215,13 +256,14 @@ fn objects_fill_what_they_fit_in(cpus: u64) {
     for owner in 0..10_000 {
         store(&pool, &map, owner, 0, 1000 + owner as usize % 97).expect("no limit");
     }
-    let Account { live_bytes, held_bytes, .. } = pool.account();
+    let Account { live_bytes, held_bytes, tail_bytes, .. } = pool.account();
     let objects: u64 = (0..10_000u64).map(|owner| 1000 + owner % 97).sum();
     // A header is 5 bytes and nothing is rounded up; an object in two pieces, as at the end of some
     // segments, uses 13 more.
     assert!((objects + 10_000 * 5..objects + 10_000 * 5 + 160 * 2 * 13).contains(&live_bytes), "{:?}", pool.account());
     // Each CPU has a shard and a home in the index.
-    assert!(held_bytes < objects + objects / 100 + cpus * 64, "{cpus} CPUs, {:?}", pool.account());
+    let used_bytes = held_bytes - tail_bytes;
+    assert!(used_bytes < objects + objects / 100 + cpus * 64, "{cpus} CPUs, {:?}", pool.account());
 }
 
 #[test]
