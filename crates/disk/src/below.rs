@@ -6,27 +6,27 @@
 //! digest is known, only large requests are compared with the base, since one read of it serves
 //! many pages. If a few of these have found no equal page, only some are compared.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{
-        AtomicU16, AtomicU32, AtomicU64,
-        Ordering::{Acquire, Relaxed, Release},
+use std::{
+    mem,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicU16, AtomicU32,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
 use pagefold_store::{PAGE_SIZE, Page, Pool};
 
-use crate::{BlockDevice, Error, Read};
+use crate::{
+    BlockDevice, Error, Read,
+    base_cache::{BaseCache, Filling, KeptPages},
+    chunks::Chunks,
+};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
-
-/// Pages whose digests share a chunk of one page.
-const CHUNK_PAGES: usize = PAGE_SIZE / size_of::<AtomicU16>();
-
-/// The most chunks: no digests are kept beyond 512 GiB.
-const CHUNKS_MAX: u64 = 1 << 16;
-
-type Chunk = Box<[AtomicU16; CHUNK_PAGES]>;
 
 /// Requests of fewer pages are compared only by digests.
 const LARGE_PAGES: usize = 8;
@@ -35,13 +35,12 @@ const LARGE_PAGES: usize = 8;
 const MISSES: u32 = 4;
 const SELDOM: u32 = 16;
 
-/// A base and the digests of its pages, shared by all disks over the base.
+/// A base, the digests of its pages, and those of its pages that are kept. All disks over the base
+/// share it.
 pub(crate) struct Below {
     device: Arc<dyn BlockDevice>,
-    pool: Pool,
-    digests: Box<[OnceLock<Chunk>]>,
-    /// Bytes of digests counted against the pool's limit.
-    counted_bytes: AtomicU64,
+    digests: Chunks<AtomicU16>,
+    kept: Option<Arc<KeptPages>>,
     /// Large requests since the last one with an equal page.
     misses: AtomicU32,
 }
@@ -59,46 +58,115 @@ fn digest(page: &Page) -> u16 {
 }
 
 impl Below {
-    pub(crate) fn new(device: Arc<dyn BlockDevice>, pool: &Pool) -> Self {
-        let chunks = (device.size_bytes() / PAGE_BYTES).div_ceil(CHUNK_PAGES as u64).min(CHUNKS_MAX);
-        let bytes = chunks * size_of::<OnceLock<Chunk>>() as u64;
-        let counted_bytes = if pool.take_beside(bytes) { bytes } else { 0 };
-        let digests = (0..if counted_bytes == 0 { 0 } else { chunks }).map(|_| OnceLock::new()).collect();
-        let (counted_bytes, misses) = (AtomicU64::new(counted_bytes), AtomicU32::new(0));
-        Self { device, pool: pool.clone(), digests, counted_bytes, misses }
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, pool: &Pool, cache: Option<&BaseCache>) -> Self {
+        let digests = Chunks::new(pool, device.size_bytes() / PAGE_BYTES);
+        let kept = cache.and_then(|cache| cache.join(device.size_bytes(), device.read_unit_bytes()));
+        Self { device, digests, kept, misses: AtomicU32::new(0) }
     }
 
     pub(crate) fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
 
+    /// Splits `buf`, which is read from `offset`, at the base's end.
+    fn split<'a>(&self, offset: u64, buf: &'a mut [u8]) -> (&'a mut [u8], &'a mut [u8]) {
+        buf.split_at_mut(self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize)
+    }
+
     /// Fills `buf` from `offset`, with zeros beyond the base's end.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let held = self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
-        let (held, beyond) = buf.split_at_mut(held);
+        let (held, beyond) = self.split(offset, buf);
         beyond.fill(0);
-        if held.is_empty() {
-            return Ok(());
+        match &self.kept {
+            Some(kept) => self.read_kept(kept, offset, held),
+            None => self.read_device(offset, held),
         }
-        self.device.read(offset, held)?;
-        self.note_all(offset, held);
-        Ok(())
     }
 
     /// As [`read`](Self::read), without waiting for storage: returns how many bytes of `buf` are
     /// filled.
     pub(crate) fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        let held_bytes = self.device.size_bytes().saturating_sub(offset).min(buf.len() as u64) as usize;
-        let (held, beyond) = buf.split_at_mut(held_bytes);
-        if !held.is_empty() {
-            let filled = self.device.try_read(offset, held)?;
-            self.note_all(offset, &held[..filled]);
-            if filled < held_bytes {
-                return Ok(filled);
-            }
+        let len = buf.len();
+        let (held, beyond) = self.split(offset, buf);
+        let filled = self.try_read_held(offset, held)?;
+        if filled < held.len() {
+            return Ok(filled);
         }
         beyond.fill(0);
-        Ok(buf.len())
+        Ok(len)
+    }
+
+    /// The same for a range within the base.
+    fn try_read_held(&self, offset: u64, held: &mut [u8]) -> Result<usize, Error> {
+        let mut done = 0;
+        while done < held.len() {
+            let (at, rest) = (offset + done as u64, &mut held[done..]);
+            let filled = self.kept.as_ref().map_or(0, |kept| kept.read(at, rest));
+            done += filled;
+            if filled == rest.len() {
+                break;
+            }
+            let (at, rest) = (offset + done as u64, &mut held[done..]);
+            let missing = self.kept.as_ref().map_or(rest.len(), |kept| kept.missing(at, rest.len()));
+            let filled = self.device.try_read(at, &mut rest[..missing])?;
+            self.note_all(at, &rest[..filled]);
+            done += filled;
+            if filled < missing {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads a range within the base.
+    fn read_device(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        if !buf.is_empty() {
+            self.device.read(offset, buf)?;
+            self.note_all(offset, buf);
+        }
+        Ok(())
+    }
+
+    /// Reads a range within the base: what is kept or at hand from there, and the rest from the
+    /// base, unit by unit if units are to be kept.
+    fn read_kept(&self, kept: &KeptPages, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let end = offset + buf.len() as u64;
+        let mut at = offset;
+        while at < end {
+            at += self.try_read_held(at, &mut buf[(at - offset) as usize..])? as u64;
+            // From here to `at`, the base is still to be read.
+            let mut from = at;
+            let missing_end = if at < end { at + kept.missing(at, (end - at) as usize) as u64 } else { end };
+            while at < missing_end {
+                let until = missing_end.min(kept.unit_end(at));
+                if let Some(filling) = kept.missed(at, &(offset..end)) {
+                    self.read_device(from, &mut buf[(from - offset) as usize..(at - offset) as usize])?;
+                    let part = &mut buf[(at - offset) as usize..(until - offset) as usize];
+                    self.fill(filling, &mut [(at, part)])?;
+                    from = until;
+                }
+                at = until;
+            }
+            self.read_device(from, &mut buf[(from - offset) as usize..(at - offset) as usize])?;
+        }
+        Ok(())
+    }
+
+    /// Reads a unit, fills parts of it, each with its offset, and keeps the unit.
+    fn fill(&self, filling: Filling<'_>, parts: &mut [(u64, &mut [u8])]) -> Result<(), Error> {
+        let (start, len) = filling.range();
+        let mut unit = vec![0; len];
+        if self.device.read(start, &mut unit).is_err() {
+            // Another part of the unit may be at fault.
+            return parts.iter_mut().try_for_each(|(offset, part)| self.read_device(*offset, part));
+        }
+        for (offset, part) in parts {
+            let from = (*offset - start) as usize;
+            part.copy_from_slice(&unit[from..from + part.len()]);
+        }
+        self.note_all(start, &unit);
+        filling.keep(&unit);
+        Ok(())
     }
 
     /// Runs several reads; what they need in common is fetched once.
@@ -112,9 +180,64 @@ impl Below {
             }
             return;
         }
+        match &self.kept {
+            Some(kept) => self.read_kept_together(kept, reads),
+            None => self.read_device_together(reads),
+        }
+    }
+
+    fn read_device_together(&self, reads: &mut [Read<'_>]) {
         self.device.read_together(reads);
         for read in reads.iter().filter(|read| read.result.is_ok()) {
             self.note_all(read.offset, read.buf);
+        }
+    }
+
+    /// As [`read_kept`](Self::read_kept) for several reads, of which those within one unit share it.
+    fn read_kept_together(&self, kept: &KeptPages, reads: &mut [Read<'_>]) {
+        let mut missing: Vec<Read<'_>> = Vec::with_capacity(reads.len());
+        // The number and the range of the read that each of them is a part of.
+        let mut owners = Vec::with_capacity(reads.len());
+        for (number, Read { offset, buf, result }) in reads.iter_mut().enumerate() {
+            let whole = *offset..*offset + buf.len() as u64;
+            match self.try_read_held(*offset, buf) {
+                Ok(filled) if filled == buf.len() => *result = Ok(()),
+                Ok(filled) if whole.end <= kept.unit_end(*offset + filled as u64) => {
+                    missing.push(Read::new(*offset + filled as u64, &mut buf[filled..]));
+                    owners.push((number, whole));
+                }
+                Ok(filled) => *result = self.read_kept(kept, *offset + filled as u64, &mut buf[filled..]),
+                Err(error) => *result = Err(error),
+            }
+        }
+        let mut results: Vec<(usize, Result<(), Error>)> = Vec::with_capacity(missing.len());
+        let mut rest: Vec<((usize, Range<u64>), Read<'_>)> = owners.into_iter().zip(missing).collect();
+        let mut plain = Vec::new();
+        while let Some(((_, whole), Read { offset, .. })) = rest.first() {
+            let unit_end = kept.unit_end(*offset);
+            let filling = kept.missed(*offset, whole);
+            let (unit, others): (Vec<_>, Vec<_>) =
+                mem::take(&mut rest).into_iter().partition(|(_, read)| kept.unit_end(read.offset) == unit_end);
+            rest = others;
+            let Some(filling) = filling else {
+                plain.extend(unit.into_iter().map(|((number, _), read)| (number, read)));
+                continue;
+            };
+            let (numbers, mut parts): (Vec<_>, Vec<_>) =
+                unit.into_iter().map(|((number, _), read)| (number, (read.offset, read.buf))).unzip();
+            match self.fill(filling, &mut parts) {
+                Ok(()) => results.extend(numbers.into_iter().map(|number| (number, Ok(())))),
+                // One of them failed: each reports its own result.
+                Err(_) => plain.extend(
+                    numbers.into_iter().zip(parts).map(|(number, (offset, buf))| (number, Read::new(offset, buf))),
+                ),
+            }
+        }
+        let (numbers, mut plain): (Vec<_>, Vec<_>) = plain.into_iter().unzip();
+        self.read_device_together(&mut plain);
+        results.extend(numbers.into_iter().zip(plain).map(|(number, read)| (number, read.result)));
+        for (number, result) in results {
+            reads[number].result = result;
         }
     }
 
@@ -129,25 +252,9 @@ impl Below {
 
     /// Records the digest of a page of the base, if there is memory for it.
     fn note(&self, number: u64, page: &Page) {
-        let Some(place) = self.digests.get(number as usize / CHUNK_PAGES) else { return };
-        let chunk = match place.get() {
-            Some(chunk) => chunk,
-            None if self.pool.take_beside(PAGE_BYTES) => {
-                let mut made = false;
-                let chunk = place.get_or_init(|| {
-                    made = true;
-                    Box::new([const { AtomicU16::new(0) }; CHUNK_PAGES])
-                });
-                if made {
-                    self.counted_bytes.fetch_add(PAGE_BYTES, Relaxed);
-                } else {
-                    self.pool.give_beside(PAGE_BYTES);
-                }
-                chunk
-            }
-            None => return,
-        };
-        chunk[number as usize % CHUNK_PAGES].store(digest(page), Release);
+        if let Some(place) = self.digests.make(number) {
+            place.store(digest(page), Release);
+        }
     }
 
     /// Starts the comparison for a request of `pages` pages.
@@ -172,8 +279,7 @@ impl Below {
     }
 
     fn digest_of(&self, number: u64) -> Option<u16> {
-        let chunk = self.digests.get(number as usize / CHUNK_PAGES)?.get()?;
-        Some(chunk[number as usize % CHUNK_PAGES].load(Acquire)).filter(|&known| known != 0)
+        Some(self.digests.get(number)?.load(Acquire)).filter(|&known| known != 0)
     }
 
     /// Returns whether to compare a large request.
@@ -221,11 +327,5 @@ impl Drop for Comparing<'_> {
             let misses = if self.found { 0 } else { self.below.misses.load(Relaxed).saturating_add(1) };
             self.below.misses.store(misses, Relaxed);
         }
-    }
-}
-
-impl Drop for Below {
-    fn drop(&mut self) {
-        self.pool.give_beside(*self.counted_bytes.get_mut());
     }
 }

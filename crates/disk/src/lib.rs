@@ -15,17 +15,20 @@
 //!
 //! [`BlockDevice`] is the interface. [`Checked`] validates range and writability in one place, so
 //! that devices and transports stay short. [`RamDisk`] is a disk in a pool of compressed pages.
-//! [`Patient`] lets changes wait for room.
+//! [`BaseCache`] keeps pages of what is below such disks. [`Patient`] lets changes wait for room.
 #![forbid(unsafe_code)]
 
+mod base_cache;
 mod below;
 mod checked;
+mod chunks;
 mod device;
 mod patient;
 mod ram;
 mod room;
 mod shared;
 
+pub use base_cache::BaseCache;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
 pub use pagefold_store::{

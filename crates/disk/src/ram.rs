@@ -15,7 +15,7 @@ use std::{
 use pagefold_store::{self as store, ChangedRun, Disk, DiskStats, PAGE_SIZE, Page, Pool, Status, StatusRun};
 
 use crate::{
-    BlockDevice, Change, Error, Extent, Read, Zeroes,
+    BaseCache, BlockDevice, Change, Error, Extent, Read, Zeroes,
     below::{Below, Comparing},
 };
 
@@ -124,9 +124,22 @@ impl RamDisk {
     /// # Errors
     /// See [`NewDiskError`].
     pub fn over(pool: &Pool, base: Arc<dyn BlockDevice>) -> Result<Self, NewDiskError> {
+        Self::over_with(pool, base, None)
+    }
+
+    /// As [`over`](Self::over), and keeps pages of the base in `cache`, the pool's, if reading one
+    /// costs much more than decoding a page.
+    ///
+    /// # Errors
+    /// See [`NewDiskError`].
+    pub fn over_cached(pool: &Pool, base: Arc<dyn BlockDevice>, cache: &BaseCache) -> Result<Self, NewDiskError> {
+        Self::over_with(pool, base, Some(cache))
+    }
+
+    fn over_with(pool: &Pool, base: Arc<dyn BlockDevice>, cache: Option<&BaseCache>) -> Result<Self, NewDiskError> {
         let size_bytes = base.size_bytes();
         let disk = pool.disk_over(slots_of(size_bytes)?)?;
-        let below = Arc::new(Below::new(base, pool));
+        let below = Arc::new(Below::new(base, pool, cache));
         Ok(Self::of(disk, Some(below), true, pool.clone(), size_bytes))
     }
 

@@ -20,6 +20,7 @@ use pagefold_codec::{PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
     budget::{Budget, Full},
+    clean::Clean,
     common::Common,
     entry::{Entry, Fill, GONE},
     equals::{Equals, Sum},
@@ -42,6 +43,7 @@ pub(crate) struct Core {
     pub(crate) leaves: Leaves,
     pub(crate) layers: Layers,
     pub(crate) common: Common,
+    pub(crate) clean: Clean,
     /// Hints to equal pages, if the pool deduplicates.
     pub(crate) equals: Option<Equals>,
     pub(crate) streams: Streams,

@@ -129,6 +129,8 @@ pub struct Disk {
     limit: AtomicU64,
     /// Whether discarded slots become holes.
     over: AtomicBool,
+    /// Whether the pages are [clean](crate::Pool::clean_disk).
+    clean: bool,
     /// Bytes left of what the disk wrote before it was last forked, as of the last count.
     before_bytes: AtomicU64,
 }
@@ -148,9 +150,16 @@ impl Disk {
         Ok(Self::with_tree(core, tree, slots, over))
     }
 
+    pub(crate) fn clean(core: Arc<Core>, slots: u64) -> Result<Self, Error> {
+        let mut disk = Self::new(core, slots, false)?;
+        disk.clean = true;
+        disk.core.clean.add(disk.tree.layer());
+        Ok(disk)
+    }
+
     fn with_tree(core: Arc<Core>, tree: Tree, slots: u64, over: bool) -> Self {
         let (slots, limit, over) = (AtomicU64::new(slots), AtomicU64::new(u64::MAX), AtomicBool::new(over));
-        Self { core, tree, slots, limit, over, before_bytes: AtomicU64::new(0) }
+        Self { core, tree, slots, limit, over, clean: false, before_bytes: AtomicU64::new(0) }
     }
 
     /// Returns a disk with the content of this one at one instant during the call. Each write is
@@ -163,7 +172,7 @@ impl Disk {
     /// [`Error::Full`].
     pub fn fork(&self) -> Result<Self, Error> {
         let core = &self.core;
-        let [ours, theirs] = self.take_layers()?;
+        let [ours, theirs] = core.reclaiming(|| self.take_layers())?;
         let (tree, slots) = self.change(|changing| {
             let fork = changing.fork(ours, theirs, |layer| core.streams.wait_for_writers(layer));
             (fork, self.slots())
@@ -180,7 +189,7 @@ impl Disk {
     /// [`Error::Full`]; the disk is unchanged.
     pub fn become_as(&self, like: Self) -> Result<(), Error> {
         let core = &self.core;
-        let ours = core.layers.take(&core.budget)?;
+        let ours = core.reclaiming(|| core.layers.take(&core.budget))?;
         let slots = like.slots();
         self.change(|changing| {
             changing.become_as(&like.tree, ours, |layer| core.streams.wait_for_writers(layer));
@@ -216,6 +225,13 @@ impl Disk {
     /// more memory than it takes, and frees everything at once. A disk far beyond its own limit
     /// takes no memory for it.
     fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
+        if self.clean {
+            return self.clear_now(slots, most);
+        }
+        self.core.reclaiming(|| self.clear_now(slots.clone(), most))
+    }
+
+    fn clear_now(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
         let limit = self.limit.load(Relaxed);
         let most_bytes = limit.saturating_add(limit / CLEARING_PART + CLEARING_BYTES);
@@ -356,7 +372,11 @@ impl Disk {
             prefetch(ptr::from_ref(place.word).cast());
         }
         let mut taken = core.streams.take(0, &core.budget)?;
-        let sum = core.equals.as_ref().filter(|_| same_filled(page).is_none()).map(|equals| (equals, equals.sum(page)));
+        let sum = core
+            .equals
+            .as_ref()
+            .filter(|_| !self.clean && same_filled(page).is_none())
+            .map(|equals| (equals, equals.sum(page)));
         if let Some((equals, sum)) = sum {
             let own = if let Found::Entry(place) = found { Some(place.number()) } else { None };
             match core.find_equal(equals, sum, page, own, &mut taken) {
@@ -677,7 +697,7 @@ impl Disk {
     #[cold]
     fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let core = &self.core;
-        let (mut done, mut more) = (Err(Error::Full), true);
+        let (mut done, mut more) = (Err(Error::Full), !self.clean);
         while let Err(Error::Full) = done
             && more
         {
@@ -686,12 +706,20 @@ impl Disk {
             more = core.has_freed();
             done = attempt();
         }
+        while let Err(Error::Full) = done
+            && !self.clean
+            && core.clean.reclaim()
+        {
+            done = attempt();
+        }
         if let Err(Error::Full) = done
+            && !self.clean
             && core.training.as_ref().is_some_and(|training| training.wait_for_end())
         {
             done = attempt();
         }
         if let Err(Error::Full) = done
+            && !self.clean
             && self.tree.peek(&core.leaves, slot).object().is_some()
         {
             core.streams.release_when_free(|word| core.free(Entry::decode(word)));
@@ -731,6 +759,11 @@ impl Status {
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        if self.clean {
+            // Nothing of it may remain: only the pages of clean disks that exist are counted apart.
+            let _ = self.clear(0..self.slots(), self.slots());
+            self.core.clean.remove(self.tree.layer());
+        }
         self.core.end_disk(self.tree.end(self.core.parts()));
     }
 }

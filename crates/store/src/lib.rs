@@ -56,6 +56,7 @@
 //! the codec can detect it.
 
 mod budget;
+mod clean;
 mod common;
 mod compaction;
 mod core;
@@ -93,6 +94,7 @@ mod training;
 mod training_tests;
 mod tree;
 
+pub use clean::Reclaim;
 pub use disk::{ChangedRun, Disk, Error, Slot, Status, StatusRun};
 pub use malloc::keep_no_large_blocks;
 pub use objects::{Object, Objects};

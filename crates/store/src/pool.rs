@@ -13,6 +13,7 @@ use pagefold_codec::{Codec, Fold, PAGE_SIZE};
 
 use crate::{
     budget::{Budget, Purpose},
+    clean::{Clean, Reclaim},
     common::Common,
     core::Core,
     disk::{Disk, Error},
@@ -145,6 +146,7 @@ impl Pool {
             leaves,
             layers,
             common: Common::new(first),
+            clean: Clean::default(),
             equals,
             streams,
             heap,
@@ -165,7 +167,7 @@ impl Pool {
     /// - [`Error::Full`]: the limit leaves no room for the disk.
     /// - [`Error::TooLarge`].
     pub fn disk(&self, slots: u64) -> Result<Disk, Error> {
-        Disk::new(Arc::clone(&self.0), slots, false)
+        self.0.reclaiming(|| Disk::new(Arc::clone(&self.0), slots, false))
     }
 
     /// Creates an empty disk of `slots` slots over something else, which its user reads where the
@@ -174,7 +176,34 @@ impl Pool {
     /// # Errors
     /// As [`disk`](Self::disk).
     pub fn disk_over(&self, slots: u64) -> Result<Disk, Error> {
-        Disk::new(Arc::clone(&self.0), slots, true)
+        self.0.reclaiming(|| Disk::new(Arc::clone(&self.0), slots, true))
+    }
+
+    /// Creates an empty disk of `slots` slots for pages that its user can get elsewhere, and may
+    /// discard at any time. [`Stats`] counts them apart; they never share objects. A write fails
+    /// where that of another disk would first wait for room.
+    ///
+    /// # Errors
+    /// As [`disk`](Self::disk).
+    pub fn clean_disk(&self, slots: u64) -> Result<Disk, Error> {
+        Disk::clean(Arc::clone(&self.0), slots)
+    }
+
+    /// Sets the user of clean disks, which is asked to discard pages when the pool has no room for
+    /// something else. The pool does not keep it alive.
+    pub fn set_reclaim(&self, user: &Arc<impl Reclaim + 'static>) {
+        let user: Arc<dyn Reclaim> = Arc::clone(user) as _;
+        self.0.clean.set_user(Arc::downgrade(&user));
+    }
+
+    /// Returns how many more bytes the limit allows to be stored.
+    pub fn left_bytes(&self) -> u64 {
+        self.0.budget.left()
+    }
+
+    /// Returns the memory limit; `u64::MAX` if there is none.
+    pub fn memory_limit(&self) -> u64 {
+        self.0.budget.limit()
     }
 
     /// Changes the memory limit while the pool is in use; `u64::MAX` means no limit. If more is in
@@ -197,7 +226,7 @@ impl Pool {
     /// against the limit. If the limit does not allow that much more, returns false and counts
     /// nothing.
     pub fn take_beside(&self, bytes: u64) -> bool {
-        let taken = self.0.budget.take_for(Purpose::Store, bytes).is_ok();
+        let taken = self.0.reclaiming(|| self.0.budget.take_for(Purpose::Store, bytes)).is_ok();
         if taken {
             self.0.beside_bytes.fetch_add(bytes, Relaxed);
         }
@@ -233,23 +262,27 @@ impl Pool {
 
     /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { layers, common, equals, streams, heap, leaves, training, budget, beside_bytes, .. } = &*self.0;
+        let Core { layers, common, clean, equals, streams, heap, leaves, training, budget, beside_bytes, .. } =
+            &*self.0;
         let total = layers.total();
         // Each of their objects is counted with the slots that share it, and again here.
         let common = layers.sums(common.layer());
+        let (clean, clean_table_bytes) = clean.sums(layers);
         let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
         let mut stats = Stats {
-            orig_data_size: total.pages.saturating_sub(common.pages) * PAGE_SIZE as u64,
-            compr_data_size: total.compressed_bytes.saturating_sub(total.shared_bytes),
+            orig_data_size: total.pages.saturating_sub(common.pages + clean.pages) * PAGE_SIZE as u64,
+            compr_data_size: total.compressed_bytes.saturating_sub(total.shared_bytes + clean.compressed_bytes),
             mem_used_total: heap.account().held_bytes,
             mem_limit: budget.limit(),
             mem_used_max: budget.max(),
-            same_pages: total.same_pages,
-            huge_pages: total.huge_pages.saturating_sub(common.huge_pages),
+            same_pages: total.same_pages.saturating_sub(clean.same_pages),
+            huge_pages: total.huge_pages.saturating_sub(common.huge_pages + clean.huge_pages),
             shared_pages: total.shared_pages,
             shared_saved_bytes: total.shared_bytes.saturating_sub(common.compressed_bytes),
             table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes,
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
+            clean_pages: clean.pages,
+            clean_bytes: clean.compressed_bytes + clean_table_bytes,
             beside_bytes: beside_bytes.load(Relaxed) + budget.beyond(),
             spent_bytes: budget.used() + budget.beyond(),
             ..Stats::default()

@@ -62,6 +62,11 @@ pub struct Stats {
     pub trainings_useless: u64,
     /// Bytes of trained tables, and of a training in progress.
     pub training_bytes: u64,
+    /// Pages of clean disks ([`Pool::clean_disk`](crate::Pool::clean_disk)), which the figures of
+    /// stored pages leave out.
+    pub clean_pages: u64,
+    /// Bytes of their objects and tables, which are in `mem_used_total` and `table_bytes` too.
+    pub clean_bytes: u64,
     /// Bytes that the process uses outside the pool, within its limit and beyond it.
     pub beside_bytes: u64,
     /// The sum of all these bytes.
@@ -91,6 +96,8 @@ impl Stats {
             ("trainings", self.trainings),
             ("trainings_useless", self.trainings_useless),
             ("training_bytes", self.training_bytes),
+            ("clean_pages", self.clean_pages),
+            ("clean_bytes", self.clean_bytes),
             ("beside_bytes", self.beside_bytes),
             ("spent_bytes", self.spent_bytes),
         ])

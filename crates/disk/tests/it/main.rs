@@ -2,5 +2,6 @@
 
 mod bounds;
 mod forks;
+mod kept;
 mod over;
 mod ram;

@@ -1,6 +1,7 @@
 //! The store as its users see it.
 
 mod bounds;
+mod clean;
 mod compaction;
 mod dedupe;
 mod disks;

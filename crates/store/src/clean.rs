@@ -1,0 +1,84 @@
+//! Memory that its users can do without: the pages of clean disks.
+//!
+//! A clean disk caches what its user can get elsewhere. Its pages are in none of the figures that
+//! say what disks hold, it never shares objects, and its writes fail where others would wait for
+//! room. When a pool has no room for something else, it asks the user to discard some of them.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    budget::Full,
+    core::Core,
+    layers::{LayerId, Layers, Sums},
+    leaves::LEAF_BYTES,
+};
+
+/// How long objects are moved after clean pages were discarded for memory that is not an object's.
+const COMPACT_TIME: Duration = Duration::from_millis(2);
+
+/// A user of clean disks.
+pub trait Reclaim: Send + Sync {
+    /// Discards some clean pages. Returns whether there were any.
+    fn reclaim(&self) -> bool;
+}
+
+/// The clean disks of a pool and their user.
+#[derive(Default)]
+pub(crate) struct Clean {
+    layers: Mutex<Vec<LayerId>>,
+    user: Mutex<Option<Weak<dyn Reclaim>>>,
+}
+
+impl fmt::Debug for Clean {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clean").field("layers", &self.layers).finish_non_exhaustive()
+    }
+}
+
+impl Clean {
+    pub(crate) fn add(&self, layer: LayerId) {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner).push(layer);
+    }
+
+    pub(crate) fn remove(&self, layer: LayerId) {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner).retain(|&other| other != layer);
+    }
+
+    pub(crate) fn set_user(&self, user: Weak<dyn Reclaim>) {
+        *self.user.lock().unwrap_or_else(PoisonError::into_inner) = Some(user);
+    }
+
+    /// Returns what the clean disks hold, and the bytes of their tables.
+    pub(crate) fn sums(&self, layers: &Layers) -> (Sums, u64) {
+        let clean = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let table_bytes = clean.iter().map(|&layer| layers.parts(layer) * LEAF_BYTES as u64).sum();
+        (clean.iter().map(|&layer| layers.sums(layer)).sum(), table_bytes)
+    }
+
+    /// Has some clean pages discarded. Returns whether there were any.
+    pub(crate) fn reclaim(&self) -> bool {
+        let user = self.user.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
+        user.is_some_and(|user| user.reclaim())
+    }
+}
+
+impl Core {
+    /// Retries an attempt to take memory that is not an object's, as long as there are clean pages
+    /// to discard. The caller must not hold a stream, an entry or a lock of the pool.
+    pub(crate) fn reclaiming<T, E: From<Full> + PartialEq>(
+        self: &Arc<Self>,
+        mut attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut done = attempt();
+        while done.as_ref().is_err_and(|error| *error == Full.into()) && self.clean.reclaim() {
+            // What was discarded leaves segments partly empty.
+            self.compact(Instant::now().checked_add(COMPACT_TIME));
+            done = attempt();
+        }
+        done
+    }
+}
