@@ -10,13 +10,13 @@ use anyhow::{Context, bail, ensure};
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Image, Tree};
 use pagefold_output::{Destination, ImageFormat};
-use pagefold_server::{ErofsImage, FreezeError, Frozen, Qcow2Options};
+use pagefold_server::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 
 use crate::{
     codec,
     destination::{FormatArg, draft, wrong_name},
     image::tell_needed_linux,
-    log, misuse,
+    log, message, misuse,
     peer::Peer,
     progress::ProgressLine,
     size, source, tell,
@@ -107,13 +107,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut progress = |done_bytes, total_bytes| line.show(done_bytes, total_bytes);
     let written = match &how {
         How::Raw => frozen.write_raw(draft.file(), &mut progress).map(|()| None),
-        How::Erofs(asked) => frozen.write_erofs(draft.file(), asked.as_ref(), args.threads, &mut progress).map(Some),
+        How::Erofs(asked) => args.write_erofs(&frozen, asked.as_ref(), draft.file(), &mut progress).map(Some),
         How::Qcow2(options) => frozen.write_qcow2(draft.file(), *options, &mut progress).map(|()| None),
     };
     drop(line);
     let image = written.map_err(|error| with_place(error, &destination.place())).with_context(|| described.clone())?;
     if let Some(image) = image {
-        args.check_image(image, draft.file()).with_context(|| described)?;
+        args.check_image(&image, draft.file()).with_context(|| described)?;
     }
     drop(frozen);
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
@@ -184,15 +184,32 @@ impl Args {
         Ok(Some(options))
     }
 
+    /// Writes an EROFS image with the options asked for, or with those of the base, whose clusters are
+    /// then copied.
+    fn write_erofs(
+        &self,
+        frozen: &Frozen,
+        asked: Option<&BuildOptions>,
+        out: &File,
+        progress: Progress<'_>,
+    ) -> Result<ErofsImage, FreezeError> {
+        if let Some(options) = asked {
+            return frozen.write_erofs(out, options, None, progress);
+        }
+        let base = frozen.base_image().unwrap_or_else(|error| {
+            tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
+            None
+        });
+        let like = base.as_ref().map_or_else(|| Ok(BuildOptions::default()), BaseImage::options)?;
+        let options = BuildOptions { threads: self.threads, ..like };
+        frozen.write_erofs(out, &options, base.as_ref(), progress)
+    }
+
     /// Reports what is special about a finished image, and compares it with the disk if that is
     /// asked for.
-    fn check_image(&self, image: ErofsImage, file: &File) -> anyhow::Result<()> {
-        let ErofsImage { tree, report, not_reused, .. } = image;
-        if let Some(why) = not_reused {
-            tell(&format!("warning: {why}; the whole disk was compressed"));
-        }
-        tell_needed_linux(&self.output, &report, "");
-        if self.verify { self.compare(&tree, file) } else { Ok(()) }
+    fn check_image(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
+        tell_needed_linux(&self.output, &image.report, "");
+        if self.verify { self.compare(&image.tree, file) } else { Ok(()) }
     }
 
     /// Compares the finished image with the disk; both are read again.

@@ -3,6 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use pagefold_disk::BlockDevice;
+use pagefold_erofs::BuildOptions;
 use pagefold_output::{Destination, ImageFormat, Inputs};
 use pagefold_serve::Client;
 use pagefold_server::{Add, Config, Fork, Manage, Server, Sockets};
@@ -25,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let destination = Destination::of(&image, ImageFormat::Erofs, false, &Inputs::default())?;
     let draft = destination.make_draft()?;
-    server.frozen("job-1")?.write_erofs(draft.file(), None, 0, &mut |_, _| {})?;
+    server.frozen("job-1")?.write_erofs(draft.file(), &BuildOptions::default(), None, &mut |_, _| {})?;
     destination.take(draft)?;
     drop(running); // completes requests in flight and removes the socket
     Ok(())

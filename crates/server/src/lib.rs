@@ -62,7 +62,7 @@ pub use bases::BaseFile;
 pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use ending::{Ending, waits_for};
 pub use error::Error;
-pub use freeze::{ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
+pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use observer::{Level, Observer};
 pub use pagefold_control::{Add, AddBase, Code, DiskRecord, Failure, Fork, Manage, Quota, Resize};

@@ -14,6 +14,7 @@ use pagefold_codec::{Codec, Fold, PAGE_SIZE};
 use crate::{
     budget::{Budget, Purpose},
     common::Common,
+    compaction::Background,
     core::Core,
     disk::{Disk, Error},
     equals::Equals,
@@ -152,6 +153,7 @@ impl Pool {
             budget,
             beside_bytes: AtomicU64::new(0),
             told: AtomicBool::new(false),
+            background: Background::default(),
             turning: Mutex::default(),
             unused: Mutex::default(),
             left: AtomicUsize::new(0),

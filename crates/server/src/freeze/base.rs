@@ -1,14 +1,15 @@
 //! The base below a frozen disk, as the process that writes an image sees it.
 
 use std::{
+    fmt,
     fs::File,
     path::{Path, PathBuf},
 };
 
 use pagefold_control::BaseRecord;
-use pagefold_erofs::Image;
+use pagefold_erofs::{BuildOptions, Image};
 
-use super::error::{Result, Within, ensure, refuse};
+use super::error::{FreezeError, Result, Within, ensure, refuse};
 
 /// A base that is the backing file of an image.
 pub(super) struct BackingFile<'a> {
@@ -45,12 +46,18 @@ impl<'a> BackingFile<'a> {
     }
 }
 
-/// The image that contains a base.
-pub(super) struct BaseImage {
+/// The EROFS image that contains a base.
+pub struct BaseImage {
     path: PathBuf,
     file: File,
     identity: String,
     content: pagefold_erofs::File,
+}
+
+impl fmt::Debug for BaseImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BaseImage").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl BaseImage {
@@ -63,6 +70,14 @@ impl BaseImage {
         let image = Image::open(file.try_clone()?)?;
         let content = pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?;
         Ok(Self { path: path.into(), file, identity: found, content })
+    }
+
+    /// Returns the options with which the base was packed.
+    ///
+    /// # Errors
+    /// The image cannot be read.
+    pub fn options(&self) -> Result<BuildOptions, FreezeError> {
+        Ok(BuildOptions::like(&self.content)?)
     }
 
     /// Returns the file in it that is the base.

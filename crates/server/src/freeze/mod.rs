@@ -12,12 +12,11 @@ use std::{fs::File, sync::Arc};
 use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Overlay, Tree, build_watched};
 
 use self::{
-    base::{BackingFile, BaseImage},
-    error::Result,
+    base::BackingFile,
+    error::{Result, Within},
     frozen::Wanted,
 };
-pub use self::{error::FreezeError, frozen::Frozen};
-use crate::error::message;
+pub use self::{base::BaseImage, error::FreezeError, frozen::Frozen};
 
 /// Receives the bytes that are done, and those of the whole work.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -39,12 +38,10 @@ pub struct Qcow2Options {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ErofsImage {
-    /// What the image holds: the disk as its only file, `disk.img`.
+    /// What the image holds.
     pub tree: Tree,
     /// Its sizes.
     pub report: BuildReport,
-    /// Why clusters of the base could not be copied; all of the disk was compressed.
-    pub not_reused: Option<String>,
 }
 
 impl Frozen {
@@ -76,43 +73,38 @@ impl Frozen {
         backing.map_or(Ok(()), |backing| backing.check_unchanged())
     }
 
-    /// Writes the disk to `out`, an empty file, as an EROFS image. Without `options`, they are those
-    /// of the image that is the base, whose unchanged clusters are copied; `threads` is the number of
-    /// threads then, 0 for one per processor.
+    /// Opens the EROFS image below the disk, if there is one, so that its unchanged clusters are
+    /// copied.
+    ///
+    /// # Errors
+    /// This process cannot read it, or its path leads to another file than the server has.
+    pub fn base_image(&self) -> Result<Option<BaseImage>, FreezeError> {
+        let base = self.base().filter(|base| base.format == "erofs");
+        base.map(|base| BaseImage::open(base).within(|| format!("cannot reuse the base {}", base.path))).transpose()
+    }
+
+    /// Writes the disk to `out`, an empty file, as the only file of an EROFS image, `disk.img`. Copies
+    /// unchanged clusters of `base`, if the `options` are like its own.
     ///
     /// # Errors
     /// The disk cannot be read, the file cannot be written, or the base was changed.
     pub fn write_erofs(
         &self,
         out: &File,
-        options: Option<&BuildOptions>,
-        threads: usize,
+        options: &BuildOptions,
+        base: Option<&BaseImage>,
         progress: Progress<'_>,
     ) -> Result<ErofsImage, FreezeError> {
-        let (mut base, mut not_reused) = (None, None);
-        if let Some(record) = self.base().filter(|base| options.is_none() && base.format == "erofs") {
-            match BaseImage::open(record) {
-                Ok(opened) => base = Some(opened),
-                Err(error) => not_reused = Some(format!("cannot reuse the base {}: {}", record.path, message(&error))),
-            }
-        }
-        let options = match (options, &base) {
-            (Some(options), _) => options.clone(),
-            (None, Some(base)) => BuildOptions { threads, ..BuildOptions::like(&base.content())? },
-            (None, None) => BuildOptions { threads, ..BuildOptions::default() },
-        };
         let changes = self.changes(if base.is_some() { Wanted::AboveBase } else { Wanted::Bytes })?;
         let overlay = Overlay::new(self.size_bytes(), changes, self.reader())?;
-        let overlay = Arc::new(match &base {
+        let overlay = Arc::new(match base {
             Some(base) => overlay.over(base.content()),
             None => overlay,
         });
         let tree = tree_of(overlay)?;
-        let report = build_watched(&tree, &options, out, &mut |done| progress(done.done_bytes, done.total_bytes))?;
-        if let Some(base) = base {
-            base.check_unchanged()?;
-        }
-        Ok(ErofsImage { tree, report, not_reused })
+        let report = build_watched(&tree, options, out, &mut |done| progress(done.done_bytes, done.total_bytes))?;
+        base.map_or(Ok(()), BaseImage::check_unchanged)?;
+        Ok(ErofsImage { tree, report })
     }
 }
 

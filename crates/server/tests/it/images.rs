@@ -54,9 +54,12 @@ fn bytes(mut file: File) -> Vec<u8> {
 fn erofs(frozen: &Frozen) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a file");
     let mut done = (0, 1);
-    let written = frozen.write_erofs(&file, None, 2, &mut |bytes, all| done = (bytes, all)).expect("an image");
+    let base = frozen.base_image().expect("a readable base, or none");
+    let like = base.as_ref().map_or_else(BuildOptions::default, |base| base.options().expect("its options"));
+    let options = BuildOptions { threads: 2, ..like };
+    let written = frozen.write_erofs(&file, &options, base.as_ref(), &mut |bytes, all| done = (bytes, all));
+    let written = written.expect("an image");
     assert_eq!(done.0, done.1);
-    assert!(written.not_reused.is_none());
     let image = Image::open(file.try_clone().expect("a file")).expect("an image");
     assert!(image.compare(&written.tree, 1).differences.is_empty());
     bytes(file)
@@ -106,7 +109,7 @@ fn serve_image(server: &Server, name: &str, path: &Path) {
     let draft = destination.make_draft().expect("a draft");
     let options = BuildOptions { pcluster_bytes: 16 << 10, ..BuildOptions::default() };
     let frozen = server.frozen(name).expect("an instant");
-    frozen.write_erofs(draft.file(), Some(&options), 1, &mut |_, _| {}).expect("an image");
+    frozen.write_erofs(draft.file(), &options, None, &mut |_, _| {}).expect("an image");
     destination.take(draft).expect("a name");
     server.serve_file(&BaseFile::new("image", path)).expect("a base");
 }
@@ -137,8 +140,6 @@ fn a_fork_of_an_image_becomes_an_image() {
 
     // A base that was replaced is not copied from.
     fs::rename(folder.path().join("job.erofs"), &path).expect("a rename");
-    let file = tempfile::tempfile().expect("a file");
-    let written = frozen.write_erofs(&file, None, 1, &mut |_, _| {}).expect("an image");
-    assert!(written.not_reused.is_some_and(|why| why.contains("replaced")));
-    assert!(Image::open(file).expect("an image").compare(&written.tree, 1).differences.is_empty());
+    let refused = frozen.base_image().expect_err("another file");
+    assert!(refused.to_string().contains("cannot reuse the base"), "{refused}");
 }

@@ -4,6 +4,7 @@ mod bounds;
 mod compaction;
 mod dedupe;
 mod disks;
+mod forked;
 mod forks;
 mod history;
 mod limit;
