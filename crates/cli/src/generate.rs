@@ -6,12 +6,9 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
+use pagefold_output::{Inputs, NewFile, Written};
 
-use crate::{
-    Args as Pagefold,
-    destination::{Inputs, NewFile, Written},
-    output::output,
-};
+use crate::{Args as Pagefold, destination::remove_on_signals, output::output};
 
 /// Print shell completions
 #[derive(clap::Args)]
@@ -57,9 +54,9 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
                 NewFile::at(&path, Written::ManualPage, args.force, &Inputs::default())
             };
             // All are checked before the first is replaced.
-            let places = commands.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+            let places = commands.iter().map(place).collect::<pagefold_output::Result<Vec<_>>>()?;
             for (command, place) in commands.into_iter().zip(places) {
-                let draft = place.make_draft()?;
+                let draft = place.make_guarded_draft(&remove_on_signals)?;
                 draft
                     .file()
                     .write_all(&page(command)?)

@@ -12,8 +12,9 @@ use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_base::{Format, Kind, Signature};
 use pagefold_control::is_unseen;
 use pagefold_erofs::{BuildReport, Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
+use pagefold_output::Inputs;
 
-use crate::{destination::Inputs, log, places, size, tell};
+use crate::{log, places, size, tell};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -36,6 +36,17 @@ pub(crate) enum Level {
     Debug,
 }
 
+impl From<pagefold_server::Level> for Level {
+    fn from(level: pagefold_server::Level) -> Self {
+        match level {
+            pagefold_server::Level::Error => Self::Error,
+            pagefold_server::Level::Warn => Self::Warn,
+            pagefold_server::Level::Info => Self::Info,
+            pagefold_server::Level::Debug => Self::Debug,
+        }
+    }
+}
+
 impl Level {
     /// Returns the priority of the system log and the journal.
     fn priority(self) -> u8 {
@@ -158,10 +169,6 @@ impl Log {
 
     pub(crate) fn info(self, text: &str) {
         self.write(Level::Info, text);
-    }
-
-    pub(crate) fn debug(self, text: &str) {
-        self.write(Level::Debug, text);
     }
 
     pub(crate) fn write(self, level: Level, text: &str) {

@@ -27,13 +27,13 @@ mod record;
 mod serve;
 mod server_directory;
 mod signals;
-mod size;
 mod source;
 mod stat;
 
 use std::{env, fmt, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
+use pagefold_size as size;
 
 /// Compressed storage in user space
 #[derive(Parser)]

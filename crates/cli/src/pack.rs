@@ -10,8 +10,9 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, Indexes, Tree, build_watched};
+use pagefold_output::{Destination, ImageFormat, Inputs};
 
-use crate::destination::{Destination, ImageFormat, Inputs};
+use crate::destination::{draft, wrong_name};
 use crate::image::tell_needed_linux;
 use crate::source::{self, SourceArgs};
 use crate::{codec, log, misuse, progress::ProgressLine, size};
@@ -141,10 +142,10 @@ enum IndexKind {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.build_options().map_err(misuse)?;
     options.check().map_err(misuse)?;
-    ImageFormat::Erofs.check_name(&args.output, "'pack'")?;
+    ImageFormat::Erofs.check_name(&args.output, "'pack'").map_err(wrong_name)?;
     let destination = Destination::of(&args.output, ImageFormat::Erofs, args.force, &args.inputs())?;
     let tree = args.source.tree(&args.sources, destination.replaced()?)?;
-    let draft = destination.make_draft()?;
+    let draft = draft(&destination)?;
     let mut line = ProgressLine::new();
     let report = build_watched(&tree, &options, draft.file(), &mut |progress| {
         line.show(progress.done_bytes, progress.total_bytes);

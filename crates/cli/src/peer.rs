@@ -10,9 +10,9 @@ use std::{
 
 use anyhow::anyhow;
 use pagefold_control::{Client, ClientError, Command, Listing};
+use pagefold_output::Inputs;
 
 use crate::{
-    destination::Inputs,
     image::ImagePath,
     message,
     server_directory::{self, Claim},

@@ -139,6 +139,13 @@ pub struct Add {
     pub socket: Option<DiskSocket>,
 }
 
+impl Add {
+    /// Describes a disk without a limit.
+    pub fn new(name: impl Into<String>, size_bytes: u64) -> Self {
+        Self { name: name.into(), size_bytes, limit_bytes: None, read_only: false, socket: None }
+    }
+}
+
 /// A new size for a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -172,6 +179,14 @@ pub struct Fork {
     /// A Unix socket on which only the new disk is served; `names` must have one name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+}
+
+impl Fork {
+    /// Describes writable forks without a limit.
+    pub fn new<N: Into<String>>(from: impl Into<String>, names: impl IntoIterator<Item = N>) -> Self {
+        let names = names.into_iter().map(Into::into).collect();
+        Self { from: from.into(), names, limit_bytes: None, read_only: false, socket: None }
+    }
 }
 
 /// A base to serve.

@@ -1,7 +1,6 @@
 //! Turns a request's line into the answer's line.
 
 use std::{
-    collections::HashSet,
     fmt, io,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -14,7 +13,7 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Fork, Held, Manage, Quota, Stat, check_name,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit, check_name,
     name::{check_new_name, check_snapshot},
 };
 
@@ -42,12 +41,6 @@ const COMMANDS: [&str; 20] = [
     "stop",
 ];
 
-/// Maximum number of disks per fork request: the answer has a record of each.
-pub const MAX_FORKS: usize = 512;
-
-/// A disk's size is a multiple of this.
-const SECTOR_BYTES: u64 = 512;
-
 /// Disks per batch of an answer. Small, because a name may take up to 24 KiB of JSON each time it
 /// occurs.
 const BATCH_DISKS: usize = 8;
@@ -58,12 +51,6 @@ const PART_BYTES: usize = 16 << 10;
 
 /// Maximum duration of a compact request.
 const MAX_COMPACT_SECONDS: u64 = 60;
-
-/// Smallest rate of a disk: at less, a single large request would take more than a client waits.
-pub const MIN_RATE_BYTES: u64 = 64 << 10;
-
-/// Smallest memory limit of a disk: a page that does not compress, and the table that refers to it.
-pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
 
 /// Executes the request in `line` on `disks` and returns the answer: one line of JSON without its
 /// end.
@@ -286,9 +273,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(Stat { server: disks.server(), disks: vec![disk] })
         }
         Command::Add(disk) => {
-            check_name(&disk.name)?;
-            check_size(disk.size_bytes)?;
-            check_limit(disk.limit_bytes)?;
+            disk.check()?;
             json(disks.add(&disk)?)
         }
         Command::AddBase(base) => {
@@ -296,7 +281,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.add_base(&base)?)
         }
         Command::Fork(fork) => {
-            check_fork(&fork)?;
+            fork.check()?;
             return Ok(Outcome::Some(disks.fork(&fork)?));
         }
         Command::Snapshot { name, snapshot } => {
@@ -307,7 +292,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
         Command::Changes { name, offset } => json(disks.changes(&name, offset)?),
         Command::Drop { name, snapshots, force } => json(disks.drop(&name, snapshots, force)?),
         Command::Resize(resize) => {
-            check_size(resize.size_bytes)?;
+            resize.check()?;
             json(disks.resize(&resize)?)
         }
         Command::Rename { name, to } => {
@@ -326,7 +311,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
         }
         Command::LimitConnections { connections } => json(disks.limit_connections(connections)?),
         Command::Quota(quota) => {
-            check_quota(&quota)?;
+            quota.check()?;
             json(disks.quota(&quota)?)
         }
         Command::Compact { seconds } => {
@@ -353,65 +338,4 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
 
 fn json(result: impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(&result).map_err(|error| Failure::new(Code::Failed, error.to_string()))
-}
-
-fn check_fork(fork: &Fork) -> Result<(), Failure> {
-    let Fork { names, limit_bytes, socket, .. } = fork;
-    check_limit(*limit_bytes)?;
-    if names.is_empty() || names.len() > MAX_FORKS {
-        let what = format!("field `names`: expected 1 to {MAX_FORKS} names, got {}", names.len());
-        return Err(Failure::new(Code::InvalidRequest, what));
-    }
-    if socket.is_some() && names.len() > 1 {
-        let what = "field `socket`: each disk needs a socket of its own: fork them one by one, from a snapshot";
-        return Err(Failure::new(Code::InvalidRequest, what));
-    }
-    let mut seen = HashSet::new();
-    for name in names {
-        check_name(name)?;
-        if !seen.insert(name) {
-            return Err(Failure::new(
-                Code::NameInUse,
-                format!("'{name}' is given twice: each fork needs its own name"),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks whether a disk can have this size, apart from limits of the system.
-///
-/// # Errors
-/// [`Code::InvalidSize`].
-pub fn check_size(size_bytes: u64) -> Result<(), Failure> {
-    if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        let what = format!("invalid disk size {size_bytes}: must be a non-zero multiple of {SECTOR_BYTES}");
-        return Err(Failure::new(Code::InvalidSize, what));
-    }
-    Ok(())
-}
-
-fn check_quota(quota: &Quota) -> Result<(), Failure> {
-    let wrong = |what: String| Err(Failure::new(Code::InvalidRequest, what));
-    match quota {
-        Quota { connections: Some(0), .. } => wrong("field `connections`: expected at least 1".to_owned()),
-        Quota { bytes_per_second: Some(rate), .. } if *rate < MIN_RATE_BYTES => {
-            wrong(format!("field `bytes_per_second`: expected at least {MIN_RATE_BYTES}, got {rate}"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Checks whether a disk can have this memory limit; `None` is no limit.
-///
-/// # Errors
-/// [`Code::InvalidLimit`].
-pub fn check_limit(limit_bytes: Option<u64>) -> Result<(), Failure> {
-    if let Some(limit_bytes) = limit_bytes.filter(|&limit_bytes| limit_bytes < MIN_LIMIT_BYTES) {
-        let what = format!(
-            "memory limit of {limit_bytes} bytes is too small: a disk with a single page needs {MIN_LIMIT_BYTES}"
-        );
-        return Err(Failure::new(Code::InvalidLimit, what));
-    }
-    Ok(())
 }

@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod checks;
 mod client;
 mod command;
 mod dispatch;
@@ -28,14 +29,17 @@ mod name;
 mod records;
 mod server;
 
+pub use checks::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, check_limit, check_size};
 pub use client::{Client, ClientError};
 pub use command::{Add, AddBase, Command, DiskSocket, Fork, Quota, Resize};
-pub use dispatch::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, answer, check_limit, check_size};
+pub use dispatch::answer;
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Held, Manage};
 pub use model::Model;
-pub use name::{MAX_NAME_BYTES, check_name, is_unseen, snapshot_name, split_snapshot_name};
+pub use name::{
+    MAX_NAME_BYTES, check_name, check_new_name, check_snapshot, is_unseen, snapshot_name, split_snapshot_name,
+};
 pub use records::{
     BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Figures,
     FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, Stat,

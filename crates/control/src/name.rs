@@ -68,7 +68,10 @@ pub fn split_snapshot_name(name: &str) -> Option<(&str, &str)> {
 }
 
 /// Checks whether a disk's snapshot can have this name.
-pub(crate) fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Code::InvalidName`].
+pub fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> {
     check_export_name(&snapshot_name(disk, snapshot))?;
     if snapshot.is_empty() || snapshot.contains(SNAPSHOT_SIGN) {
         let what = format!("invalid snapshot name '{snapshot}': must be non-empty and without '@'");
@@ -79,7 +82,10 @@ pub(crate) fn check_snapshot(disk: &str, snapshot: &str) -> Result<(), Failure> 
 
 /// Checks a new name: a snapshot must remain a snapshot of the same disk, and a disk must not
 /// become one.
-pub(crate) fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Code::InvalidName`].
+pub fn check_new_name(name: &str, to: &str) -> Result<(), Failure> {
     match (split_snapshot_name(name), split_snapshot_name(to)) {
         (Some((disk, _)), Some((same, snapshot))) if disk == same => check_snapshot(disk, snapshot),
         (Some((disk, _)), _) => {

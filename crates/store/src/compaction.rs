@@ -3,7 +3,7 @@
 //! | pressure | free bytes of a shard             | who empties segments                          |
 //! |----------|-----------------------------------|-----------------------------------------------|
 //! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
-//! | soft     | above                             | one background thread for the whole process   |
+//! | soft     | above                             | the pool's background thread                    |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
 //! One thread at a time compacts a shard, down to 1/30 + 16 KiB. Near the memory limit, the
@@ -12,12 +12,15 @@
 //! while its entry is locked, for the time of a copy; no reader waits for that.
 
 use std::{
-    collections::VecDeque,
+    mem, process,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::Ordering::{AcqRel, Relaxed, Release},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU32,
+            Ordering::{AcqRel, Relaxed, Release},
+        },
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -30,7 +33,7 @@ use crate::{
 /// Objects that a writer moves if the pressure is hard.
 const HELP_OBJECTS: usize = 24;
 
-/// Objects that the background thread moves before it checks the other pools.
+/// Objects that the background thread moves before it looks whether the pool has ended.
 const TURN_OBJECTS: usize = 256;
 
 /// Objects that [`Core::compact`] moves between two checks of the gain, and the number of checks
@@ -45,11 +48,23 @@ impl Core {
     /// Has memory that frees have left partly empty compacted, if there is pressure.
     pub(crate) fn relieve(self: &Arc<Self>) {
         match self.heap.pressure() {
-            Pressure::None => return,
-            Pressure::Soft => {}
-            // The background thread frees what dropped disks left, which empties segments anyway.
-            Pressure::Hard if self.left.load(Relaxed) > 0 => {}
-            Pressure::Hard => _ = self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS),
+            Pressure::None => {}
+            Pressure::Soft => self.tell(),
+            Pressure::Hard => {
+                // The background thread frees what dropped disks left, which empties segments anyway.
+                if self.left.load(Relaxed) == 0 {
+                    self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS);
+                }
+                self.tell_again();
+            }
+        }
+    }
+
+    /// Like [`tell`](Self::tell), also if the thread that was notified is that of a process from
+    /// which this one was forked.
+    pub(crate) fn tell_again(self: &Arc<Self>) {
+        if self.background.is_lost() {
+            self.told.store(false, Relaxed);
         }
         self.tell();
     }
@@ -58,7 +73,7 @@ impl Core {
     pub(crate) fn tell(self: &Arc<Self>) {
         // All threads read `told` frequently, so its line is not written without need.
         if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
-            Background::get().tell(Arc::downgrade(self));
+            self.background.tell(self);
         }
     }
 
@@ -142,38 +157,104 @@ impl Core {
     }
 }
 
-/// The thread that compacts the pools of this process.
-struct Background {
-    waiting: Mutex<VecDeque<Weak<Core>>>,
-    told: Condvar,
+/// The thread that compacts a pool in the background. It starts when there is work for the first
+/// time, and ends with the pool.
+#[derive(Default)]
+pub(crate) struct Background {
+    worker: Mutex<Option<Worker>>,
+    /// The process that has started the thread. A fork of it has the pool, but no such thread.
+    process: AtomicU32,
+}
+
+struct Worker {
+    process: u32,
+    turns: Arc<Turns>,
+    thread: JoinHandle<()>,
+}
+
+/// Whether a pool has work, and whether it ends.
+#[derive(Default)]
+struct Turns {
+    state: Mutex<TurnsState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TurnsState {
+    waiting: bool,
+    ended: bool,
 }
 
 impl Background {
-    fn get() -> &'static Self {
-        static BACKGROUND: OnceLock<Background> = OnceLock::new();
-        static THREAD: OnceLock<bool> = OnceLock::new();
-        let background = BACKGROUND.get_or_init(|| Self { waiting: Mutex::default(), told: Condvar::new() });
-        // If the thread cannot be started, only writers compact.
-        THREAD
-            .get_or_init(|| thread::Builder::new().name("pagefold-compact".into()).spawn(|| background.run()).is_ok());
-        background
+    /// Returns whether the thread was left behind in the process from which this one was forked.
+    fn is_lost(&self) -> bool {
+        let process = self.process.load(Relaxed);
+        process != 0 && process != process::id()
     }
 
-    fn tell(&self, pool: Weak<Core>) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(pool);
-        self.told.notify_one();
-    }
-
-    fn run(&self) {
-        loop {
-            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let waiting = self.told.wait_while(waiting, |waiting| waiting.is_empty());
-            let store = waiting.unwrap_or_else(PoisonError::into_inner).pop_front();
-            let Some(store) = store else { continue };
-            if store.upgrade().is_some_and(|store| store.turn()) {
-                self.tell(store);
-            }
+    /// Notifies the thread that there is work. If it cannot be started, only writers compact.
+    fn tell(&self, core: &Arc<Core>) {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_lost() {
+            // There is nothing to end or to release.
+            mem::forget(worker.take());
         }
+        if worker.is_none() {
+            *worker = Worker::start(core);
+            self.process.store(worker.as_ref().map_or(0, |worker| worker.process), Relaxed);
+        }
+        if let Some(worker) = &*worker {
+            worker.turns.change(|state| state.waiting = true);
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let is_lost = self.is_lost();
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(worker) = worker else { return };
+        if is_lost {
+            mem::forget(worker);
+            return;
+        }
+        worker.turns.change(|state| state.ended = true);
+        // The thread itself may have had the pool's last reference.
+        if worker.thread.thread().id() != thread::current().id() {
+            // A panic of the thread has already been reported.
+            let _ = worker.thread.join();
+        }
+    }
+}
+
+impl Worker {
+    fn start(core: &Arc<Core>) -> Option<Self> {
+        let turns = Arc::<Turns>::default();
+        let (own, core) = (Arc::clone(&turns), Arc::downgrade(core));
+        let run = move || {
+            while own.wait() {
+                // Between two turns, nothing here keeps the pool.
+                while core.upgrade().is_some_and(|core| core.turn()) {}
+            }
+        };
+        let thread = thread::Builder::new().name("pagefold-compact".into()).spawn(run).ok()?;
+        Some(Self { process: process::id(), turns, thread })
+    }
+}
+
+impl Turns {
+    fn change(&self, change: impl FnOnce(&mut TurnsState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_one();
+    }
+
+    /// Waits for work. Returns false at the end of the pool.
+    fn wait(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.changed.wait_while(state, |state| !state.waiting && !state.ended);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        state.waiting = false;
+        !state.ended
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{
     budget::{Budget, Full},
     clean::Clean,
     common::Common,
+    compaction::Background,
     entry::{Entry, Fill, GONE},
     equals::{Equals, Sum},
     heap::Heap,
@@ -54,6 +55,7 @@ pub(crate) struct Core {
     pub(crate) beside_bytes: AtomicU64,
     /// Whether the background thread has been notified of the pressure.
     pub(crate) told: AtomicBool,
+    pub(crate) background: Background,
     /// Held by a thread that moves objects in the background or frees what dropped disks left.
     pub(crate) turning: Mutex<()>,
     /// What dropped disks left to be freed. `left` counts these lists, including the one that is
@@ -194,7 +196,7 @@ impl Core {
         if !unused.is_empty() {
             self.left.fetch_add(1, Relaxed);
             self.unused().push(unused);
-            self.tell();
+            self.tell_again();
         }
     }
 

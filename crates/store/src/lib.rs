@@ -50,10 +50,10 @@
 //!   similar ones still succeed. [`Stats`] has the figures. [`Disk::set_limit`] limits one disk.
 //! - [`PoolConfig::train`]: if the codec has tables, they are trained on the pages written.
 //!
-//! A background thread compacts memory that frees have left partly empty. There is one for all
-//! pools of the process, started by the first pool that needs it. [`Pool::compact`] compacts at
-//! once. No slot number causes a panic. Damaged memory is reported as [`Error::Corrupt`] as far as
-//! the codec can detect it.
+//! A background thread compacts memory that frees have left partly empty. Each pool has its own,
+//! started when there is work for the first time, which ends with the pool; a fork of the process
+//! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
+//! memory is reported as [`Error::Corrupt`] as far as the codec can detect it.
 
 mod budget;
 mod clean;

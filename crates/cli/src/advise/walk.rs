@@ -16,9 +16,8 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pagefold_source::expect_raw;
 use rustix::fs::{SeekFrom as Sparse, seek};
-
-use crate::source::expect_raw;
 
 use super::{
     clock::Deadline,

@@ -5,12 +5,13 @@ use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 use anyhow::Context;
 use pagefold_control::{ChangedRange, Changes, Command};
 use pagefold_erofs::ReadAt;
+use pagefold_output::{Destination, ImageFormat};
+use pagefold_server::Frozen;
 use serde_json::json;
 
 use super::{Asked, Telling};
 use crate::{
-    destination::{Destination, ImageFormat},
-    freeze::Instant,
+    destination::{draft, wrong_name},
     log, size,
 };
 
@@ -52,10 +53,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             telling.tell(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
         });
     };
-    ImageFormat::Raw.check_name(path, "--to")?;
+    ImageFormat::Raw.check_name(path, "--to").map_err(wrong_name)?;
     let inputs = args.asked.peer.inputs()?;
     let destination = Destination::of(path, ImageFormat::Raw, args.force, &inputs)?;
-    let draft = destination.make_draft()?;
+    let draft = draft(&destination)?;
     let written_bytes = args.write(&mut telling, draft.file()).with_context(|| destination.place())?;
     destination.take(draft)?;
     log::line(&format!("{}: {} of disk '{}' changed", path.display(), size::show(written_bytes), args.disk));
@@ -92,8 +93,8 @@ impl Args {
     fn write(&self, telling: &mut Telling, out: &File) -> anyhow::Result<u64> {
         // The instant is taken first: a range that was changed by then is still reported as
         // changed.
-        let instant = Instant::take(&self.asked.peer, &self.disk)?;
-        let (reader, size_bytes) = (instant.reader(), instant.size_bytes());
+        let frozen = Frozen::of_client(self.asked.peer.connect()?, &self.disk)?;
+        let (reader, size_bytes) = (frozen.reader(), frozen.size_bytes());
         out.set_len(size_bytes)?;
         let (mut written_bytes, mut bytes) = (0, Vec::new());
         self.each(telling, &mut |_, ChangedRange { offset, len_bytes }| {

@@ -7,8 +7,9 @@ use std::{
 
 use anyhow::{Context, bail};
 use pagefold_control::{Client, ClientError, Command, Stopping};
+use pagefold_server::waits_for;
 
-use crate::{log, output::output, peer::Peer, serve::waits_for, server_directory::Claim};
+use crate::{log, output::output, peer::Peer, server_directory::Claim};
 
 /// Maximum wait for the server to exit. It gives clients some seconds to read their answers.
 const TIME: Duration = Duration::from_secs(60);

@@ -3,15 +3,15 @@
 use std::{
     os::unix::process::ExitStatusExt,
     process::{Child, Command, ExitStatus},
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
+use pagefold_server::Ending;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::{ending::Ending, set_huge_pages};
+use super::set_huge_pages;
 
 /// How long a command may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ pub(crate) struct Running(Child);
 impl Running {
     /// Runs `command` with these variables in its environment. When it ends, the server begins to
     /// stop.
-    pub(crate) fn start(command: &str, variables: &[(&str, String)], ending: Arc<Ending>) -> anyhow::Result<Self> {
+    pub(crate) fn start(command: &str, variables: &[(&str, String)], ending: Ending) -> anyhow::Result<Self> {
         let mut shell = Command::new("sh");
         shell.args(["-c", command]).envs(variables.iter().map(|(name, value)| (*name, value)));
         // These variables are for the server.

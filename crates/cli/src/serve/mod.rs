@@ -1,74 +1,48 @@
 //! `pagefold serve`: serves compressed RAM disks and files over NBD.
 
-mod bases;
 mod child;
-mod clients;
-mod compaction;
 mod descriptors;
-mod disks;
-mod ending;
-mod forks;
-mod in_use;
-mod instants;
-mod machine;
-mod managed;
 mod notify;
 mod options;
-mod process;
-mod sockets;
+mod pid_file;
+mod place;
 mod swap;
-mod watch;
 
 use std::{
     ffi::OsString,
-    fs,
-    io::{self, Write},
+    fs, io,
     net::SocketAddr,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    thread,
 };
 
 use anyhow::{Context, anyhow};
 use pagefold_base::Format;
 use pagefold_codec::{Codec, NAMES};
-use pagefold_control::{
-    Add, Batch, Code, Limits as ControlLimits, Manage, Server as ControlServer, check_limit, check_name, check_size,
-};
+use pagefold_control::check_name;
 use pagefold_disk::NewPoolError;
-use pagefold_serve::{ClientEvent, Limits, Passed, Permissions, Refused, Server, SocketFile, listen_privately};
+use pagefold_serve::{Limits, Permissions};
+use pagefold_server::{
+    Add, Address, BaseFile, Code, Config, Manage, MemoryLimit, Observer, Server, WhenFull, parse_group, parse_mode,
+};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
 
-pub(crate) use self::ending::waits_for;
 use self::{
-    bases::BaseFile,
     child::Running,
-    disks::{Disks, DisksConfig, WhenFull},
-    ending::Ending,
-    managed::{Address, Managed, add_base},
     notify::notify,
-    options::{MemoryLimit, parse_connections, parse_disk, parse_limit, parse_tcp},
-    sockets::{parse_group, parse_mode},
-    watch::Watch,
+    options::{WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp},
+    pid_file::PidFile,
+    place::Place,
 };
 use crate::{
     background, codec,
-    destination::{Draft, Inputs, NewFile, Written},
     log::{Level, Log, Sink},
-    misuse,
-    server_directory::{self, ServerDirectory},
-    signals, size,
+    misuse, server_directory, signals, size,
 };
-
-/// How long a server that does not wait for requests waits for its clients of the control socket.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
-
-/// Name of the control socket among the sockets that a service manager passes.
-const PASSED_CONTROL: &str = "control";
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
 #[derive(clap::Args)]
@@ -166,8 +140,8 @@ pub(crate) struct Args {
     memory_limit: Option<MemoryLimit>,
 
     /// What happens to writes beyond the server's or the disk's memory limit
-    #[arg(long, value_enum, default_value_t = WhenFull::Error, value_name = "WHAT")]
-    when_full: WhenFull,
+    #[arg(long, value_enum, default_value_t = WhenFullArg::Error, value_name = "WHAT")]
+    when_full: WhenFullArg,
 
     /// Store equal pages of all disks once. A client that can write to one disk can then find out
     /// by timing which pages other disks hold
@@ -232,6 +206,37 @@ impl Args {
         disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
     }
 
+    /// Returns the files to serve at the start.
+    fn files(&self) -> anyhow::Result<Vec<BaseFile>> {
+        let file = |file: &OsString| {
+            let size = file.to_str().filter(|text| size::parse(text).is_ok() && !Path::new(file).exists());
+            if let Some(size) = size {
+                let what = anyhow!("there is no file '{size}': for a RAM disk of this size, write --size {size}");
+                return Err(misuse(what));
+            }
+            let file = parse_base(file.clone(), self.format).map_err(|what| misuse(anyhow!(what)))?;
+            check_name(&file.name).map_err(misuse)?;
+            Ok(file)
+        };
+        self.files.iter().map(file).collect()
+    }
+
+    /// Returns the server's configuration.
+    fn config(&self, log: Log) -> Config {
+        let mut config = Config::default();
+        config.codec = Arc::clone(&self.codec);
+        config.dedupe = self.dedupe;
+        config.limit = self.memory_limit.unwrap_or_default();
+        config.when_full = match self.when_full {
+            WhenFullArg::Error => WhenFull::Error,
+            WhenFullArg::Wait => WhenFull::Wait,
+        };
+        config.clients = self.limits();
+        config.observer = Observer::new(move |level, line| log.write(level.into(), line));
+        config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
+        config
+    }
+
     /// Returns the permissions of the Unix sockets for NBD.
     fn permissions(&self) -> Permissions {
         Permissions { mode: self.mode, group: self.group }
@@ -274,75 +279,6 @@ impl Args {
     }
 }
 
-/// Where a server will listen: sockets that the service manager passed, and a directory if they are
-/// not enough. Fields are dropped in order: the directory is unlocked before it is removed.
-struct Place {
-    passed: Option<Passed>,
-    control: Option<UnixListener>,
-    directory: Option<ServerDirectory>,
-    _temporary: Option<TempDir>,
-}
-
-impl Place {
-    /// Claims the place. From now on, other commands wait for this server.
-    fn claim(args: &Args) -> anyhow::Result<Self> {
-        let mut passed = Passed::take()?;
-        let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
-        let passed = passed.filter(|passed| !passed.is_empty());
-        let mut place = Self { passed, control, directory: None, _temporary: None };
-        if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
-            let (directory, temporary) = args.directory()?;
-            place._temporary = temporary;
-            place.directory = Some(ServerDirectory::claim(directory)?);
-        }
-        Ok(place)
-    }
-}
-
-/// The open sockets of a server that does not serve yet. Fields are dropped in order: files before
-/// the directory.
-struct Listening {
-    server: Server,
-    control: UnixListener,
-    control_path: Option<PathBuf>,
-    _control_file: Option<SocketFile>,
-}
-
-impl Listening {
-    /// Opens the sockets. Sockets that the service manager did not pass are created in the
-    /// directory.
-    fn open(args: &Args, place: &mut Place, disks: &Disks, log: Log) -> anyhow::Result<Self> {
-        let mut builder = Server::builder()
-            .limits(args.limits())
-            .when_refused(move |why| log.warn(&refusal(&why)))
-            .when_client(move |ClientEvent { peer, export, begins, .. }| {
-                let does = if begins { "connected" } else { "disconnected" };
-                log.debug(&format!("{peer} {does}: disk '{export}'"));
-            })
-            .exports(disks.exports())
-            .account(Arc::clone(disks.client_memory()) as _);
-        builder = match (place.passed.take(), &place.directory) {
-            (Some(passed), _) => builder.passed(passed),
-            (None, Some(directory)) => builder.unix_for(directory.nbd_socket(), args.permissions()),
-            (None, None) => builder,
-        };
-        builder = args.unix.iter().fold(builder, |builder, path| builder.unix_for(absolute(path), args.permissions()));
-        builder = args.tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
-        let server = builder.bind()?;
-        let (control, file, control_path) = match place.control.take() {
-            Some(listener) => (listener, None, None),
-            None => {
-                let path = args.control.as_deref().map(absolute);
-                let path = path.or_else(|| place.directory.as_ref().map(ServerDirectory::control_socket));
-                let path = path.context("no path for the control socket: give --control PATH")?;
-                let (listener, file) = listen_privately(&path)?;
-                (listener, Some(file), Some(path))
-            }
-        };
-        Ok(Self { server, control, control_path, _control_file: file })
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.detach && !args.announce {
         return background::start("serve");
@@ -364,62 +300,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.swap {
         swap::prepare(log)?;
     }
-    let (limit_bytes, limit_line) = memory_limit(args.memory_limit);
-    let files = args.files.iter().map(|file| {
-        let size = file.to_str().filter(|text| size::parse(text).is_ok() && !Path::new(file).exists());
-        if let Some(size) = size {
-            return Err(misuse(anyhow!("there is no file '{size}': for a RAM disk of this size, write --size {size}")));
-        }
-        let file = BaseFile::parse(file.clone(), args.format).map_err(|what| misuse(anyhow!(what)))?;
-        check_name(&file.name).map_err(misuse)?;
-        Ok(file)
-    });
-    let files = files.collect::<anyhow::Result<Vec<_>>>()?;
-    let disks = Disks::new(DisksConfig {
-        codec: Arc::clone(&args.codec),
-        dedupe: args.dedupe,
-        limit_bytes,
-        clients: args.limits(),
-        when_full: args.when_full,
-    });
-    let disks = Arc::new(disks.map_err(|error| match error {
+    let files = args.files()?;
+    let server = Server::new(args.config(log)).map_err(|error| match error {
         NewPoolError::LimitTooSmall { .. } => misuse(error),
         error => error.into(),
-    })?);
-    for disk in args.disks() {
-        let checked = check_name(&disk.name).and_then(|()| check_size(disk.size_bytes));
-        let checked = checked.and_then(|()| check_limit(disk.limit_bytes));
-        checked.and_then(|()| disks.add(&disk)).map_err(misuse)?;
-    }
+    })?;
+    args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;
     // Dropped in reverse order: files before the directory.
     let mut place = Place::claim(args)?;
     for file in &files {
-        add_base(&disks, file, None, log).map_err(|failure| match failure.code {
+        server.serve_file(file).map_err(|failure| match failure.code {
             Code::NameInUse => misuse(failure),
             _ => failure.into(),
         })?;
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    let Listening { _control_file, control_path, control, server } = Listening::open(args, &mut place, &disks, log)?;
-
-    disks.set_server(server.handle());
-
-    let ending = Arc::new(Ending::new(server.handle(), log));
-    let managed = Arc::new(Managed {
-        disks: Arc::clone(&disks),
-        addresses: addresses(&server),
-        ending: Arc::clone(&ending),
-        server: server.handle(),
-        log,
-        start: Instant::now(),
-    });
-    let manage = Arc::clone(&managed) as Arc<dyn Manage>;
-    let control = ControlServer::new(control, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
-    let control = control.context("cannot listen on the control socket")?;
-    let control_handle = control.handle();
-    let on_signal = Arc::clone(&ending);
-    spawn("signals", move || {
+    let mut listening = server.listen(place.sockets(args)?.when_stopping(|| notify("STOPPING=1")))?;
+    let ending = listening.ending();
+    let on_signal = ending.clone();
+    let catch = move || {
         for signal in signals.forever() {
             match signals::name(signal) {
                 "SIGHUP" => {
@@ -429,31 +329,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 name => on_signal.signal(name),
             }
         }
-    })?;
-    let control_thread = spawn("control", move || {
-        if let Err(error) = control.run() {
-            log.error(&format!("the control socket failed: {error}"));
-        }
-    })?;
-    let _watch = Watch::start(Arc::clone(&disks), Arc::clone(&ending), log).context("cannot start a thread")?;
-
-    for address in &managed.addresses {
-        log.info(&format!("listening on {address}"));
-        if let Address::Tcp { address, .. } = address
-            && !address.ip().is_loopback()
-        {
-            log.warn(&format!(
-                "{address} may be reached from other machines, and NBD has no password: everyone who reaches it can \
-                 read and write every disk"
-            ));
-        }
-    }
-    if let Some(path) = &control_path {
-        log.info(&format!("control socket {}", path.display()));
-    }
-    let client_warning = disks.client_memory().warning().map(|warning| (Level::Warn, warning));
-    limit_line.into_iter().chain(client_warning).for_each(|(level, line)| log.write(level, &line));
-    disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| managed.tell_disk(disk));
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(catch).context("cannot start a thread")?;
     let _pid_file = pid_file.map(PidFile::write).transpose()?;
     notify("READY=1");
     if args.announce {
@@ -463,30 +340,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         background::announce()?;
         log.leave_stderr();
     }
-    let variables = || variables(&managed, control_path.as_deref());
-    let running = args.run.as_deref().map(|command| Running::start(command, &variables(), Arc::clone(&ending)));
+    let variables = || variables(&server, listening.control_path());
+    let running = args.run.as_deref().map(|command| Running::start(command, &variables(), ending.clone()));
     let running = running.transpose()?;
 
-    let served = server.run();
-    ending.begin("the server failed");
+    let served = listening.run();
     let code = running.map_or(Ok(0), Running::end);
-    control_handle.stop();
+    drop(listening);
     if ending.is_forced() {
-        // Threads that are stuck in a request end with the process. Clients get their answers first.
-        let deadline = Instant::now() + LAST_ANSWERS;
-        while !control_thread.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(2));
-        }
         return Ok(ExitCode::FAILURE);
     }
-    // A panic of the thread has already been reported.
-    let _ = control_thread.join();
     served?;
     Ok(ExitCode::from(code?))
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
-    thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start a thread")
 }
 
 /// Sets whether this process and those that it starts may use huge pages. Where the system uses
@@ -506,27 +371,6 @@ fn private_folder() -> io::Result<TempDir> {
     Ok(folder)
 }
 
-/// Returns the server's memory limit: the given one, or half of the memory that there is. Also
-/// returns a line that says so, or what is wrong with it.
-fn memory_limit(given: Option<MemoryLimit>) -> (Option<u64>, Option<(Level, String)>) {
-    match (given, machine::Memory::find()) {
-        (Some(MemoryLimit::None), _) => (None, Some((Level::Info, "no memory limit".to_owned()))),
-        (Some(MemoryLimit::Bytes(bytes)), memory) => {
-            let warning = memory.and_then(|memory| memory.warning(bytes));
-            (Some(bytes), warning.map(|warning| (Level::Warn, warning)))
-        }
-        (None, Some(memory)) => {
-            let bytes = memory.half_bytes();
-            let line = format!("memory limit {}, half of {memory}; --memory-limit sets another", size::show(bytes));
-            (Some(bytes), Some((Level::Info, line)))
-        }
-        (None, None) => {
-            let line = "no memory limit: the system does not say how much memory there is; set one with --memory-limit";
-            (None, Some((Level::Warn, line.to_owned())))
-        }
-    }
-}
-
 /// Makes this process end with its parent. Returns `false` if the parent has already ended.
 fn follow_parent() -> anyhow::Result<bool> {
     let parent = getppid();
@@ -534,41 +378,15 @@ fn follow_parent() -> anyhow::Result<bool> {
     Ok(getppid() == parent)
 }
 
-fn refusal(why: &Refused) -> String {
-    match why {
-        Refused::Full(limit) => {
-            format!("a client was refused: all {limit} connections that the server allows are in use; raise the number with 'pagefold limit --connections N'")
-        }
-        Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
-        Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
-        Refused::Memory => {
-            "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
-                .to_owned()
-        }
-        Refused::Work => {
-            "requests wait for each other: the memory limit is too small for these clients; raise it with 'pagefold limit SIZE'"
-                .to_owned()
-        }
-        why => format!("a client was refused: {why:?}"),
-    }
-}
-
-/// Returns the addresses of the server, with absolute paths.
-fn addresses(server: &Server) -> Vec<Address> {
-    let unix = server.unix_paths().map(|path| Address::Unix(absolute(&path)));
-    unix.chain(server.tcp_addresses().map(Address::tcp)).collect()
-}
-
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Returns the environment of a `--run` command: nbdkit's variables and the control socket.
-fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, String)> {
-    let disks = managed.disks.exports().list();
-    let name = disks.first().map_or_else(|| "".into(), |export| export.name());
-    let first = managed.addresses.first();
-    let unix = managed.addresses.iter().find_map(|address| match address {
+fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, String)> {
+    let name = server.first_name();
+    let first = server.addresses().first();
+    let unix = server.addresses().iter().find_map(|address| match address {
         Address::Unix(path) => Some(path.display().to_string()),
         Address::Tcp { .. } => None,
     });
@@ -584,35 +402,4 @@ fn variables(managed: &Managed, control: Option<&Path>) -> Vec<(&'static str, St
         ("unixsocket", unix.unwrap_or_default()),
         ("control", control.map_or_else(String::new, |path| path.display().to_string())),
     ]
-}
-
-/// A file with the process id, removed when this value is dropped.
-struct PidFile(PathBuf);
-
-impl PidFile {
-    /// Checks that the file can be written, and that no other file is replaced than one of a server.
-    fn check(path: &Path) -> anyhow::Result<NewFile> {
-        let checked = NewFile::at(path, Written::ProcessId, false, &Inputs::default());
-        checked.with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Writes the file. It gets its name once it is complete, so readers never see a part of it.
-    fn write(file: NewFile) -> anyhow::Result<Self> {
-        let failed = || format!("cannot write {}", file.path().display());
-        let mut draft = NamedTempFile::new_in(file.folder()).with_context(failed)?;
-        writeln!(draft, "{}", std::process::id()).with_context(failed)?;
-        draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
-        file.take(Draft::Named(draft))?;
-        Ok(Self(file.path().to_owned()))
-    }
-}
-
-impl Drop for PidFile {
-    fn drop(&mut self) {
-        // Another server's file is left alone. A missing file needs no removal.
-        let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
-        if own {
-            let _ = fs::remove_file(&self.0);
-        }
-    }
 }

@@ -1,10 +1,16 @@
-//! Disks and addresses on the command line.
+//! Disks, files and addresses on the command line.
 
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::{
+    ffi::{OsStr, OsString},
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::Path,
+};
 
-use pagefold_control::Add;
+use pagefold_base::Format;
+use pagefold_server::{Add, BaseFile, MemoryLimit};
 
-use crate::size;
+use crate::{image::ImagePath, size};
 
 /// Parses the disk that `--export` describes.
 pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
@@ -36,6 +42,36 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     })
 }
 
+/// Parses `[NAME=]FILE[:PATH]`. The default name is the file's name without its last extension.
+pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseFile, String> {
+    let (name, place) = split_name(&text);
+    let ImagePath { image, path: inside } = ImagePath::from(place);
+    let inside = Some(inside).filter(|inside| !inside.is_empty());
+    let name = match name {
+        Some(name) => Some(name.to_owned()),
+        None => {
+            let file = inside.as_deref().map_or(image.as_path(), |inside| Path::new(OsStr::from_bytes(inside)));
+            file.file_stem().and_then(OsStr::to_str).map(str::to_owned)
+        }
+    };
+    let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", text.display()))?;
+    let path = std::path::absolute(&image).map_err(|error| format!("'{}': {error}", image.display()))?;
+    Ok(BaseFile { name, path, inside, format })
+}
+
+/// Splits off the name before an equals sign, unless the whole text names an existing file, or the
+/// name would contain a slash.
+fn split_name(text: &OsStr) -> (Option<&str>, OsString) {
+    let bytes = text.as_bytes();
+    let is_named = !ImagePath::from(text.to_owned()).image.exists();
+    let sign = bytes.iter().position(|byte| *byte == b'=').filter(|_| is_named);
+    let name = sign.and_then(|sign| str::from_utf8(&bytes[..sign]).ok()).filter(|name| !name.contains('/'));
+    match (name, sign) {
+        (Some(name), Some(sign)) => (Some(name), OsString::from_vec(bytes[sign + 1..].to_vec())),
+        _ => (None, text.to_owned()),
+    }
+}
+
 pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
@@ -44,11 +80,13 @@ pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| format!("'{text}' has no address"))
 }
 
-/// The value of `--memory-limit`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MemoryLimit {
-    None,
-    Bytes(u64),
+/// The value of `--when-full`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum WhenFullArg {
+    /// They fail with ENOSPC
+    Error,
+    /// They wait until there is room
+    Wait,
 }
 
 pub(crate) fn parse_limit(text: &str) -> Result<MemoryLimit, String> {
@@ -62,6 +100,32 @@ pub(crate) fn parse_connections(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bases_are_named() {
+        let parse = |text: &str| parse_base(text.into(), None).expect("a base");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a=b.erofs");
+        std::fs::write(&file, "").expect("a file");
+        let path = file.to_str().expect("a plain path");
+        let base = |name: &str, path: &str, inside: Option<&str>| BaseFile {
+            name: name.to_owned(),
+            path: path.into(),
+            inside: inside.map(|inside| inside.as_bytes().to_vec()),
+            format: None,
+        };
+        assert_eq!(parse("/no/debian.erofs"), base("debian", "/no/debian.erofs", None));
+        assert_eq!(parse("/no/debian.img.erofs"), base("debian.img", "/no/debian.img.erofs", None));
+        assert_eq!(parse("/no/all.erofs:/disks/a.raw"), base("a", "/no/all.erofs", Some("/disks/a.raw")));
+        assert_eq!(parse("root=/no/debian.erofs"), base("root", "/no/debian.erofs", None));
+        assert_eq!(parse("/no=such/disk"), base("disk", "/no=such/disk", None));
+        assert_eq!(parse("=/no/disk"), base("", "/no/disk", None));
+        assert_eq!(parse(path), base("a=b", path, None));
+        assert_eq!(parse(&format!("c={path}:/d")), base("c", path, Some("/d")));
+        assert_eq!(parse(&format!("{path}:/d")), base("d", path, Some("/d")));
+        assert!(parse_base("/".into(), None).is_err());
+        assert!(parse("disk").path.is_absolute());
+    }
 
     #[test]
     fn tcp_is_loopback_unless_told_otherwise() {

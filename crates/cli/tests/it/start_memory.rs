@@ -13,7 +13,7 @@ fn said(args: &[&str]) -> String {
 fn a_server_says_its_memory_limit() {
     let by_default = said(&["--size", "1M"]);
     assert!(by_default.contains("memory limit ") && by_default.contains(", half of the "), "{by_default}");
-    assert!(by_default.contains("--memory-limit"), "{by_default}");
+    assert!(by_default.contains("'pagefold limit SIZE'"), "{by_default}");
     assert!(said(&["--memory-limit", "none"]).contains("no memory limit"));
     let large = said(&["--memory-limit", "99999G"]);
     assert!(large.contains("97.7 TiB exceeds the ") && large.contains("GiB"), "{large}");

@@ -5,6 +5,7 @@ mod clean;
 mod compaction;
 mod dedupe;
 mod disks;
+mod forked;
 mod forks;
 mod history;
 mod limit;

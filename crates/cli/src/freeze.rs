@@ -1,0 +1,227 @@
+//! `pagefold freeze`: saves a disk of a running server as an image.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileTypeExt,
+    path::PathBuf,
+};
+
+use anyhow::{Context, bail, ensure};
+use pagefold_codec::cluster::ClusterCodec;
+use pagefold_erofs::{BuildOptions, Image, Tree};
+use pagefold_output::{Destination, ImageFormat};
+use pagefold_server::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
+
+use crate::{
+    codec,
+    destination::{FormatArg, draft, wrong_name},
+    image::tell_needed_linux,
+    log, message, misuse,
+    peer::Peer,
+    progress::ProgressLine,
+    size, source, tell,
+};
+
+/// Save the contents of a disk as an image
+#[derive(clap::Args)]
+#[command(
+    visible_alias = "commit",
+    after_help = "Examples:
+  pagefold freeze job-2 -o job-2.erofs
+  pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
+  pagefold freeze job-2 -o job-2.qcow2
+  pagefold freeze job-2 -o job-2.img
+
+The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
+image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
+Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
+given. A qcow2 image is complete by itself, unless --backing is given. Equal contents and equal \
+options give identical images."
+)]
+pub(crate) struct Args {
+    /// The disk
+    name: String,
+
+    /// The image file, which appears once it is complete; or a block device, a pipe, or - for
+    /// standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Format of the image [default: what FILE ends in: .erofs, .qcow2, .img or .raw; raw for a
+    /// block device]
+    #[arg(long, value_enum)]
+    format: Option<FormatArg>,
+
+    /// Replace FILE even if it is a raw disk or not an image of this format; never a file that the
+    /// server uses
+    #[arg(long)]
+    force: bool,
+
+    /// Codec and level: of an EROFS image as for 'pagefold pack' [default: the base's, otherwise
+    /// lz4]; of a qcow2 image deflate[,1-9] or none [default: none]
+    #[arg(long, value_name = "CODEC[,LEVEL]")]
+    codec: Option<String>,
+
+    /// Maximum size of a compressed cluster [default: the base's, otherwise 4K]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    cluster: Option<u64>,
+
+    /// Write only the changes since the base, a qcow2 or raw file, which becomes the backing file
+    /// of the qcow2 image
+    #[arg(long)]
+    backing: bool,
+
+    /// Number of threads; 0 means one per processor
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+
+    /// Compare the finished image with the disk; a difference is an error and leaves no image
+    #[arg(long)]
+    verify: bool,
+
+    #[command(flatten)]
+    peer: Peer,
+}
+
+/// The format of the image, with its options.
+enum How {
+    Raw,
+    /// With these options, or those of the base.
+    Erofs(Option<BuildOptions>),
+    Qcow2(Qcow2Options),
+}
+
+/// Block size of an image, unless the base has another one.
+const BLOCK_BYTES: u32 = 4096;
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let (format, how) = args.how().map_err(misuse)?;
+    let destination = Destination::of(&args.output, format, args.force, &args.peer.inputs()?)?;
+    let frozen = Frozen::of_client(args.peer.connect()?, &args.name)?;
+    if format == ImageFormat::Raw {
+        destination.check_room(frozen.size_bytes())?;
+    }
+    let draft = draft(&destination)?;
+    let described = frozen.described();
+    let mut line = ProgressLine::new();
+    let mut progress = |done_bytes, total_bytes| line.show(done_bytes, total_bytes);
+    let written = match &how {
+        How::Raw => frozen.write_raw(draft.file(), &mut progress).map(|()| None),
+        How::Erofs(asked) => args.write_erofs(&frozen, asked.as_ref(), draft.file(), &mut progress).map(Some),
+        How::Qcow2(options) => frozen.write_qcow2(draft.file(), *options, &mut progress).map(|()| None),
+    };
+    drop(line);
+    let image = written.map_err(|error| with_place(error, &destination.place())).with_context(|| described.clone())?;
+    if let Some(image) = image {
+        args.check_image(&image, draft.file()).with_context(|| described)?;
+    }
+    drop(frozen);
+    let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
+    destination.take(draft)?;
+    if let Some(metadata) = told {
+        let (output, written) = (args.output.display(), size::show(written_bytes(&metadata)));
+        log::line(&format!("{output}: disk '{}' in {written}", args.name));
+    }
+    Ok(())
+}
+
+/// Returns the bytes that a file occupies: less than its length if it has holes.
+fn written_bytes(metadata: &std::fs::Metadata) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    (metadata.blocks() * 512).min(metadata.len())
+}
+
+/// If space has run out, adds where.
+fn with_place(error: FreezeError, place: &str) -> anyhow::Error {
+    let is_full = error.is_full();
+    let error = anyhow::Error::new(error);
+    if is_full { error.context(place.to_owned()) } else { error }
+}
+
+impl Args {
+    /// Returns the format and options that the command line requests.
+    fn how(&self) -> anyhow::Result<(ImageFormat, How)> {
+        let kind = fs::metadata(&self.output).ok().map(|found| found.file_type());
+        ensure!(!kind.is_some_and(|kind| kind.is_dir()), "{} is a directory; name a file in it", self.output.display());
+        let is_device = kind.is_some_and(|kind| kind.is_block_device());
+        let given = self.format.map(ImageFormat::from);
+        let format = ImageFormat::of_output(&self.output, given, is_device).map_err(wrong_name)?;
+        ensure!(!self.backing || format == ImageFormat::Qcow2, "--backing is for --format qcow2");
+        ensure!(!self.verify || format == ImageFormat::Erofs, "--verify is for --format erofs");
+        ensure!(self.cluster.is_none() || format == ImageFormat::Erofs, "--cluster is for --format erofs");
+        let how = match format {
+            ImageFormat::Raw => {
+                ensure!(self.codec.is_none(), "--codec is for --format erofs and qcow2");
+                How::Raw
+            }
+            ImageFormat::Erofs => How::Erofs(self.asked()?),
+            ImageFormat::Qcow2 => {
+                let codec = self.codec.as_ref().map(|codec| codec::of_clusters(codec, BLOCK_BYTES)).transpose()?;
+                let level = match codec.flatten() {
+                    None => None,
+                    Some(ClusterCodec::Deflate(level @ 1..=9)) => Some(level.cast_unsigned()),
+                    Some(_) => bail!("a qcow2 image is compressed with deflate, at level 1 to 9, or not at all"),
+                };
+                let mut options = Qcow2Options::default();
+                (options.level, options.threads, options.backing) = (level, self.threads, self.backing);
+                How::Qcow2(options)
+            }
+        };
+        Ok((format, how))
+    }
+
+    /// Returns the options of an EROFS image that the command line requests; `None` means those of
+    /// the base.
+    fn asked(&self) -> anyhow::Result<Option<BuildOptions>> {
+        if self.codec.is_none() && self.cluster.is_none() {
+            return Ok(None);
+        }
+        let pcluster_bytes = self.cluster.unwrap_or(BLOCK_BYTES.into());
+        let pcluster_bytes = u32::try_from(pcluster_bytes).ok().context("the cluster size is too large")?;
+        let codec = codec::of_clusters(self.codec.as_deref().unwrap_or("lz4"), pcluster_bytes)?;
+        let options = BuildOptions { codec, pcluster_bytes, threads: self.threads, ..BuildOptions::default() };
+        options.check()?;
+        Ok(Some(options))
+    }
+
+    /// Writes an EROFS image with the options asked for, or with those of the base, whose clusters are
+    /// then copied.
+    fn write_erofs(
+        &self,
+        frozen: &Frozen,
+        asked: Option<&BuildOptions>,
+        out: &File,
+        progress: Progress<'_>,
+    ) -> Result<ErofsImage, FreezeError> {
+        if let Some(options) = asked {
+            return frozen.write_erofs(out, options, None, progress);
+        }
+        let base = frozen.base_image().unwrap_or_else(|error| {
+            tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
+            None
+        });
+        let like = base.as_ref().map_or_else(|| Ok(BuildOptions::default()), BaseImage::options)?;
+        let options = BuildOptions { threads: self.threads, ..like };
+        frozen.write_erofs(out, &options, base.as_ref(), progress)
+    }
+
+    /// Reports what is special about a finished image, and compares it with the disk if that is
+    /// asked for.
+    fn check_image(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
+        tell_needed_linux(&self.output, &image.report, "");
+        if self.verify { self.compare(&image.tree, file) } else { Ok(()) }
+    }
+
+    /// Compares the finished image with the disk; both are read again.
+    fn compare(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
+        let image = image.try_clone().context("opening the image again")?;
+        let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
+        let count = source::tell_differences(&report);
+        ensure!(
+            count == 0,
+            "{}: not written: the image differs from the disk; this is a fault of pagefold: please report it",
+            self.output.display()
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,242 @@
+//! The files that a program reads, which its output must not replace.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, Metadata},
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{major, minor};
+
+use crate::{Result, error::refuse};
+
+/// A file, whatever its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl From<&Metadata> for FileId {
+    fn from(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+/// Where the system shows the file that is standard output.
+pub(crate) const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
+
+/// Where the system describes its devices.
+const SYSFS: &str = "/sys";
+
+/// A place where bytes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Store {
+    File(FileId),
+    /// A block device, by its number.
+    Device(u64),
+}
+
+impl Store {
+    /// Returns where the content of a file is stored, whatever names and device nodes lead to it.
+    fn of(metadata: &Metadata) -> Self {
+        match metadata.file_type().is_block_device() {
+            true => Self::Device(metadata.rdev()),
+            false => Self::File(metadata.into()),
+        }
+    }
+}
+
+/// The files that a program reads.
+#[derive(Debug, Default)]
+pub struct Inputs(Vec<Input>);
+
+#[derive(Debug)]
+struct Input {
+    /// What it is, for messages: `the source a.tar`.
+    what: String,
+    store: Store,
+    is_directory: bool,
+    /// The block devices and files that it is stored in.
+    below: BTreeSet<Store>,
+}
+
+impl Inputs {
+    /// Adds the file that `path` leads to, if there is one: reading reports one that is missing.
+    /// `role` says what it is, as in `the source`.
+    pub fn add(&mut self, role: &str, path: &Path) {
+        if let Ok(metadata) = fs::metadata(path) {
+            self.add_found(format!("{role} {}", path.display()), &metadata);
+        }
+    }
+
+    /// Adds standard input.
+    pub fn add_standard_input(&mut self) {
+        if let Ok(metadata) = fs::metadata("/proc/self/fd/0") {
+            self.add_found("standard input".to_owned(), &metadata);
+        }
+    }
+
+    fn add_found(&mut self, what: String, metadata: &Metadata) {
+        let store = Store::of(metadata);
+        let mut below = BTreeSet::new();
+        match store {
+            Store::Device(device) => add_below(Path::new(SYSFS), device, &mut below),
+            Store::File(file) => {
+                below.insert(Store::Device(file.device));
+                add_below(Path::new(SYSFS), file.device, &mut below);
+            }
+        }
+        self.0.push(Input { what, store, is_directory: metadata.is_dir(), below });
+    }
+
+    /// Checks that writing to a file that exists changes no input.
+    ///
+    /// # Errors
+    /// The file is an input, or stores one, or is stored in one.
+    pub(crate) fn check(&self, path: &Path, metadata: &Metadata) -> Result<()> {
+        let store = Store::of(metadata);
+        let mut below = BTreeSet::new();
+        if let Store::Device(device) = store {
+            add_below(Path::new(SYSFS), device, &mut below);
+        }
+        for input in &self.0 {
+            if input.store == store {
+                refuse!(
+                    "{} is {}: an output never replaces an input; write to another file",
+                    path.display(),
+                    input.what
+                );
+            }
+            if input.below.contains(&store) || below.contains(&input.store) {
+                refuse!("{} shares its storage with {}: write to another file", path.display(), input.what);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that writing to the file that `path` leads to, if there is one, changes no input.
+    ///
+    /// # Errors
+    /// [`Error::Refused`](crate::Error::Refused): the file is an input, or stores one, or is stored
+    /// in one.
+    pub fn check_path(&self, path: &Path) -> Result<()> {
+        fs::metadata(path).map_or(Ok(()), |metadata| self.check(path, &metadata))
+    }
+
+    /// Checks standard output, to which a shell may have connected any file.
+    ///
+    /// # Errors
+    /// [`Error::Refused`](crate::Error::Refused): writing to it changes an input.
+    pub fn check_standard_output(&self) -> Result<()> {
+        let path = Path::new(STANDARD_OUTPUT);
+        let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
+        let name = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        self.check(&name, &metadata)?;
+        match self.directory_around(&name) {
+            Some(around) if metadata.len() > 0 => {
+                refuse!("{} is in {around}, which would lose it: write to another file", name.display())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the directory among the inputs that contains the file at `path`, which has no
+    /// symbolic links.
+    pub(crate) fn directory_around(&self, path: &Path) -> Option<&str> {
+        let directories = || self.0.iter().filter(|input| input.is_directory);
+        directories().next()?;
+        path.ancestors().skip(1).find_map(|above| {
+            let above = Store::of(&fs::metadata(above).ok()?);
+            directories().find(|input| input.store == above).map(|input| &*input.what)
+        })
+    }
+}
+
+/// Adds the devices and files that a block device is stored in: the disk of a partition, the disks
+/// below a mapped device, the file of a loop device. Devices of no known kind have none.
+fn add_below(sysfs: &Path, device: u64, found: &mut BTreeSet<Store>) {
+    let name = format!("dev/block/{}:{}", major(device), minor(device));
+    let Ok(folder) = fs::canonicalize(sysfs.join(name)) else { return };
+    let mut above = vec![folder];
+    while let Some(folder) = above.pop() {
+        let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
+        let mut lower: Vec<PathBuf> = slaves.filter_map(|slave| fs::canonicalize(slave.path()).ok()).collect();
+        if folder.join("partition").exists() {
+            lower.extend(folder.parent().map(Path::to_path_buf));
+        }
+        for folder in lower {
+            if number(&folder).is_some_and(|number| found.insert(Store::Device(number))) {
+                above.push(folder);
+            }
+        }
+        let backing = fs::read_to_string(folder.join("loop/backing_file")).ok();
+        if let Some(metadata) = backing.and_then(|path| fs::metadata(path.strip_suffix('\n').unwrap_or(&path)).ok()) {
+            let below = Store::of(&metadata);
+            if found.insert(below)
+                && let Store::Device(device) = below
+            {
+                add_below(sysfs, device, found);
+            }
+        }
+    }
+}
+
+/// Returns the number of the device whose folder in sysfs this is.
+fn number(folder: &Path) -> Option<u64> {
+    let text = fs::read_to_string(folder.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::makedev;
+
+    use super::*;
+
+    /// A mapped device on a partition of a disk and on a loop device, whose file is in `folder`.
+    fn devices(folder: &Path) {
+        fs::write(folder.join("file\n"), "content").expect("a file");
+        let place = folder.join("devices");
+        for (path, number) in
+            [("sda", "8:0"), ("sda/sda1", "8:1"), ("sda/sda2", "8:2"), ("dm", "253:0"), ("loop", "7:3")]
+        {
+            fs::create_dir_all(place.join(path).join("slaves")).expect("a folder");
+            fs::write(place.join(path).join("dev"), format!("{number}\n")).expect("a file");
+            fs::create_dir_all(folder.join("dev/block")).expect("a folder");
+            symlink(place.join(path), folder.join("dev/block").join(number)).expect("a link");
+        }
+        for number in ["1", "2"] {
+            fs::write(place.join(format!("sda/sda{number}/partition")), number).expect("a file");
+        }
+        for (name, path) in [("sda1", "sda/sda1"), ("loop", "loop")] {
+            symlink(place.join(path), place.join("dm/slaves").join(name)).expect("a link");
+        }
+        fs::create_dir(place.join("loop/loop")).expect("a folder");
+        let backing = format!("{}\n", folder.join("file\n").display());
+        fs::write(place.join("loop/loop/backing_file"), backing).expect("a file");
+    }
+
+    #[test]
+    fn what_is_below_a_device_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        devices(folder.path());
+        let file = Store::of(&fs::metadata(folder.path().join("file\n")).expect("a file"));
+        let device = |major, minor| Store::Device(makedev(major, minor));
+        for (major, minor, expected) in [
+            (8, 0, vec![]),
+            (8, 2, vec![device(8, 0)]),
+            (7, 3, vec![file]),
+            (253, 0, vec![device(8, 0), device(8, 1), device(7, 3), file]),
+            (9, 9, vec![]),
+        ] {
+            let mut found = BTreeSet::new();
+            add_below(folder.path(), makedev(major, minor), &mut found);
+            assert_eq!(found, expected.into_iter().collect(), "{major}:{minor}");
+        }
+    }
+}

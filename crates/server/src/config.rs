@@ -1,0 +1,81 @@
+//! What a server is made with.
+
+use std::{fmt, sync::Arc};
+
+use pagefold_codec::{Codec, Fold};
+use pagefold_serve::Limits;
+
+use crate::Observer;
+
+/// The configuration of a server. Start from [`Config::default`] and change fields.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// Codec of the pages.
+    pub codec: Arc<dyn Codec>,
+    /// Whether equal pages of all disks are stored once. A client that can write to one disk can
+    /// then find out by timing which pages other disks hold.
+    pub dedupe: bool,
+    /// Maximum memory of the disks and their clients.
+    pub limit: MemoryLimit,
+    /// What happens to writes beyond it, and beyond the limit of a disk.
+    pub when_full: WhenFull,
+    /// Bounds on the resources of clients.
+    pub clients: Limits,
+    /// Receives a line about each thing that the server does.
+    pub observer: Observer,
+    /// Called before the maximum number of connections changes, for example to let the process open
+    /// more files. Returns a warning.
+    pub when_connections: Option<WhenConnections>,
+}
+
+/// See [`Config::when_connections`].
+pub type WhenConnections = Arc<dyn Fn(usize) -> Option<String> + Send + Sync>;
+
+/// A limit of a server's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// Half of the memory of the machine or of the control group that the process is in.
+    #[default]
+    Half,
+    /// This number of bytes.
+    Bytes(u64),
+    /// None.
+    None,
+}
+
+/// What happens to writes beyond a memory limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// They fail with ENOSPC.
+    #[default]
+    Error,
+    /// They wait until there is room.
+    Wait,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            codec: Arc::new(Fold),
+            dedupe: false,
+            limit: MemoryLimit::default(),
+            when_full: WhenFull::default(),
+            clients: Limits::default(),
+            observer: Observer::default(),
+            when_connections: None,
+        }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("codec", &self.codec.name())
+            .field("dedupe", &self.dedupe)
+            .field("limit", &self.limit)
+            .field("when_full", &self.when_full)
+            .field("clients", &self.clients)
+            .finish_non_exhaustive()
+    }
+}

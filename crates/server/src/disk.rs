@@ -1,0 +1,149 @@
+//! A disk in a server's lists: what it is, where it is from, and what users have set.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{DiskKind, DiskStat, Figures};
+use pagefold_disk::{BlockDevice, Figure, Waits};
+
+use crate::{
+    backing::{Backing, BaseDisk},
+    counted::Counted,
+    socket::{self, ServedSocket},
+};
+
+/// Bytes that a disk needs in addition to its table and its name: its entries in the server's lists.
+pub(crate) const RECORD_BYTES: u64 = 384;
+
+/// Additional bytes for a fork's origin, without the origin's name.
+const ORIGIN_BYTES: u64 = 96;
+
+/// A disk in a server's lists.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    pub(crate) backing: Backing,
+    pub(crate) origin: Option<Arc<Origin>>,
+    pub(crate) made: Instant,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) waits: Option<Arc<Waits>>,
+    /// A socket on which only this disk is served.
+    pub(crate) socket: Option<Arc<ServedSocket>>,
+    /// Counts the memory of the entry until the disk is removed.
+    pub(crate) _record: Arc<Counted>,
+}
+
+/// The origin of a fork.
+pub(crate) struct Origin {
+    /// Name of the forked disk at the time of the fork.
+    pub(crate) name: String,
+    /// The base below.
+    pub(crate) base: Option<Arc<BaseDisk>>,
+}
+
+impl Origin {
+    /// Returns the bytes that an origin needs if the forked disk has this name.
+    pub(crate) fn record_bytes(name: &str) -> u64 {
+        ORIGIN_BYTES + name.len() as u64
+    }
+}
+
+/// The state of a disk at one moment.
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) kind: DiskKind,
+    /// The file of the base that it is, or that is below it.
+    pub(crate) path: Option<String>,
+    pub(crate) from: Option<String>,
+    pub(crate) age: Duration,
+    /// Bytes of the pages that it has written itself; below, the memory that they use.
+    pub(crate) changed_bytes: u64,
+    pub(crate) own_bytes: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) clients: u64,
+    /// Its own socket.
+    pub(crate) socket: Option<PathBuf>,
+}
+
+impl Disk {
+    /// Creates a read-only entry that was made now, without an origin.
+    pub(crate) fn read_only(backing: Backing, record: Arc<Counted>) -> Self {
+        Self {
+            backing,
+            origin: None,
+            made: Instant::now(),
+            limit_bytes: None,
+            read_only: true,
+            waits: None,
+            socket: None,
+            _record: record,
+        }
+    }
+
+    /// Returns the device that clients use.
+    pub(crate) fn device(&self) -> Arc<dyn BlockDevice> {
+        self.backing.device(self.waits.as_ref())
+    }
+
+    /// Returns the base that it is, or that is below it.
+    pub(crate) fn base(&self) -> Option<&Arc<BaseDisk>> {
+        self.backing.as_base().or_else(|| self.origin.as_ref()?.base.as_ref())
+    }
+
+    /// Returns the bytes that it needs in the server's lists in addition to its name.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        let origin_bytes = self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+        RECORD_BYTES + origin_bytes + socket::record_bytes(self.socket.as_ref().map(|socket| &*socket.path))
+    }
+
+    /// Returns whether it is stacked on this base.
+    pub(crate) fn is_over(&self, base: &Arc<BaseDisk>) -> bool {
+        self.origin.is_some() && self.base().is_some_and(|found| Arc::ptr_eq(found, base))
+    }
+
+    /// Returns the number of requests that wait for room; `None` if they fail instead.
+    pub(crate) fn waiting(&self) -> Option<u64> {
+        self.waits.as_ref().map(|waits| waits.count() as u64)
+    }
+
+    /// Describes the disk under this name.
+    pub(crate) fn found(&self, name: &str, clients: u64, snapshots: u64) -> Found {
+        let stats = self.backing.stats().unwrap_or_default();
+        Found {
+            name: name.to_owned(),
+            size_bytes: self.backing.size_bytes(),
+            limit_bytes: self.limit_bytes,
+            read_only: self.read_only,
+            kind: self.backing.kind(),
+            path: self.base().map(|base| base.path().to_owned()),
+            from: self.origin.as_ref().map(|origin| origin.name.clone()),
+            age: self.made.elapsed(),
+            changed_bytes: stats.orig_data_size,
+            own_bytes: stats.spent_bytes,
+            snapshots,
+            clients,
+            socket: self.socket.as_ref().map(|socket| socket.path.clone()),
+        }
+    }
+
+    /// Returns the figures of the disk under this name.
+    pub(crate) fn stat(&self, name: String) -> DiskStat {
+        let waiting = self.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
+        let stats = self.backing.stats();
+        let figures = stats.map_or_else(Figures::new, |stats| limited(stats.figures()).chain(waiting).collect());
+        let (kind, size_bytes) = (self.backing.kind(), self.backing.size_bytes());
+        DiskStat { name, size_bytes, limit_bytes: self.limit_bytes, kind, figures }
+    }
+}
+
+/// Converts the figures without the limit, which has its own field.
+pub(crate) fn limited(figures: impl Iterator<Item = Figure>) -> impl Iterator<Item = (String, serde_json::Value)> {
+    let figures = figures.filter(|figure| figure.name != "mem_limit");
+    figures.map(|figure| (figure.name.to_owned(), figure.value.into()))
+}

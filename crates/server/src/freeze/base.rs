@@ -1,0 +1,101 @@
+//! The base below a frozen disk, as the process that writes an image sees it.
+
+use std::{
+    fmt,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use pagefold_control::BaseRecord;
+use pagefold_erofs::{BuildOptions, Image};
+
+use super::error::{FreezeError, Result, Within, ensure, refuse};
+
+/// A base that is the backing file of an image.
+pub(super) struct BackingFile<'a> {
+    pub(super) path: &'a str,
+    pub(super) format: &'a str,
+    identity: &'a str,
+}
+
+impl<'a> BackingFile<'a> {
+    /// Returns the base that the disk `name` has, to be the backing file of a qcow2 image.
+    ///
+    /// # Errors
+    /// There is none, QEMU cannot read it, or it is not the one that the server has.
+    pub(super) fn of(base: Option<&'a BaseRecord>, name: &str) -> Result<Self> {
+        let Some(BaseRecord { path, format, identity, .. }) = base else {
+            refuse!("disk '{name}' has no base: leave out --backing to write all of it")
+        };
+        ensure!(
+            format == "raw" || format == "qcow2",
+            "the base {path} is an EROFS image, which QEMU cannot read: leave out --backing to write all of the disk"
+        );
+        let backing = Self { path, format, identity };
+        backing.check_unchanged()?;
+        Ok(backing)
+    }
+
+    /// Checks that the path still leads to the unchanged file that the server has.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let failed = || format!("the base {} cannot be the backing file", self.path);
+        let found = File::open(self.path).and_then(|file| pagefold_base::identity_of(&file)).within(failed)?;
+        let is_same = found == self.identity;
+        ensure!(is_same, "{}: it was changed or replaced since the server opened it", failed());
+        Ok(())
+    }
+}
+
+/// The EROFS image that contains a base.
+pub struct BaseImage {
+    path: PathBuf,
+    file: File,
+    identity: String,
+    content: pagefold_erofs::File,
+}
+
+impl fmt::Debug for BaseImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BaseImage").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl BaseImage {
+    /// Opens the image that contains a base.
+    pub(super) fn open(base: &BaseRecord) -> Result<Self> {
+        let path = Path::new(&base.path);
+        let file = File::open(path)?;
+        let found = pagefold_base::identity_of(&file)?;
+        ensure!(found == base.identity, "it was changed or replaced since the server opened it");
+        let image = Image::open(file.try_clone()?)?;
+        let content = pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?;
+        Ok(Self { path: path.into(), file, identity: found, content })
+    }
+
+    /// Returns the options with which the base was packed.
+    ///
+    /// # Errors
+    /// The image cannot be read.
+    pub fn options(&self) -> Result<BuildOptions, FreezeError> {
+        Ok(BuildOptions::like(&self.content)?)
+    }
+
+    /// Returns the file in it that is the base.
+    pub(super) fn content(&self) -> pagefold_erofs::File {
+        self.content.clone()
+    }
+
+    /// Checks that the image has not changed since it was opened.
+    ///
+    /// # Errors
+    /// It has changed: data copied from it are not reliable.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let found = pagefold_base::identity_of(&self.file);
+        ensure!(
+            found.is_ok_and(|found| found == self.identity),
+            "the base {} was changed while the disk was written out: nothing is written",
+            self.path.display()
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+//! A server of disks: compressed RAM disks, files as read-only disks, forks and snapshots of them,
+//! over NBD and a control socket, and images of them.
+//!
+//! ```
+#![doc = include_str!("../examples/fork.rs")]
+//! ```
+//!
+//! - [`Config`] says what a server is made with, [`Sockets`] where it listens.
+//! - [`Manage`] has the methods that change disks. Clients of the control socket call the same ones;
+//!   `docs/control.md` describes them.
+//! - [`Frozen`] is a disk at one instant, of a server in this process or in another.
+//! - An [`Observer`] receives a line about each thing that the server does.
+//!
+//! A process can have any number of servers. They share nothing, and dropping one ends its threads.
+//! The library changes nothing of the process: a program that serves many clients raises the limit
+//! of open files itself ([`Config::when_connections`]).
+//!
+//! # Layers
+//!
+//! Each module uses only those above it, which a test checks:
+//!
+//! ```text
+//! observer, config, error, process, machine, counted    the machine and the configuration
+//! client_memory, socket, bases                          the clients' share; sockets; files
+//! backing                                               what a disk is
+//! disk                                                  a disk with its origin and its limits
+//! table                                                 disks by name, and their exports
+//! in_use, forks, instants, compaction                   what is done with them
+//! disks                                                 all of that in one place
+//! ending, freeze, address                               how it ends; images
+//! server, manage, watch, listening                      the server
+//! ```
+#![forbid(unsafe_code)]
+
+mod address;
+mod backing;
+mod bases;
+mod client_memory;
+mod compaction;
+mod config;
+mod counted;
+mod disk;
+mod disks;
+mod ending;
+mod error;
+mod forks;
+mod freeze;
+mod in_use;
+mod instants;
+mod listening;
+mod machine;
+mod manage;
+mod observer;
+mod process;
+mod server;
+mod socket;
+mod table;
+mod watch;
+
+pub use address::Address;
+pub use bases::BaseFile;
+pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
+pub use ending::{Ending, waits_for};
+pub use error::Error;
+pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
+pub use listening::{Listening, Running, Sockets};
+pub use observer::{Level, Observer};
+pub use pagefold_control::{Add, AddBase, Code, DiskRecord, Failure, Fork, Manage, Quota, Resize};
+pub use server::Server;
+pub use socket::{parse_group, parse_mode};

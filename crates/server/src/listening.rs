@@ -1,0 +1,317 @@
+//! A server that listens: its sockets, its threads, and its end.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
+use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately};
+
+use crate::{Address, Ending, Error, Server, address::absolute, ending::WhenStopping, server::Listened, watch::Watch};
+
+/// How long a server that does not wait for requests waits for its clients of the control socket.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Where a server listens: at least one address for NBD clients.
+#[derive(Default)]
+pub struct Sockets {
+    passed: Option<Passed>,
+    unix: Vec<(PathBuf, Permissions)>,
+    tcp: Vec<SocketAddr>,
+    control: Option<ControlSocket>,
+    when_stopping: Option<WhenStopping>,
+}
+
+enum ControlSocket {
+    Path(PathBuf),
+    Open(UnixListener),
+}
+
+impl Sockets {
+    /// Listens nowhere.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Also listens on a Unix socket, to which only this process's user and root may connect. Its
+    /// file is removed when the server stops.
+    #[must_use]
+    pub fn unix(self, path: impl Into<PathBuf>) -> Self {
+        self.unix_for(path, Permissions::default())
+    }
+
+    /// Also listens on a Unix socket with these permissions.
+    #[must_use]
+    pub fn unix_for(mut self, path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        self.unix.push((path.into(), permissions));
+        self
+    }
+
+    /// Also listens on a TCP address. NBD has no password: anyone who can reach the address can use
+    /// the disks.
+    #[must_use]
+    pub fn tcp(mut self, address: SocketAddr) -> Self {
+        self.tcp.push(address);
+        self
+    }
+
+    /// Also listens on sockets that the service manager passed.
+    #[must_use]
+    pub fn passed(mut self, passed: Passed) -> Self {
+        self.passed = Some(passed);
+        self
+    }
+
+    /// Lets clients of a Unix socket at `path` manage the disks. Only this process's user and root
+    /// may connect.
+    #[must_use]
+    pub fn control(mut self, path: impl Into<PathBuf>) -> Self {
+        self.control = Some(ControlSocket::Path(path.into()));
+        self
+    }
+
+    /// Lets clients of a socket that is open already manage the disks.
+    #[must_use]
+    pub fn control_on(mut self, listener: UnixListener) -> Self {
+        self.control = Some(ControlSocket::Open(listener));
+        self
+    }
+
+    /// Calls `tell` once, when the server begins to stop.
+    #[must_use]
+    pub fn when_stopping(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
+        self.when_stopping = Some(Box::new(tell));
+        self
+    }
+}
+
+impl fmt::Debug for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sockets").field("unix", &self.unix).field("tcp", &self.tcp).finish_non_exhaustive()
+    }
+}
+
+/// A server whose sockets are open. Clients can connect, and those of the control socket are served;
+/// [`run`](Self::run) or [`start`](Self::start) serves those of the disks. When this is dropped, the
+/// sockets are closed, and the threads have ended.
+#[derive(Debug)]
+pub struct Listening {
+    server: Server,
+    ending: Ending,
+    /// Until it runs.
+    nbd: Option<NbdServer>,
+    control: Option<Control>,
+    // Dropped last: no thread of this server uses it anymore.
+    _watch: Watch,
+}
+
+/// The control socket and its thread.
+#[derive(Debug)]
+struct Control {
+    handle: ControlHandle,
+    thread: JoinHandle<()>,
+    path: Option<PathBuf>,
+    _file: Option<SocketFile>,
+}
+
+impl Server {
+    /// Opens sockets. The observer learns where the server listens, and its disks.
+    ///
+    /// # Errors
+    /// An address cannot be listened on, none was given, or the server listens already. Sockets that
+    /// were opened are closed again, and their files removed.
+    pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
+        let Sockets { passed, unix, tcp, control, when_stopping } = sockets;
+        if self.0.listened.get().is_some() {
+            return Err(Error::Listening);
+        }
+        let (refused_to, clients_to) = (self.0.observer.clone(), self.0.observer.clone());
+        let mut builder = NbdServer::builder()
+            .limits(self.0.clients)
+            .when_refused(move |why| refused_to.warn(&refusal(&why)))
+            .when_client(move |ClientEvent { peer, export, begins, .. }| {
+                let does = if begins { "connected" } else { "disconnected" };
+                clients_to.debug(&format!("{peer} {does}: disk '{export}'"));
+            })
+            .exports(self.0.disks.exports())
+            .account(Arc::clone(self.0.disks.client_memory()) as _);
+        if let Some(passed) = passed {
+            builder = builder.passed(passed);
+        }
+        builder =
+            unix.iter().fold(builder, |builder, (path, permissions)| builder.unix_for(absolute(path), *permissions));
+        builder = tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
+        let nbd = builder.bind()?;
+        let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
+        let (addresses, server, start) = (Address::all(&nbd), nbd.handle(), Instant::now());
+        let control = control.map(open_control).transpose()?;
+        let listened = Listened { addresses, server, ending: ending.clone(), start };
+        if self.0.listened.set(listened).is_err() {
+            return Err(Error::Listening);
+        }
+        self.0.disks.set_server(nbd.handle());
+        let control = control.map(|control| self.serve_control(control)).transpose()?;
+        let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
+        let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), control, _watch: watch };
+        self.tell_all(listening.control_path());
+        Ok(listening)
+    }
+
+    fn serve_control(&self, opened: OpenedControl) -> Result<Control, Error> {
+        let OpenedControl { listener, file, path } = opened;
+        let manage = Arc::new(self.clone()) as Arc<dyn Manage>;
+        let server = ControlServer::new(listener, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
+        let server = server.map_err(|source| Error::System { what: "cannot listen on the control socket", source })?;
+        let (handle, observer) = (server.handle(), self.0.observer.clone());
+        let serve = move || {
+            if let Err(error) = server.run() {
+                observer.error(&format!("the control socket failed: {error}"));
+            }
+        };
+        let thread = thread::Builder::new().name("control".to_owned()).spawn(serve).map_err(no_thread)?;
+        Ok(Control { handle, thread, path, _file: file })
+    }
+}
+
+/// A control socket that is not served yet.
+struct OpenedControl {
+    listener: UnixListener,
+    file: Option<SocketFile>,
+    path: Option<PathBuf>,
+}
+
+fn open_control(socket: ControlSocket) -> Result<OpenedControl, Error> {
+    Ok(match socket {
+        ControlSocket::Open(listener) => OpenedControl { listener, file: None, path: None },
+        ControlSocket::Path(path) => {
+            let path = absolute(&path);
+            let (listener, file) = listen_privately(&path)?;
+            OpenedControl { listener, file: Some(file), path: Some(path) }
+        }
+    })
+}
+
+fn no_thread(source: io::Error) -> Error {
+    Error::System { what: "cannot start a thread", source }
+}
+
+impl Listening {
+    /// Returns how to end the server.
+    pub fn ending(&self) -> Ending {
+        self.ending.clone()
+    }
+
+    /// Returns the path of the control socket, if the server created it.
+    pub fn control_path(&self) -> Option<&Path> {
+        self.control.as_ref()?.path.as_deref()
+    }
+
+    /// Serves the disks in this thread until the server ends. The control socket is served until
+    /// this value is dropped.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn run(&mut self) -> Result<(), Error> {
+        let served = self.nbd.take().map_or(Ok(()), NbdServer::run);
+        self.ending.begin("the server failed");
+        Ok(served?)
+    }
+
+    /// Serves the disks in a thread.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(mut self) -> Result<Running, Error> {
+        let (server, ending) = (self.server.clone(), self.ending());
+        let serve = move || self.run();
+        let thread = thread::Builder::new().name("nbd".to_owned()).spawn(serve).map_err(no_thread)?;
+        Ok(Running { server, ending, thread: Some(thread) })
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.ending.begin("the server was dropped");
+        let Some(Control { handle, thread, _file, .. }) = self.control.take() else { return };
+        handle.stop();
+        if self.ending.is_forced() {
+            // Threads that are stuck in a request are left. Clients get their answers first.
+            let deadline = Instant::now() + LAST_ANSWERS;
+            while !thread.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(2));
+            }
+        } else {
+            // A panic of the thread has already been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A server that serves its disks in a thread. Dropping this stops the server and waits for its
+/// requests; the disks exist as long as the [`Server`].
+#[derive(Debug)]
+pub struct Running {
+    server: Server,
+    ending: Ending,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Running {
+    /// Returns the addresses on which the server listens.
+    pub fn addresses(&self) -> &[Address] {
+        self.server.addresses()
+    }
+
+    /// Returns how to end the server.
+    pub fn ending(&self) -> Ending {
+        self.ending.clone()
+    }
+
+    /// Waits until a client or [`Ending`] ends the server.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn wait(mut self) -> Result<(), Error> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        // A panic of the thread has already been reported.
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(Ok(()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ending.begin("the server was dropped");
+        // Nobody can be told what failed.
+        let _ = self.join();
+    }
+}
+
+fn refusal(why: &Refused) -> String {
+    match why {
+        Refused::Full(limit) => format!(
+            "a client was refused: all {limit} connections that the server allows are in use; raise the number with \
+             'pagefold limit --connections N'"
+        ),
+        Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
+        Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
+        Refused::Memory => {
+            "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
+                .to_owned()
+        }
+        Refused::Work => {
+            "requests wait for each other: the memory limit is too small for these clients; raise it with 'pagefold \
+             limit SIZE'"
+                .to_owned()
+        }
+        why => format!("a client was refused: {why:?}"),
+    }
+}

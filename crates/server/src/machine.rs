@@ -1,0 +1,247 @@
+//! How much memory there is for a server: that of the machine, or the limit of a control group that
+//! the server runs in.
+
+use std::{
+    fmt, fs,
+    path::{Component, Path, PathBuf},
+};
+
+use pagefold_size as size;
+
+/// The memory of a machine or of a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) bytes: u64,
+    /// The file that limits the control group; `None` if it is the whole machine.
+    limit_file: Option<PathBuf>,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = size::show(self.bytes);
+        match &self.limit_file {
+            None => write!(f, "the machine's memory of {bytes}"),
+            Some(file) => write!(f, "the control group's memory of {bytes} ({})", file.display()),
+        }
+    }
+}
+
+impl Memory {
+    /// Returns the memory of this machine or of the narrowest control group around this process;
+    /// `None` if the system does not tell.
+    pub(crate) fn find() -> Option<Self> {
+        Self::under(Path::new("/"))
+    }
+
+    /// The same for a system whose `/proc` and `/sys` are below `root`.
+    fn under(root: &Path) -> Option<Self> {
+        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_bytes(&text));
+        let machine = machine.map(|bytes| Self { bytes, limit_file: None });
+        let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+        let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+        let limits = mounts.lines().filter_map(Mount::parse).flat_map(|mount| mount.limits(root, &groups));
+        machine.into_iter().chain(limits).min_by_key(|memory| memory.bytes)
+    }
+
+    /// Returns the limit of a server for which none is given: half of the memory, in whole pages.
+    pub(crate) fn half_bytes(&self) -> u64 {
+        self.bytes / 2 / 4096 * 4096
+    }
+
+    /// Returns what is wrong with a limit that is larger than the memory.
+    pub(crate) fn warning(&self, limit_bytes: u64) -> Option<String> {
+        (limit_bytes > self.bytes).then(|| {
+            let limit = size::show(limit_bytes);
+            format!("the memory limit of {limit} exceeds {self}: when that is used up, the system may end the server")
+        })
+    }
+}
+
+fn total_bytes(meminfo: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A mounted hierarchy of control groups with limits of memory.
+struct Mount<'a> {
+    /// The part of the hierarchy that is visible.
+    group: PathBuf,
+    at: PathBuf,
+    /// The controller in the lines of `/proc/self/cgroup`, empty for version 2.
+    controller: &'static str,
+    /// Files of a group with a limit.
+    files: &'a [&'static str],
+}
+
+impl Mount<'_> {
+    /// Parses a line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`).
+    fn parse(line: &str) -> Option<Self> {
+        let (own, file_system) = line.split_once(" - ")?;
+        let mut own = own.split(' ').skip(3);
+        let (group, at) = (unescape(own.next()?), unescape(own.next()?));
+        let mut file_system = file_system.split(' ');
+        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let (controller, files): (_, &[_]) = match kind {
+            // Above `memory.high`, the kernel slows the group down until it hardly runs.
+            "cgroup2" => ("", &["memory.max", "memory.high"]),
+            "cgroup" if options.split(',').any(|option| option == "memory") => ("memory", &["memory.limit_in_bytes"]),
+            _ => return None,
+        };
+        Some(Self { group, at, controller, files })
+    }
+
+    /// Returns the limits of this process's group and of those that it is in.
+    fn limits(&self, root: &Path, groups: &str) -> Vec<Memory> {
+        let group = groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, group) = (fields.next()?, fields.next()?);
+            controllers.split(',').any(|controller| controller == self.controller).then_some(Path::new(group))
+        });
+        // In a container, the path may be that on the host, and what is mounted the group itself.
+        let inside = group.and_then(|group| group.strip_prefix(&self.group).ok()).unwrap_or(Path::new(""));
+        let is_plain = inside.components().all(|part| matches!(part, Component::Normal(_)));
+        let inside = if is_plain { inside } else { Path::new("") };
+        let found = inside.ancestors().flat_map(|group| {
+            self.files.iter().filter_map(move |file| {
+                let path = self.at.join(group).join(file);
+                let text = fs::read_to_string(root.join(path.strip_prefix("/").ok()?)).ok()?;
+                // Without a limit, version 2 says `max`, and version 1 a number close to 2^63.
+                Some(Memory { bytes: text.trim().parse().ok()?, limit_file: Some(path) })
+            })
+        });
+        found.collect()
+    }
+}
+
+/// Resolves the escapes of spaces and the like.
+fn unescape(path: &str) -> PathBuf {
+    let path = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MEMINFO: &str = "MemTotal:       25165824 kB\nMemFree:         1 kB\n";
+
+    /// Writes a system's files below a new directory.
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            fs::write(path, text).expect("a file");
+        }
+        root
+    }
+
+    /// Returns what is found, with the file if it is not the machine.
+    fn found(files: &[(&str, &str)]) -> Option<(u64, String)> {
+        let all: Vec<_> = [("proc/meminfo", MEMINFO)].into_iter().chain(files.iter().copied()).collect();
+        let memory = Memory::under(system(&all).path())?;
+        Some((memory.bytes, memory.limit_file.map_or_else(String::new, |file| file.display().to_string())))
+    }
+
+    const V2: &str = "24 1 0:22 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn without_control_groups_it_is_the_machines() {
+        assert_eq!(found(&[]), Some((24 * GIB, String::new())));
+        let no_limit = [
+            ("proc/self/cgroup", "0::/user.slice/x.scope\n"),
+            ("proc/self/mountinfo", V2),
+            ("sys/fs/cgroup/user.slice/x.scope/memory.max", "max\n"),
+            ("sys/fs/cgroup/user.slice/x.scope/memory.high", "max\n"),
+        ];
+        assert_eq!(found(&no_limit), Some((24 * GIB, String::new())));
+        assert_eq!(Memory::under(system(&[]).path()), None);
+        assert_eq!(Memory::under(system(&[("proc/meminfo", "MemTotal: lots\n")]).path()), None);
+    }
+
+    #[test]
+    fn the_narrowest_group_on_the_way_counts() {
+        let path = "/sys/fs/cgroup/a.slice";
+        let files = |own: &'static str, above: &'static str, high: &'static str| {
+            [
+                ("proc/self/cgroup", "0::/a.slice/b.service\n"),
+                ("proc/self/mountinfo", V2),
+                ("sys/fs/cgroup/a.slice/b.service/memory.max", own),
+                ("sys/fs/cgroup/a.slice/memory.max", above),
+                ("sys/fs/cgroup/a.slice/memory.high", high),
+                // Another group's.
+                ("sys/fs/cgroup/c.slice/memory.max", "4096\n"),
+            ]
+        };
+        let expected = |bytes, file: &str| Some((bytes, format!("{path}/{file}")));
+        assert_eq!(found(&files("2147483648\n", "max\n", "max\n")), expected(2 * GIB, "b.service/memory.max"));
+        assert_eq!(found(&files("2147483648\n", "1073741824\n", "max\n")), expected(GIB, "memory.max"));
+        assert_eq!(found(&files("max\n", "3221225472\n", "1073741824\n")), expected(GIB, "memory.high"));
+        // Larger than the machine.
+        assert_eq!(found(&files("99999999999999\n", "max\n", "max\n")), Some((24 * GIB, String::new())));
+    }
+
+    #[test]
+    fn version_1_and_both_versions_together() {
+        let mounts = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                      35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+        let files = |own: &'static str| {
+            [
+                ("proc/self/cgroup", "4:cpu,memory:/x/y\n0::/\n"),
+                ("proc/self/mountinfo", mounts),
+                ("sys/fs/cgroup/memory/x/y/memory.limit_in_bytes", own),
+                ("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "4294967296\n"),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ]
+        };
+        let file = |name: &str| format!("/sys/fs/cgroup/memory/{name}memory.limit_in_bytes");
+        assert_eq!(found(&files("536870912\n")), Some((GIB / 2, file("x/y/"))));
+        assert_eq!(found(&files("9223372036854771712\n")), Some((4 * GIB, file("x/"))));
+    }
+
+    /// A container sees its group as the root, and its path as it is on the host or as `/..`.
+    #[test]
+    fn in_a_container_the_mounted_group_counts() {
+        for (group, mounted) in [
+            ("/", "/"),
+            ("/docker/abc", "/docker/abc"),
+            ("/docker/abc", "/"),
+            ("/../other", "/"),
+            ("/docker/abc", "/docker/abc/with space"),
+        ] {
+            let mounts = format!("9 8 0:2 {} /sys/fs/cgroup ro - cgroup2 cgroup rw\n", mounted.replace(' ', "\\040"));
+            let files = [
+                ("proc/self/cgroup", &*format!("0::{group}\n")),
+                ("proc/self/mountinfo", &*mounts),
+                ("sys/fs/cgroup/memory.max", "1073741824\n"),
+            ];
+            assert_eq!(found(&files), Some((GIB, "/sys/fs/cgroup/memory.max".to_owned())), "{group} {mounted}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_not_a_limit() {
+        for text in ["", "x\n", "-1\n", "99999999999999999999999\n"] {
+            let files = [
+                ("proc/self/cgroup", "0::/a\nx\n:\n::\n"),
+                ("proc/self/mountinfo", &*format!("\nx - \n1 2 3\n - cgroup2\n{V2}")),
+                ("sys/fs/cgroup/a/memory.max", text),
+            ];
+            assert_eq!(found(&files), Some((24 * GIB, String::new())), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_above_the_memory_is_warned_of_with_both_numbers() {
+        let machine = Memory { bytes: 24 * GIB, limit_file: None };
+        assert_eq!(machine.half_bytes(), 12 * GIB);
+        assert_eq!(machine.warning(24 * GIB), None);
+        let text = machine.warning(99999 * GIB).expect("a warning");
+        assert!(text.contains("97.7 TiB") && text.contains("24.0 GiB"), "{text}");
+        let file = Some("/sys/fs/cgroup/memory.max".into());
+        let text = Memory { bytes: GIB, limit_file: file }.warning(2 * GIB).expect("a warning");
+        assert!(text.contains("memory.max"), "{text}");
+    }
+}

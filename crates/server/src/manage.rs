@@ -1,0 +1,189 @@
+//! What clients of the control socket, and the program itself, do with a server's disks.
+
+use std::{process, time::Duration};
+
+use pagefold_control::{
+    Add, AddBase, Batch, Changes, Code, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
+    Instant, Limited, LimitedConnections, Manage, Quota, Renamed, Resize, Resized, ServerStat, Stopping, check_limit,
+    check_new_name, check_snapshot,
+};
+
+use crate::{Address, BaseFile, Server, server::Listened};
+
+impl Manage for Server {
+    fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord> {
+        if batch.after.is_none() {
+            self.0.observer.debug("control: list");
+        }
+        self.0.disks.list(batch).into_iter().map(|found| self.record(found)).collect()
+    }
+
+    fn server(&self) -> ServerStat {
+        self.0.observer.debug("control: stat");
+        let mut total = self.0.disks.total();
+        if let Some(listened) = self.0.listened.get() {
+            let (server, figures) = (&listened.server, &mut total.figures);
+            figures.insert("connections".to_owned(), server.connections().into());
+            figures.insert("connections_limit".to_owned(), server.connections_limit().into());
+        }
+        ServerStat {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: process::id(),
+            uptime_seconds: self.0.listened.get().map_or(0, |listened| listened.start.elapsed().as_secs()),
+            codec: total.codec,
+            disks: total.disks,
+            limit_bytes: total.limit_bytes,
+            figures: total.figures,
+        }
+    }
+
+    fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
+        self.0.disks.stats(batch)
+    }
+
+    fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
+        self.0.disks.stat(name)
+    }
+
+    fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
+        disk.check()?;
+        let found = self.0.disks.add(disk)?;
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
+    fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
+        self.serve_on(&BaseFile::try_from(base)?, base.socket.as_ref())
+    }
+
+    fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
+        fork.check()?;
+        let found = self.0.disks.fork(fork)?;
+        found.iter().for_each(|found| self.tell_disk(found));
+        Ok(found.into_iter().map(|found| self.record(found)).collect())
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
+        check_snapshot(name, snapshot)?;
+        let found = self.0.disks.snapshot(name, snapshot)?;
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
+    fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure> {
+        let found = self.0.disks.rollback(name, snapshot, force)?;
+        self.0.observer.info(&format!("disk '{name}' rolled back to its snapshot '{snapshot}'"));
+        Ok(self.record(found))
+    }
+
+    fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
+        self.0.observer.debug("control: changes");
+        self.0.disks.changes(name, offset)
+    }
+
+    fn drop(&self, name: &str, snapshots: bool, force: bool) -> Result<Dropped, Failure> {
+        let (found, file_users) = self.0.disks.remove(name, snapshots, force)?;
+        let with = match found.snapshots {
+            0 => String::new(),
+            count => format!(" with its snapshots, {count}"),
+        };
+        self.0.observer.info(&format!("disk '{name}' dropped{with}"));
+        Ok(Dropped { disk: self.record(found), file_users })
+    }
+
+    fn resize(&self, resize: &Resize) -> Result<Resized, Failure> {
+        resize.check()?;
+        let before_bytes = self.0.disks.resize(resize)?;
+        let Resize { name, size_bytes, .. } = resize;
+        self.0.observer.info(&format!("disk '{name}' has {} now", pagefold_size::show(*size_bytes)));
+        Ok(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
+    }
+
+    fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
+        check_new_name(name, to)?;
+        let socket = self.0.disks.rename(name, to)?;
+        self.0.observer.info(&format!("disk '{name}' renamed to '{to}'"));
+        Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to, socket.as_deref()) })
+    }
+
+    fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure> {
+        let found = self.0.disks.reset(name, force)?;
+        self.0.observer.info(&format!("disk '{name}' reset"));
+        Ok(self.record(found))
+    }
+
+    fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure> {
+        if name.is_some() {
+            check_limit(limit_bytes)?;
+        }
+        let (before_bytes, spent_bytes) = self.0.disks.set_limit(name, limit_bytes)?;
+        let what = name.map_or_else(|| "the server".to_owned(), |name| format!("disk '{name}'"));
+        let limit = limit_bytes
+            .map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", pagefold_size::show(bytes)));
+        self.0.observer.info(&format!("{what} has {limit} now"));
+        let warnings = if name.is_none() { self.limit_warnings(limit_bytes) } else { Vec::new() };
+        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
+    }
+
+    fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure> {
+        let count = usize::try_from(connections).unwrap_or(usize::MAX);
+        if count == 0 {
+            return Err(Failure::new(Code::InvalidRequest, "a server has at least 1 connection"));
+        }
+        let Some(listened) = self.0.listened.get() else {
+            return Err(Failure::new(Code::Failed, "the server does not listen yet"));
+        };
+        let refused = self.0.when_connections.as_ref().and_then(|prepare| prepare(count));
+        self.0.disks.client_memory().set_connections(count);
+        let before = listened.server.set_connections(count) as u64;
+        self.0.observer.info(&format!("the server allows {connections} connections now"));
+        let warnings: Vec<_> = refused.into_iter().chain(self.0.disks.client_memory().warning()).collect();
+        warnings.iter().for_each(|warning| self.0.observer.warn(warning));
+        Ok(LimitedConnections { before, connections, warnings })
+    }
+
+    fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
+        quota.check()?;
+        let Quota { name, connections, bytes_per_second } = quota.clone();
+        let connections = connections.map(|connections| usize::try_from(connections).unwrap_or(usize::MAX));
+        let found = self.0.disks.set_quota(&name, pagefold_serve::Quota { connections, bytes_per_second })?;
+        let words =
+            |what: &str, value: Option<String>| value.map_or_else(String::new, |value| format!(", {what} {value}"));
+        let connections = words("connections", connections.map(|connections| connections.to_string()));
+        let rate = words("bytes per second", bytes_per_second.map(|rate| rate.to_string()));
+        self.0.observer.info(&format!("disk '{name}' has another quota{connections}{rate}"));
+        Ok(self.record(found))
+    }
+
+    fn compact(&self, time: Duration) -> Result<Compacted, Failure> {
+        self.0.observer.debug("control: compact");
+        let has_begun = || self.0.listened.get().is_some_and(|listened| listened.ending.has_begun());
+        self.0.disks.compact(time, &|| !has_begun())
+    }
+
+    fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
+        let (mut instant, held) = self.0.disks.freeze(name)?;
+        self.0.observer.debug(&format!("disk '{name}' frozen as export '{}'", instant.export));
+        for address in self.addresses() {
+            match address {
+                Address::Unix(path) => instant.sockets.extend(path.to_str().map(str::to_owned)),
+                Address::Tcp { address, .. } => instant.addresses.push(address.to_string()),
+            }
+        }
+        Ok((instant, Box::new(held)))
+    }
+
+    fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
+        self.0.disks.frozen_runs(export, offset_bytes)
+    }
+
+    fn stop(&self, force: bool) -> Stopping {
+        let why = "asked to by a client";
+        match self.0.listened.get() {
+            Some(Listened { ending, .. }) if force => ending.force(why),
+            Some(Listened { ending, .. }) => ending.begin(why),
+            None => {}
+        }
+        Stopping { waits_for: self.0.disks.busy() }
+    }
+}

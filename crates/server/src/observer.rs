@@ -1,0 +1,62 @@
+//! Who learns what a server does.
+
+use std::{fmt, sync::Arc};
+
+/// Severity of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Failures.
+    Error,
+    /// Problems that may lead to failures.
+    Warn,
+    /// Completed operations.
+    Info,
+    /// Received requests, and clients that connect and disconnect.
+    Debug,
+}
+
+/// Receives a line about each thing that a server does. It is called by the thread that does it,
+/// which waits.
+#[derive(Clone)]
+pub struct Observer(Arc<dyn Fn(Level, &str) + Send + Sync>);
+
+impl Observer {
+    /// Creates an observer that calls `tell`. Lines may contain any characters that the names of
+    /// files contain.
+    pub fn new(tell: impl Fn(Level, &str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    pub(crate) fn tell(&self, level: Level, line: &str) {
+        (self.0)(level, line);
+    }
+
+    pub(crate) fn error(&self, line: &str) {
+        self.tell(Level::Error, line);
+    }
+
+    pub(crate) fn warn(&self, line: &str) {
+        self.tell(Level::Warn, line);
+    }
+
+    pub(crate) fn info(&self, line: &str) {
+        self.tell(Level::Info, line);
+    }
+
+    pub(crate) fn debug(&self, line: &str) {
+        self.tell(Level::Debug, line);
+    }
+}
+
+impl Default for Observer {
+    /// Ignores everything.
+    fn default() -> Self {
+        Self::new(|_, _| {})
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observer").finish_non_exhaustive()
+    }
+}

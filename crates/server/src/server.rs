@@ -1,0 +1,228 @@
+//! A server of disks: before it listens, and what it is while it does.
+
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use pagefold_control::{Batch, DiskKind, DiskRecord, DiskSocket, Failure, Manage, check_name};
+use pagefold_disk::{BlockDevice, Checked, NewPoolError};
+use pagefold_serve::{Limits, ServerHandle, unix_uri};
+
+use crate::{
+    Address, BaseFile, Config, Frozen, Level, MemoryLimit, Observer,
+    config::WhenConnections,
+    disk::Found,
+    disks::{Disks, DisksConfig},
+    ending::Ending,
+    machine,
+};
+
+/// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
+/// them. Its methods are those of [`Manage`](pagefold_control::Manage), which clients of the control
+/// socket call too. [`listen`](Server::listen) lets clients connect.
+///
+/// All clones are the same server. Disks exist until they are dropped or all clones are.
+#[derive(Clone)]
+pub struct Server(pub(crate) Arc<ServerCore>);
+
+pub(crate) struct ServerCore {
+    pub(crate) disks: Disks,
+    pub(crate) observer: Observer,
+    pub(crate) clients: Limits,
+    pub(crate) when_connections: Option<WhenConnections>,
+    /// What to say about the memory limit once the server listens.
+    limit_line: Option<(Level, String)>,
+    pub(crate) listened: OnceLock<Listened>,
+}
+
+/// A server's sockets, and how to end it.
+pub(crate) struct Listened {
+    pub(crate) addresses: Vec<Address>,
+    pub(crate) server: ServerHandle,
+    pub(crate) ending: Ending,
+    /// When it began to listen.
+    pub(crate) start: Instant,
+}
+
+impl Server {
+    /// Creates a server without disks, which does not listen yet.
+    ///
+    /// # Errors
+    /// See [`NewPoolError`].
+    pub fn new(config: Config) -> Result<Self, NewPoolError> {
+        let Config { codec, dedupe, limit, when_full, clients, observer, when_connections } = config;
+        let (limit_bytes, limit_line) = memory_limit(limit);
+        let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, clients, when_full })?;
+        let listened = OnceLock::new();
+        Ok(Self(Arc::new(ServerCore { disks, observer, clients, when_connections, limit_line, listened })))
+    }
+
+    /// Serves a file as a read-only disk.
+    ///
+    /// # Errors
+    /// The name is invalid or in use, the file cannot be opened as a disk, or the limit leaves no
+    /// room for it.
+    pub fn serve_file(&self, file: &BaseFile) -> Result<DiskRecord, Failure> {
+        self.serve_on(file, None)
+    }
+
+    /// Returns a disk's device, with which the program itself reads and writes it. The device exists
+    /// even after its disk was dropped.
+    ///
+    /// # Errors
+    /// No disk has this name.
+    pub fn device(&self, name: &str) -> Result<Checked<Arc<dyn BlockDevice>>, Failure> {
+        let (device, read_only) = self.0.disks.device(name)?;
+        Ok(if read_only { Checked::read_only(device) } else { Checked::new(device) })
+    }
+
+    /// Keeps a disk as it is now, to be saved as an image. The disk stays in use.
+    ///
+    /// # Errors
+    /// No disk has this name, or the limit leaves no room.
+    pub fn frozen(&self, name: &str) -> Result<Frozen, Failure> {
+        let (instant, held) = self.freeze(name)?;
+        let device = self.0.disks.frozen_device(&instant.export)?;
+        let (server, export) = (self.clone(), instant.export.clone());
+        let runs = move |offset| Ok(server.frozen_runs(&export, offset)?);
+        Ok(Frozen::of_server(instant, held, runs, device))
+    }
+
+    /// Returns the name of the disk that clients get which name none: the oldest.
+    pub fn first_name(&self) -> String {
+        self.0.disks.exports().list().first().map_or_else(String::new, |export| export.name().to_string())
+    }
+
+    /// Returns the addresses on which the server listens. Empty before it does.
+    pub fn addresses(&self) -> &[Address] {
+        self.0.listened.get().map_or(&[], |listened| &listened.addresses)
+    }
+
+    /// Serves a file, and reports later events of it.
+    pub(crate) fn serve_on(&self, file: &BaseFile, socket: Option<&DiskSocket>) -> Result<DiskRecord, Failure> {
+        check_name(&file.name)?;
+        let (name, observer) = (file.name.clone(), self.0.observer.clone());
+        let tell = move |line: &str| observer.warn(&format!("base '{name}': {line}"));
+        let (found, padding_bytes) = self.0.disks.add_base(file, socket, tell)?;
+        if padding_bytes > 0 {
+            let (name, size_bytes) = (&found.name, found.size_bytes - padding_bytes);
+            self.0.observer.warn(&format!(
+                "base '{name}': its {size_bytes} bytes are not a multiple of 512: {padding_bytes} bytes of zeros follow \
+                 them"
+            ));
+        }
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
+    /// Reports where the server listens, its limits and its disks.
+    pub(crate) fn tell_all(&self, control: Option<&Path>) {
+        let observer = &self.0.observer;
+        for address in self.addresses() {
+            observer.info(&format!("listening on {address}"));
+            if let Address::Tcp { address, .. } = address
+                && !address.ip().is_loopback()
+            {
+                observer.warn(&format!(
+                    "{address} may be reached from other machines, and NBD has no password: everyone who reaches it \
+                     can read and write every disk"
+                ));
+            }
+        }
+        if let Some(path) = control {
+            observer.info(&format!("control socket {}", path.display()));
+        }
+        let client_warning = self.0.disks.client_memory().warning().map(|warning| (Level::Warn, warning));
+        self.0.limit_line.iter().chain(&client_warning).for_each(|(level, line)| observer.tell(*level, line));
+        self.0.disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| self.tell_disk(disk));
+    }
+
+    /// Returns what is wrong with the server's new limit, and logs it.
+    pub(crate) fn limit_warnings(&self, limit_bytes: Option<u64>) -> Vec<String> {
+        let memory = limit_bytes.and_then(|bytes| machine::Memory::find()?.warning(bytes));
+        let warnings: Vec<_> = memory.into_iter().chain(self.0.disks.client_memory().warning()).collect();
+        warnings.iter().for_each(|warning| self.0.observer.warn(warning));
+        warnings
+    }
+
+    /// Returns a disk's URIs: of its own socket, and of all addresses.
+    pub(crate) fn uris(&self, export: &str, own: Option<&Path>) -> Vec<String> {
+        let own = own.map(|path| unix_uri(path, export));
+        own.into_iter().chain(self.addresses().iter().map(|address| address.uri(export))).collect()
+    }
+
+    pub(crate) fn record(&self, found: Found) -> DiskRecord {
+        let quota = self.0.disks.quota(&found.name);
+        DiskRecord {
+            max_connections: quota.connections.map(|connections| connections as u64),
+            bytes_per_second: quota.bytes_per_second,
+            uris: self.uris(&found.name, found.socket.as_deref()),
+            socket: found.socket.map(|path| path.display().to_string()),
+            name: found.name,
+            size_bytes: found.size_bytes,
+            limit_bytes: found.limit_bytes,
+            read_only: found.read_only,
+            kind: found.kind,
+            path: found.path,
+            from: found.from,
+            age_seconds: found.age.as_secs(),
+            changed_bytes: found.changed_bytes,
+            own_bytes: found.own_bytes,
+            snapshots: found.snapshots,
+            clients: found.clients,
+        }
+    }
+
+    /// Logs a disk's name and its addresses.
+    pub(crate) fn tell_disk(&self, found: &Found) {
+        let mut of = if found.read_only { ", read-only" } else { "" }.to_owned();
+        match (&found.from, &found.path) {
+            (Some(from), _) => of += &format!(", forked from '{from}'"),
+            (None, Some(path)) => of += &format!(", of {path}"),
+            (None, None) => {}
+        }
+        let what = match found.kind {
+            DiskKind::Base => "base",
+            DiskKind::Snapshot => "snapshot",
+            _ => "disk",
+        };
+        for uri in self.uris(&found.name, found.socket.as_deref()) {
+            self.0.observer.info(&format!(
+                "{what} '{}', {}{of}: '{uri}'",
+                found.name,
+                pagefold_size::show(found.size_bytes)
+            ));
+        }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("addresses", &self.addresses()).finish_non_exhaustive()
+    }
+}
+
+/// Returns the server's memory limit in bytes. Also returns a line that says so, or what is wrong
+/// with it.
+fn memory_limit(limit: MemoryLimit) -> (Option<u64>, Option<(Level, String)>) {
+    match (limit, machine::Memory::find()) {
+        (MemoryLimit::None, _) => (None, Some((Level::Info, "no memory limit".to_owned()))),
+        (MemoryLimit::Bytes(bytes), memory) => {
+            let warning = memory.and_then(|memory| memory.warning(bytes));
+            (Some(bytes), warning.map(|warning| (Level::Warn, warning)))
+        }
+        (MemoryLimit::Half, Some(memory)) => {
+            let bytes = memory.half_bytes();
+            let shown = pagefold_size::show(bytes);
+            let line = format!("memory limit {shown}, half of {memory}; 'pagefold limit SIZE' sets another");
+            (Some(bytes), Some((Level::Info, line)))
+        }
+        (MemoryLimit::Half, None) => {
+            let line = "no memory limit: the system does not say how much memory there is; set one with 'pagefold limit \
+                        SIZE'";
+            (None, Some((Level::Warn, line.to_owned())))
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The disks of a server by name, and their exports, which clients see.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use pagefold_control::{Batch, Code, DiskSocket, Failure, snapshot_name, split_snapshot_name};
+use pagefold_disk::{Pool, Room, Waits};
+use pagefold_serve::{Export, ExportError, Exports, ServerHandle};
+
+use crate::{
+    WhenFull,
+    disk::{Disk, Found},
+    socket::ServedSocket,
+};
+
+/// The disks of a server, and what all of them share.
+pub(crate) struct Table {
+    pub(crate) pool: Pool,
+    pub(crate) exports: Exports,
+    /// Where writes wait, if they wait.
+    pub(crate) room: Option<Arc<Room>>,
+    /// Changed together with `exports`, so that both have the same names.
+    entries: Mutex<Entries>,
+    /// Set once the server listens; disks can then have sockets of their own.
+    server: OnceLock<ServerHandle>,
+}
+
+/// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
+pub(crate) struct Entries(BTreeMap<String, Disk>);
+
+impl Table {
+    pub(crate) fn new(pool: Pool, when_full: WhenFull) -> Self {
+        Self {
+            pool,
+            exports: Exports::new(),
+            room: (when_full == WhenFull::Wait).then(Arc::default),
+            entries: Mutex::new(Entries(BTreeMap::new())),
+            server: OnceLock::new(),
+        }
+    }
+
+    /// To be called once the server listens.
+    pub(crate) fn set_server(&self, server: ServerHandle) {
+        // It is called once.
+        let _ = self.server.set(server);
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Entries> {
+        // A panic cannot leave a disk half created: each change of the map is one call.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a new [`Waits`] for a disk, if its requests are to wait for room.
+    pub(crate) fn new_waits(&self) -> Option<Arc<Waits>> {
+        self.room.as_ref().map(|room| Arc::new(Waits::new(room)))
+    }
+
+    /// Makes requests that wait for room retry.
+    pub(crate) fn signal_room(&self) {
+        if let Some(room) = &self.room {
+            room.signal();
+        }
+    }
+
+    /// Serves a disk under a name that no other disk has.
+    pub(crate) fn insert(
+        &self,
+        entries: &mut Entries,
+        name: &str,
+        mut disk: Disk,
+        socket: Option<&DiskSocket>,
+    ) -> Result<Found, Failure> {
+        let device = disk.device();
+        let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
+        self.exports.add(export).map_err(failure)?;
+        if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
+            let opened = ServedSocket::open(self.server.get(), &export, socket);
+            disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
+        }
+        let found = disk.found(name, 0, 0);
+        entries.0.insert(name.to_owned(), disk);
+        Ok(found)
+    }
+
+    /// Removes a disk from the lists. Also returns the number of clients that it had.
+    pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, u64), Failure> {
+        entries.get(name)?;
+        let disk = entries.0.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        let export = self.exports.remove(name);
+        Ok((disk, export.map_or(0, |export| export.connections() as u64)))
+    }
+
+    /// Gives an entry another name. `change` changes the entry.
+    pub(crate) fn rename(
+        &self,
+        entries: &mut Entries,
+        old: &str,
+        new: String,
+        change: impl FnOnce(Disk) -> Disk,
+    ) -> Result<(), Failure> {
+        self.exports.rename(old, &new).map_err(failure)?;
+        if let Some(disk) = entries.0.remove(old) {
+            entries.0.insert(new, change(disk));
+        }
+        Ok(())
+    }
+
+    /// Returns the number of an export's clients.
+    pub(crate) fn clients(&self, name: &str) -> u64 {
+        self.exports.get(name).map_or(0, |export| export.connections() as u64)
+    }
+
+    /// Returns the disk `name` as it is described to clients.
+    pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
+        let entries = self.lock();
+        let (disk, snapshots) = (entries.get(name)?.clone(), entries.snapshots(name).count() as u64);
+        drop(entries);
+        Ok(disk.found(name, self.clients(name), snapshots))
+    }
+
+    /// Returns a batch of the current disks, with the number of snapshots of each. A disk that is
+    /// removed in the meantime lives until the result is dropped.
+    pub(crate) fn batch(&self, Batch { after, most }: Batch<'_>) -> Vec<(String, Disk, u64)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.lock();
+        let disks = entries.0.range::<str, _>((start, Bound::Unbounded));
+        let count = |name: &str| entries.snapshots(name).count() as u64;
+        disks.take(most).map(|(name, disk)| (name.clone(), disk.clone(), count(name))).collect()
+    }
+}
+
+impl Entries {
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&String, &Disk)> {
+        self.0.iter()
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// Fails if a disk has this name.
+    pub(crate) fn check_free(&self, name: &str) -> Result<(), Failure> {
+        if self.has(name) { Err(Failure::name_in_use(name)) } else { Ok(()) }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<&Disk, Failure> {
+        self.0.get(name).ok_or_else(|| match split_snapshot_name(name) {
+            Some((disk, snapshot)) if self.has(disk) => {
+                let known = self.snapshots(disk).filter_map(|(name, _)| split_snapshot_name(name));
+                Failure::no_snapshot_among(disk, snapshot, known.map(|(_, snapshot)| snapshot))
+            }
+            _ => {
+                let known = self.0.keys().map(String::as_str);
+                Failure::no_disk_among(name, known.filter(|name| split_snapshot_name(name).is_none()))
+            }
+        })
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &str) -> Result<&mut Disk, Failure> {
+        self.get(name)?;
+        self.0.get_mut(name).ok_or_else(|| Failure::no_such_disk(name))
+    }
+
+    /// Returns the snapshots of the disk `name`.
+    pub(crate) fn snapshots(&self, name: &str) -> impl Iterator<Item = (&String, &Disk)> {
+        let prefix = snapshot_name(name, "");
+        let from = self.0.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(&prefix))
+    }
+
+    /// Returns the names of the snapshots of the disk `name`.
+    pub(crate) fn names_of_snapshots(&self, name: &str) -> Result<Vec<String>, Failure> {
+        self.get(name)?;
+        Ok(self.snapshots(name).map(|(name, _)| name.clone()).collect())
+    }
+}
+
+fn failure(error: ExportError) -> Failure {
+    match error {
+        ExportError::Duplicate(name) => Failure::name_in_use(&name),
+        ExportError::Unknown(name) => Failure::no_such_disk(&name),
+        error => Failure::new(Code::InvalidName, error.to_string()),
+    }
+}

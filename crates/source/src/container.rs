@@ -1,0 +1,532 @@
+//! Container images: OCI layouts, and the archives of `docker save`.
+//!
+//! ```text
+//! OCI layout     oci-layout, index.json -> [index ->] manifest -> config, layers
+//!                all of them in blobs/ALGORITHM/DIGEST; a directory, or the same as an archive
+//! docker save    manifest.json -> config, layers: paths in the archive
+//! ```
+//!
+//! A directory or an archive is first read as a tree of files, in which all paths are looked up: a
+//! path or a link never leads out of it. Nothing in it is trusted: each blob must have the digest by
+//! which it is named, and each layer, decompressed, the one that the config states.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::{env, fmt};
+
+use pagefold_erofs::{Content, Layer, NodeId, NodeKind, ScanOptions, Tree};
+use serde::{Deserialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256, Sha512};
+
+use crate::decompress::decompressed;
+use crate::spool::spool;
+use crate::{
+    Result,
+    error::{Within, ensure, refuse},
+};
+
+/// The most bytes of a manifest, an index or a config; registries allow 4 MiB.
+const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
+/// The most indexes between `index.json` and a manifest.
+const MOST_INDEXES: u32 = 4;
+/// The most images of a layout that are looked at.
+const MOST_IMAGES: usize = 1 << 10;
+const MOST_LAYERS: usize = 1 << 10;
+/// The most links in a path, as in Linux.
+const MOST_LINKS: u32 = 40;
+
+/// Marks what describes an image, such as its provenance, and is not one.
+const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
+/// Names of an image in an index.
+const REFERENCES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
+
+/// The platform of an image: `OS/ARCHITECTURE[/VARIANT]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Platform {
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    variant: Option<String>,
+}
+
+impl Platform {
+    /// Parses `OS/ARCHITECTURE[/VARIANT]`.
+    ///
+    /// # Errors
+    /// How to write a platform.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parts: Vec<_> = text.split('/').collect();
+        let (os, architecture, variant) = match parts[..] {
+            [os, architecture] => (os, architecture, None),
+            [os, architecture, variant] => (os, architecture, Some(variant.to_owned())),
+            _ => return Err(format!("'{text}' is not OS/ARCHITECTURE[/VARIANT], as in linux/arm64")),
+        };
+        Ok(Self { os: os.to_owned(), architecture: architecture.to_owned(), variant })
+    }
+
+    /// Returns the platform of this machine, in the words of images.
+    fn of_machine() -> Self {
+        let architecture = match env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            "x86" => "386",
+            "powerpc64" => "ppc64le",
+            "loongarch64" => "loong64",
+            other => other,
+        };
+        Self { os: env::consts::OS.to_owned(), architecture: architecture.to_owned(), variant: None }
+    }
+
+    /// Returns whether an image for `other` is wanted if this platform is.
+    fn accepts(&self, other: &Self) -> bool {
+        let variant = self.variant.is_none() || self.variant == other.variant;
+        self.os == other.os && self.architecture == other.architecture && variant
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)?;
+        self.variant.as_deref().map_or(Ok(()), |variant| write!(f, "/{variant}"))
+    }
+}
+
+/// A reference to a blob.
+#[derive(Clone, Debug, Deserialize)]
+struct Descriptor {
+    digest: String,
+    size: u64,
+    platform: Option<Platform>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// An index or a manifest.
+#[derive(Debug, Deserialize)]
+struct Document {
+    manifests: Option<Vec<Descriptor>>,
+    config: Option<Descriptor>,
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+}
+
+/// An image of a `manifest.json`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    platform: Platform,
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Deserialize)]
+struct RootFs {
+    diff_ids: Vec<String>,
+}
+
+/// An image in a directory or an archive.
+struct Found {
+    /// What the user knows it by.
+    names: Vec<String>,
+    config: Config,
+    layers: Vec<Blob>,
+    /// Tells images apart.
+    id: String,
+}
+
+/// The place of a blob, and its digest if the place states one.
+struct Blob {
+    path: String,
+    digest: Option<Digest>,
+    size: Option<u64>,
+}
+
+/// Returns the layers of the container image that a tree of files contains, the lowest first;
+/// `None` if it contains none. `name` is the tree's source.
+pub(crate) fn layers(
+    tree: &Tree,
+    name: &Path,
+    platform: Option<&Platform>,
+    options: &ScanOptions,
+) -> Result<Option<Vec<Layer>>> {
+    let files = Files { tree };
+    let shown = || name.display().to_string();
+    let images = if files.has("oci-layout") && files.has("index.json") {
+        files.of_layout().within(shown)?
+    } else if let Some(saved) = files.saved() {
+        files.of_docker(saved).within(shown)?
+    } else {
+        return Ok(None);
+    };
+    let image = chosen(images, platform).within(shown)?;
+    let count = image.layers.len();
+    ensure!(count <= MOST_LAYERS, "{}: the image has {count} layers, more than {MOST_LAYERS}", shown());
+    ensure!(
+        count == image.config.rootfs.diff_ids.len(),
+        "{}: the image has {count} layers, but its config describes {}",
+        shown(),
+        image.config.rootfs.diff_ids.len()
+    );
+    let mut layers = Vec::new();
+    for (number, (blob, diff_id)) in image.layers.iter().zip(&image.config.rootfs.diff_ids).enumerate() {
+        let name = PathBuf::from(format!("{}: layer {} of {count}", shown(), number + 1));
+        layers.push(files.layer(blob, diff_id, &name, options)?);
+    }
+    Ok(Some(layers))
+}
+
+/// Returns the image for a platform: the only one, or the only one for this machine.
+fn chosen(mut images: Vec<Found>, platform: Option<&Platform>) -> Result<Found> {
+    ensure!(!images.is_empty(), "it contains no image that can be read");
+    let mut seen = std::collections::HashSet::new();
+    images.retain(|image| seen.insert(image.id.clone()));
+    let listed = |images: &[Found]| {
+        let mut texts: Vec<_> = images
+            .iter()
+            .map(|image| {
+                let names = image.names.join(", ");
+                if names.is_empty() {
+                    image.config.platform.to_string()
+                } else {
+                    format!("{} ({names})", image.config.platform)
+                }
+            })
+            .collect();
+        texts.dedup();
+        texts.join(", ")
+    };
+    let all = listed(&images);
+    let only = images.len() == 1 && platform.is_none();
+    let wanted = platform.cloned().unwrap_or_else(Platform::of_machine);
+    images.retain(|image| only || wanted.accepts(&image.config.platform));
+    match images.len() {
+        0 => refuse!("it contains no image for {wanted}: select one with --platform: {all}"),
+        1 => Ok(images.remove(0)),
+        _ => refuse!(
+            "it contains several images for {wanted}: {}: save one of them, or select a variant with --platform",
+            listed(&images)
+        ),
+    }
+}
+
+/// The files of a directory or an archive.
+struct Files<'a> {
+    tree: &'a Tree,
+}
+
+impl Files<'_> {
+    /// Returns the regular file at a path, through links within the tree.
+    fn file(&self, path: &str) -> Result<(&Content, u64)> {
+        let mut rest: Vec<Vec<u8>> = components(path.as_bytes());
+        let mut above: Vec<NodeId> = Vec::new();
+        let (mut at, mut links) = (self.tree.root(), 0);
+        while let Some(name) = rest.pop() {
+            if name == b".." {
+                at = above.pop().unwrap_or(self.tree.root());
+                continue;
+            }
+            let Some(child) = self.tree.child(at, &name) else { refuse!("{path} is missing") };
+            if let NodeKind::Symlink(target) = &self.tree.node(child).kind {
+                links += 1;
+                ensure!(links <= MOST_LINKS, "{path}: too many symbolic links");
+                if target.starts_with(b"/") {
+                    above.clear();
+                    at = self.tree.root();
+                }
+                rest.extend(components(target));
+                continue;
+            }
+            above.push(at);
+            at = child;
+        }
+        match &self.tree.node(at).kind {
+            NodeKind::Regular { content, size } => Ok((content, *size)),
+            _ => refuse!("{path} is not a regular file"),
+        }
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.file(path).is_ok()
+    }
+
+    /// Reads a document, whose digest is checked if the place states one.
+    fn document<T: DeserializeOwned>(&self, blob: &Blob) -> Result<T> {
+        let (content, size) = self.file(&blob.path)?;
+        ensure!(
+            size <= MOST_DOCUMENT_BYTES,
+            "{} has {size} bytes, more than the {MOST_DOCUMENT_BYTES} of a document",
+            blob.path
+        );
+        let mut bytes = vec![0; size as usize];
+        content.read_exact_at(&mut bytes, 0).within(|| blob.path.clone())?;
+        if let Some(digest) = &blob.digest {
+            let mut hash = Hash::new(digest.algorithm);
+            hash.update(&bytes);
+            digest.check(hash).within(|| blob.path.clone())?;
+        }
+        serde_json::from_slice(&bytes).within(|| format!("{} cannot be understood", blob.path))
+    }
+
+    /// Returns the images that `manifest.json` describes, if it is one of `docker save`.
+    fn saved(&self) -> Option<Vec<Saved>> {
+        let blob = Blob { path: "manifest.json".to_owned(), digest: None, size: None };
+        let saved: Vec<Saved> = self.document(&blob).ok()?;
+        let is_here = |image: &Saved| self.has(&image.config) && image.layers.iter().all(|layer| self.has(layer));
+        (!saved.is_empty() && saved.iter().all(is_here)).then_some(saved)
+    }
+
+    fn of_docker(&self, saved: Vec<Saved>) -> Result<Vec<Found>> {
+        saved
+            .into_iter()
+            .take(MOST_IMAGES)
+            .map(|image| {
+                // The config is named by its digest.
+                let name = image.config.rsplit('/').next().unwrap_or_default();
+                let digest = Digest::parse(&format!("sha256:{}", name.trim_end_matches(".json"))).ok();
+                let config = self.document(&Blob { path: image.config.clone(), digest, size: None })?;
+                let layers = image.layers.into_iter().map(|path| Blob { path, digest: None, size: None }).collect();
+                Ok(Found { names: image.repo_tags.unwrap_or_default(), config, layers, id: image.config })
+            })
+            .collect()
+    }
+
+    fn of_layout(&self) -> Result<Vec<Found>> {
+        let index = Blob { path: "index.json".to_owned(), digest: None, size: None };
+        let mut images = Vec::new();
+        self.of_index(self.document(&index)?, MOST_INDEXES, &mut images)?;
+        Ok(images)
+    }
+
+    fn of_index(&self, index: Document, depth: u32, images: &mut Vec<Found>) -> Result<()> {
+        for descriptor in index.manifests.unwrap_or_default() {
+            let blob = Blob::of(&descriptor)?;
+            // An index may list images for other platforms that were not saved.
+            if descriptor.annotations.contains_key(REFERENCE_TYPE) || !self.has(&blob.path) {
+                continue;
+            }
+            ensure!(images.len() < MOST_IMAGES, "it contains more than {MOST_IMAGES} images");
+            let document: Document = self.document(&blob)?;
+            if document.manifests.is_some() {
+                ensure!(depth > 0, "an index refers to an index more than {MOST_INDEXES} times");
+                self.of_index(document, depth - 1, images)?;
+                continue;
+            }
+            let Some(config) = &document.config else { refuse!("{} is not a manifest", blob.path) };
+            let mut config: Config = self
+                .document(&Blob::of(config)?)
+                .within(|| "it contains something else than an image of a container".to_owned())?;
+            if let Some(platform) = descriptor.platform {
+                config.platform = platform;
+            }
+            let names = REFERENCES.iter().find_map(|key| descriptor.annotations.get(*key)).cloned();
+            let layers = document.layers.iter().map(Blob::of).collect::<Result<_>>()?;
+            images.push(Found { names: names.into_iter().collect(), config, layers, id: descriptor.digest });
+        }
+        Ok(())
+    }
+
+    /// Reads a layer, decompressed to a temporary file.
+    fn layer(&self, blob: &Blob, diff_id: &str, name: &Path, options: &ScanOptions) -> Result<Layer> {
+        let shown = || name.display().to_string();
+        let (content, size) = self.file(&blob.path).within(shown)?;
+        let reading = || Reading { content, at: 0, size };
+        if let Some(digest) = &blob.digest {
+            ensure!(
+                blob.size == Some(size),
+                "{}: {} has {size} bytes, not the size that its manifest states",
+                shown(),
+                blob.path
+            );
+            let mut hash = Hash::new(digest.algorithm);
+            io::copy(&mut reading(), &mut hash).within(shown)?;
+            digest.check(hash).within(|| format!("{}: {}", shown(), blob.path))?;
+        }
+        let diff_id = Digest::parse(diff_id).within(shown)?;
+        let mut hash = Hash::new(diff_id.algorithm);
+        let source = decompressed(reading()).within(shown)?;
+        let kept = spool(Hashed { source, hash: &mut hash }, name)?;
+        diff_id.check(hash).within(|| format!("{}, decompressed", shown()))?;
+        Ok(Layer::from_tar(kept, name, options)?)
+    }
+}
+
+/// Returns the components of a path, the last first.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    let parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    parts.rev().map(<[u8]>::to_vec).collect()
+}
+
+impl Blob {
+    fn of(descriptor: &Descriptor) -> Result<Self> {
+        let digest = Digest::parse(&descriptor.digest)?;
+        let path = format!("blobs/{}", descriptor.digest.replacen(':', "/", 1));
+        Ok(Self { path, digest: Some(digest), size: Some(descriptor.size) })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Algorithm {
+    Sha256,
+    Sha512,
+}
+
+/// A digest with its algorithm.
+struct Digest {
+    algorithm: Algorithm,
+    hex: String,
+}
+
+impl Digest {
+    /// Parses `ALGORITHM:HEX`.
+    fn parse(text: &str) -> Result<Self> {
+        let (algorithm, hex) = text.split_once(':').unwrap_or((text, ""));
+        let (algorithm, digits) = match algorithm {
+            "sha256" => (Algorithm::Sha256, 64),
+            "sha512" => (Algorithm::Sha512, 128),
+            _ => refuse!("'{text}' is not a digest by SHA-256 or SHA-512"),
+        };
+        let is_hex = hex.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        ensure!(hex.len() == digits && is_hex, "'{text}' is not a digest");
+        Ok(Self { algorithm, hex: hex.to_owned() })
+    }
+
+    fn check(&self, hash: Hash) -> Result<()> {
+        let found = hash.hex();
+        ensure!(found == self.hex, "its digest is {found}, not {}: it is damaged", self.hex);
+        Ok(())
+    }
+}
+
+/// A digest being computed.
+enum Hash {
+    Sha256(Sha256),
+    Sha512(Box<Sha512>),
+}
+
+impl Hash {
+    fn new(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::Sha256 => Self::Sha256(Sha256::new()),
+            Algorithm::Sha512 => Self::Sha512(Box::default()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hash) => hash.update(bytes),
+            Self::Sha512(hash) => hash.update(bytes),
+        }
+    }
+
+    fn hex(self) -> String {
+        let bytes = match self {
+            Self::Sha256(hash) => hash.finalize().to_vec(),
+            Self::Sha512(hash) => hash.finalize().to_vec(),
+        };
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl io::Write for Hash {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A reader whose bytes are hashed.
+struct Hashed<'a, R> {
+    source: R,
+    hash: &'a mut Hash,
+}
+
+impl<R: Read> Read for Hashed<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let len = self.source.read(buf)?;
+        self.hash.update(&buf[..len]);
+        Ok(len)
+    }
+}
+
+/// The content of a file, read from its start.
+struct Reading<'a> {
+    content: &'a Content,
+    at: u64,
+    size: u64,
+}
+
+impl Read for Reading<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let len = (self.size - self.at).min(buf.len() as u64) as usize;
+        self.content.read_exact_at(&mut buf[..len], self.at)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(platform: &str, id: &str) -> Found {
+        let config = Config {
+            platform: Platform::parse(platform).expect("a platform"),
+            rootfs: RootFs { diff_ids: Vec::new() },
+        };
+        Found { names: Vec::new(), config, layers: Vec::new(), id: id.to_owned() }
+    }
+
+    #[test]
+    fn the_image_for_a_platform_is_chosen() {
+        let choose = |images: &[(&str, &str)], platform: Option<&str>| {
+            let platform = platform.map(|text| Platform::parse(text).expect("a platform"));
+            let images = images.iter().map(|(platform, id)| image(platform, id)).collect();
+            chosen(images, platform.as_ref()).map(|image| image.id).map_err(|error| error.to_string())
+        };
+        let several = [("linux/s390x", "a"), ("linux/arm/v6", "b"), ("linux/arm/v7", "c"), ("plan9/mips", "d")];
+        assert_eq!(choose(&several, Some("linux/s390x")).as_deref(), Ok("a"));
+        assert_eq!(choose(&several, Some("linux/arm/v7")).as_deref(), Ok("c"));
+        let error = choose(&several, Some("linux/arm")).expect_err("two variants");
+        assert!(error.contains("linux/arm/v6, linux/arm/v7"), "{error}");
+        let error = choose(&several, Some("linux/386")).expect_err("none");
+        assert!(error.contains("no image for linux/386") && error.contains("plan9/mips"), "{error}");
+        // The only one is for any machine, unless another is asked for.
+        assert_eq!(choose(&several[3..], None).as_deref(), Ok("d"));
+        assert!(choose(&several[3..], Some("linux/arm")).is_err());
+        // Two names of one image.
+        assert_eq!(choose(&[("plan9/mips", "d"), ("plan9/mips", "d")], None).as_deref(), Ok("d"));
+        let machine = Platform::of_machine().to_string();
+        assert_eq!(choose(&[("plan9/mips", "d"), (&machine, "e")], None).as_deref(), Ok("e"));
+        assert!(choose(&[], None).is_err());
+        assert!(Platform::parse("linux").is_err());
+    }
+
+    #[test]
+    fn digests_are_paths_only_if_they_are_digests() {
+        let hex = "0123456789abcdef".repeat(4);
+        assert!(Digest::parse(&format!("sha256:{hex}")).is_ok());
+        for text in [
+            "",
+            "sha256:",
+            "md5:00",
+            "sha256:../../etc/passwd",
+            &format!("sha256:{}", hex.to_uppercase()),
+            &format!("sha512:{hex}"),
+        ] {
+            assert!(Digest::parse(text).is_err(), "{text}");
+        }
+    }
+}

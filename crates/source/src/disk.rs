@@ -1,0 +1,119 @@
+//! A single disk or other file, which becomes the only file of an image.
+
+use std::fs::{File, Metadata};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagefold_base::{Base, Cache, Format, Options};
+use pagefold_erofs::{Change, Content, FileKind, Image, Node, NodeKind, Overlay, ReadAt, ScanOptions, Tree};
+
+use crate::{
+    Result, Tell,
+    error::{Within, refuse},
+};
+
+/// Memory for decoded content of an EROFS image.
+const CACHE_BYTES: usize = 32 << 20;
+
+/// A disk in a file.
+pub(crate) struct Disk {
+    name: Vec<u8>,
+    content: Content,
+    size: u64,
+    /// Of the source, for owner, mode and time.
+    metadata: Metadata,
+}
+
+/// A file that contains a disk.
+pub(crate) struct DiskFile {
+    pub(crate) file: File,
+    /// The file's path, without what a compressor added to it.
+    pub(crate) path: PathBuf,
+    /// Whether the file is at that path.
+    pub(crate) is_there: bool,
+    /// Of the source.
+    pub(crate) metadata: Metadata,
+}
+
+impl Disk {
+    /// Opens the disk in a file of this format. `None`: content and name determine it, and must
+    /// agree. `tell` receives later events of the file.
+    pub(crate) fn open(disk: DiskFile, format: Option<Format>, tell: &Tell) -> Result<Self> {
+        let DiskFile { file, path, is_there, metadata } = disk;
+        let shown = || path.display().to_string();
+        let format = format.map_or_else(|| Format::of(&path, &file), Ok)?;
+        let Some(file_name) = path.file_name() else { refuse!("{} has no name", shown()) };
+        if format == Format::Raw {
+            let size = file.len_bytes().within(shown)?;
+            if is_there {
+                let content = Content::Path((&path).into());
+                return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });
+            }
+            // An empty file is not a disk, but can be packed.
+            if size == 0 {
+                let content = Content::Bytes(Vec::new().into());
+                return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });
+            }
+        }
+        let name = match format {
+            Format::Erofs => only_name(&path, &file)?,
+            Format::Qcow2 if path.extension().is_some_and(|end| end.eq_ignore_ascii_case(format.name())) => {
+                Path::new(file_name).with_extension("img").into_os_string().into_vec()
+            }
+            _ => file_name.as_bytes().to_vec(),
+        };
+        let mut options = Options::default();
+        options.format = Some(format);
+        let tell = Arc::clone(tell);
+        let base = Base::of_file(file, &path, &options, &Cache::new(CACHE_BYTES), move |line| tell(line))?;
+        let changes = base.data().map_err(std::io::Error::other).within(shown)?;
+        let changes =
+            changes.into_iter().map(|range| Change { at: range.start, len: range.end - range.start, zeros: false });
+        let size = base.len_bytes().within(shown)?;
+        let overlay = Overlay::new(size, changes.collect(), Arc::new(base))?;
+        Ok(Self { name, content: Content::Overlay(Arc::new(overlay)), size, metadata })
+    }
+
+    /// Returns the tree of which the disk is the only file.
+    pub(crate) fn into_tree(self, options: &ScanOptions) -> Result<Tree> {
+        let Self { name, content, size, metadata } = self;
+        let mut tree = Tree::new(node_of(&metadata, options, NodeKind::Fifo, 0o755));
+        let permissions = (metadata.mode() & 0o777) as u16;
+        let node = node_of(&metadata, options, NodeKind::Regular { content, size }, permissions);
+        tree.add(tree.root(), &name, node)?;
+        Ok(tree)
+    }
+}
+
+/// Returns the name of the only file in an EROFS image.
+fn only_name(path: &Path, file: &File) -> Result<Vec<u8>> {
+    let shown = || path.display().to_string();
+    let image = Image::open(file.try_clone().within(shown)?).within(shown)?;
+    let root = image.root().within(shown)?;
+    let mut entries =
+        image.read_dir(&root).within(shown)?.into_iter().filter(|entry| !matches!(&*entry.name, b"." | b".."));
+    match (entries.next(), entries.next()) {
+        (Some(entry), None) if image.inode(entry.nid).within(shown)?.kind == FileKind::Regular => {
+            Ok(entry.name.to_vec())
+        }
+        _ => refuse!(
+            "{0} is an EROFS image already, and not of a single disk: 'pagefold extract {0} -C DIRECTORY' extracts its \
+             files, and --format raw packs the image itself",
+            shown()
+        ),
+    }
+}
+
+fn node_of(metadata: &Metadata, options: &ScanOptions, kind: NodeKind, permissions: u16) -> Node {
+    Node {
+        kind,
+        permissions,
+        uid: options.uid.unwrap_or_else(|| options.uid_map.apply(metadata.uid())),
+        gid: options.gid.unwrap_or_else(|| options.gid_map.apply(metadata.gid())),
+        mtime_s: options.mtime_s.unwrap_or(metadata.mtime()),
+        mtime_nsec: if options.mtime_s.is_some() { 0 } else { metadata.mtime_nsec() as u32 },
+        xattrs: Vec::new(),
+    }
+}
