@@ -47,7 +47,7 @@ const IDLE_IF_SHORT: Duration = Duration::from_millis(1);
 
 /// A thread that has helped looks for more work for this time before it sleeps, if half of the CPUs
 /// are spare: waking it takes as long.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN: Duration = Duration::from_micros(100);
 
 /// CPUs below which threads never spin.
 const LEAST_SPINNING_CPUS: usize = 4;
@@ -81,6 +81,8 @@ struct Shared {
     helping: AtomicUsize,
     /// Length of the queue, for threads that spin.
     queued: AtomicUsize,
+    /// Threads that spin.
+    spinning: AtomicUsize,
     state: Mutex<State>,
     wake: Condvar,
 }
@@ -94,7 +96,6 @@ struct State {
     threads: usize,
     /// Threads that begin, spin or sleep.
     free: usize,
-    spinning: usize,
     ended: bool,
 }
 
@@ -145,6 +146,7 @@ impl Executor {
             working: AtomicUsize::new(0),
             helping: AtomicUsize::new(0),
             queued: AtomicUsize::new(0),
+            spinning: AtomicUsize::new(0),
             state: Mutex::default(),
             wake: Condvar::new(),
         }))
@@ -159,6 +161,12 @@ impl Executor {
     /// Returns whether a CPU is spare.
     pub fn has_spare_cpu(&self) -> bool {
         self.0.has_spare_cpu()
+    }
+
+    /// Returns whether a thread looks for work, so that handing some on costs little and is likely to
+    /// help.
+    pub fn is_alert(&self) -> bool {
+        self.0.spinning.load(Relaxed) > 0
     }
 
     /// Reserves a thread, which is started if none is free. Returns `None` if there is none.
@@ -196,7 +204,7 @@ impl Reserved {
         state.queue.push_back(entry);
         self.shared.queued.store(state.queue.len(), Release);
         // Threads that spin need no call to wake them.
-        if state.queue.len() > state.spinning {
+        if state.queue.len() > self.shared.spinning.load(Relaxed) {
             drop(state);
             self.shared.wake.notify_one();
         }
@@ -314,14 +322,15 @@ impl Thread {
             state.free += 1;
         }
         if helped && state.queue.is_empty() && shared.may_spin() {
-            state.spinning += 1;
+            // Changed under the lock, so that a thread that adds work wakes another if it is missed.
+            shared.spinning.fetch_add(1, Relaxed);
             drop(state);
             let start = Instant::now();
             while shared.queued.load(Acquire) == 0 && start.elapsed() < SPIN {
                 std::hint::spin_loop();
             }
             state = shared.lock();
-            state.spinning -= 1;
+            shared.spinning.fetch_sub(1, Relaxed);
         }
         loop {
             if let Some(entry) = shared.pop(&mut state) {

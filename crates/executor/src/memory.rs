@@ -281,12 +281,16 @@ impl Growing {
         true
     }
 
-    /// Returns the large buffer and goes on with the small one, to whose front it copies the range
-    /// `keep`. Returns `None`, and changes nothing, if the buffer is small or the range too long.
-    pub fn replace(&mut self, keep: Range<usize>) -> Option<Lent> {
-        let from = self.large.as_ref()?.as_ref().get(keep.clone())?;
-        self.small.get_mut(..keep.len())?.copy_from_slice(from);
-        self.large.take()
+    /// Returns the large buffer and goes on with another large one or, without memory, with the small
+    /// one, to whose front it copies the range `keep`. Returns `None`, and changes nothing, if the
+    /// buffer is small or the range too long.
+    pub fn replace(&mut self, share: &Arc<Share>, keep: Range<usize>) -> Option<Lent> {
+        let old = self.large.as_ref()?;
+        let from = old.as_ref().get(keep)?;
+        let mut large = share.lend(old.as_ref().len());
+        let to = large.as_mut().map_or(&mut self.small[..], |large| large.as_mut());
+        to.get_mut(..from.len())?.copy_from_slice(from);
+        std::mem::replace(&mut self.large, large)
     }
 
     /// Returns to the small buffer. The content is lost.

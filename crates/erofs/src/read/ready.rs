@@ -13,9 +13,10 @@ use super::zmap::{Cursor, NOT_LOADED};
 use crate::format::{DataLayout, Extent, Place};
 use crate::readahead::Ready;
 
-/// The most bytes of an LZ4 cluster that are decoded without a wait, which takes a few microseconds.
-/// The codecs of other formats take several times as long.
-const SHORT_BYTES: usize = 16 << 10;
+/// The most bytes of an LZ4 cluster that are decoded without a wait. Even if all of them are, that
+/// takes less than handing the read to another thread. The codecs of other formats take several times
+/// as long.
+const SHORT_BYTES: usize = 64 << 10;
 
 impl Data {
     /// As [`read_at`](Self::read_at), without waiting for storage.

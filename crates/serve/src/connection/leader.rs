@@ -165,14 +165,15 @@ impl<T: Transport> Leader<T> {
         if requests.len() < 2 || cost_bytes < SHARED_BYTES {
             return Ok(());
         }
-        if self.pause > 0 {
+        let is_alert = connection.common.executor.is_alert();
+        if self.pause > 0 && !is_alert {
             self.pause -= 1;
             return Ok(());
         }
         let Some(thread) = connection.reserve_spare() else { return Ok(()) };
         let has_payload = requests.iter().any(|(_, payload)| !payload.is_empty());
         let input = if has_payload {
-            let Some((input, bytes)) = self.input.detach(at) else { return Ok(()) };
+            let Some((input, bytes)) = self.input.detach(at, &connection.share) else { return Ok(()) };
             for (_, payload) in &mut requests {
                 *payload = payload.start + bytes.start..payload.end + bytes.start;
             }
@@ -185,8 +186,12 @@ impl<T: Transport> Leader<T> {
         let batch = Batch::new(connection, requests, input);
         thread.share(Arc::clone(&batch) as _);
         let is_alone = batch.run(&mut self.output, &mut self.reads)?;
-        self.alone = if is_alone { (self.alone + 1).min(MOST_PAUSE) } else { 0 };
-        self.pause = if is_alone { 1 << self.alone } else { 0 };
+        if !is_alone {
+            (self.alone, self.pause) = (0, 0);
+        } else if !is_alert {
+            self.alone = (self.alone + 1).min(MOST_PAUSE);
+            self.pause = 1 << self.alone;
+        }
         self.deadline = None;
         Ok(())
     }
