@@ -1,9 +1,9 @@
 //! Outputs on the command line.
 
-use std::{fs, io, path::Path, thread};
+use std::{fs, io, path::PathBuf, sync::mpsc, thread};
 
 use clap::ValueEnum;
-use pagefold_output::{Destination, Draft, Error, ImageFormat};
+use pagefold_output::{Destination, Draft, Error, ImageFormat, WhenNamed};
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::{misuse, signals};
@@ -44,9 +44,9 @@ pub(crate) fn draft(destination: &Destination) -> anyhow::Result<Draft> {
 }
 
 /// Catches signals, which then remove the file whose path the returned function is given.
-pub(crate) fn remove_on_signals() -> io::Result<Box<dyn FnOnce(&Path)>> {
+pub(crate) fn remove_on_signals() -> io::Result<WhenNamed> {
     let mut signals = signals::catch()?;
-    let (sender, receiver) = std::sync::mpsc::channel::<std::path::PathBuf>();
+    let (sender, receiver) = mpsc::channel::<PathBuf>();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         let path = receiver.recv();
         for signal in signals.forever() {

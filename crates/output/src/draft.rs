@@ -14,7 +14,10 @@ use crate::{Result, error::During};
 
 /// What a program does about a file with a name that would stay if a signal ended the program. The
 /// guard is called before the file is created, and what it returns is called with the file's path.
-pub type Guard<'a> = &'a dyn Fn() -> io::Result<Box<dyn FnOnce(&Path)>>;
+pub type Guard<'a> = &'a dyn Fn() -> io::Result<WhenNamed>;
+
+/// See [`Guard`].
+pub type WhenNamed = Box<dyn FnOnce(&Path)>;
 
 /// Does nothing about such a file.
 pub(crate) const UNGUARDED: Guard<'static> = &|| Ok(Box::new(|_| {}));

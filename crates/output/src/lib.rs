@@ -33,7 +33,7 @@ mod new_file;
 
 pub use destination::Destination;
 pub use device::Device;
-pub use draft::{Draft, Guard};
+pub use draft::{Draft, Guard, WhenNamed};
 pub use error::{Error, Result};
 pub use existing::Written;
 pub use image_format::ImageFormat;

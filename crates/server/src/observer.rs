@@ -15,10 +15,12 @@ pub enum Level {
     Debug,
 }
 
+type Tell = dyn Fn(Level, &str) + Send + Sync;
+
 /// Receives a line about each thing that a server does. It is called by the thread that does it,
 /// which waits.
 #[derive(Clone)]
-pub struct Observer(Arc<dyn Fn(Level, &str) + Send + Sync>);
+pub struct Observer(Arc<Tell>);
 
 impl Observer {
     /// Creates an observer that calls `tell`. Lines may contain any characters that the names of
