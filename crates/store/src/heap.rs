@@ -551,14 +551,14 @@ impl Heap {
         sum
     }
 
-    /// Checks the whole structure and reports an inconsistency. For tests, with no other thread in
-    /// the heap.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        for (number, padded) in self.padded_shards() {
+    /// Checks the whole structure and reports an inconsistency, or returns the number of objects.
+    /// For tests, with no other thread in the heap.
+    pub(crate) fn check(&self) -> Result<u64, String> {
+        let check = |(number, padded): (usize, &PaddedShard)| {
             let mut shard = self.lock(padded);
             shard.settle(&padded.blocks);
-            shard.check(&padded.blocks).map_err(|what| format!("shard {number}: {what}"))?;
-        }
-        Ok(())
+            shard.check(&padded.blocks).map_err(|what| format!("shard {number}: {what}"))
+        };
+        self.padded_shards().map(check).sum()
     }
 }

@@ -141,6 +141,10 @@ impl Model {
     }
 
     fn resize(&mut self, size_bytes: u64) {
+        // The pages at both ends are compared later.
+        for end in [self.size_bytes, size_bytes] {
+            self.pages.insert(end / PAGE_BYTES, Arc::new(self.page(end / PAGE_BYTES)));
+        }
         self.size_bytes = size_bytes;
         self.below_bytes = self.below_bytes.min(size_bytes);
         self.pages.retain(|&number, _| number * PAGE_BYTES < size_bytes);
@@ -259,7 +263,8 @@ impl World {
         match made {
             Ok(disk) => {
                 let size_bytes = disk.size_bytes();
-                let model = Model { size_bytes, below_bytes: if is_over { size_bytes } else { 0 }, pages: BTreeMap::new() };
+                let model =
+                    Model { size_bytes, below_bytes: if is_over { size_bytes } else { 0 }, pages: BTreeMap::new() };
                 let disk = Arc::new(disk);
                 self.subjects.push(Subject { disk, model, is_over, is_snapshot: false, is_limited: false });
             }
@@ -464,7 +469,7 @@ impl World {
                 self.change(number, range, &vec![0; range.1 as usize], request);
             }
             10 => {
-                let sectors = PLACES[input.index(PLACES.len())] * 8 + u64::from(input.byte());
+                let sectors = PLACES[input.index(PLACES.len())] * 8 + u64::from(input.byte() % 16);
                 self.resize(number, sectors.clamp(1, SECTORS_MAX) * 512);
             }
             11 => self.all_or_nothing(number, RamDisk::reset, |model| {
@@ -472,8 +477,7 @@ impl World {
                 model.pages.clear();
             }),
             12 => {
-                let Subject { disk, model, is_over: other_over, .. } =
-                    &self.subjects[input.index(self.subjects.len())];
+                let Subject { disk, model, is_over: other_over, .. } = &self.subjects[input.index(self.subjects.len())];
                 let (other, model) = (Arc::clone(disk), model.clone());
                 if *other_over == is_over {
                     self.all_or_nothing(number, |disk| disk.become_as(&other), |own| *own = model);

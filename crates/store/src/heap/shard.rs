@@ -632,8 +632,9 @@ impl Shard {
         }
     }
 
-    /// Checks all invariants. No segment is being emptied.
-    pub(super) fn check(&self, blocks: &Blocks) -> Result<(), String> {
+    /// Checks all invariants, and returns the number of objects. No segment is being emptied.
+    pub(super) fn check(&self, blocks: &Blocks) -> Result<u64, String> {
+        let mut objects = 0;
         let mut listed = self.bins.listed(blocks)?;
         listed.sort_unstable();
         let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
@@ -668,6 +669,7 @@ impl Shard {
                     _ => {}
                 }
                 prev_free = blocks.kind(block) == BlockKind::Free;
+                objects += u64::from(matches!(blocks.kind(block), BlockKind::Whole | BlockKind::First));
                 at += len;
             }
             if segment_free != segment.free || (segment.top != 0 && segment.free == segment.top) {
@@ -683,6 +685,6 @@ impl Shard {
         if (held, free, tops - free) != (self.held_bytes, self.free_bytes, self.live_bytes) {
             return Err(format!("held {held}, free {free}, live {}: the counts do not match: {self:?}", tops - free));
         }
-        Ok(())
+        Ok(objects)
     }
 }
