@@ -351,12 +351,22 @@ impl Heap {
         let at = shard.alloc(&padded.blocks, wanted)?;
         self.prepare(padded, &mut shard, wanted);
         let held_bytes = shard.held_bytes;
-        drop(shard);
+        self.release_and_fill(padded, shard);
         if held_bytes >= SHARD_FILL && self.active.load(Relaxed) < self.homes.len() {
             let useful = self.homes.len().min(1 + (held_bytes / SHARD_FILL) as usize);
             self.active.fetch_max(useful, Relaxed);
         }
         Ok(self.location(number, at))
+    }
+
+    /// Releases a shard's lock, and faults in memory that was taken under it.
+    fn release_and_fill(&self, padded: &PaddedShard, mut shard: Guard<'_, Shard>) {
+        let fresh = shard.take_fresh();
+        drop(shard);
+        if let Some(fresh) = fresh {
+            fresh.fill(&padded.blocks);
+            self.lock(padded).filled(&padded.blocks);
+        }
     }
 
     /// Allocates from the free blocks of shard `home`, or else of roomy shards.
@@ -429,6 +439,7 @@ impl Heap {
         let mut shard = self.lock(padded);
         let at = shard.alloc(&padded.blocks, wanted).ok()?;
         self.note(padded, &shard);
+        self.release_and_fill(padded, shard);
         Some(self.location(number, at))
     }
 
@@ -551,14 +562,14 @@ impl Heap {
         sum
     }
 
-    /// Checks the whole structure and reports an inconsistency. For tests, with no other thread in
-    /// the heap.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        for (number, padded) in self.padded_shards() {
+    /// Checks the whole structure and reports an inconsistency, or returns the number of objects.
+    /// For tests, with no other thread in the heap.
+    pub(crate) fn check(&self) -> Result<u64, String> {
+        let check = |(number, padded): (usize, &PaddedShard)| {
             let mut shard = self.lock(padded);
             shard.settle(&padded.blocks);
-            shard.check(&padded.blocks).map_err(|what| format!("shard {number}: {what}"))?;
-        }
-        Ok(())
+            shard.check(&padded.blocks).map_err(|what| format!("shard {number}: {what}"))
+        };
+        self.padded_shards().map(check).sum()
     }
 }

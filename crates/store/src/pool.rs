@@ -18,6 +18,7 @@ use crate::{
     compaction::Background,
     core::Core,
     disk::{Disk, Error},
+    entry::Entry,
     equals::Equals,
     heap::Heap,
     layers::{Layers, Sums},
@@ -313,7 +314,8 @@ impl Pool {
         let core = &self.0;
         let paused = core.pause();
         while core.free_left(&paused) {}
-        core.heap.check()?;
+        core.streams.release_when_free(|word| core.free(Entry::decode(word)));
+        let objects = core.heap.check()?;
         core.leaves.check()?;
         let stats = self.stats();
         let parts =
@@ -322,6 +324,10 @@ impl Pool {
             return Err(format!("the parts add up to {parts} bytes, the budget has {}", stats.spent_bytes));
         }
         let entries = || (0..core.leaves.end()).filter_map(|number| core.leaves.entry(number));
+        let named = entries().filter(|entry| entry.object().is_some()).count() as u64;
+        if objects != named {
+            return Err(format!("the heap has {objects} objects, entries name {named}"));
+        }
         if let Some(training) = &core.training {
             training.check(entries())?;
         }

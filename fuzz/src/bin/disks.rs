@@ -44,6 +44,11 @@ static BASE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     bytes
 });
 
+/// Returns whether at most a page of bytes are zeros. One comparison is one instrumented branch.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes == &[0; PAGE_SIZE][..bytes.len()]
+}
+
 /// A base in memory. A read fails when `until_failure` comes down to 0, with its buffer half
 /// filled.
 #[derive(Default)]
@@ -94,7 +99,7 @@ impl BlockDevice for Base {
         let (mut at, end) = (offset, offset + len_bytes);
         while at < end {
             let next = (at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES).min(end);
-            let zero = BASE[at as usize..next as usize].iter().all(|&byte| byte == 0);
+            let zero = is_zero(&BASE[at as usize..next as usize]);
             if !each(Extent { len_bytes: next - at, hole: zero, zero }) {
                 return Ok(());
             }
@@ -136,6 +141,10 @@ impl Model {
     }
 
     fn resize(&mut self, size_bytes: u64) {
+        // The pages at both ends are compared later.
+        for end in [self.size_bytes, size_bytes] {
+            self.pages.insert(end / PAGE_BYTES, Arc::new(self.page(end / PAGE_BYTES)));
+        }
         self.size_bytes = size_bytes;
         self.below_bytes = self.below_bytes.min(size_bytes);
         self.pages.retain(|&number, _| number * PAGE_BYTES < size_bytes);
@@ -204,17 +213,24 @@ impl Input<'_> {
     fn data(&mut self, len_bytes: u64) -> Vec<u8> {
         let (kind, seed) = (self.byte(), u64::from(self.byte()));
         let mut state = seed * 0x9e37_79b9 + 1;
-        let noise = |_| {
+        let noise = |_: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 56) as u8
         };
         match kind % 4 {
             0 => vec![0; len_bytes as usize],
             1 => vec![seed as u8; len_bytes as usize],
-            2 => (0..len_bytes).map(|at| (at / 40 * (at % 40 + seed)) as u8).collect(),
-            _ => (0..len_bytes).map(noise).collect(),
+            2 => repeated(len_bytes, &std::array::from_fn(|at| (at as u64 / 40 * (at as u64 % 40 + seed)) as u8)),
+            _ => repeated(len_bytes, &std::array::from_fn(noise)),
         }
     }
+}
+
+/// Returns `len_bytes` of a page, repeated: made once, since each instrumented byte takes long.
+fn repeated(len_bytes: u64, page: &Page) -> Vec<u8> {
+    let mut bytes = page.repeat(len_bytes.div_ceil(PAGE_BYTES) as usize);
+    bytes.truncate(len_bytes as usize);
+    bytes
 }
 
 struct World {
@@ -247,7 +263,8 @@ impl World {
         match made {
             Ok(disk) => {
                 let size_bytes = disk.size_bytes();
-                let model = Model { size_bytes, below_bytes: if is_over { size_bytes } else { 0 }, pages: BTreeMap::new() };
+                let model =
+                    Model { size_bytes, below_bytes: if is_over { size_bytes } else { 0 }, pages: BTreeMap::new() };
                 let disk = Arc::new(disk);
                 self.subjects.push(Subject { disk, model, is_over, is_snapshot: false, is_limited: false });
             }
@@ -400,7 +417,7 @@ impl World {
                 let start = page * PAGE_BYTES;
                 let from = range.start.saturating_sub(start).min(PAGE_BYTES) as usize;
                 let to = (range.end - start).min(PAGE_BYTES) as usize;
-                assert!(model.page(page)[from..to].iter().all(|&byte| byte == 0), "page {page} is not zeros");
+                assert!(is_zero(&model.page(page)[from..to]), "page {page} is not zeros");
             }
         }
         let mut covered = 0;
@@ -452,7 +469,7 @@ impl World {
                 self.change(number, range, &vec![0; range.1 as usize], request);
             }
             10 => {
-                let sectors = PLACES[input.index(PLACES.len())] * 8 + u64::from(input.byte());
+                let sectors = PLACES[input.index(PLACES.len())] * 8 + u64::from(input.byte() % 16);
                 self.resize(number, sectors.clamp(1, SECTORS_MAX) * 512);
             }
             11 => self.all_or_nothing(number, RamDisk::reset, |model| {
@@ -460,8 +477,7 @@ impl World {
                 model.pages.clear();
             }),
             12 => {
-                let Subject { disk, model, is_over: other_over, .. } =
-                    &self.subjects[input.index(self.subjects.len())];
+                let Subject { disk, model, is_over: other_over, .. } = &self.subjects[input.index(self.subjects.len())];
                 let (other, model) = (Arc::clone(disk), model.clone());
                 if *other_over == is_over {
                     self.all_or_nothing(number, |disk| disk.become_as(&other), |own| *own = model);

@@ -36,15 +36,26 @@ const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"l
 "#;
 
 /// Sequences for `disks.rs`: codec and limit, then operations with their operands.
-const DISKS: [&[u8]; 4] = [
+const DISKS: [&[u8]; 5] = [
     // Written, forked, written again and compacted; then the fork becomes the first disk.
     &[0, 7, 4, 0, 5, 9, 11, 70, 3, 1, 2, 0, 4, 1, 6, 20, 2, 3, 2, 9, 16, 0, 12, 1, 0, 18, 0, 10, 0, 9, 7, 11, 0],
     // A snapshot, which the disk returns to; equal pages; a limit.
-    &[3, 4, 4, 0, 0, 0, 3, 0, 3, 5, 3, 0, 7, 0, 1, 0, 9, 0, 1, 8, 0, 2, 9, 150, 30, 12, 0, 1, 14, 0, 3, 4, 0, 9, 0, 12, 0, 3, 8],
+    &[
+        3, 4, 4, 0, 0, 0, 3, 0, 3, 5, 3, 0, 7, 0, 1, 0, 9, 0, 1, 8, 0, 2, 9, 150, 30, 12, 0, 1, 14, 0, 3, 4, 0, 9, 0,
+        12, 0, 3, 8,
+    ],
     // The base fails while a page is changed in part, and while pages are read.
-    &[0, 6, 17, 0, 1, 4, 0, 2, 77, 0, 90, 3, 4, 17, 0, 2, 19, 0, 13, 8, 9, 1, 10, 0, 12, 5, 10, 0, 13, 200, 9, 0, 11, 9, 30, 5, 1],
+    &[
+        0, 6, 17, 0, 1, 4, 0, 2, 77, 0, 90, 3, 4, 17, 0, 2, 19, 0, 13, 8, 9, 1, 10, 0, 12, 5, 10, 0, 13, 200, 9, 0, 11,
+        9, 30, 5, 1,
+    ],
+    // A disk over the base is cut, reset, and grows again.
+    &[0, 7, 10, 0, 4, 11, 11, 0, 10, 0, 12, 3, 2, 0, 11, 1, 9, 1, 2, 0, 1, 40, 0],
     // Disks without a base: zeros, discards, a limit of a disk, and an end.
-    &[1, 5, 0, 0, 90, 16, 4, 1, 5, 33, 9, 12, 3, 77, 2, 1, 13, 2, 1, 40, 4, 2, 6, 9, 12, 55, 3, 1, 8, 2, 5, 60, 40, 0, 15, 1, 18],
+    &[
+        1, 5, 0, 0, 90, 16, 4, 1, 5, 33, 9, 12, 3, 77, 2, 1, 13, 2, 1, 40, 4, 2, 6, 9, 12, 55, 3, 1, 8, 2, 5, 60, 40,
+        0, 15, 1, 18,
+    ],
 ];
 
 fn main() -> io::Result<()> {

@@ -22,7 +22,7 @@ use crate::sync::{SLEEPS_FROM, wait_for};
 const LOOKS_FOR_OTHERS: u32 = SLEEPS_FROM + 8;
 
 /// A value behind a lock. The lock is held for the time of a few header accesses; the only system
-/// calls under it fault in and release memory.
+/// calls under it enable and release memory.
 #[derive(Debug)]
 pub(super) struct Mutex<T> {
     held: AtomicBool,

@@ -106,7 +106,28 @@ pub(super) struct Shard {
     next: usize,
     /// How often threads that allocate here have recently waited for each other.
     pub(super) crowd: u32,
+    /// Memory that is accounted for, and that the thread that took it has yet to fault in, after it
+    /// has released the lock.
+    fresh: Option<Fresh>,
+    /// The segment of the memory that a thread is about to fault in, or is faulting in: it keeps
+    /// its memory until then.
+    filling: u32,
     budget: Arc<Budget>,
+}
+
+/// A range of pages to fault in.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub(super) struct Fresh {
+    at: u32,
+    len: u32,
+}
+
+impl Fresh {
+    /// Faults the pages in. The caller does not hold the shard's lock.
+    pub(super) fn fill(self, blocks: &Blocks) {
+        blocks.make_present(self.at, self.len);
+    }
 }
 
 /// A segment that is being emptied, the progress in it, and the number of completed passes.
@@ -170,6 +191,8 @@ impl Shard {
             paused: VecDeque::new(),
             next: 0,
             crowd: 0,
+            fresh: None,
+            filling: NIL,
             budget,
         })
     }
@@ -343,7 +366,7 @@ impl Shard {
         let is_open = self.open != NIL && SEGMENT - self.segments[self.open as usize].top >= need;
         let number = if is_open { self.open } else { self.unused_segment(blocks, purpose)? };
         let top = self.segments[number as usize].top;
-        if let Err(full) = self.hold(blocks, number, top + need, purpose) {
+        if let Err(full) = self.hold(number, top + need, purpose) {
             if top == 0 {
                 self.release(blocks, number);
             }
@@ -362,7 +385,7 @@ impl Shard {
     }
 
     /// Accounts for the memory of the segment's first `end` bytes.
-    fn hold(&mut self, blocks: &Blocks, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
+    fn hold(&mut self, number: u32, end: u32, purpose: Purpose) -> Result<(), Full> {
         let held = self.segments[number as usize].held;
         if end <= held {
             return Ok(());
@@ -371,8 +394,9 @@ impl Shard {
             let more = end.next_multiple_of(step) - held;
             if self.budget.take_for(purpose, more.into()).is_ok() {
                 // A single page costs less as the fault of its first use.
-                if more > HOLD_LEAST {
-                    blocks.make_present(number * SEGMENT + held, more);
+                if more > HOLD_LEAST && purpose == Purpose::Store && self.filling == NIL {
+                    self.filling = number;
+                    self.fresh = Some(Fresh { at: number * SEGMENT + held, len: more });
                 }
                 self.segments[number as usize].held += more;
                 self.held_bytes += u64::from(more);
@@ -380,6 +404,20 @@ impl Shard {
             }
         }
         Err(Full)
+    }
+
+    /// Returns memory for the caller to fault in, as soon as it has released the lock. Then it calls
+    /// [`filled`](Self::filled).
+    pub(super) fn take_fresh(&mut self) -> Option<Fresh> {
+        self.fresh.take()
+    }
+
+    /// Ends the faulting in of memory. If its segment has been released since, releases it.
+    pub(super) fn filled(&mut self, blocks: &Blocks) {
+        let number = std::mem::replace(&mut self.filling, NIL);
+        if self.segments[number as usize].top == 0 {
+            self.release(blocks, number);
+        }
     }
 
     /// Returns the bytes that are accounted for at once: a power of two from a page to a segment.
@@ -403,7 +441,7 @@ impl Shard {
         self.segments[number as usize].state = SegmentState::Closed;
         // At the limit, only the part that is already held.
         if purpose == Purpose::Store {
-            let _ = self.hold(blocks, number, SEGMENT, purpose);
+            let _ = self.hold(number, SEGMENT, purpose);
         }
         let segment = &mut self.segments[number as usize];
         let rest = segment.held - top;
@@ -445,7 +483,14 @@ impl Shard {
 
     /// Releases a segment's memory. The segment has neither live nor listed blocks.
     fn release(&mut self, blocks: &Blocks, number: u32) {
-        let Segment { held, free, .. } = self.segments[number as usize];
+        let Segment { held, free, state, .. } = self.segments[number as usize];
+        if number == self.filling {
+            // A thread could fault in what was given back.
+            self.free_bytes -= u64::from(free);
+            let state = if state == SegmentState::Open { state } else { SegmentState::Closed };
+            self.segments[number as usize] = Segment { state, top: 0, held, free: 0 };
+            return;
+        }
         if held > 0 {
             blocks.give_back(number * SEGMENT, held);
         }
@@ -632,8 +677,9 @@ impl Shard {
         }
     }
 
-    /// Checks all invariants. No segment is being emptied.
-    pub(super) fn check(&self, blocks: &Blocks) -> Result<(), String> {
+    /// Checks all invariants, and returns the number of objects. No segment is being emptied.
+    pub(super) fn check(&self, blocks: &Blocks) -> Result<u64, String> {
+        let mut objects = 0;
         let mut listed = self.bins.listed(blocks)?;
         listed.sort_unstable();
         let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
@@ -668,6 +714,7 @@ impl Shard {
                     _ => {}
                 }
                 prev_free = blocks.kind(block) == BlockKind::Free;
+                objects += u64::from(matches!(blocks.kind(block), BlockKind::Whole | BlockKind::First));
                 at += len;
             }
             if segment_free != segment.free || (segment.top != 0 && segment.free == segment.top) {
@@ -683,6 +730,6 @@ impl Shard {
         if (held, free, tops - free) != (self.held_bytes, self.free_bytes, self.live_bytes) {
             return Err(format!("held {held}, free {free}, live {}: the counts do not match: {self:?}", tops - free));
         }
-        Ok(())
+        Ok(objects)
     }
 }

@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{
     Account, Goal, Heap, Location, Owner, Owners, Pressure, SEGMENT, SHARD_LEAST, SHARD_STEP, crowded_fill,
-    shard::HOLD_PART,
+    shard::{HOLD_PART, Shard, Wanted},
 };
 use crate::{
     budget::{Budget, Full, Purpose},
@@ -243,6 +243,45 @@ fn memory_is_taken_in_steps_that_fit() {
     }
 }
 
+/// A segment that becomes empty while a thread faults in its memory is released when the thread is
+/// done, whether it is still open or not.
+#[test]
+fn memory_that_is_faulted_in_late_is_released() {
+    fake::set_machine([0], 1);
+    for is_closed in [false, true] {
+        let pool = unlimited();
+        let padded = pool.padded(0).expect("memory");
+        let wanted = Wanted { len_bytes: 1000, owner: 0, writes: true, purpose: Purpose::Store };
+        let mut shard = padded.shard.lock();
+        let mut objects = Vec::new();
+        let mut alloc = |shard: &mut Shard| {
+            objects.push(shard.alloc(&padded.blocks, wanted).expect("no limit"));
+            objects[objects.len() - 1] / SEGMENT
+        };
+        let (segment, fresh) = loop {
+            let segment = alloc(&mut shard);
+            if let Some(fresh) = shard.take_fresh() {
+                break (segment, fresh);
+            }
+        };
+        while is_closed && alloc(&mut shard) == segment {}
+        let (gone, kept): (Vec<_>, Vec<_>) = objects.into_iter().partition(|at| at / SEGMENT == segment);
+        let before = shard.held_bytes;
+        gone.into_iter().for_each(|at| shard.free(&padded.blocks, at));
+        assert_eq!(shard.held_bytes, before, "it is kept");
+        drop(shard);
+        fresh.fill(&padded.blocks);
+        pool.check().expect("consistent");
+        let mut shard = padded.shard.lock();
+        shard.filled(&padded.blocks);
+        assert!(shard.held_bytes < before && padded.blocks.resident_bytes() <= shard.held_bytes);
+        kept.into_iter().for_each(|at| shard.free(&padded.blocks, at));
+        assert_eq!((shard.held_bytes, padded.blocks.resident_bytes()), (0, 0));
+        drop(shard);
+        pool.check().expect("consistent");
+    }
+}
+
 #[test]
 fn objects_fill_what_they_fit_in_to_the_byte() {
     for cpus in [1, 2, 8, 16, 64, 128] {
@@ -353,6 +392,7 @@ fn objects_are_freed_by_threads_of_other_cpus() {
         compacting.store(false, Relaxed);
     });
     pool.check().expect("consistent");
+    assert!(resident_bytes(&pool) <= pool.account().held_bytes);
     let found = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].lock().expect("nobody panics")));
     let found: BTreeMap<_, _> = found.collect();
     verify(&pool, &map, &found).expect("all there");

@@ -27,7 +27,7 @@ fn assert_whole(page: &Page) {
 
 #[test]
 fn pages_shared_by_threads_are_never_torn() {
-    for codec in ["lz4", "zstd-1"] {
+    for codec in ["fold", "lz4", "zstd-1"] {
         let codec = by_name(codec).expect("a known codec");
         let store = One::new(8, PoolConfig::default().codec(codec));
         thread::scope(|scope| {
