@@ -368,3 +368,143 @@ impl Drop for Thread {
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
+    };
+
+    use super::*;
+
+    fn executor(most_threads: usize, limit_bytes: u64) -> Executor {
+        Executor::new(most_threads, Memory::new(limit_bytes, None, || ()))
+    }
+
+    /// A task that calls a function.
+    struct Call<F>(F);
+
+    impl<F: FnOnce(&mut [u8]) + Send> Task for Call<F> {
+        fn run(self: Box<Self>, scratch: &mut [u8]) {
+            self.0(scratch);
+        }
+    }
+
+    fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn every_task_runs_on_one_of_a_bounded_number_of_threads() {
+        let executor = executor(3, u64::MAX);
+        let (gate, done) = (Arc::new(Barrier::new(4)), Arc::new(AtomicUsize::new(0)));
+        for round in 1..=20 {
+            for _ in 0..3 {
+                let (gate, done) = (Arc::clone(&gate), Arc::clone(&done));
+                let task = Call(move |scratch: &mut [u8]| {
+                    assert_eq!(scratch.len(), SCRATCH_BYTES);
+                    gate.wait();
+                    done.fetch_add(1, SeqCst);
+                });
+                executor.reserve().expect("a thread").run(Box::new(task));
+            }
+            assert!(executor.reserve().is_none(), "all are busy");
+            gate.wait();
+            wait_for("the tasks", || done.load(SeqCst) == 3 * round);
+            wait_for("a free thread", || executor.reserve().is_some());
+            wait_for("all threads", || executor.0.lock().free == 3);
+        }
+        assert_eq!(executor.0.lock().threads, 3, "threads are used again");
+    }
+
+    #[test]
+    fn a_thread_that_is_reserved_and_not_used_is_free_again() {
+        let executor = executor(1, u64::MAX);
+        let reserved = executor.reserve().expect("a thread");
+        assert!(executor.reserve().is_none());
+        drop(reserved);
+        assert!(executor.reserve().is_some());
+    }
+
+    #[test]
+    fn without_memory_there_is_no_thread() {
+        let executor = executor(4, THREAD_BYTES + SCRATCH_BYTES as u64);
+        let first = executor.reserve().expect("memory for one");
+        assert!(executor.reserve().is_none(), "no memory for two");
+        drop(first);
+        assert!(executor.reserve().is_some());
+    }
+
+    #[test]
+    fn a_task_that_panics_takes_only_its_own_thread() {
+        let executor = executor(1, u64::MAX);
+        executor.reserve().expect("a thread").run(Box::new(Call(|_: &mut [u8]| panic!("a task with a bug"))));
+        wait_for("the thread's end", || executor.0.lock().threads == 0);
+        let (sender, receiver) = mpsc::channel();
+        executor.reserve().expect("a thread").run(Box::new(Call(move |_: &mut [u8]| sender.send(7).expect("a test"))));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(7));
+    }
+
+    #[test]
+    fn threads_end_when_they_are_idle_or_the_executor_is_dropped() {
+        let idle = executor(2, u64::MAX);
+        drop(idle.reserve().expect("a thread"));
+        wait_for("the end of an idle thread", || idle.0.lock().threads == 0);
+        let dropped = executor(2, u64::MAX);
+        drop(dropped.reserve().expect("a thread"));
+        let shared = Arc::clone(&dropped.0);
+        drop(dropped);
+        wait_for("the end of all threads", || shared.lock().threads == 0);
+    }
+
+    /// A batch whose parts each wait until all helpers that are expected have come.
+    struct Parts {
+        left: AtomicUsize,
+        gate: Barrier,
+        done: AtomicUsize,
+        wants: AtomicBool,
+    }
+
+    impl Batch for Parts {
+        fn help(&self, _: &mut [u8]) {
+            while self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
+                self.gate.wait();
+                self.done.fetch_add(1, SeqCst);
+            }
+        }
+
+        fn wants_help(&self) -> bool {
+            self.wants.load(SeqCst) && self.left.load(SeqCst) > 0
+        }
+    }
+
+    /// Each helper brings the next, as many as CPUs are spare.
+    #[test]
+    fn helpers_come_as_far_as_cpus_are_spare() {
+        let executor = executor(256, u64::MAX);
+        let working = executor.begin_work();
+        let spare = executor.0.spare_cpus();
+        if spare == 0 {
+            // One CPU.
+            return assert!(executor.reserve_spare().is_none());
+        }
+        let parts = Arc::new(Parts {
+            left: AtomicUsize::new(spare),
+            gate: Barrier::new(spare),
+            done: AtomicUsize::new(0),
+            wants: AtomicBool::new(true),
+        });
+        executor.reserve_spare().expect("a thread").share(Arc::clone(&parts) as _);
+        wait_for("the parts, which wait for all helpers", || parts.done.load(SeqCst) == spare);
+        wait_for("the end of help", || executor.0.helping.load(SeqCst) == 0);
+        drop(working);
+        let all: Vec<Working> = (0..executor.0.cpus).map(|_| executor.begin_work()).collect();
+        assert!(executor.reserve_spare().is_none(), "{} work", all.len());
+    }
+}

@@ -70,6 +70,7 @@ pub struct Access {
     device: Mutex<Option<Arc<Device>>>,
     /// Whether a connection has chosen the export with it.
     is_seated: AtomicBool,
+    /// The rate of the export's clients.
     pub rate: Arc<RateLimit>,
 }
 
@@ -79,6 +80,7 @@ impl Access {
         lock(&self.device).clone()
     }
 
+    /// Returns whether the export has been removed.
     pub fn is_closed(&self) -> bool {
         lock(&self.device).is_none()
     }
@@ -117,6 +119,7 @@ impl Export {
         self
     }
 
+    /// Returns whether the export is kept from lists.
     pub fn is_private(&self) -> bool {
         self.private
     }

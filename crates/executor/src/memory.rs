@@ -77,6 +77,8 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
+    /// Creates an account of at most `limit_bytes`, all of which `account` counts, too. `released` is
+    /// called when memory is released while a connection waits for some.
     pub fn new(
         limit_bytes: u64,
         account: Option<Arc<dyn Account>>,
@@ -165,6 +167,7 @@ pub struct Share {
 }
 
 impl Share {
+    /// Creates the share of a connection, at most `limit_bytes` of `memory`.
     pub fn new(memory: Arc<Memory>, limit_bytes: usize) -> Arc<Self> {
         Arc::new(Self { memory, limit_bytes, mapped_bytes: AtomicUsize::new(0), kept: Mutex::default() })
     }
@@ -258,10 +261,12 @@ pub struct Growing {
 }
 
 impl Growing {
+    /// Creates a small buffer of `small_bytes`.
     pub fn new(small_bytes: usize) -> io::Result<Self> {
         Ok(Self { small: MmapMut::map_anon(small_bytes)?, large: None })
     }
 
+    /// Returns whether the buffer is the large one.
     pub fn is_large(&self) -> bool {
         self.large.is_some()
     }

@@ -49,6 +49,7 @@ impl RateLimit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sets the rate; `None` is no limit.
     pub fn set(&self, bytes_per_second: Option<u64>) {
         let mut state = self.lock();
         *state = RateLimitState { bytes_per_second, paid: None };
