@@ -149,6 +149,10 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
         let (kept, most) = (size::show(get(figures, "base_cache_bytes")), size::show(most));
         writeln!(out, "    the cache of bases has {kept}, of {most} that are kept for it")?;
     }
+    if let Some(bytes) = find(figures, "base_pages_bytes").filter(|&bytes| bytes > 0) {
+        let (bytes, most) = (size::show(bytes), size::show(get(figures, "base_pages_limit")));
+        writeln!(out, "    pages of bases take {bytes}, of at most {most}, and make room for disks")?;
+    }
     if let waiting @ 1.. = get(figures, "waiting_requests") {
         let requests = if waiting == 1 { "1 request".to_owned() } else { format!("{waiting} requests") };
         writeln!(out, "  waiting     {requests:>10}   for room within the limit")?;

@@ -11,7 +11,7 @@ use pagefold_disk::{
     BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, StoreError, Waits,
 };
 
-use crate::counted::Counted;
+use crate::{bases::BaseCaches, counted::Counted};
 
 /// A disk without its name.
 #[derive(Clone)]
@@ -65,9 +65,9 @@ impl Backing {
     }
 
     /// Makes a disk of a base, whose file users name `path`.
-    pub(crate) fn base_disk(pool: &Pool, base: Base, path: String) -> Result<Self, Failure> {
+    pub(crate) fn base_disk(pool: &Pool, caches: &BaseCaches, base: Base, path: String) -> Result<Self, Failure> {
         let base = Arc::new(base);
-        let pristine = RamDisk::over(pool, Arc::clone(&base) as _).map_err(not_made)?;
+        let pristine = RamDisk::over_cached(pool, Arc::clone(&base) as _, &caches.pages).map_err(not_made)?;
         // Forks of the base keep it longer than the server's lists do.
         let record = Counted::record(pool, "", base.table_bytes() + path.len() as u64)?;
         Ok(Self(Kind::Base(Arc::new(BaseDisk { base, pristine, path, _record: record }))))

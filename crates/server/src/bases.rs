@@ -8,16 +8,22 @@ use std::{
 };
 
 use pagefold_base::{Base, Cache, Format, Lease, OpenError, Options};
-use pagefold_control::{AddBase, Code, Failure};
-use pagefold_disk::Pool;
+use pagefold_control::{AddBase, Code, Failure, Figures};
+use pagefold_disk::{BaseCache, Pool};
 
-use crate::{counted::Counted, error::message};
+use crate::{counted::Counted, error::message, machine::Memory};
 
-/// Maximum memory of the cache.
-const CACHE_BYTES: u64 = 64 << 20;
+/// Maximum memory of the cache of decoded clusters.
+const CLUSTERS_BYTES: u64 = 64 << 20;
 
-/// The cache may use at most this fraction (1/16) of the memory limit.
-const PART_OF_LIMIT: u64 = 16;
+/// That cache may use at most this fraction (1/16) of the memory limit, and this one (1/8) of what
+/// both caches may use.
+const CLUSTERS_PART_OF_LIMIT: u64 = 16;
+const CLUSTERS_PART: u64 = 8;
+
+/// What both caches may use unless that is given: this fraction (1/4) of the memory limit, or of the
+/// machine's memory if there is no limit.
+const PART_OF_LIMIT: u64 = 4;
 
 /// A file to serve as a read-only disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,26 +67,76 @@ impl fmt::Display for BaseFile {
     }
 }
 
-/// Returns the cache of a server's bases. It counts against the limit while there are any bases.
-pub(crate) fn cache(pool: &Pool) -> Cache {
-    let pool = pool.clone();
-    Cache::leased(move || {
-        let limit_bytes = CACHE_BYTES.min(pool.stats().mem_limit / PART_OF_LIMIT);
-        let held = Counted::take(&pool, limit_bytes)?;
-        Some(Lease { limit_bytes: limit_bytes as usize, held: Box::new(held) })
+/// What a server keeps of its bases.
+pub(crate) struct BaseCaches {
+    /// Decoded clusters. They count against the limit while there are any bases.
+    clusters: Cache,
+    /// Compressed pages, which disks displace.
+    pub(crate) pages: BaseCache,
+    /// The most that both use; `None`: a part of the limit.
+    given_bytes: Option<u64>,
+}
+
+impl BaseCaches {
+    pub(crate) fn new(pool: &Pool, given_bytes: Option<u64>) -> Self {
+        let all = pool.clone();
+        let clusters = Cache::leased(move || {
+            let limit_bytes = clusters_bytes(&all, given_bytes);
+            let held = Counted::take(&all, limit_bytes)?;
+            Some(Lease { limit_bytes: limit_bytes as usize, held: Box::new(held) })
+        });
+        Self { clusters, pages: BaseCache::new(pool, pages_bytes(pool, given_bytes)), given_bytes }
+    }
+
+    /// Follows a change of the memory limit.
+    pub(crate) fn follow(&self, pool: &Pool) {
+        self.pages.set_limit(pages_bytes(pool, self.given_bytes));
+    }
+
+    /// Returns what clients of the control socket see.
+    pub(crate) fn figures(&self) -> Figures {
+        let figures = [
+            ("base_cache_bytes", self.clusters.kept_bytes() as u64),
+            ("base_cache_limit", self.clusters.limit_bytes() as u64),
+            ("base_pages_bytes", self.pages.used_bytes()),
+            ("base_pages_limit", self.pages.limit_bytes()),
+        ];
+        figures.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect()
+    }
+}
+
+/// Returns the most bytes that both caches use.
+fn all_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
+    given_bytes.unwrap_or_else(|| {
+        let limit_bytes = pool.stats().mem_limit;
+        let whole_bytes = if limit_bytes == u64::MAX { machine_bytes() } else { limit_bytes };
+        whole_bytes / PART_OF_LIMIT
     })
+}
+
+fn machine_bytes() -> u64 {
+    Memory::find().map_or(0, |memory| memory.half_bytes() * 2)
+}
+
+fn clusters_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
+    let most_bytes = CLUSTERS_BYTES.min(pool.stats().mem_limit / CLUSTERS_PART_OF_LIMIT);
+    given_bytes.map_or(most_bytes, |bytes| most_bytes.min(bytes / CLUSTERS_PART))
+}
+
+fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
+    all_bytes(pool, given_bytes).saturating_sub(clusters_bytes(pool, given_bytes))
 }
 
 /// Opens a base. `tell` receives later events of its file.
 pub(crate) fn open(
     file: &BaseFile,
-    cache: &Cache,
+    caches: &BaseCaches,
     tell: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<Base, Failure> {
     let mut options = Options::default();
     options.format = file.format;
     options.inside.clone_from(&file.inside);
-    Base::open(&file.path, &options, cache, tell).map_err(|error| {
+    Base::open(&file.path, &options, &caches.clusters, tell).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };
         Failure::new(code, message(&error))
     })

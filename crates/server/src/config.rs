@@ -18,6 +18,8 @@ pub struct Config {
     pub dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub limit: MemoryLimit,
+    /// Most memory for what is kept of bases, within the limit; `None`: a quarter of the limit.
+    pub base_cache_bytes: Option<u64>,
     /// What happens to writes beyond it, and beyond the limit of a disk.
     pub when_full: WhenFull,
     /// Bounds on the resources of clients.
@@ -60,6 +62,7 @@ impl Default for Config {
             codec: Arc::new(Fold),
             dedupe: false,
             limit: MemoryLimit::default(),
+            base_cache_bytes: None,
             when_full: WhenFull::default(),
             clients: Limits::default(),
             observer: Observer::default(),
@@ -74,6 +77,7 @@ impl fmt::Debug for Config {
             .field("codec", &self.codec.name())
             .field("dedupe", &self.dedupe)
             .field("limit", &self.limit)
+            .field("base_cache_bytes", &self.base_cache_bytes)
             .field("when_full", &self.when_full)
             .field("clients", &self.clients)
             .finish_non_exhaustive()

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use pagefold_base::Cache;
 use pagefold_codec::Codec;
 use pagefold_control::{
     Add, Batch, Changes, Code, Compacted, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
@@ -21,7 +20,7 @@ use pagefold_serve::{Exports, Limits, ServerHandle};
 use crate::{
     WhenFull,
     backing::Backing,
-    bases::{self, BaseFile},
+    bases::{self, BaseCaches, BaseFile},
     client_memory::ClientMemory,
     compaction::Compaction,
     counted::Counted,
@@ -39,6 +38,8 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
+    /// Most memory for what is kept of bases; `None`: a part of the limit.
+    pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
 }
@@ -47,7 +48,7 @@ pub(crate) struct DisksConfig {
 pub(crate) struct Disks {
     table: Table,
     client_memory: Arc<ClientMemory>,
-    base_cache: Cache,
+    base_caches: BaseCaches,
     instants: Arc<Instants>,
     compaction: Compaction,
     /// The limit of all disks together; held while it is set.
@@ -74,13 +75,13 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: DisksConfig) -> Result<Self, NewPoolError> {
-        let DisksConfig { codec, dedupe, limit_bytes, clients, when_full } = config;
+        let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full } = config;
         let pool =
             Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
         let table = Table::new(pool.clone(), when_full);
         Ok(Self {
             client_memory: Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes)),
-            base_cache: bases::cache(&pool),
+            base_caches: BaseCaches::new(&pool, base_cache_bytes),
             instants: Arc::new(Instants::new(table.exports.clone())),
             compaction: Compaction::default(),
             limit_bytes: Mutex::new(limit_bytes),
@@ -135,9 +136,9 @@ impl Disks {
         // Opening a file may take long, so no lock is held.
         self.table.lock().check_free(name)?;
         let pool = &self.table.pool;
-        let base = bases::open(file, &self.base_cache, tell)?;
+        let base = bases::open(file, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
-        let backing = Backing::base_disk(pool, base, file.to_string())?;
+        let backing = Backing::base_disk(pool, &self.base_caches, base, file.to_string())?;
         let record = Counted::record(pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
@@ -307,6 +308,7 @@ impl Disks {
                 let pool = &self.table.pool;
                 pool.set_memory_limit(bytes).map_err(|error| Failure::new(Code::InvalidLimit, error.to_string()))?;
                 self.client_memory.set_limit(limit_bytes);
+                self.base_caches.follow(pool);
                 (std::mem::replace(&mut *limit, limit_bytes), pool.stats().spent_bytes)
             }
         };
@@ -339,11 +341,7 @@ impl Disks {
     pub(crate) fn total(&self) -> Total {
         let mut figures: Figures = limited(self.table.pool.stats().figures()).collect();
         figures.insert("client_bytes".to_owned(), self.client_memory.taken_bytes().into());
-        for (name, bytes) in
-            [("base_cache_bytes", self.base_cache.kept_bytes()), ("base_cache_limit", self.base_cache.limit_bytes())]
-        {
-            figures.insert(name.to_owned(), bytes.into());
-        }
+        figures.extend(self.base_caches.figures());
         if let Some(bytes) = anonymous_bytes() {
             figures.insert("process_bytes".to_owned(), bytes.into());
         }
@@ -415,7 +413,8 @@ mod tests {
     fn disks() -> Disks {
         let codec = Arc::new(pagefold_codec::Lz4);
         let (clients, when_full) = (Limits::default(), WhenFull::Error);
-        Disks::new(DisksConfig { codec, dedupe: false, limit_bytes: None, clients, when_full }).expect("a pool")
+        Disks::new(DisksConfig { codec, dedupe: false, limit_bytes: None, base_cache_bytes: None, clients, when_full })
+            .expect("a pool")
     }
 
     /// A page that is cut needs more memory than one word that is repeated.

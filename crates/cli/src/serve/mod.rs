@@ -139,6 +139,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE|none", value_parser = parse_limit)]
     memory_limit: Option<MemoryLimit>,
 
+    /// Most memory for what is kept of bases, within the limit: decoded clusters, and compressed pages
+    /// that make room for disks; by default, a quarter of the limit
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    base_cache: Option<u64>,
+
     /// What happens to writes beyond the server's or the disk's memory limit
     #[arg(long, value_enum, default_value_t = WhenFullArg::Error, value_name = "WHAT")]
     when_full: WhenFullArg,
@@ -227,6 +232,7 @@ impl Args {
         config.codec = Arc::clone(&self.codec);
         config.dedupe = self.dedupe;
         config.limit = self.memory_limit.unwrap_or_default();
+        config.base_cache_bytes = self.base_cache;
         config.when_full = match self.when_full {
             WhenFullArg::Error => WhenFull::Error,
             WhenFullArg::Wait => WhenFull::Wait,
