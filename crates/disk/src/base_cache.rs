@@ -4,7 +4,7 @@
 //! decoded are therefore kept, each compressed by itself, in a clean disk of the pool.
 //!
 //! ```text
-//! unit     an aligned range of about the length of the base's clusters
+//! unit     an aligned range of the length of the base's clusters, up to 256 KiB
 //! missed   the first time:  kept if there is plenty of room, unless the reader is sequential
 //!          again:           kept; of many if the cache is full, one in SELDOM, in the place of units
 //!                           that were not read since the hand last passed (the clock algorithm)
@@ -32,6 +32,10 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Shorter units are not kept: decoding one costs little more than decoding a page of the pool.
 const LEAST_UNIT_BYTES: u64 = 32 << 10;
+
+/// The longest unit. The first reader of a longer cluster would wait for the compression of all its
+/// pages; the base's own cache spares most of the further times that it is decoded.
+const MOST_UNIT_BYTES: u64 = 256 << 10;
 
 /// How many missed units one is kept of, if the cache is full.
 const SELDOM: u32 = 8;
@@ -106,6 +110,7 @@ impl BaseCache {
         if unit_bytes < LEAST_UNIT_BYTES {
             return None;
         }
+        let unit_bytes = unit_bytes.min(MOST_UNIT_BYTES);
         let disk = self.0.pool.clean_disk(size_bytes.div_ceil(PAGE_BYTES)).ok()?;
         let units = Chunks::new(&self.0.pool, size_bytes.div_ceil(unit_bytes));
         let hand = AtomicU64::new(0);

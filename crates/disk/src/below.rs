@@ -252,7 +252,9 @@ impl Below {
 
     /// Records the digest of a page of the base, if there is memory for it.
     fn note(&self, number: u64, page: &Page) {
-        if let Some(place) = self.digests.make(number) {
+        if let Some(place) = self.digests.make(number)
+            && place.load(Relaxed) == 0
+        {
             place.store(digest(page), Release);
         }
     }

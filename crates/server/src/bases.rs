@@ -120,7 +120,7 @@ fn machine_bytes() -> u64 {
 
 fn clusters_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     let most_bytes = CLUSTERS_BYTES.min(pool.stats().mem_limit / CLUSTERS_PART_OF_LIMIT);
-    given_bytes.map_or(most_bytes, |bytes| most_bytes.min(bytes / CLUSTERS_PART))
+    most_bytes.min(all_bytes(pool, given_bytes) / CLUSTERS_PART)
 }
 
 fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {

@@ -17,7 +17,7 @@ struct SlowBase {
     /// Whether some reads are answered without a wait.
     tries: bool,
     calls: AtomicU64,
-    /// One read in so many fails, after it has filled a part of the buffer; 0 for none.
+    /// The number of reads of which one fails, after it has filled a part of the buffer; 0: none do.
     fails_each: AtomicU64,
     /// Reads that were not answered at once, and the units that they were in.
     decoded: AtomicU64,
