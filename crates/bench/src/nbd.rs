@@ -226,17 +226,12 @@ fn head(plan: &Plan) -> Vec<String> {
     let mut versions: Vec<String> =
         plan.subjects.iter().filter_map(|subject| subject.version().ok().flatten()).collect();
     versions.dedup();
+    versions.push(format!("rounds: {}", plan.rounds));
     let Times { warm, measured } = plan.times;
     vec![
         format!("pagefold-bench {}", command.join(" ")),
         format!("{}, {}", utc(now_s), machine::description()),
-        format!(
-            "{}; rounds: {}, of {} s after {} s",
-            versions.join("; "),
-            plan.rounds,
-            measured.as_secs_f64(),
-            warm.as_secs_f64()
-        ),
+        format!("{} of {} s after {} s", versions.join("; "), measured.as_secs_f64(), warm.as_secs_f64()),
         String::new(),
     ]
 }

@@ -53,6 +53,7 @@ pub(super) struct Times {
 
 /// What was measured of one direction.
 pub(super) struct Side {
+    /// Replies that arrived in the measured time.
     pub(super) requests: u64,
     pub(super) latencies: Latencies,
 }
@@ -96,12 +97,14 @@ pub(super) fn run(served: Served<'_>, load: &Load, shape: Shape, seed: u64, time
                             })
                         },
                         |request, sent, arrived| {
-                            if arrived >= begin && arrived < end {
-                                let side = if request.is_write { &mut measured.writes } else { &mut measured.reads };
-                                side.requests += 1;
-                                if request.counts {
-                                    side.latencies.record(arrived - sent);
-                                }
+                            if arrived < begin {
+                                return;
+                            }
+                            let side = if request.is_write { &mut measured.writes } else { &mut measured.reads };
+                            side.requests += u64::from(arrived < end);
+                            // A request that outlasts the run is the longest.
+                            if request.counts {
+                                side.latencies.record(arrived - sent);
                             }
                         },
                     )?;
