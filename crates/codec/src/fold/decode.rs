@@ -36,8 +36,8 @@ use super::{
     Format, Isa,
     literals::{EMPTY, PALETTE_OF_TOKENS, Palettes, Room, SLACK},
     tables::{
-        BITS_MAX, CODED_SHIFT, END, KINDS, Kind, LENGTH_MIN, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, Source,
-        TOKENS_MASK, Token, WORDS_SHIFT,
+        BITS_MAX, CODED_SHIFT, END, KINDS, Kind, LENGTH_MIN, LITERALS_MASK, LONG_HEADER, PALETTE_MASK, PALETTE_SHIFT,
+        RECORDS_SHIFT, Source, TOKENS_MASK, Token, WORDS_SHIFT,
     },
 };
 #[cfg(target_arch = "x86_64")]
@@ -189,10 +189,18 @@ impl Decoder {
             return Err(HEADER);
         }
         let literals = header & LITERALS_MASK;
-        let (kind, palette) = match header & !LITERALS_MASK {
-            RECORDS_HEADER => (Kind::Records, 0),
-            upper if upper >> WORDS_SHIFT & 1 == 1 => (Kind::Words, header >> PALETTE_SHIFT),
-            _ => (Kind::Others, header >> PALETTE_SHIFT),
+        let (kind, palette, body) = match header & !LITERALS_MASK {
+            LONG_HEADER => {
+                let Some((&second, body)) = body.split_first() else { return Err(SHORT) };
+                let kind = match second >> RECORDS_SHIFT {
+                    0 => Kind::Fields,
+                    1 => Kind::Records,
+                    _ => return Err(HEADER),
+                };
+                (kind, usize::from(second & PALETTE_MASK), body)
+            }
+            upper if upper >> WORDS_SHIFT & 1 == 1 => (Kind::Words, header >> PALETTE_SHIFT, body),
+            _ => (Kind::Others, header >> PALETTE_SHIFT, body),
         };
         let (count, body) = if kind == Kind::Words {
             let (count, rest) = self.words_tokens.read(self.isa, &format.palettes, body).ok_or(TOKENS)?;
@@ -381,7 +389,7 @@ unsafe fn decode_by_window<const REACH: usize>(
 }
 
 fn decoder_tokens(format: &Format) -> [[Token; 256]; KINDS] {
-    [format.tokens[0].decoder, format.tokens[1].decoder, format.tokens[2].decoder]
+    format.tokens.each_ref().map(|tokens| tokens.decoder)
 }
 
 impl Isa {
@@ -402,6 +410,7 @@ impl Isa {
                 Kind::Others => self.fast_of::<{ Kind::Others as usize }, REACH>(direct, decoder, cursor, page),
                 Kind::Words => self.fast_of::<{ Kind::Words as usize }, REACH>(direct, decoder, cursor, page),
                 Kind::Records => self.fast_of::<{ Kind::Records as usize }, REACH>(direct, decoder, cursor, page),
+                Kind::Fields => self.fast_of::<{ Kind::Fields as usize }, REACH>(direct, decoder, cursor, page),
             }
         }
     }

@@ -11,6 +11,8 @@
 //! make tokens and extra bits of all matches
 //! code the literals by the palette that contains most of them
 //! in a page of words, code the tokens, too
+//! if a sample of the literals repeats four bytes often:
+//!     do all of this again for four bytes, and keep the shorter object
 //! ```
 //!
 //! Deviations from a usual match finder, each with its gain in compression speed
@@ -39,7 +41,11 @@
 //!    (+8 %), and the same page always gives the same object.
 //! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
 //!    time that an incompressible page takes.
-//! 8. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
+//! 8. Where many literals are left and four bytes repeat among them more often than what was found
+//!    saves, the page is searched again, for matches of four bytes in a larger table: otherwise it
+//!    would be up to 28 % larger than with LZ4. Pages without such repeats pay for the sample only,
+//!    and those with few literals not even for that.
+//! 9. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
 //!    8 are compared as a word: the next position waits for the length, and a word yields it sooner
 //!    than a vector (-5 % on heaps otherwise).
 #![allow(unsafe_code)] // Three loads per position, whose bounds are checked once.
@@ -49,22 +55,27 @@ use core::hint::select_unpredictable;
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    kind::kind_of,
+    kind::{has_fields, kind_of},
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
-        CODED_SHIFT, KINDS, Kind, LITERALS_MASK, PALETTE_SHIFT, RECORDS_HEADER, RUN_MAX, WORDS_SHIFT, length_min_new,
+        CODED_SHIFT, KINDS, Kind, LITERALS_MASK, LONG_HEADER, PALETTE_SHIFT, RECORDS_SHIFT, RUN_MAX, WORDS_SHIFT,
+        length_min_new,
     },
     tokens::{Columns, EXTRA_ROOM, Emit, Emitted, TOKENS_ROOM, class_of},
 };
 use crate::{PAGE_SIZE, Page, mem};
 
-const HASH_BITS: u32 = 11;
+/// Bits of a hash of the bytes of a match at a new offset, by [`Kind`].
+const HASH_BITS: [u32; KINDS] = [11, 11, 11, 12];
+const HASH_BITS_MAX: u32 = 12;
+
 pub(super) const WORD_HASH_BITS: u32 = 9;
 
 /// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
-const TRIES: [usize; KINDS] = [20, 40, 24];
+/// In pages of fields, steps that divide the size of a record miss its fields.
+const TRIES: [usize; KINDS] = [20, 40, 24, 128];
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
@@ -88,19 +99,21 @@ struct Found {
     extra: usize,
     literals: usize,
     sequences: usize,
+    /// Bytes by which coded literals are shorter.
+    saved: usize,
 }
 
 pub(super) struct Encoder {
     isa: Isa,
-    /// By hash, the window position where six bytes with this hash were last seen; 0 also means
-    /// none.
-    seen: [u16; 1 << HASH_BITS],
+    /// By hash, the window position where six bytes (five in a page of records, four in one of
+    /// fields) with this hash were last seen; 0 also means none.
+    seen: [u16; 1 << HASH_BITS_MAX],
     /// In a page of words, by hash, the position of the last word whose upper seven bytes have this
     /// hash; 0 also means none.
     seen_words: [u16; 1 << WORD_HASH_BITS],
     literals: Room,
     packed: Room,
-    /// The last result: whether the page is one of words, number of sequences, number of literals.
+    /// The last search: its kind, number of sequences, number of literals.
     found: (Kind, usize, usize),
     columns: Columns,
     extra: [u8; EXTRA_ROOM],
@@ -112,7 +125,7 @@ impl Encoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
         Box::new(Self {
             isa,
-            seen: [0; 1 << HASH_BITS],
+            seen: [0; 1 << HASH_BITS_MAX],
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
@@ -126,7 +139,6 @@ impl Encoder {
     /// Implements [`Stream::compress`](crate::Stream::compress). An object is shorter than a page.
     /// Overwrites the last page of `window`, which precedes its BACK last bytes.
     pub(super) fn encode(&mut self, format: &Format, window: &mut [u8], page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.seen.fill(0);
         let kind = kind_of(page);
         if kind == Kind::Words {
             self.seen_words.fill(0);
@@ -145,15 +157,14 @@ impl Encoder {
         out: &mut [u8],
     ) -> Option<usize> {
         let kind = kind_of(page);
-        self.seen.fill(0);
         if kind == Kind::Words {
             self.seen_words.copy_from_slice(&starts.words);
         }
         self.encode_after::<REACH>(format, starts, window, kind, page, out)
     }
 
-    /// Returns whether the last page was one of words, its sequences and its literals, even if the
-    /// page had no object.
+    /// Returns the kind of the last search, its sequences and its literals, even if it gave no object
+    /// or not the shorter one.
     pub(super) fn found(&self) -> (Kind, impl Iterator<Item = Sequence>, &[u8]) {
         let Columns { runs, lengths, offsets, befores } = &self.columns;
         let (kind, sequences, literals) = self.found;
@@ -176,39 +187,72 @@ impl Encoder {
     ) -> Option<usize> {
         assert!(window.len() == FRONT + REACH + PAGE_SIZE + BACK);
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
-        let found = self.find::<REACH>(format, starts, window, kind);
+        let room = out.len().min(PAGE_SIZE - 1);
+        let mut found = self.find::<REACH>(format, starts, window, kind);
+        let len = self.write(format, kind, &mut found, &mut out[..room]);
+        // In code, which pages of words are if their literals can be coded, more repeats are needed
+        // (`binary-debug` compresses 15 % slower otherwise).
+        let gain = found.sequences + if kind == Kind::Words { 2 * found.saved } else { found.saved };
+        if !has_fields(&self.literals, found.literals, gain, &mut self.seen_words) {
+            return len;
+        }
+        let mut found = self.find::<REACH>(format, starts, window, Kind::Fields);
+        let mut shorter = [0; PAGE_SIZE];
+        let room = len.map_or(room, |len| len - 1);
+        let Some(len_of_fields) = self.write(format, Kind::Fields, &mut found, &mut shorter[..room]) else {
+            return len;
+        };
+        out[..len_of_fields].copy_from_slice(&shorter[..len_of_fields]);
+        Some(len_of_fields)
+    }
+
+    /// Writes the object of what was found to `out`, if it fits, and completes `found`.
+    fn write(&mut self, format: &Format, kind: Kind, found: &mut Found, out: &mut [u8]) -> Option<usize> {
         self.found = (kind, found.sequences, found.literals);
         if found.literals > LITERALS_MASK {
             return None;
         }
         let literals = found.literals;
         let palette = match kind {
-            Kind::Others => format.palettes.choose(&self.literals[..literals], PALETTES_OF_OTHERS),
+            Kind::Others | Kind::Fields => format.palettes.choose(&self.literals[..literals], PALETTES_OF_OTHERS),
             Kind::Words => format.palettes.choose(&self.literals[..literals], PALETTES_OF_WORDS),
             Kind::Records => 0,
         };
-        let room = out.len().min(PAGE_SIZE - 1);
-        let (header, left) = out[..room].split_first_chunk_mut::<2>()?;
-        let mut rest = Rest { left, isa: self.isa, format, spare: &mut self.packed };
+        let room = out.len();
+        let (header, mut left) = out.split_first_chunk_mut::<2>()?;
+        let second = match kind {
+            Kind::Others | Kind::Words => None,
+            Kind::Records | Kind::Fields => Some(left.split_off_first_mut()?),
+        };
+        let mut rest = Rest { left, isa: self.isa, format, spare: &mut self.packed, last: 0 };
         let tokens = &self.tokens[TOKENS_ROOM - found.tokens..];
+        // Whether the object fits does not matter for `found`.
+        let mut fits = Some(());
         if kind == Kind::Words {
             let (tokens_header, left) = core::mem::take(&mut rest.left).split_first_chunk_mut::<2>()?;
             rest.left = left;
-            let is_coded = rest.put_coded(PALETTE_OF_TOKENS, tokens, found.tokens)?;
-            *tokens_header = ((found.tokens | usize::from(is_coded) << CODED_SHIFT) as u16).to_le_bytes();
+            fits = rest.put_coded(PALETTE_OF_TOKENS, tokens, found.tokens).map(|is_coded| {
+                *tokens_header = ((found.tokens | usize::from(is_coded) << CODED_SHIFT) as u16).to_le_bytes();
+            });
         }
         let is_coded = if palette == 0 {
             rest.put(&self.literals[..literals])?;
             false
         } else {
-            rest.put_coded(palette, &self.literals, literals)?
+            let put = rest.put_coded(palette, &self.literals, literals);
+            found.saved = literals - rest.last;
+            put?
         };
+        fits?;
         let palette = if is_coded { palette } else { 0 };
         let upper = match kind {
             Kind::Others => palette << PALETTE_SHIFT,
             Kind::Words => palette << PALETTE_SHIFT | 1 << WORDS_SHIFT,
-            Kind::Records => RECORDS_HEADER,
+            Kind::Records | Kind::Fields => LONG_HEADER,
         };
+        if let Some(second) = second {
+            *second = palette as u8 | u8::from(kind == Kind::Records) << RECORDS_SHIFT;
+        }
         *header = ((literals | upper) as u16).to_le_bytes();
         rest.put(&self.extra[..found.extra])?;
         if kind != Kind::Words {
@@ -257,10 +301,12 @@ impl Encoder {
         window: &[u8],
         kind: Kind,
     ) -> Found {
+        self.seen[..1 << HASH_BITS[kind as usize]].fill(0);
         match kind {
             Kind::Others => self.find_matches::<C, { Kind::Others as usize }, REACH>(format, starts, window),
             Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(format, starts, window),
             Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(format, starts, window),
+            Kind::Fields => self.find_matches::<C, { Kind::Fields as usize }, REACH>(format, starts, window),
         }
     }
 
@@ -328,7 +374,7 @@ impl Encoder {
                     loop {
                         while pos < stop {
                             let here = mem::load64(page.add(pos));
-                            let slot = seen.add(hash(here << unused));
+                            let slot = seen.add(hash::<KIND>(here << unused));
                             let candidate = usize::from(*slot);
                             *slot = pos as u16;
                             let at_last = here ^ mem::load64(last_page.add(pos));
@@ -392,10 +438,10 @@ impl Encoder {
                         break 'page;
                     }
                     if !is_of_words {
-                        *seen.add(hash(mem::load64(page.add(pos - 2)) << unused)) = (pos - 2) as u16;
+                        *seen.add(hash::<KIND>(mem::load64(page.add(pos - 2)) << unused)) = (pos - 2) as u16;
                     }
                     let here = mem::load64(page.add(pos));
-                    let slot = seen.add(hash(here << unused));
+                    let slot = seen.add(hash::<KIND>(here << unused));
                     let candidate = usize::from(*slot);
                     *slot = pos as u16;
                     let at_before = here ^ mem::load64(page.add(pos - before));
@@ -470,7 +516,7 @@ impl Encoder {
             let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
             C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
-        Found { tokens, extra, literals, sequences: at }
+        Found { tokens, extra, literals, sequences: at, saved: 0 }
     }
 }
 
@@ -481,6 +527,8 @@ struct Rest<'a> {
     format: &'a Format,
     /// For coded literals that may not fit.
     spare: &'a mut Room,
+    /// Length of what [`put_coded`](Self::put_coded) put last, even if it did not fit.
+    last: usize,
 }
 
 impl Rest<'_> {
@@ -499,6 +547,7 @@ impl Rest<'_> {
         let fits = self.left.len() >= room_to_pack(count);
         let to = if fits { &mut *self.left } else { &mut self.spare[..] };
         let len = self.format.palettes.pack(self.isa, palette, literals, count, to);
+        self.last = len.min(count);
         if len >= count {
             self.put(&literals[..count])?;
             return Some(false);
@@ -513,8 +562,8 @@ impl Rest<'_> {
 
 /// Hashes the bytes of `bytes` that are not 0 by the golden ratio.
 #[inline(always)]
-fn hash(bytes: u64) -> usize {
-    (bytes.wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - HASH_BITS)) as usize
+fn hash<const KIND: usize>(bytes: u64) -> usize {
+    (bytes.wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - const { HASH_BITS[KIND] })) as usize
 }
 
 /// Hashes a word's upper seven bytes.

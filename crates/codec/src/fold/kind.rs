@@ -12,6 +12,16 @@
 //! else another page
 //! ```
 //!
+//! Pages of fields are found by what a search for another kind leaves:
+//!
+//! ```text
+//! gain := number of sequences + bytes that the literals' code saves
+//! if there are 2000 literals or more, and gain is less than a fifth of them:
+//!     for each four literals whose mixed bytes end in four certain bits:
+//!         count them if the last four with the same hash were the same
+//!     if 16 times this count is more than gain: search again as a page of fields
+//! ```
+//!
 //! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
 //! the page is: pages that are half zeros and half random bytes, as fio writes them, are not of
 //! words. If all samples began at a multiple of 256, they would see only the heads of records whose
@@ -21,7 +31,7 @@
 //! do not. A multiple of the size of an element or a record is among the distances if that size is
 //! 2, 4, 5, 6, 8, 10, 12, 16, 20, 24 or 32 bytes. In text and code, all four residues are alike.
 
-use super::tables::Kind;
+use super::{encode::WORD_HASH_BITS, literals::Room, tables::Kind};
 use crate::{PAGE_SIZE, Page};
 
 /// Samples for words are 16 bytes of every 256, this much further on in each.
@@ -139,6 +149,54 @@ fn has_records(page: &Page) -> bool {
     has_records_bytewise(page)
 }
 
+/// Literals are sampled at one place in about this many, which their bytes select.
+const FIELDS_RATE: usize = 16;
+
+/// With fewer literals, another search does not pay.
+const FIELDS_LITERALS: usize = 2000;
+
+/// Repeats are fewer than one literal in this many.
+const FIELDS_SHARE: usize = 5;
+
+/// Returns whether four bytes repeat more than `gain` times among the first `count` literals, which
+/// the search for six bytes left. `gain` is about how many bytes what it found saves over LZ4.
+#[inline(never)]
+pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut [u16; 1 << WORD_HASH_BITS]) -> bool {
+    const CHUNK: usize = 64;
+    if count < FIELDS_LITERALS || FIELDS_SHARE * gain >= count {
+        return false;
+    }
+    seen.fill(0);
+    let mut repeats = 0;
+    let end = count - 3;
+    for start in (0..end).step_by(CHUNK) {
+        let bytes: &[u8; CHUNK + 3] = literals[start..].first_chunk().expect("SLACK bytes after the literals");
+        let mut flags = [0_u8; CHUNK];
+        for (at, flag) in flags.iter_mut().enumerate() {
+            let mixed = bytes[at] ^ (bytes[at + 1] << 1) ^ (bytes[at + 2] << 2) ^ bytes[at + 3];
+            *flag = u8::from(mixed % FIELDS_RATE as u8 == 5);
+        }
+        let mut sample = 0;
+        for (byte, flags) in flags.as_chunks().0.iter().enumerate() {
+            sample |= (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * byte);
+        }
+        if end - start < CHUNK {
+            sample &= (1 << (end - start)) - 1;
+        }
+        while sample != 0 {
+            let at = sample.trailing_zeros() as usize;
+            sample &= sample - 1;
+            let four: &[u8; 4] = bytes[at..].first_chunk().expect("three bytes after the chunk");
+            let product = u32::from_le_bytes(*four).wrapping_mul(0x9E37_79B1);
+            let slot = &mut seen[(product >> (32 - WORD_HASH_BITS)) as usize];
+            let tag = (product >> 7) as u16;
+            repeats += usize::from(*slot == tag);
+            *slot = tag;
+        }
+    }
+    FIELDS_RATE * repeats > gain
+}
+
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn has_records_bytewise(page: &Page) -> bool {
     DISTANCES.into_iter().any(|distance| {
@@ -159,7 +217,7 @@ const _: () = assert!(SAMPLES_STEP.is_multiple_of(SAMPLE) && SAMPLE_EVERY.is_mul
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::literals::EMPTY, *};
 
     /// A page whose bytes `of` gives by their number and a random one.
     fn filled(seed: u32, of: impl Fn(usize, u8) -> u8) -> Page {
@@ -229,5 +287,39 @@ mod tests {
             }
         }
         assert!(found[0] > 50 && found[1] > 50, "{found:?}");
+    }
+
+    /// Fields of four bytes with this many values, each followed by three to five random bytes.
+    fn fields(seed: u32, values: u8) -> (Room, usize) {
+        let mut literals = EMPTY;
+        let mut random = filled(seed, |_, random| random).into_iter().cycle();
+        let mut next = || random.next().expect("endless");
+        let mut at = 0;
+        while at < 3000 {
+            let value = u32::from(next() % values).wrapping_mul(0x9E37_79B1).to_le_bytes();
+            literals[at..at + 4].copy_from_slice(&value);
+            at += 4;
+            for _ in 0..3 + next() % 3 {
+                literals[at] = next();
+                at += 1;
+            }
+        }
+        (literals, at)
+    }
+
+    #[test]
+    fn short_fields_that_repeat_are_found_and_random_bytes_are_not() {
+        let mut seen = [7; 1 << WORD_HASH_BITS];
+        for seed in 0..50 {
+            for values in [40, 100] {
+                let (literals, count) = fields(seed, values);
+                assert!(has_fields(&literals, count, 0, &mut seen), "{values} values");
+                assert!(!has_fields(&literals, count, count / 5, &mut seen), "the gain is larger");
+                assert!(!has_fields(&literals, FIELDS_LITERALS - 1, 0, &mut seen), "few literals");
+            }
+            let mut random = EMPTY;
+            random[..PAGE_SIZE].copy_from_slice(&filled(seed, |_, random| random));
+            assert!(!has_fields(&random, PAGE_SIZE, 0, &mut seen), "random bytes");
+        }
     }
 }

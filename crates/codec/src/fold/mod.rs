@@ -52,7 +52,7 @@ struct Format {
 
 /// The format of pages without tables.
 static FIXED: Format = Format {
-    tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1]), Tokens::new(&CLASSES[2])],
+    tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1]), Tokens::new(&CLASSES[2]), Tokens::new(&CLASSES[3])],
     palettes: Palettes::new(PALETTES),
 };
 

@@ -77,8 +77,14 @@ pub(super) fn plain_decode(format: &Format, front: &[u8], object: &[u8]) -> Opti
     if object.len() > PAGE_SIZE {
         return None;
     }
-    // Bits 12 to 15, all set: a page of records, without a palette.
-    let (kind, header) = if header >> 12 == 15 { (2, header & 0xFFF) } else { (header >> 12 & 1, header) };
+    // Bits 12 to 15, all set: a byte with the palette and, above it, the kind follows.
+    let (kind, header, body) = if header >> 12 == 15 {
+        let (&second, body) = body.split_first()?;
+        let kind = [3, 2].get(usize::from(second >> 3))?;
+        (*kind, header & 0xFFF | usize::from(second & 7) << 13, body)
+    } else {
+        (header >> 12 & 1, header, body)
+    };
     let (tokens, body) = if kind == 1 {
         let (count, body) = body.split_first_chunk::<2>()?;
         let count = usize::from(u16::from_le_bytes(*count));

@@ -30,14 +30,16 @@ pub(super) enum Kind {
     Words = 1,
     /// Numbers and records with a short period, such as arrays of floats.
     Records = 2,
+    /// Short fields that repeat among bytes that do not, such as the keys and codes of a table.
+    Fields = 3,
 }
 
 /// Number of [`Kind`]s.
-pub(super) const KINDS: usize = 3;
+pub(super) const KINDS: usize = 4;
 
 /// Returns the length of the shortest match at a new offset in a page of this [`Kind`].
 pub(super) const fn length_min_new(kind: usize) -> usize {
-    if kind == Kind::Records as usize { 5 } else { 6 }
+    [6, 6, 5, 4][kind]
 }
 
 /// The header: the number of literals in the low bits, which tokens the page uses, the palette.
@@ -45,9 +47,13 @@ pub(super) const LITERALS_MASK: usize = 0xFFF;
 pub(super) const WORDS_SHIFT: u32 = 12;
 pub(super) const PALETTE_SHIFT: u32 = 13;
 
-/// The upper bits of the header of a page of records, whose literals are not coded: those of a page
-/// of words with the last palette, which pages of words do not use.
-pub(super) const RECORDS_HEADER: usize = 0xF000;
+/// The upper bits of a header that is followed by [`SecondHeader`]: those of a page of words with
+/// the last palette, which pages of words do not use.
+pub(super) const LONG_HEADER: usize = 0xF000;
+
+/// The byte after a [`LONG_HEADER`]: the palette, and whether the page is one of records or fields.
+pub(super) const PALETTE_MASK: u8 = 7;
+pub(super) const RECORDS_SHIFT: u32 = 3;
 
 /// The header of a page of words' tokens: their number in the low bits, and whether they are coded.
 pub(super) const TOKENS_MASK: usize = 0x7FFF;
@@ -141,7 +147,7 @@ const OFFSETS: [Offsets; CLASSES_COUNT] = [
 
 /// The classes of pages without tables; the second are for pages of words. None has offsets that
 /// are [`BEYOND`].
-pub(super) const CLASSES: [Classes; KINDS] = [OTHERS, OF_WORDS, OF_RECORDS];
+pub(super) const CLASSES: [Classes; KINDS] = [OTHERS, OF_WORDS, OF_RECORDS, OF_FIELDS];
 
 #[rustfmt::skip]
 const OTHERS: Classes = [
@@ -253,6 +259,45 @@ const OF_RECORDS: Classes = [
     Class { runs: Slots::NONE, lengths: Slots::NONE },
 ];
 
+#[rustfmt::skip]
+const OF_FIELDS: Classes = [
+    Class {
+        runs: Slots::new(&[(1, 0), (2, 1), (4, 3), (12, 5)]),
+        lengths: Slots::new(&[
+            (3, 1), (5, 0), (6, 2), (10, 0), (11, 0), (12, 0), (13, 4), (29, 12),
+        ]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 1), (2, 3), (10, 5)]),
+        lengths: Slots::new(&[(3, 1), (5, 0), (6, 3), (14, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[
+            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0),
+            (10, 0), (11, 0), (12, 2), (16, 1), (18, 3), (26, 4),
+        ]),
+        lengths: Slots::new(&[(4, 0), (5, 0), (6, 3), (14, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[(0, 0), (1, 2), (5, 3), (13, 5)]),
+        lengths: Slots::new(&[(4, 0), (5, 0), (6, 1), (8, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[
+            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0),
+            (10, 0), (11, 0), (12, 2), (16, 0), (17, 1), (19, 2), (23, 3), (31, 5), (63, 12),
+        ]),
+        lengths: Slots::new(&[(4, 0), (5, 0), (6, 0), (7, 1), (9, 12)]),
+    },
+    Class {
+        runs: Slots::new(&[
+            (0, 0), (1, 0), (2, 0), (3, 1), (5, 0), (6, 0), (7, 2), (11, 3), (19, 5),
+        ]),
+        lengths: Slots::new(&[(4, 0), (5, 0), (6, 2), (10, 12)]),
+    },
+    Class { runs: Slots::NONE, lengths: Slots::NONE },
+];
+
 /// Untrained classes with all offsets.
 #[cfg(test)]
 #[rustfmt::skip]
@@ -266,7 +311,10 @@ pub(super) const PLAIN: [Classes; KINDS] = {
     let last = Class { runs: Slots::new(&[(1, 0), (2, 1), (4, 2), (8, 6)]), lengths: repeated };
     let before = Class { lengths: repeated, ..new };
     let of = [last, before, new, new, new, new, new];
-    [of, of, [last, before, of_records, of_records, of_records, of_records, of_records]]
+    const LENGTHS_OF_FIELDS: &[(u8, u8)] = &[(4, 0), (5, 0), (6, 1), (8, 0), (9, 3), (17, 5), (49, 12)];
+    let of_fields = Class { lengths: Slots::new(LENGTHS_OF_FIELDS), ..new };
+    let of_records = [last, before, of_records, of_records, of_records, of_records, of_records];
+    [of, of, of_records, [last, before, of_fields, of_fields, of_fields, of_fields, of_fields]]
 };
 
 /// The meaning of a token for the decoder. The extra bits of a token are, from the lowest: those of

@@ -136,7 +136,7 @@ impl Found {
                 }
             }
             let palettes = match kind {
-                Kind::Others => PALETTES_OF_OTHERS,
+                Kind::Others | Kind::Fields => PALETTES_OF_OTHERS,
                 Kind::Words => PALETTES_OF_WORDS,
                 Kind::Records => continue,
             };
@@ -353,7 +353,7 @@ fn source(classes: &[Classes; KINDS], palettes: &Values) -> String {
         values.iter().map(byte).collect()
     };
     let mut out = String::new();
-    for (name, classes) in ["OTHERS", "OF_WORDS", "OF_RECORDS"].into_iter().zip(classes) {
+    for (name, classes) in ["OTHERS", "OF_WORDS", "OF_RECORDS", "OF_FIELDS"].into_iter().zip(classes) {
         out += &format!("const {name}: Classes = [\n");
         for class in classes {
             out += &format!("    Class {{ runs: {}, lengths: {} }},\n", slots(&class.runs), slots(&class.lengths));
