@@ -244,14 +244,6 @@ impl PassTable {
             ("pagefold-default", "codec-default", &EVERY.map(|pattern| (pattern, 0.9))),
         ];
         let first = threads.first().copied().unwrap_or(1);
-        for &threads in threads {
-            for (ours, bare) in [("pagefold-lz4", "codec-lz4"), ("pagefold-default", "codec-default")] {
-                let case = case(PATTERNS[0].name, threads);
-                if let (Some(store), Some(codec)) = (self.speed(&case, ours), self.speed(&case, bare)) {
-                    target_line(args.json, &case, &format!("{ours}/{bare}"), store / codec, "≥", 0.9);
-                }
-            }
-        }
         for (ours, peer, patterns) in pairs {
             for &(pattern, target) in patterns {
                 let case = case(pattern, first);

@@ -98,6 +98,11 @@ impl Backing {
         }
     }
 
+    /// Returns how many clusters were decoded for a base.
+    pub(crate) fn decoded_clusters(&self) -> Option<u64> {
+        Some(self.as_base()?.base.decoded_clusters())
+    }
+
     /// Returns the base that it is.
     pub(crate) fn as_base(&self) -> Option<&Arc<BaseDisk>> {
         match &self.0 {

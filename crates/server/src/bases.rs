@@ -17,7 +17,7 @@ use crate::{counted::Counted, error::message, machine::Memory};
 const CLUSTERS_BYTES: u64 = 64 << 20;
 
 /// That cache may use at most this fraction (1/16) of the memory limit, and this one (1/8) of what
-/// both caches may use.
+/// both caches may use if that is given.
 const CLUSTERS_PART_OF_LIMIT: u64 = 16;
 const CLUSTERS_PART: u64 = 8;
 
@@ -120,7 +120,7 @@ fn machine_bytes() -> u64 {
 
 fn clusters_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     let most_bytes = CLUSTERS_BYTES.min(pool.stats().mem_limit / CLUSTERS_PART_OF_LIMIT);
-    most_bytes.min(all_bytes(pool, given_bytes) / CLUSTERS_PART)
+    given_bytes.map_or(most_bytes, |bytes| most_bytes.min(bytes / CLUSTERS_PART))
 }
 
 fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {

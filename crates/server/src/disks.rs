@@ -346,6 +346,8 @@ impl Disks {
             figures.insert("process_bytes".to_owned(), bytes.into());
         }
         let entries = self.table.lock();
+        let decoded: u64 = entries.iter().filter_map(|(_, disk)| disk.backing.decoded_clusters()).sum();
+        figures.insert("base_decoded_clusters".to_owned(), decoded.into());
         if self.table.room.is_some() {
             let waiting: u64 = entries.iter().filter_map(|(_, disk)| disk.waiting()).sum();
             figures.insert("waiting_requests".to_owned(), waiting.into());
