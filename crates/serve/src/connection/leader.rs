@@ -33,6 +33,8 @@ const SPREAD_PIECE_BYTES: usize = 64 << 10;
 const WHOLE_READ_BYTES: usize = 4 << 20;
 /// The least bytes of requests that are worth sharing; those of a write count twice.
 const SHARED_BYTES: u64 = 16 << 10;
+/// The same for a single request.
+const DISPATCHED_BYTES: u64 = 8 << 10;
 /// Pause after batches for which no helper came in time: so many requests in a row, times two for
 /// each further batch, up to this power of two.
 const MOST_PAUSE: u32 = 6;
@@ -138,12 +140,25 @@ impl<T: Transport> Leader<T> {
     fn share<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<(), Ended> {
         let headers = connection.headers();
         let header_bytes = headers.request_bytes();
-        // The least that is worth sharing is at least two requests.
-        if self.input.len() < 2 * header_bytes || connection.session.access.rate.is_set() || self.is_paced {
+        let unparsed = self.input.unparsed();
+        let Ok(Some(first)) = parse(unparsed, headers) else { return Ok(()) };
+        let executor = &connection.common.executor;
+        if connection.session.access.rate.is_set() || self.is_paced || !executor.has_spare_cpu() {
+            return Ok(());
+        }
+        let is_alert = executor.is_alert();
+        // A single request goes to a helper if others of the connection are in progress. With one
+        // request at a time, nobody else gains from what it costs.
+        let is_dispatcher = is_alert && connection.is_busy();
+        let is_single = unparsed.len() as u64 <= first.payload_bytes(headers).saturating_add(header_bytes as u64);
+        if is_single && !is_dispatcher {
+            return Ok(());
+        }
+        if self.pause > 0 && !is_alert {
+            self.pause -= 1;
             return Ok(());
         }
         let (mut requests, mut at, mut cost_bytes) = (Vec::new(), 0, 0);
-        let unparsed = self.input.unparsed();
         while let Some(Ok(Some(request))) = unparsed.get(at..).map(|bytes| parse(bytes, headers)) {
             let payload_bytes = request.payload_bytes(headers);
             if request.kind == command::DISC || !is_small(&request) || payload_bytes > INLINE_BYTES {
@@ -162,12 +177,9 @@ impl<T: Transport> Leader<T> {
             requests.push((request, start..end));
             at = end;
         }
-        if requests.len() < 2 || cost_bytes < SHARED_BYTES {
-            return Ok(());
-        }
-        let is_alert = connection.common.executor.is_alert();
-        if self.pause > 0 && !is_alert {
-            self.pause -= 1;
+        let is_worth_it = requests.len() >= 2 && cost_bytes >= SHARED_BYTES;
+        let is_dispatched = requests.len() == 1 && is_dispatcher && cost_bytes >= DISPATCHED_BYTES;
+        if !is_worth_it && !is_dispatched {
             return Ok(());
         }
         let Some(thread) = connection.reserve_spare() else { return Ok(()) };
@@ -185,6 +197,10 @@ impl<T: Transport> Leader<T> {
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
         let batch = Batch::new(connection, requests, input);
         thread.share(Arc::clone(&batch) as _);
+        self.deadline = None;
+        if is_dispatched {
+            return Ok(());
+        }
         let is_alone = batch.run(&mut self.output, &mut self.reads)?;
         if !is_alone {
             (self.alone, self.pause) = (0, 0);
@@ -192,7 +208,6 @@ impl<T: Transport> Leader<T> {
             self.alone = (self.alone + 1).min(MOST_PAUSE);
             self.pause = 1 << self.alone;
         }
-        self.deadline = None;
         Ok(())
     }
 

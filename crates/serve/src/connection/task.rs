@@ -69,6 +69,11 @@ impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
+    /// Returns whether threads of the executor run requests of the connection.
+    pub(super) fn is_busy(&self) -> bool {
+        self.tasks.load(Ordering::Relaxed) > 0
+    }
+
     /// Returns whether the connection may use one more thread of the executor.
     pub(super) fn may_have_thread(&self) -> bool {
         self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection
