@@ -9,8 +9,8 @@ pub enum Error {
     /// It cannot listen for NBD clients, or serve them.
     #[error(transparent)]
     Serve(#[from] pagefold_serve::Error),
-    /// The server listens already.
-    #[error("the server listens already")]
+    /// A server listens once: it listens already, or has stopped.
+    #[error("the server listens already, or has stopped")]
     Listening,
     /// The system failed.
     #[error("{what}")]

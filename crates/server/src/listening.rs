@@ -124,8 +124,8 @@ impl Server {
     /// Opens sockets. The observer learns where the server listens, and its disks.
     ///
     /// # Errors
-    /// An address cannot be listened on, none was given, or the server listens already. Sockets that
-    /// were opened are closed again, and their files removed.
+    /// An address cannot be listened on, or none was given: sockets that were opened are closed
+    /// again, and their files removed. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
         let Sockets { passed, unix, tcp, control, when_stopping } = sockets;
         if self.0.listened.get().is_some() {

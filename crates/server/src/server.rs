@@ -68,8 +68,8 @@ impl Server {
         self.serve_on(file, None)
     }
 
-    /// Returns a disk's device, with which the program itself reads and writes it. The device exists
-    /// even after its disk was dropped.
+    /// Returns a disk's device, with which the program itself reads and writes it. Writes beyond a
+    /// limit fail, also if those of clients wait. The device exists even after its disk was dropped.
     ///
     /// # Errors
     /// No disk has this name.

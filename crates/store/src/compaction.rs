@@ -3,7 +3,7 @@
 //! | pressure | free bytes of a shard             | who empties segments                          |
 //! |----------|-----------------------------------|-----------------------------------------------|
 //! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
-//! | soft     | above                             | the pool's background thread                    |
+//! | soft     | above                             | the pool's background thread                  |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
 //! One thread at a time compacts a shard, down to 1/30 + 16 KiB. Near the memory limit, the

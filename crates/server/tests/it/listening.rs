@@ -1,6 +1,6 @@
 //! A server before, while and after it listens.
 
-use std::{fs, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use pagefold_control::{Client, Command, Listing, Stopping};
 use pagefold_server::{Add, BaseFile, Error, Level, Manage, Server, Sockets};
@@ -37,6 +37,25 @@ fn a_client_of_the_control_socket_ends_the_server() {
     running.wait().expect("an end");
     assert!(!socket.exists() && !control.exists());
     assert_eq!(lines.count(Level::Info, "asked to by a client, stopping"), 1);
+}
+
+#[test]
+fn a_program_prepares_for_connections_before_there_are_more() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lines = Lines::default();
+    let mut config = config();
+    config.observer = lines.observer();
+    config.when_connections = Some(Arc::new(|count| Some(format!("{count} need more files"))));
+    let server = Server::new(config).expect("a server");
+    server.limit_connections(7).expect_err("it does not listen yet");
+    let running = server.listen(Sockets::new().unix(folder.path().join("nbd.sock"))).expect("a socket");
+    let running = running.start().expect("a thread");
+    let limited = server.limit_connections(7).expect("a limit");
+    assert_eq!((limited.connections, &*limited.warnings), (7, &["7 need more files".to_owned()][..]));
+    assert_eq!(lines.count(Level::Warn, "7 need more files"), 1);
+    let told = server.server().figures["connections_limit"].as_u64();
+    assert_eq!(told, Some(7));
+    drop(running);
 }
 
 #[test]
