@@ -377,3 +377,59 @@ fn kept_pages_give_way_to_disks() {
     cache.set_limit(0);
     assert_eq!(pool.stats().clean_pages, 0);
 }
+
+/// Readers see the base's bytes, and writers their own, while units are kept and discarded by all of
+/// them.
+#[test]
+fn threads_share_what_is_kept() {
+    const FORKS: usize = 4;
+    let limit = least_limit() + (6 << 20);
+    let (pool, cache, base, disk) = over(limit, 2000, 700 << 10);
+    let forks: Vec<_> = (0..FORKS).map(|_| disk.fork().expect("room")).collect();
+    std::thread::scope(|scope| {
+        for (number, fork) in forks.iter().enumerate() {
+            let (base, cache) = (&base, &cache);
+            scope.spawn(move || {
+                let mut random = number as u64 + 1;
+                let mut below = |count: u64| {
+                    random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    (random >> 33) % count
+                };
+                // A thread writes to every fourth page, so that it knows what is there.
+                let mut written = std::collections::BTreeMap::new();
+                let mut buf = vec![0; 3 * 4096];
+                for turn in 0..4000_u64 {
+                    // Half of the reads are in a part that the cache can hold.
+                    let first = if turn % 2 == 0 { below(150) } else { below(1990) };
+                    if turn % 16 == 0 {
+                        let page = first / 4 * 4;
+                        let new = content(2)[..4096].iter().map(|byte| byte ^ turn as u8).collect::<Vec<_>>();
+                        if fork.write(page * 4096, &new).is_ok() {
+                            written.insert(page, new);
+                        }
+                    } else if turn % 512 == 5 {
+                        cache.set_limit(if number == 0 { 100 << 10 } else { 700 << 10 });
+                    }
+                    let filled = match turn % 3 {
+                        0 => fork.try_read(first * 4096, &mut buf).expect("a read"),
+                        1 => fork.read(first * 4096, &mut buf).map(|()| buf.len()).expect("a read"),
+                        _ => {
+                            let mut read = [Read::new(first * 4096, &mut buf)];
+                            fork.read_together(&mut read);
+                            assert!(read[0].result.is_ok());
+                            buf.len()
+                        }
+                    };
+                    for (page, got) in (first..).zip(buf[..filled].chunks_exact(4096)) {
+                        let below = &base.bytes[page as usize * 4096..][..4096];
+                        assert!(got == written.get(&page).map_or(below, Vec::as_slice), "page {page} in turn {turn}");
+                    }
+                }
+            });
+        }
+    });
+    assert!(pool.stats().spent_bytes <= limit);
+    pool.check().expect("a consistent pool");
+    drop((disk, forks));
+    assert_eq!((pool.stats().clean_pages, pool.stats().clean_bytes), (0, 0));
+}
