@@ -365,7 +365,7 @@ impl Heap {
         drop(shard);
         if let Some(fresh) = fresh {
             fresh.fill(&padded.blocks);
-            self.lock(padded).filled(&padded.blocks);
+            self.lock(padded).filled(&padded.blocks, fresh);
         }
     }
 

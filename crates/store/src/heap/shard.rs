@@ -77,6 +77,8 @@ struct Segment {
     top: u32,
     held: u32,
     free: u32,
+    /// Threads that fault in some of its memory, or are about to.
+    fills: u32,
 }
 
 impl Segment {
@@ -109,14 +111,11 @@ pub(super) struct Shard {
     /// Memory that is accounted for, and that the thread that took it has yet to fault in, after it
     /// has released the lock.
     fresh: Option<Fresh>,
-    /// The segment of the memory that a thread is about to fault in, or is faulting in: it keeps
-    /// its memory until then.
-    filling: u32,
     budget: Arc<Budget>,
 }
 
 /// A range of pages to fault in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[must_use]
 pub(super) struct Fresh {
     at: u32,
@@ -125,7 +124,7 @@ pub(super) struct Fresh {
 
 impl Fresh {
     /// Faults the pages in. The caller does not hold the shard's lock.
-    pub(super) fn fill(self, blocks: &Blocks) {
+    pub(super) fn fill(&self, blocks: &Blocks) {
         blocks.make_present(self.at, self.len);
     }
 }
@@ -192,7 +191,6 @@ impl Shard {
             next: 0,
             crowd: 0,
             fresh: None,
-            filling: NIL,
             budget,
         })
     }
@@ -394,8 +392,8 @@ impl Shard {
             let more = end.next_multiple_of(step) - held;
             if self.budget.take_for(purpose, more.into()).is_ok() {
                 // A single page costs less as the fault of its first use.
-                if more > HOLD_LEAST && purpose == Purpose::Store && self.filling == NIL {
-                    self.filling = number;
+                if more > HOLD_LEAST && purpose == Purpose::Store && self.fresh.is_none() {
+                    self.segments[number as usize].fills += 1;
                     self.fresh = Some(Fresh { at: number * SEGMENT + held, len: more });
                 }
                 self.segments[number as usize].held += more;
@@ -412,10 +410,12 @@ impl Shard {
         self.fresh.take()
     }
 
-    /// Ends the faulting in of memory. If its segment has been released since, releases it.
-    pub(super) fn filled(&mut self, blocks: &Blocks) {
-        let number = std::mem::replace(&mut self.filling, NIL);
-        if self.segments[number as usize].top == 0 {
+    /// Ends the faulting in of memory. If its segment has become empty since, releases it.
+    pub(super) fn filled(&mut self, blocks: &Blocks, fresh: Fresh) {
+        let number = segment_of(fresh.at);
+        let segment = &mut self.segments[number as usize];
+        segment.fills -= 1;
+        if segment.fills == 0 && segment.top == 0 {
             self.release(blocks, number);
         }
     }
@@ -454,7 +454,7 @@ impl Shard {
     }
 
     fn unused_segment(&mut self, blocks: &Blocks, purpose: Purpose) -> Result<u32, Full> {
-        let fresh = Segment { state: SegmentState::Open, top: 0, held: 0, free: 0 };
+        let fresh = Segment { state: SegmentState::Open, top: 0, held: 0, free: 0, fills: 0 };
         if self.spare != NIL {
             let number = self.spare;
             if let SegmentState::Spare { next } = self.segments[number as usize].state {
@@ -483,12 +483,12 @@ impl Shard {
 
     /// Releases a segment's memory. The segment has neither live nor listed blocks.
     fn release(&mut self, blocks: &Blocks, number: u32) {
-        let Segment { held, free, state, .. } = self.segments[number as usize];
-        if number == self.filling {
+        let Segment { state, held, free, fills, .. } = self.segments[number as usize];
+        if fills > 0 {
             // A thread could fault in what was given back.
             self.free_bytes -= u64::from(free);
             let state = if state == SegmentState::Open { state } else { SegmentState::Closed };
-            self.segments[number as usize] = Segment { state, top: 0, held, free: 0 };
+            self.segments[number as usize] = Segment { state, top: 0, held, free: 0, fills };
             return;
         }
         if held > 0 {
@@ -501,7 +501,7 @@ impl Shard {
             self.open = NIL;
         }
         self.segments[number as usize] =
-            Segment { state: SegmentState::Spare { next: self.spare }, top: 0, held: 0, free: 0 };
+            Segment { state: SegmentState::Spare { next: self.spare }, top: 0, held: 0, free: 0, fills: 0 };
         self.spare = number;
     }
 
@@ -685,6 +685,9 @@ impl Shard {
         let (mut held, mut free, mut tops, mut found) = (0, 0, 0, Vec::new());
         for (number, segment) in self.segments.iter().enumerate() {
             let wrong = |what: &str| Err(format!("segment {number}: {what}: {segment:?}"));
+            if segment.fills > 0 {
+                return wrong("a thread is faulting in its memory");
+            }
             if segment.top > segment.held || segment.held > SEGMENT || !segment.held.is_multiple_of(HOLD_LEAST) {
                 return wrong("top and held");
             }
