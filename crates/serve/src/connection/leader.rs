@@ -143,7 +143,7 @@ impl<T: Transport> Leader<T> {
         let unparsed = self.input.unparsed();
         let Ok(Some(first)) = parse(unparsed, headers) else { return Ok(()) };
         let executor = &connection.common.executor;
-        if connection.session.access.rate.is_set() || self.is_paced || !executor.has_spare_cpu() {
+        if connection.session.access.rate.is_set() || !executor.has_spare_cpu() {
             return Ok(());
         }
         let is_alert = executor.is_alert();
@@ -197,7 +197,7 @@ impl<T: Transport> Leader<T> {
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
         let batch = Batch::new(connection, requests, input);
         thread.share(Arc::clone(&batch) as _);
-        self.deadline = None;
+        (self.deadline, self.is_paced) = (None, false);
         if is_dispatched {
             return Ok(());
         }
