@@ -169,6 +169,29 @@ fn records(random: &mut Random) -> Page {
     })
 }
 
+/// Makes rows of a table space like InnoDB's: headers, a rising key, a transaction, and short fields
+/// with few values of four or five bytes among numbers that do not repeat.
+pub(crate) fn table_space(random: &mut Random) -> Page {
+    let first = random.below(1 << 24) as u32;
+    let transaction = Random::new(u64::from(first)).next();
+    let mut row = 0_u32;
+    joined(|bytes| {
+        row += 1;
+        // The value of a number in a column is the same on every page.
+        let value = |column: u64, number: usize| Random::new(column << 32 | number as u64).next().to_le_bytes();
+        let text = |column: u64, number: usize| value(column, number).map(|byte| b'A' + byte % 26);
+        bytes.extend([0, 0, (row >> 5) as u8, (row << 3) as u8, 0, 30 + random.below(20) as u8]);
+        bytes.extend((0x8000_0000 | (first + row)).to_be_bytes());
+        bytes.extend(&transaction.to_be_bytes()[2..]);
+        bytes.extend([0x80, 0, 0, 1, (row >> 8) as u8, row as u8]);
+        bytes.extend(&value(1, random.small(60, 2))[..4]);
+        bytes.extend(&random.next().to_be_bytes()[..4]);
+        bytes.extend(&text(2, random.below(40))[..4]);
+        bytes.extend(&random.next().to_be_bytes()[..2]);
+        bytes.extend(&value(3, random.small(80, 2))[..5]);
+    })
+}
+
 fn random(random: &mut Random) -> Page {
     joined(|bytes| bytes.extend(random.next().to_le_bytes()))
 }

@@ -166,6 +166,10 @@ impl Recipe {
                 let pages = synthetic::of_ratio(*percent, SYNTHETIC_PAGES.min(limit_pages));
                 Ok(self.kinds.iter().map(|kind| (kind.name, pages.as_flattened().to_vec())).collect())
             }
+            RecipeSource::Made(make) => {
+                let pages = synthetic::of_kind(*make, 1, SYNTHETIC_PAGES.min(limit_pages));
+                Ok(self.kinds.iter().map(|kind| (kind.name, pages.as_flattened().to_vec())).collect())
+            }
             RecipeSource::Script(script) => script.run(self.kinds, dir, limit_pages),
         }
     }

@@ -17,9 +17,10 @@
 //! ```text
 //! gain := number of sequences + bytes that the literals' code saves
 //! if there are 2000 literals or more, and gain is less than a fifth of them:
-//!     for each four literals whose mixed bytes end in four certain bits:
+//!     for each four literals if their mixed bytes end in four certain bits, and if gain is less
+//!         than 64, of the literals 256 to 383 always:
 //!         count them if the last four with the same hash were the same
-//!     if 16 times this count is more than gain: search again as a page of fields
+//!     if 16 times this count is more than gain + 16: search again as a page of fields
 //! ```
 //!
 //! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
@@ -30,6 +31,8 @@
 //! In an array of floats, the bytes with the exponents repeat, and the lowest ones of the mantissas
 //! do not. A multiple of the size of an element or a record is among the distances if that size is
 //! 2, 4, 5, 6, 8, 10, 12, 16, 20, 24 or 32 bytes. In text and code, all four residues are alike.
+
+use core::ops::Range;
 
 use super::{encode::WORD_HASH_BITS, literals::Room, tables::Kind};
 use crate::{PAGE_SIZE, Page};
@@ -158,11 +161,24 @@ const FIELDS_LITERALS: usize = 2000;
 /// Repeats are fewer than one literal in this many.
 const FIELDS_SHARE: usize = 5;
 
+/// Repeats that have no value for an object: those of a few bytes are in any page.
+const FIELDS_LEAST: usize = 16;
+
+/// With less gain than this, the sample has all places of [`WHOLE`]. The others may miss all of a
+/// few values, but count where more repeats anyway.
+const LITTLE: usize = 64;
+const WHOLE: Range<usize> = 256..384;
+
+/// If nothing has repeated up to here, the rest is not sampled.
+const GIVE_UP: usize = 1536;
+
+/// Literals that are sampled together.
+const CHUNK: usize = 64;
+
 /// Returns whether four bytes repeat more than `gain` times among the first `count` literals, which
-/// the search for six bytes left. `gain` is about how many bytes what it found saves over LZ4.
+/// a search for longer matches left. `gain` is about how many bytes what it found saves over LZ4.
 #[inline(never)]
 pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut [u16; 1 << WORD_HASH_BITS]) -> bool {
-    const CHUNK: usize = 64;
     if count < FIELDS_LITERALS || FIELDS_SHARE * gain >= count {
         return false;
     }
@@ -170,16 +186,12 @@ pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut 
     let mut repeats = 0;
     let end = count - 3;
     for start in (0..end).step_by(CHUNK) {
-        let bytes: &[u8; CHUNK + 3] = literals[start..].first_chunk().expect("SLACK bytes after the literals");
-        let mut flags = [0_u8; CHUNK];
-        for (at, flag) in flags.iter_mut().enumerate() {
-            let mixed = bytes[at] ^ (bytes[at + 1] << 1) ^ (bytes[at + 2] << 2) ^ bytes[at + 3];
-            *flag = u8::from(mixed % FIELDS_RATE as u8 == 5);
+        // Nothing repeats in most pages that do not compress.
+        if repeats == 0 && start >= GIVE_UP {
+            return false;
         }
-        let mut sample = 0;
-        for (byte, flags) in flags.as_chunks().0.iter().enumerate() {
-            sample |= (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * byte);
-        }
+        let bytes = literals[start..].first_chunk().expect("SLACK bytes after the literals");
+        let mut sample = if gain < LITTLE && WHOLE.contains(&start) { !0 } else { sample_of(bytes) };
         if end - start < CHUNK {
             sample &= (1 << (end - start)) - 1;
         }
@@ -194,8 +206,53 @@ pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut 
             *slot = tag;
         }
     }
-    FIELDS_RATE * repeats > gain
+    FIELDS_RATE * repeats > gain + FIELDS_LEAST
 }
+
+/// Returns a bit for each of the chunk's bytes: 1 if the sample has it.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Loads of whole registers.
+#[inline]
+fn sample_of(bytes: &[u8; CHUNK + 3]) -> u64 {
+    use core::arch::x86_64::*;
+
+    let mut sample = 0;
+    for at in (0..CHUNK).step_by(16) {
+        // SAFETY: every x86-64 processor has SSE2. A load ends three bytes after the chunk at most.
+        let bits = unsafe {
+            let from = |offset: usize| _mm_loadu_si128(bytes.as_ptr().add(at + offset).cast());
+            let twice = |of| _mm_add_epi8(of, of);
+            let mixed = _mm_xor_si128(twice(_mm_xor_si128(twice(from(2)), from(1))), _mm_xor_si128(from(0), from(3)));
+            let low = _mm_and_si128(mixed, _mm_set1_epi8(FIELDS_RATE as i8 - 1));
+            _mm_movemask_epi8(_mm_cmpeq_epi8(low, _mm_set1_epi8(SAMPLED as i8)))
+        };
+        sample |= (bits as u64) << at;
+    }
+    sample
+}
+
+/// Returns a bit for each of the chunk's bytes: 1 if the sample has it.
+#[cfg(not(target_arch = "x86_64"))]
+fn sample_of(bytes: &[u8; CHUNK + 3]) -> u64 {
+    sample_of_bytewise(bytes)
+}
+
+#[cfg(any(test, not(target_arch = "x86_64")))]
+fn sample_of_bytewise(bytes: &[u8; CHUNK + 3]) -> u64 {
+    let mut flags = [0_u8; CHUNK];
+    for (flag, bytes) in flags.iter_mut().zip(bytes.array_windows()) {
+        let [a, b, c, d]: &[u8; 4] = bytes;
+        let mixed = a ^ (b << 1) ^ (c << 2) ^ d;
+        *flag = u8::from(mixed % FIELDS_RATE as u8 == SAMPLED);
+    }
+    let eights = flags.as_chunks().0.iter().enumerate();
+    eights.fold(0, |sample, (at, flags)| {
+        sample | (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+    })
+}
+
+/// The mixed bytes of the places in the sample, modulo [`FIELDS_RATE`].
+const SAMPLED: u8 = 5;
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn has_records_bytewise(page: &Page) -> bool {
@@ -316,6 +373,9 @@ mod tests {
                 assert!(has_fields(&literals, count, 0, &mut seen), "{values} values");
                 assert!(!has_fields(&literals, count, count / 5, &mut seen), "the gain is larger");
                 assert!(!has_fields(&literals, FIELDS_LITERALS - 1, 0, &mut seen), "few literals");
+            }
+            for chunk in fields(seed, 90).0.as_chunks::<{ CHUNK + 3 }>().0 {
+                assert_eq!(sample_of(chunk), sample_of_bytewise(chunk));
             }
             let mut random = EMPTY;
             random[..PAGE_SIZE].copy_from_slice(&filled(seed, |_, random| random));

@@ -22,6 +22,8 @@ mod encode;
 mod kind;
 mod literals;
 #[cfg(all(test, not(miri)))]
+mod pages;
+#[cfg(all(test, not(miri)))]
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod sequences;

@@ -5,6 +5,7 @@ use super::{
     recipe::{Family, Need, Recipe, RecipeSource, Yield},
     script::Script,
 };
+use crate::synthetic;
 
 /// Debian's own Python, which has the modules of Debian's packages.
 const SYSTEM_PYTHON: &[&str] = &["/usr/bin/python3"];
@@ -453,5 +454,12 @@ pub(super) const RECIPES: &[Recipe] = &[
         needs: &[],
         source: RecipeSource::Synthetic(75),
         kinds: &[of("synthetic-75", Family::Synthetic)],
+    },
+    Recipe {
+        name: "synthetic-table-space",
+        first: true,
+        needs: &[],
+        source: RecipeSource::Made(synthetic::table_space),
+        kinds: &[of("synthetic-table-space", Family::Synthetic)],
     },
 ];

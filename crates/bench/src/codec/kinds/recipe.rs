@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{found::Wanted, script::Script};
+use crate::synthetic::Maker;
 
 /// A group of similar kinds. Both sets contain every family except the synthetic one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +52,8 @@ pub(super) enum RecipeSource {
     Script(Script),
     /// Pages that LZ4 compresses to this percentage.
     Synthetic(usize),
+    /// Pages that imitate a kind of data.
+    Made(Maker),
 }
 
 /// A prerequisite of a recipe.
