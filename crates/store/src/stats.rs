@@ -74,6 +74,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Returns the part of `spent_bytes` that does not make room for anything else.
+    pub fn needed_bytes(&self) -> u64 {
+        self.spent_bytes.saturating_sub(self.clean_bytes)
+    }
+
     /// Returns every figure, in the order of the fields.
     pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
         named([

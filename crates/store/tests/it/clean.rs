@@ -51,6 +51,7 @@ fn clean_pages_are_counted_apart() {
     assert_eq!((after.orig_data_size, after.compr_data_size), (before.orig_data_size, before.compr_data_size));
     assert_eq!((after.shared_pages, after.same_pages, after.clean_pages), (0, 0, 100));
     assert!(after.clean_bytes > 99 * 1500 && after.spent_bytes > before.spent_bytes, "{after:?}");
+    assert_eq!(after.needed_bytes() + after.clean_bytes, after.spent_bytes);
     pool.check().expect("a consistent pool");
     drop(clean);
     let dropped = pool.stats();
