@@ -32,6 +32,10 @@ pub(crate) struct Ram {
     /// Number of reads that have begun.
     pub(crate) total_reads: AtomicUsize,
     pub(crate) slow_read: Duration,
+    pub(crate) slow_write: Duration,
+    /// The most writes that ran at the same time.
+    pub(crate) most_writes: AtomicUsize,
+    pub(crate) running_writes: AtomicUsize,
     /// Alternates extents of data and holes, each of `stripe_pages` pages, or one page if that is
     /// 0.
     pub(crate) striped: bool,
@@ -121,6 +125,10 @@ impl BlockDevice for Ram {
 
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
         self.writes.lock().unwrap().push((offset, buf.len()));
+        let running = self.running_writes.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_writes.fetch_max(running, Ordering::SeqCst);
+        std::thread::sleep(self.slow_write);
+        self.running_writes.fetch_sub(1, Ordering::SeqCst);
         if offset == 0 {
             self.gate.pass();
         }

@@ -1,5 +1,5 @@
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -77,6 +77,29 @@ fn small_replies_go_between_the_chunks_of_a_large_one() {
         }
     }
     assert!(chunks_before < 32 << 20, "the small reply came last");
+}
+
+/// Also those of which a part had been received before, and those that follow them.
+#[test]
+fn writes_that_arrive_together_run_at_the_same_time_if_a_cpu_is_spare() {
+    const LEN_BYTES: usize = 32 << 10;
+    for len_bytes in [LEN_BYTES, LEN_BYTES / 2] {
+        let device = Arc::new(Ram { slow_write: Duration::from_millis(20), ..Ram::new(16 * LEN_BYTES) });
+        let server = Running::of(Arc::clone(&device) as _);
+        let mut raw = server.simple();
+        for number in 0..12_u64 {
+            raw.request(command::WRITE, 0, number, number * len_bytes as u64, len_bytes as u32);
+            raw.send(&vec![number as u8 + 1; len_bytes]);
+        }
+        let mut cookies: Vec<u64> = (0..12).map(|_| raw.simple_reply().1).collect();
+        cookies.sort_unstable();
+        assert_eq!(cookies, (0..12).collect::<Vec<_>>());
+        let bytes = device.bytes.lock().unwrap();
+        let is_right = |(number, part): (usize, &[u8])| part.iter().all(|&byte| usize::from(byte) == number + 1);
+        assert!(bytes.chunks(len_bytes).take(12).enumerate().all(is_right));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        assert!(device.most_writes.load(Ordering::SeqCst) >= cpus.min(2));
+    }
 }
 
 #[test]
