@@ -46,6 +46,9 @@ pub(crate) struct Budget {
     beyond: AtomicU64,
     max: CachePadded<AtomicU64>,
     limit: AtomicU64,
+    /// The limit for storing, and the size of the swapping reserve.
+    stored: AtomicU64,
+    swapping: AtomicU64,
     /// Bytes promised to streams and not yet taken.
     promised: AtomicU64,
     /// The bytes taken that are free in the heap, as last published.
@@ -94,17 +97,21 @@ impl Faults {
 impl Budget {
     /// Creates a budget of `limit` bytes for writers on `cpus` CPUs.
     pub(crate) fn new(limit: u64, cpus: usize) -> Self {
-        Self {
+        let budget = Self {
             used: CachePadded::new(AtomicU64::new(0)),
             beyond: AtomicU64::new(0),
             max: CachePadded::new(AtomicU64::new(0)),
-            limit: AtomicU64::new(limit),
+            limit: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            swapping: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             free: CachePadded::new(AtomicU64::new(0)),
             cpus: cpus as u64,
             #[cfg(all(test, not(loom)))]
             faults: Faults::default(),
-        }
+        };
+        budget.set_limit(limit);
+        budget
     }
 
     /// Lets the next `after` calls of [`take_for`](Self::take_for) succeed and makes the `count`
@@ -176,18 +183,16 @@ impl Budget {
 
     /// Returns the limit for storing.
     fn stored_bytes(&self) -> u64 {
-        let limit = self.limit();
-        limit - (MOVING_BYTES * (self.cpus + 2)).min(limit / 16)
+        self.stored.load(Relaxed)
     }
 
     /// Returns the size of the swapping reserve.
     pub(crate) fn swapping_bytes(&self) -> u64 {
-        let limit = self.limit();
-        (SWAPPING_BYTES * self.cpus).max(limit / 512).min(limit / 16)
+        self.swapping.load(Relaxed)
     }
 
     fn longer_bytes(&self) -> u64 {
-        self.stored_bytes() - self.swapping_bytes()
+        self.stored_bytes().saturating_sub(self.swapping_bytes())
     }
 
     fn new_bytes(&self) -> u64 {
@@ -249,6 +254,8 @@ impl Budget {
     /// is freed.
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Relaxed);
+        self.stored.store(limit - (MOVING_BYTES * (self.cpus + 2)).min(limit / 16), Relaxed);
+        self.swapping.store((SWAPPING_BYTES * self.cpus).max(limit / 512).min(limit / 16), Relaxed);
     }
 }
 
