@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Reclaim};
+use pagefold_store::{Disk, PAGE_SIZE, Page, Pool, PoolConfig, Reclaim};
 
 /// A page that compresses to about a half, different for each number.
 fn page(number: u64) -> Page {
@@ -88,8 +88,9 @@ fn clean_pages_give_way() {
     }
     assert!(pool.stats().spent_bytes <= LIMIT);
     pool.check().expect("a consistent pool");
-    // Nobody is asked for the sake of clean pages.
+    // The user is not asked for the sake of clean pages.
     let clean = user.disk.lock().expect("the lock").take().expect("the disk");
-    drop(user);
-    assert!(matches!(clean.write(0, &page(0)), Err(Error::Full)));
+    let asked = user.next.load(Relaxed);
+    assert!(fill(&clean) < alone / 8);
+    assert_eq!(user.next.load(Relaxed), asked);
 }
