@@ -17,6 +17,7 @@
 
 use pagefold_codec::cluster::ClusterFormat;
 
+use super::devices::Spot;
 use super::image::Image;
 use super::inode::Inode;
 use super::zextents::{ExtentCursor, Extents};
@@ -32,7 +33,7 @@ pub(crate) const WINDOW: u64 = 1024;
 /// The overhead of a cached window in bytes, besides its indexes.
 const KEPT_BYTES: usize = 128;
 
-/// The error of a cursor that uses only what is in memory, if it is not: never shown.
+/// The error of a cursor that does not wait, if it would have to: never shown.
 pub(super) const NOT_LOADED: Error = Error::NotA("loaded index");
 
 /// The mapping of a compressed file.
@@ -69,8 +70,8 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Creates a cursor that does not wait for storage: an extent whose indexes are not in memory is
-    /// an error.
+    /// Creates a cursor that does not wait for storage: an extent whose indexes are neither in memory
+    /// nor at hand is an error.
     pub(super) fn of_loaded() -> Self {
         Self { loaded_only: true, extents: ExtentCursor::of_loaded(), ..Self::default() }
     }
@@ -348,21 +349,27 @@ impl CompressedMap {
     /// Returns the window that contains a logical cluster's index.
     fn window<'a>(&'a self, image: &Image, cursor: &'a mut Cursor, lcn: u64) -> Result<&'a [Lcluster]> {
         let number = lcn / WINDOW;
-        if cursor.loaded_only {
-            if let Some(window) = self.kept.loaded(number) {
-                return Ok(window);
-            }
-            if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
-                cursor.window = Some((number, image.windows().find((self.nid, number)).ok_or(NOT_LOADED)?));
-            }
-            return Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window));
-        }
-        if let Some(window) = self.kept.get(number, self.window_bytes(number), || self.read_window(image, number))? {
+        let loaded_only = cursor.loaded_only;
+        let read = || {
+            self.read_window(number, |bytes, at| match loaded_only {
+                false => image.read_meta(bytes, at),
+                true if image.try_read_spot(bytes, Spot { device: 0, offset: at }) == bytes.len() => Ok(()),
+                true => Err(NOT_LOADED),
+            })
+        };
+        // No thread waits here for another that reads the same window.
+        if let Some(window) = self.kept.get(number, self.window_bytes(number), read)? {
             return Ok(window);
         }
         if cursor.window.as_ref().is_none_or(|(have, _)| *have != number) {
-            let cost = self.window_bytes(number) + KEPT_BYTES;
-            let window = image.windows().get((self.nid, number), cost, || self.read_window(image, number))?;
+            let (key, cost) = ((self.nid, number), self.window_bytes(number) + KEPT_BYTES);
+            let window = match loaded_only {
+                false => image.windows().get(key, cost, read)?,
+                true => match image.windows().find(key) {
+                    Some(window) => window,
+                    None => image.windows().put(key, cost, read()?),
+                },
+            };
             cursor.window = Some((number, window));
         }
         Ok(cursor.window.as_ref().map_or(&[], |(_, window)| window))
@@ -372,14 +379,15 @@ impl CompressedMap {
         (self.total - number * WINDOW).min(WINDOW) as usize * size_of::<Lcluster>()
     }
 
-    fn read_window(&self, image: &Image, number: u64) -> Result<Box<[Lcluster]>> {
+    /// Decodes a window of indexes; `load` fills bytes from an image offset.
+    fn read_window(&self, number: u64, load: impl Fn(&mut [u8], u64) -> Result<()>) -> Result<Box<[Lcluster]>> {
         let first = number * WINDOW;
         let end = (first + WINDOW).min(self.total);
         let mut indexes = Vec::with_capacity((end - first) as usize);
         match self.compact {
             None => {
                 let mut bytes = vec![0; (end - first) as usize * FullIndex::SIZE];
-                image.read_meta(&mut bytes, self.index_start + first * FullIndex::SIZE as u64)?;
+                load(&mut bytes, self.index_start + first * FullIndex::SIZE as u64)?;
                 for index in bytes.as_chunks().0 {
                     indexes.push(self.decode_full(FullIndex::decode(index))?);
                 }
@@ -388,7 +396,7 @@ impl CompressedMap {
                 let (start, ..) = self.pack(layout, first);
                 let (last, format, _) = self.pack(layout, end - 1);
                 let mut bytes = vec![0; (last - start) as usize + format.bytes];
-                image.read_meta(&mut bytes, start)?;
+                load(&mut bytes, start)?;
                 let mut lcn = first;
                 while lcn < end {
                     let (at, format, pack_first) = self.pack(layout, lcn);
