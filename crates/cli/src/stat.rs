@@ -124,7 +124,9 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     let spent = get(figures, "spent_bytes");
     let most =
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
-    let beside = get(figures, "beside_bytes");
+    // Pages of bases are neither stored nor reserved: they make room when it is needed.
+    let (beside, clean) = (get(figures, "beside_bytes"), get(figures, "clean_bytes"));
+    let spent = spent.saturating_sub(clean);
     let part = percent(spent.saturating_sub(beside), stored);
     let with = if beside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
     let own = size::show(spent.saturating_sub(beside));

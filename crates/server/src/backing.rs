@@ -29,10 +29,10 @@ enum Kind {
 
 /// A base that is served or that disks are stacked on.
 pub(crate) struct BaseDisk {
-    base: Arc<Base>,
+    pub(crate) base: Arc<Base>,
     /// A disk on top of the base that never changes. Forks of the base are forked from it and share
     /// what is known about the base's pages.
-    pristine: RamDisk,
+    pub(crate) pristine: RamDisk,
     /// The file, as users name it.
     path: String,
     _record: Arc<Counted>,
@@ -94,7 +94,7 @@ impl Backing {
         match (&self.0, waits) {
             (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
             (Kind::Ram(ram) | Kind::Snapshot(ram), _) => Arc::clone(ram) as _,
-            (Kind::Base(file), _) => Arc::clone(&file.base) as _,
+            (Kind::Base(file), _) => Arc::clone(file) as _,
         }
     }
 

@@ -371,7 +371,8 @@ impl Disks {
         let limit_bytes = *self.limit();
         let all = limit_bytes.map(|limit_bytes| Use {
             name: None,
-            spent_bytes: self.table.pool.stats().spent_bytes,
+            // Clean pages make room when it is needed.
+            spent_bytes: self.table.pool.stats().needed_bytes(),
             limit_bytes,
         });
         disks.chain(all).collect()

@@ -34,6 +34,7 @@
 
 mod address;
 mod backing;
+mod base_device;
 mod bases;
 mod client_memory;
 mod compaction;
