@@ -17,11 +17,10 @@
 //! ```text
 //! gain := number of sequences + bytes that the literals' code saves
 //! if there are 2000 literals or more, and gain is less than a fifth of them:
-//!     for each four literals of which mixed bytes end in four certain bits (and before these, if
-//!         gain is below 64, for all among literals 256 to 575; only these if gain is 0):
+//!     for each four literals if their mixed bytes end in four certain bits, and if gain is less
+//!         than 64, of the literals 256 to 383 always:
 //!         count them if the last four with the same hash were the same
-//!     if 16 times this count is more than gain + 16, or if gain is 0 and the count is not:
-//!         search again as a page of fields
+//!     if 16 times this count is more than gain + 16: search again as a page of fields
 //! ```
 //!
 //! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
@@ -165,10 +164,10 @@ const FIELDS_SHARE: usize = 5;
 /// Repeats that have no value for an object: those of a few bytes are in any page.
 const FIELDS_LEAST: usize = 16;
 
-/// With less gain than this, the sample has all places of [`WHOLE`], because others may miss all of
-/// a few values. Without any gain, it has no others: most such pages are of random bytes.
+/// With less gain than this, the sample has all places of [`WHOLE`]. The others may miss all of a
+/// few values, but count where more repeats anyway.
 const LITTLE: usize = 64;
-const WHOLE: Range<usize> = 256..576;
+const WHOLE: Range<usize> = 256..384;
 
 /// If nothing has repeated up to here, the rest is not sampled.
 const GIVE_UP: usize = 1536;
@@ -184,38 +183,27 @@ pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut 
         return false;
     }
     seen.fill(0);
-    let mut is_seen = |four: &[u8; 4]| {
-        let product = u32::from_le_bytes(*four).wrapping_mul(0x9E37_79B1);
-        let slot = &mut seen[(product >> (32 - WORD_HASH_BITS)) as usize];
-        let tag = (product >> 7) as u16;
-        core::mem::replace(slot, tag) == tag
-    };
     let mut repeats = 0;
-    if gain < LITTLE {
-        repeats += literals[WHOLE].array_windows().map(|four| usize::from(is_seen(four))).sum::<usize>();
-        if gain == 0 {
-            return repeats > 0;
-        }
-    }
     let end = count - 3;
     for start in (0..end).step_by(CHUNK) {
-        // Little repeats in most pages that hardly compress.
+        // Nothing repeats in most pages that do not compress.
         if repeats == 0 && start >= GIVE_UP {
             return false;
         }
-        if gain < LITTLE && WHOLE.contains(&start) {
-            continue;
-        }
         let bytes = literals[start..].first_chunk().expect("SLACK bytes after the literals");
-        let mut sample = sample_of(bytes);
+        let mut sample = if gain < LITTLE && WHOLE.contains(&start) { !0 } else { sample_of(bytes) };
         if end - start < CHUNK {
             sample &= (1 << (end - start)) - 1;
         }
         while sample != 0 {
             let at = sample.trailing_zeros() as usize;
             sample &= sample - 1;
-            let four = bytes[at..].first_chunk().expect("three bytes after the chunk");
-            repeats += usize::from(is_seen(four));
+            let four: &[u8; 4] = bytes[at..].first_chunk().expect("three bytes after the chunk");
+            let product = u32::from_le_bytes(*four).wrapping_mul(0x9E37_79B1);
+            let slot = &mut seen[(product >> (32 - WORD_HASH_BITS)) as usize];
+            let tag = (product >> 7) as u16;
+            repeats += usize::from(*slot == tag);
+            *slot = tag;
         }
     }
     FIELDS_RATE * repeats > gain + FIELDS_LEAST

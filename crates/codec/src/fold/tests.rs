@@ -671,7 +671,7 @@ fn all_sets_of_tokens_are_tested() {
 fn tables_of_short_fields_are_not_larger_than_with_liblz4() {
     let mut stream = FoldStream::new(Isa::of_this_cpu());
     for (fields, values) in [(1, 4), (1, 16), (1, 60), (2, 8), (2, 40), (2, 100), (5, 8), (5, 40)] {
-        for gaps in [2, 4, 6, 9] {
+        for gaps in [2, 4, 6, 9, 13] {
             for varies in [false, true] {
                 let (mut fold, mut lz4) = (0, 0);
                 for seed in 0..12 {
