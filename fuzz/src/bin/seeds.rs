@@ -5,14 +5,21 @@ use std::{fs, io, path::Path};
 
 use pagefold_codec::{Lz4Encoder, PAGE_SIZE};
 
-/// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, and a run of numbers.
-fn pages() -> [Vec<u8>; 4] {
+/// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, a run of numbers, and short
+/// fields that repeat among numbers that do not.
+fn pages() -> [Vec<u8>; 5] {
     let numbers = (0..64u8).flat_map(|number| [number, 0, number / 2, 0x7f, 0, 0, number ^ 3, 0xff]);
+    let fields = (1..PAGE_SIZE as u32).flat_map(|row| {
+        let mixed = row.wrapping_mul(0x9E37_79B1);
+        let field = ((mixed >> 28) + 1).wrapping_mul(0x85EB_CA6B);
+        [field, mixed.wrapping_mul(row) ^ mixed >> 13].map(u32::to_be_bytes).concat()
+    });
     [
         vec![0, 1, 2, 3, 0, 0, 0, 0, 9],
         b"\x02.id=00;name=\"page\";left=null;right=0x7f00;".to_vec(),
         b"\x01the store keeps a page, the stream compresses the page, and the codec is the store's. ".to_vec(),
         [1].into_iter().chain(numbers).collect(),
+        [0].into_iter().chain(fields.take(PAGE_SIZE)).collect(),
     ]
 }
 
