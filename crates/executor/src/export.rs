@@ -320,7 +320,7 @@ impl Exports {
     }
 
     /// Returns the number of exports.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.only.as_ref().map_or_else(|| self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.len(), |_| 1)
     }
 

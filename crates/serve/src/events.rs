@@ -146,7 +146,7 @@ impl Newcomer {
         let begin = |export: &Export| {
             let mut place = place.borrow_mut();
             let Place::None(idle) = &mut **place else { return Ok(()) };
-            let seat = control.seat(number, socket, export, exports.len(), idle.take());
+            let seat = control.seat(number, socket, export, exports.count(), idle.take());
             let (seat, result) = match seat {
                 Ok(seat) => (Place::Seat(seat), Ok(())),
                 Err((no_place, idle)) => (Place::None(idle), Err(no_place)),

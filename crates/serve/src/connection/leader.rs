@@ -35,8 +35,8 @@ const WHOLE_READ_BYTES: usize = 4 << 20;
 const SHARED_BYTES: u64 = 16 << 10;
 /// The same for a single request.
 const DISPATCHED_BYTES: u64 = 8 << 10;
-/// Pause after batches for which no helper came in time: so many requests in a row, times two for
-/// each further batch, up to this power of two.
+/// After a batch for which no helper came in time, two batches are not shared, and twice as many
+/// after each further one, up to this power of two.
 const MOST_PAUSE: u32 = 6;
 /// A connection without requests rests after this time.
 const REST: Duration = Duration::from_millis(500);
