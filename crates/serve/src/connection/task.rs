@@ -174,8 +174,11 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             if let Some(Read { offset, buf, .. }) = data {
                 let filled = reading.fill_with(replies, device.as_deref(), |_, at, target| {
                     let start = (at - offset) as usize;
-                    buf.get(start..start + target.len()).map(|found| target.copy_from_slice(found));
-                    Ok(true)
+                    let found = buf.get(start..start + target.len());
+                    if let Some(found) = found {
+                        target.copy_from_slice(found);
+                    }
+                    Ok(found.is_some())
                 })?;
                 if filled == Filled::All {
                     continue;
