@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 24] = [
+const ORDER: [&str; 25] = [
     "observer",
     "config",
     "error",
@@ -14,6 +14,7 @@ const ORDER: [&str; 24] = [
     "socket",
     "bases",
     "backing",
+    "base_device",
     "disk",
     "table",
     "in_use",
