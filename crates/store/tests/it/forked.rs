@@ -57,7 +57,10 @@ fn wait_for_threads(count: usize) {
 
 #[test]
 fn a_pool_has_its_own_thread_while_it_exists_also_after_a_fork() {
-    let (inherited_pool, inherited) = busy_pool();
+    // Its thread has not begun: a lock that a thread holds when the process forks stays locked.
+    let inherited_pool = Pool::new(PoolConfig::default().codec(Arc::new(Lz4))).expect("a pool");
+    let inherited = inherited_pool.disk(PAGES).expect("a disk");
+    inherited.write(0, &[7; 4096]).expect("no limit");
     // SAFETY: the child runs only the code below, and no other code of this crate's tests. It uses
     // the allocator and files, which glibc makes usable after a fork.
     match unsafe { libc::fork() } {
@@ -74,7 +77,7 @@ fn a_pool_has_its_own_thread_while_it_exists_also_after_a_fork() {
                 drop(second);
                 wait_for_threads(0);
                 press(&inherited, 2);
-                wait_for_threads(1); // another one for the pool of the parent
+                wait_for_threads(1); // one for the pool of the parent
                 drop((inherited, inherited_pool));
                 wait_for_threads(0);
             }));
