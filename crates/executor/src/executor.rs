@@ -87,7 +87,8 @@ struct Shared {
     wake: Condvar,
 }
 
-/// `queue.len() + reserved ≤ free ≤ threads`
+/// `queue.len() + reserved ≤ free ≤ threads`, except that a thread that has just been started may
+/// take work before it is counted as free: `free` is then too small by one for a moment.
 #[derive(Default)]
 struct State {
     queue: VecDeque<Entry>,
@@ -95,8 +96,15 @@ struct State {
     reserved: usize,
     threads: usize,
     /// Threads that begin, spin or sleep.
-    free: usize,
+    free: isize,
     ended: bool,
+}
+
+impl State {
+    /// Returns whether a free thread is neither reserved nor about to take work from the queue.
+    fn has_free(&self) -> bool {
+        isize::try_from(self.queue.len() + self.reserved).is_ok_and(|needed| needed < self.free)
+    }
 }
 
 /// Work for a thread.
@@ -254,15 +262,16 @@ impl Shared {
     /// Reserves a thread.
     fn reserve(shared: &Arc<Self>, helping: Option<Helping>) -> Option<Reserved> {
         let mut state = shared.lock();
-        if state.queue.len() + state.reserved >= state.free {
+        if !state.has_free() {
             if state.threads >= shared.most_threads || state.ended {
                 return None;
             }
             state.threads += 1;
-            state.free += 1;
             drop(state);
-            Self::start(Thread { shared: Arc::clone(shared), is_free: true })?;
+            // Nobody may count on the thread before it certainly exists.
+            Self::start(Thread { shared: Arc::clone(shared), is_free: false })?;
             state = shared.lock();
+            state.free += 1;
         }
         state.reserved += 1;
         drop(state);
@@ -291,6 +300,8 @@ struct Thread {
 
 impl Thread {
     fn work(mut self, mut scratch: MmapMut, taken: Taken) {
+        // The thread that started it counts it.
+        self.is_free = true;
         let mut helped = false;
         while let Some(Entry { work, helping }) = self.next(helped) {
             helped = helping.is_some();
@@ -345,7 +356,7 @@ impl Thread {
             let (after, timeout) = shared.wake.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner);
             state = after;
             // One that is reserved stays.
-            if timeout.timed_out() && state.queue.len() + state.reserved < state.free {
+            if timeout.timed_out() && state.has_free() {
                 break;
             }
         }
@@ -360,7 +371,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.threads -= 1;
-        state.free -= usize::from(self.is_free);
+        state.free -= isize::from(self.is_free);
     }
 }
 
@@ -439,6 +450,19 @@ mod tests {
         assert!(executor.reserve().is_none(), "no memory for two");
         drop(first);
         assert!(executor.reserve().is_some());
+    }
+
+    /// Nobody may count on a thread that another has not managed to start.
+    #[test]
+    fn a_thread_that_cannot_be_started_gets_no_work() {
+        let executor = executor(4, THREAD_BYTES);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..10_000).for_each(|_| assert!(executor.reserve().is_none())));
+            }
+        });
+        let state = executor.0.lock();
+        assert_eq!((state.threads, state.free, state.reserved), (0, 0, 0));
     }
 
     #[test]
