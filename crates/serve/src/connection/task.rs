@@ -100,7 +100,17 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         match task {
             Task::Change { pieces, change } => Self::change(connection, pieces, change),
             Task::LargeRead { reading, mut replies } => connection.read(reading, &mut replies),
-            Task::Reads(readings) => connection.read_together(readings, common, &mut Replies::new(own)),
+            Task::Reads(mut readings) => {
+                let mut replies = Replies::new(own);
+                match (readings.pop(), readings.is_empty()) {
+                    // It alone has the device, which is how requests in progress are counted.
+                    (Some(single), true) => connection.read(single, &mut replies),
+                    (last, _) => {
+                        readings.extend(last);
+                        connection.read_together(readings, common, &mut replies)
+                    }
+                }
+            }
             Task::Other(request) => {
                 let mut replies = Replies::new(own);
                 replies.execute(&request, &connection.session, connection.device().as_deref());
@@ -153,16 +163,14 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         let device = self.device();
         let mut reads = Vec::with_capacity(readings.len());
         let mut rest = common;
-        if readings.len() > 1 {
-            for reading in &readings {
-                let Request { offset, len_bytes, .. } = *reading.request();
-                let Some((data, after)) = rest.split_at_mut_checked(len_bytes as usize) else { break };
-                reads.push(Read::new(offset, data));
-                rest = after;
-            }
-            if let Some(device) = &device {
-                device.read_together(&mut reads);
-            }
+        for reading in &readings {
+            let Request { offset, len_bytes, .. } = *reading.request();
+            let Some((data, after)) = rest.split_at_mut_checked(len_bytes as usize) else { break };
+            reads.push(Read::new(offset, data));
+            rest = after;
+        }
+        if let Some(device) = &device {
+            device.read_together(&mut reads);
         }
         let mut reads = reads.into_iter();
         for mut reading in readings {
@@ -184,7 +192,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                     continue;
                 }
             }
-            // It is alone, or failed: read again, it reports its own error.
+            // It failed: read again, it reports its own error.
             self.send(replies.filled())?;
             replies.clear();
             self.read(reading, replies)?;
