@@ -338,7 +338,9 @@ impl Disk {
             }
             // SAFETY: the pin names its object until the stream goes back at the end.
             let done = unsafe { core.decode(pinned, &mut working.coder, page) };
-            return done.map(|()| true).map_err(|Corrupt(what)| Error::Corrupt { slot, what });
+            // The slot may have been emptied before the pin named its object.
+            let is_held = pinned != Entry::Empty;
+            return done.map(|()| is_held).map_err(|Corrupt(what)| Error::Corrupt { slot, what });
         }
     }
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use pagefold_codec::by_name;
-use pagefold_store::{PAGE_SIZE, Page, PoolConfig};
+use pagefold_store::{Disk, PAGE_SIZE, Page, Pool, PoolConfig};
 
 use crate::one::One;
 use crate::pages::mixed;
@@ -113,4 +113,32 @@ fn threads_keep_their_own_slots() {
         }
     });
     store.check().expect("consistent");
+}
+
+/// A slot that is emptied during a read held its page or nothing. A page of zeros would hide what is
+/// below the disk.
+#[test]
+fn a_slot_holds_its_page_or_nothing() {
+    let pool = Pool::new(PoolConfig::default()).expect("a pool");
+    let [over, clean] = [pool.disk_over(64), pool.clean_disk(64)].map(|disk| disk.expect("no limit"));
+    let forget = |disk: &Disk| disk.forget(3).expect("no limit");
+    let discard = |disk: &Disk| disk.discard(3..4).expect("a slot");
+    for (disk, empty) in [(&over, &forget as &(dyn Fn(&Disk) + Sync)), (&clean, &discard)] {
+        // Another page keeps the leaf.
+        disk.write(4, &signed(0, 0)).expect("no limit");
+        thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                for round in 0..20_000 {
+                    disk.write(3, &signed(1, round)).expect("no limit");
+                    empty(disk);
+                }
+            });
+            let mut page = [0; PAGE_SIZE];
+            while !writer.is_finished() {
+                let is_held = disk.read(3, &mut page).expect("a readable page");
+                assert_whole(&page);
+                assert_eq!(is_held, page[0] == 1, "a slot with a page");
+            }
+        });
+    }
 }
