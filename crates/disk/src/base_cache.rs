@@ -273,10 +273,12 @@ impl KeptPages {
             && number.checked_sub(1).and_then(|before| self.units.get(before)).is_some_and(is_seen);
         let is_long = read.end - read.start > self.unit_bytes / 2;
         let may_be = again || !(is_long || comes_from_before);
-        if !may_be || !self.cache.admits(self.unit_bytes, again) || state.fetch_or(BUSY, AcqRel) & (KEPT | BUSY) != 0 {
+        if !may_be || !self.cache.admits(self.unit_bytes, again) || state.fetch_or(BUSY, AcqRel) & BUSY != 0 {
             return None;
         }
-        Some(Filling { kept: self, number, state })
+        let filling = Filling { kept: self, number, state };
+        // Another thread may have kept it since.
+        (state.load(Relaxed) & KEPT == 0).then_some(filling)
     }
 
     /// Discards the next unit from the hand to the end of the base. If `spare`, units that were read
