@@ -11,7 +11,7 @@ use pagefold_base::{Base, Cache, Format, Lease, OpenError, Options};
 use pagefold_control::{AddBase, Code, Failure, Figures};
 use pagefold_disk::{BaseCache, Pool};
 
-use crate::{counted::Counted, error::message};
+use crate::{counted::Counted, error::message, machine::Memory};
 
 /// Maximum memory of the cache of decoded clusters.
 const CLUSTERS_BYTES: u64 = 64 << 20;
@@ -20,6 +20,10 @@ const CLUSTERS_BYTES: u64 = 64 << 20;
 /// both caches may use if that is given.
 const CLUSTERS_PART_OF_LIMIT: u64 = 16;
 const CLUSTERS_PART: u64 = 8;
+
+/// What both caches may use unless that is given: this fraction (1/4) of the memory limit, or of the
+/// machine's memory if there is no limit.
+const PART_OF_LIMIT: u64 = 4;
 
 /// A file to serve as a read-only disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +73,7 @@ pub(crate) struct BaseCaches {
     clusters: Cache,
     /// Compressed pages, which disks displace.
     pub(crate) pages: BaseCache,
-    /// The most that both use; `None`: no pages are kept.
+    /// The most that both use; `None`: a part of the limit.
     given_bytes: Option<u64>,
 }
 
@@ -101,13 +105,26 @@ impl BaseCaches {
     }
 }
 
+/// Returns the most bytes that both caches use.
+fn all_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
+    given_bytes.unwrap_or_else(|| {
+        let limit_bytes = pool.stats().mem_limit;
+        let whole_bytes = if limit_bytes == u64::MAX { machine_bytes() } else { limit_bytes };
+        whole_bytes / PART_OF_LIMIT
+    })
+}
+
+fn machine_bytes() -> u64 {
+    Memory::find().map_or(0, |memory| memory.half_bytes() * 2)
+}
+
 fn clusters_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     let most_bytes = CLUSTERS_BYTES.min(pool.stats().mem_limit / CLUSTERS_PART_OF_LIMIT);
     given_bytes.map_or(most_bytes, |bytes| most_bytes.min(bytes / CLUSTERS_PART))
 }
 
 fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
-    given_bytes.map_or(0, |bytes| bytes.saturating_sub(clusters_bytes(pool, given_bytes)))
+    all_bytes(pool, given_bytes).saturating_sub(clusters_bytes(pool, given_bytes))
 }
 
 /// Opens a base. `tell` receives later events of its file.

@@ -140,7 +140,7 @@ pub(crate) struct Args {
     memory_limit: Option<MemoryLimit>,
 
     /// Most memory for what is kept of bases, within the limit: decoded clusters, and compressed pages
-    /// that make room for disks; by default, up to 64 MiB of decoded clusters and no pages
+    /// that make room for disks; by default, a quarter of the limit
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     base_cache: Option<u64>,
 
