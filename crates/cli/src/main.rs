@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod advise;
+mod attach;
 mod background;
 mod cat;
 mod check;
@@ -55,6 +56,8 @@ enum Command {
     Serve(serve::Args),
     Disks(manage::list::Args),
     Uri(manage::uri::Args),
+    Attach(attach::AttachArgs),
+    Detach(attach::DetachArgs),
     Stat(stat::Args),
     Add(manage::add::Args),
     Fork(manage::fork::Args),
@@ -107,6 +110,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Disks(args) => done(manage::list::run(&args)),
         Command::Uri(args) => done(manage::uri::run(&args)),
+        Command::Attach(args) => done(attach::attach(&args)),
+        Command::Detach(args) => done(attach::detach(&args)),
         Command::Stat(args) => done(stat::run(&args)),
         Command::Add(args) => done(manage::add::run(&args)),
         Command::Fork(args) => done(manage::fork::run(&args)),

@@ -84,6 +84,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         max_connections: None,
         bytes_per_second: None,
         socket: None,
+        file: None,
         uris: Vec::new(),
     }
 }

@@ -74,6 +74,9 @@ pub struct DiskRecord {
     /// Path of the disk's own socket.
     #[serde(default)]
     pub socket: Option<String>,
+    /// Path of the disk as a file, if the server has a directory of them.
+    #[serde(default)]
+    pub file: Option<String>,
     /// NBD URIs of the disk: of its own socket, then one per address of the server.
     pub uris: Vec<String>,
 }

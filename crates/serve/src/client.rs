@@ -32,6 +32,59 @@ pub struct Client {
     next_cookie: u64,
 }
 
+/// An export that was opened on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its transmission flags, as the protocol encodes them.
+    pub flags: u16,
+}
+
+/// Negotiates on a new connection up to transmission: the next bytes are requests and their simple
+/// replies.
+///
+/// # Errors
+/// The connection broke, the peer is not an NBD server of this kind, or it does not serve the export
+/// ([`NotFound`](io::ErrorKind::NotFound)).
+pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result<Opened> {
+    let mut greeting = [0; GREETING_BYTES];
+    stream.read_exact(&mut greeting)?;
+    let magic = [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
+    let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
+    if greeting[..16] != magic[..] || flags & handshake::FIXED_NEWSTYLE == 0 {
+        return Err(malformed("not an NBD server with fixed newstyle negotiation"));
+    }
+    let query = InfoQuery { name: export.as_bytes(), kinds: Vec::new() }.encode();
+    let header = OptionHeader { option: option::GO, len_bytes: query.len() as u32 };
+    let flags = u32::from(flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES));
+    stream.write_all(&[&flags.to_be_bytes()[..], &header.encode(), &query].concat())?;
+    let mut opened = None;
+    loop {
+        let mut header = [0; OPTION_REPLY_HEADER_BYTES];
+        stream.read_exact(&mut header)?;
+        let OptionReplyHeader { option, kind, len_bytes } = OptionReplyHeader::parse(&header).map_err(malformed)?;
+        if option != option::GO || len_bytes > MAX_OPTION_BYTES {
+            return Err(malformed("unexpected reply from the server"));
+        }
+        let mut data = vec![0; len_bytes as usize];
+        stream.read_exact(&mut data)?;
+        match kind {
+            reply::ACK => return opened.ok_or_else(|| malformed("the server did not report the export's size")),
+            reply::INFO => {
+                if let InfoReply::Export { size_bytes, flags } = InfoReply::parse(&data).map_err(malformed)? {
+                    opened = Some(Opened { size_bytes, flags });
+                }
+            }
+            _ => {
+                let why = String::from_utf8_lossy(&data).into_owned();
+                let what = format!("the server does not serve the export '{export}': {why}");
+                return Err(io::Error::new(io::ErrorKind::NotFound, what));
+            }
+        }
+    }
+}
+
 trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}
@@ -66,42 +119,8 @@ impl Client {
     }
 
     fn negotiate(mut stream: Box<dyn Stream>, export: &str) -> io::Result<Self> {
-        let mut greeting = [0; GREETING_BYTES];
-        stream.read_exact(&mut greeting)?;
-        let magic = [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
-        let flags = u16::from_be_bytes([greeting[16], greeting[17]]);
-        if greeting[..16] != magic[..] || flags & handshake::FIXED_NEWSTYLE == 0 {
-            return Err(malformed("not an NBD server with fixed newstyle negotiation"));
-        }
-        let query = InfoQuery { name: export.as_bytes(), kinds: Vec::new() }.encode();
-        let header = OptionHeader { option: option::GO, len_bytes: query.len() as u32 };
-        let flags = u32::from(flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES));
-        stream.write_all(&[&flags.to_be_bytes()[..], &header.encode(), &query].concat())?;
-        let mut size = None;
-        loop {
-            let mut header = [0; OPTION_REPLY_HEADER_BYTES];
-            stream.read_exact(&mut header)?;
-            let OptionReplyHeader { option, kind, len_bytes } = OptionReplyHeader::parse(&header).map_err(malformed)?;
-            if option != option::GO || len_bytes > MAX_OPTION_BYTES {
-                return Err(malformed("unexpected reply from the server"));
-            }
-            let mut data = vec![0; len_bytes as usize];
-            stream.read_exact(&mut data)?;
-            match (kind, size) {
-                (reply::ACK, Some(size_bytes)) => return Ok(Self { stream, size_bytes, next_cookie: 0 }),
-                (reply::ACK, None) => return Err(malformed("the server did not report the export's size")),
-                (reply::INFO, _) => {
-                    if let InfoReply::Export { size_bytes, .. } = InfoReply::parse(&data).map_err(malformed)? {
-                        size = Some(size_bytes);
-                    }
-                }
-                _ => {
-                    let why = String::from_utf8_lossy(&data).into_owned();
-                    let what = format!("the server does not serve the export '{export}': {why}");
-                    return Err(io::Error::new(io::ErrorKind::NotFound, what));
-                }
-            }
-        }
+        let Opened { size_bytes, .. } = open_export(&mut stream, export)?;
+        Ok(Self { stream, size_bytes, next_cookie: 0 })
     }
 
     /// Fills `buf` from `offset`. After an error, `buf` holds unspecified bytes.

@@ -35,7 +35,7 @@ mod waiting;
 
 pub use activation::Passed;
 pub use admission::Refused;
-pub use client::Client;
+pub use client::{Client, Opened, open_export};
 pub use error::Error;
 pub use limits::Limits;
 pub use listen::{Permissions, SocketFile, listen_privately};
@@ -45,4 +45,4 @@ pub use pagefold_executor::{
 pub use presence::{ClientEvent, Peer};
 pub use server::{Builder, OwnSocket, Server, ServerHandle, serve_stream};
 pub use transport::{Socket, Transport};
-pub use uri::{tcp_uri, unix_uri};
+pub use uri::{of_unix_uri, tcp_uri, unix_uri};

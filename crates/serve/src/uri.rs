@@ -1,6 +1,17 @@
 //! NBD URIs, to be passed to other programs.
 
-use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    ffi::OsString,
+    fmt::Write,
+    net::SocketAddr,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use percent_encoding::percent_decode_str;
+
+const UNIX_SCHEME: &str = "nbd+unix:///";
+const SOCKET: &str = "?socket=";
 
 /// Returns the NBD URI of an export on a Unix socket, as defined in the NBD project's `doc/uri.md`.
 /// It can be pasted between single quotes, whatever bytes the path and the name contain. The empty
@@ -11,12 +22,26 @@ use std::{fmt::Write, net::SocketAddr, os::unix::ffi::OsStrExt, path::Path};
 /// assert_eq!(uri, "nbd+unix:///root%20fs?socket=/run/my%20disks/a%26b.sock");
 /// ```
 pub fn unix_uri(path: &Path, export: &str) -> String {
-    let mut uri = "nbd+unix:///".to_owned();
+    let mut uri = UNIX_SCHEME.to_owned();
     // A slash in a name is encoded: clients disagree about a leading one.
     push_encoded(&mut uri, export.as_bytes(), IN_NAMES);
-    uri.push_str("?socket=");
+    uri.push_str(SOCKET);
     push_encoded(&mut uri, path.as_os_str().as_bytes(), b"/");
     uri
+}
+
+/// Returns the socket and the export of a URI that [`unix_uri`] made; `None` for any other text.
+///
+/// ```
+/// let uri = "nbd+unix:///root%20fs?socket=/run/my%20disks/a%26b.sock";
+/// assert_eq!(pagefold_serve::of_unix_uri(uri), Some(("/run/my disks/a&b.sock".into(), "root fs".into())));
+/// ```
+pub fn of_unix_uri(uri: &str) -> Option<(PathBuf, String)> {
+    let (export, path) = uri.strip_prefix(UNIX_SCHEME)?.split_once(SOCKET)?;
+    let path = OsString::from_vec(percent_decode_str(path).collect());
+    let export = percent_decode_str(export).decode_utf8().ok()?;
+    let found = (PathBuf::from(path), export.into_owned());
+    (unix_uri(&found.0, &found.1) == uri).then_some(found)
 }
 
 /// Returns the NBD URI of an export on a TCP address.
@@ -53,7 +78,12 @@ mod tests {
 
     #[test]
     fn what_is_reserved_is_encoded() {
-        let uri = |path: &[u8], export| unix_uri(Path::new(std::ffi::OsStr::from_bytes(path)), export);
+        let uri = |path: &[u8], export| {
+            let path = Path::new(std::ffi::OsStr::from_bytes(path));
+            let uri = unix_uri(path, export);
+            assert_eq!(of_unix_uri(&uri), Some((path.to_owned(), export.to_owned())));
+            uri
+        };
         assert_eq!(uri(b"/run/disk-1_a.b~.sock", ""), "nbd+unix:///?socket=/run/disk-1_a.b~.sock");
         assert_eq!(
             uri(b"a b?c#d%e&f+g'h\"i", "/x/\u{e9}"),
@@ -61,5 +91,10 @@ mod tests {
         );
         assert_eq!(uri(b"/a", "disk@before"), "nbd+unix:///disk@before?socket=/a");
         assert_eq!(uri(b"\xff\n", "disk"), "nbd+unix:///disk?socket=%FF%0A");
+        for other in
+            ["", "nbd+unix:///", "nbd://[::1]:10809/x", "nbd+unix:///a?socket=/b&tls=on", "nbd+unix:///%FF?socket=/b"]
+        {
+            assert_eq!(of_unix_uri(other), None, "{other}");
+        }
     }
 }

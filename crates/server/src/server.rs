@@ -160,6 +160,7 @@ impl Server {
             bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
+            file: None,
             name: found.name,
             size_bytes: found.size_bytes,
             limit_bytes: found.limit_bytes,

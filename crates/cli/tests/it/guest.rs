@@ -96,13 +96,32 @@ impl Machine {
     /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`:
     /// `file=URI` and options.
     pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, RUN, script))
+        self.start_from(disks, &initramfs(&self.parts, RUN, script, &[]))
+    }
+
+    /// As [`start`](Self::start), without disks, with a program in `/programs`.
+    pub(crate) fn start_with(&self, program: &Path, script: &str) -> Guest {
+        // Without what debuggers need, it fits into the guest's memory.
+        let folder = TempDir::new().expect("a folder");
+        let stripped = folder.path().join("program");
+        let status = Command::new("strip").arg("-o").arg(&stripped).arg(program).status().expect("strip runs");
+        assert!(status.success(), "{status}");
+        let listed = Command::new("ldd").arg(program).output().expect("ldd runs");
+        let listed = String::from_utf8(listed.stdout).expect("paths");
+        // `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the program that loads them.
+        let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
+        let name = program.file_name().expect("a name").to_string_lossy();
+        let files: Vec<_> = libraries
+            .map(|path| (path[1..].to_owned(), PathBuf::from(path)))
+            .chain([(format!("programs/{name}"), stripped)])
+            .collect();
+        self.start_from(&[], &initramfs(&self.parts, RUN, script, &files))
     }
 
     /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes
     /// over.
     pub(crate) fn boot(&self, disks: &[String]) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, ""))
+        self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
     }
 
     fn start_from(&self, disks: &[String], files: &[u8]) -> Guest {
@@ -110,7 +129,7 @@ impl Machine {
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
         fs::write(&initramfs, files).expect("room for a file");
         let mut command = Command::new(&self.qemu);
-        command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "256"]);
+        command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "512"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
         command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
         command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on"]);
@@ -244,9 +263,15 @@ impl Console {
     }
 }
 
-/// Returns an archive of the initial files in the guest's memory.
-fn initramfs(parts: &Path, then: &str, script: &str) -> Vec<u8> {
+/// Returns an archive of the initial files in the guest's memory. `files` are copied from paths of
+/// this machine.
+fn initramfs(parts: &Path, then: &str, script: &str, files: &[(String, PathBuf)]) -> Vec<u8> {
     let mut archive = Archive::default();
+    for (name, path) in files {
+        let slashes = name.match_indices('/').map(|(at, _)| &name[..at]);
+        slashes.for_each(|folder| archive.add(folder, 0o040_755, b""));
+        archive.add(name, 0o100_755, &fs::read(path).expect("a file"));
+    }
     archive.add("init", 0o100_755, format!("{BEGIN}{then}").as_bytes());
     archive.add("script", 0o100_644, script.as_bytes());
     archive.add("busybox", 0o100_755, &fs::read(parts.join("busybox")).expect("a shell"));

@@ -1,6 +1,7 @@
 //! The `pagefold` program with real, widely used clients.
 
 mod advise;
+mod attach;
 mod bases;
 mod boot;
 mod clients;

@@ -1,0 +1,173 @@
+//! `/dev/loopN` (Linux, `include/uapi/linux/loop.h`).
+#![allow(unsafe_code)] // the ioctls of loop devices
+
+use std::{
+    ffi::c_void,
+    fs::{File, OpenOptions},
+    io,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    ptr,
+};
+
+use linux_raw_sys::loop_device::{
+    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LOOP_CLR_FD, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, loop_config, loop_info64,
+};
+use rustix::{
+    io::Errno,
+    ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl},
+};
+
+/// The device's block size: what every partition table and file system can work with.
+const BLOCK_BYTES: u32 = 512;
+
+/// Attempts to get a free device, which other processes may take first.
+const ATTEMPTS: usize = 64;
+
+/// A device in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its number: `/dev/loopN`.
+    pub number: u32,
+    /// The file below it.
+    pub file: PathBuf,
+}
+
+/// Returns the path of a device.
+pub fn path(number: u32) -> PathBuf {
+    format!("/dev/loop{number}").into()
+}
+
+/// Returns the devices in use, whoever made them.
+///
+/// # Errors
+/// `/sys` cannot be read.
+pub fn devices() -> io::Result<Vec<Device>> {
+    let of = |number| {
+        let file = super::attribute(Path::new(&format!("/sys/block/loop{number}/loop/backing_file")));
+        Ok(file?.map(|file| Device { number, file: file.into() }))
+    };
+    super::numbers("loop")?.into_iter().filter_map(|number| of(number).transpose()).collect()
+}
+
+/// Makes a device over a file, which it reads and writes past the page cache if the file allows that.
+/// Returns its number.
+///
+/// # Errors
+/// The caller is not root, there are no loop devices, or the file cannot be opened.
+pub fn attach(file: &Path, read_only: bool) -> io::Result<u32> {
+    let below = OpenOptions::new().read(true).write(!read_only).open(file)?;
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+    for _ in 0..ATTEMPTS {
+        let number = free_number(&control)?;
+        let device = OpenOptions::new().read(true).write(true).open(path(number))?;
+        match configure(&device, &below, file, read_only) {
+            Ok(()) => return Ok(number),
+            Err(Errno::BUSY) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::BUSY.into())
+}
+
+/// Takes the device's file from it, once nobody has the device open.
+///
+/// # Errors
+/// The caller is not root, or there is no such device.
+pub fn detach(number: u32) -> io::Result<()> {
+    let device = File::open(path(number))?;
+    // SAFETY: this command has no argument.
+    Ok(unsafe { ioctl(device, NoArg::<{ LOOP_CLR_FD as Opcode }>::new()) }?)
+}
+
+fn configure(device: &File, below: &File, file: &Path, read_only: bool) -> Result<(), Errno> {
+    let mut info = NO_INFO;
+    info.lo_flags = LO_FLAGS_DIRECT_IO as u32 | if read_only { LO_FLAGS_READ_ONLY as u32 } else { 0 };
+    // For lists alone, and cut: /sys has the whole path.
+    let name = file.as_os_str().as_encoded_bytes();
+    let shown = name.len().min(info.lo_file_name.len() - 1);
+    info.lo_file_name[..shown].copy_from_slice(&name[..shown]);
+    let fd = below.as_raw_fd().cast_unsigned();
+    let config = loop_config { fd, block_size: BLOCK_BYTES, info, __reserved: [0; 8] };
+    // SAFETY: this command reads a `loop_config`.
+    unsafe { ioctl(device, Setter::<{ LOOP_CONFIGURE as Opcode }, loop_config>::new(config)) }
+}
+
+const NO_INFO: loop_info64 = loop_info64 {
+    lo_device: 0,
+    lo_inode: 0,
+    lo_rdevice: 0,
+    lo_offset: 0,
+    lo_sizelimit: 0,
+    lo_number: 0,
+    lo_encrypt_type: 0,
+    lo_encrypt_key_size: 0,
+    lo_flags: 0,
+    lo_file_name: [0; 64],
+    lo_crypt_name: [0; 64],
+    lo_encrypt_key: [0; 32],
+    lo_init: [0; 2],
+};
+
+fn free_number(control: &File) -> io::Result<u32> {
+    // SAFETY: `GetFree` describes the command as it is.
+    Ok(unsafe { ioctl(control, GetFree) }?)
+}
+
+/// [`LOOP_CTL_GET_FREE`], which has no argument and returns a device's number.
+struct GetFree;
+
+// SAFETY: the command neither reads nor writes memory of the caller.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE as Opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
+        u32::try_from(out).map_err(|_| Errno::INVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::FileExt};
+
+    use super::*;
+
+    #[test]
+    fn a_device_shows_its_file_until_it_is_detached() {
+        let test = "a_device_shows_its_file_until_it_is_detached";
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().canonicalize().expect("a path").join("disk");
+        fs::write(&file, vec![7; 1 << 20]).expect("a file");
+        let number = match attach(&file, false) {
+            Ok(number) => number,
+            Err(error) => return pagefold_testing::skip(test, &format!("no loop device: {error}")),
+        };
+        assert!(devices().expect("/sys").contains(&Device { number, file: file.clone() }));
+        let device = OpenOptions::new().read(true).write(true).open(path(number)).expect("a device");
+        let mut sector = [0; 512];
+        device.read_exact_at(&mut sector, 512).expect("a read");
+        assert_eq!(sector, [7; 512]);
+        device.write_all_at(&[8; 512], 1024).expect("a write");
+        device.sync_all().expect("a flush");
+        drop(device);
+        detach(number).expect("a device in use");
+        assert!(!devices().expect("/sys").iter().any(|device| device.file == file));
+        let content = fs::read(&file).expect("a file");
+        assert!(content[1024..1536] == [8; 512] && content[1536..] == [7; (1 << 20) - 1536]);
+
+        let number = attach(&file, true).expect("a device");
+        let written = OpenOptions::new().write(true).open(path(number)).and_then(|device| device.write_all_at(&[1], 0));
+        detach(number).expect("a device in use");
+        written.expect_err("a device that is read-only");
+    }
+}

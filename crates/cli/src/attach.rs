@@ -1,0 +1,226 @@
+//! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
+
+use std::{
+    io::{self, ErrorKind, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::ValueEnum;
+use pagefold_attach::{
+    loop_device,
+    nbd::{self, Connection, Nbd},
+};
+use pagefold_control::{Command, DiskRecord, Failure, Listing};
+use pagefold_serve::{Opened, of_unix_uri, open_export};
+
+use crate::{output::output, peer::Peer, tell};
+
+/// How long a server may take to answer during the negotiation.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The most connections of a device by default.
+const MOST_CONNECTIONS: usize = 4;
+
+/// What the identifiers of our NBD devices begin with. A URI follows.
+const OURS: &str = "pagefold ";
+
+/// Make a disk a block device of this machine
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  device=$(pagefold attach job-1)
+  mount \"$device\" /mnt
+  umount /mnt && pagefold detach job-1
+
+Prints the device's path, and on standard error the way that was taken and why. Needs root.
+nbd: /dev/nbdN, over connections to the server's Unix socket; needs the kernel's module nbd.
+loop: /dev/loopN, over the disk's file; needs a server with --files.
+The device stays until 'pagefold detach', also if the server ends: its requests then fail.")]
+pub(crate) struct AttachArgs {
+    /// A disk, base, or snapshot as DISK@SNAPSHOT
+    name: String,
+
+    /// The only way to take [default: nbd if the kernel has it, else loop]
+    #[arg(long, value_name = "WAY")]
+    via: Option<Way>,
+
+    /// Number of connections to the server (nbd) [default: one per processor, at most 4]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
+    connections: Option<u16>,
+
+    /// Seconds after which a request that is not answered fails; 0: never (nbd)
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    timeout: u32,
+
+    #[command(flatten)]
+    peer: Peer,
+}
+
+/// Remove block devices that 'pagefold attach' made
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold detach job-1
+  pagefold detach /dev/nbd0
+
+A loop device that is in use, such as by a mounted file system, goes when that ends. The requests of \
+an NBD device that is in use fail from now on.")]
+pub(crate) struct DetachArgs {
+    /// Disks, or paths of devices: these need no server
+    #[arg(required = true, value_name = "NAME|DEVICE")]
+    names: Vec<String>,
+
+    #[command(flatten)]
+    peer: Peer,
+}
+
+/// A kind of block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Way {
+    /// A device of the kernel's NBD client
+    Nbd,
+    /// A loop device over the disk's file
+    Loop,
+}
+
+/// A device that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Device {
+    way: Way,
+    number: u32,
+}
+
+impl Device {
+    fn path(self) -> PathBuf {
+        match self.way {
+            Way::Nbd => nbd::path(self.number),
+            Way::Loop => loop_device::path(self.number),
+        }
+    }
+}
+
+pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
+    let disk = find(&args.peer, &args.name)?;
+    if let Some(device) = devices_of(&disk)?.first() {
+        bail!("'{}' is attached as {}: detach it first", disk.name, device.path().display());
+    }
+    let (device, how) = match args.via {
+        Some(Way::Nbd) => (attach_nbd(args, &disk)?, String::new()),
+        Some(Way::Loop) => (attach_loop(&disk)?, String::new()),
+        None => match attach_nbd(args, &disk) {
+            Ok(device) => (device, String::new()),
+            Err(why) => {
+                let done = attach_loop(&disk);
+                let device = done.map_err(|error| anyhow!("nbd: {why:#}; loop: {error:#}"))?;
+                (device, format!(", as there is no nbd: {why:#}"))
+            }
+        },
+    };
+    let way = match device.way {
+        Way::Nbd => "nbd",
+        Way::Loop => "loop",
+    };
+    tell(&format!("attached '{}' by {way}{how}", disk.name));
+    let mut out = output();
+    writeln!(out, "{}", device.path().display())?;
+    Ok(out.flush()?)
+}
+
+pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    for name in &args.names {
+        let devices = if name.starts_with('/') {
+            vec![device_at(Path::new(name))?]
+        } else {
+            let disk = find(&args.peer, name)?;
+            let devices = devices_of(&disk)?;
+            ensure!(!devices.is_empty(), "'{name}' is not attached");
+            devices
+        };
+        for device in devices {
+            let done = match device.way {
+                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)),
+                Way::Loop => loop_device::detach(device.number),
+            };
+            done.with_context(|| format!("cannot detach {}", device.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn find(peer: &Peer, name: &str) -> anyhow::Result<DiskRecord> {
+    let Listing { disks, .. } = peer.connect()?.call(&Command::List {})?;
+    let known = Failure::no_disk_among(name, disks.iter().map(|disk| disk.name.as_str()));
+    disks.into_iter().find(|disk| disk.name == name).ok_or_else(|| known.into())
+}
+
+/// Returns the devices of a disk.
+fn devices_of(disk: &DiskRecord) -> anyhow::Result<Vec<Device>> {
+    let is_of =
+        |identifier: &str| identifier.strip_prefix(OURS).is_some_and(|uri| disk.uris.iter().any(|own| own == uri));
+    let nbd = nbd::devices()?.into_iter().filter(|device| is_of(&device.identifier));
+    let nbd = nbd.map(|device| Device { way: Way::Nbd, number: device.number });
+    let file = disk.file.as_deref().map(Path::new);
+    let loops = loop_device::devices()?.into_iter().filter(|device| file == Some(&*device.file));
+    let loops = loops.map(|device| Device { way: Way::Loop, number: device.number });
+    Ok(nbd.chain(loops).collect())
+}
+
+/// Returns the device at a path, if it is one of ours or a loop device.
+fn device_at(path: &Path) -> anyhow::Result<Device> {
+    let nbd = nbd::devices()?.into_iter().find(|device| nbd::path(device.number) == path);
+    if let Some(device) = nbd {
+        let shown = path.display();
+        ensure!(device.identifier.starts_with(OURS), "{shown} is a device of another program: {}", device.identifier);
+        return Ok(Device { way: Way::Nbd, number: device.number });
+    }
+    let found = loop_device::devices()?.into_iter().find(|device| loop_device::path(device.number) == path);
+    let device = found.with_context(|| format!("{}: no device in use that could be detached", path.display()))?;
+    Ok(Device { way: Way::Loop, number: device.number })
+}
+
+fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
+    let nbd = Nbd::open().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
+        _ => error.into(),
+    })?;
+    let found = disk.uris.iter().find_map(|uri| Some((uri, of_unix_uri(uri)?)));
+    let (uri, (socket, export)) = found.context("the server has no Unix socket, which a device is connected to")?;
+    let identifier = format!("{OURS}{uri}");
+    ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let count = args.connections.map_or(processors.min(MOST_CONNECTIONS), usize::from);
+    let mut sockets = Vec::with_capacity(count);
+    let mut opened = None;
+    for _ in 0..count {
+        let (socket, export) = connect(&socket, &export).with_context(|| socket.display().to_string())?;
+        sockets.push(socket);
+        ensure!(opened.is_none_or(|before| before == export), "the disk has just been changed; try again");
+        opened = Some(export);
+    }
+    let Opened { size_bytes, flags } = opened.context("no connection")?;
+    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    let timeout_seconds = args.timeout.into();
+    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier: &identifier };
+    let number = nbd.connect(connection).context("the kernel refuses the connection")?;
+    Ok(Device { way: Way::Nbd, number })
+}
+
+fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let opened = open_export(&mut stream, export)?;
+    // The kernel, which uses the socket from now on, has a timeout of its own.
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    Ok((stream, opened))
+}
+
+fn attach_loop(disk: &DiskRecord) -> anyhow::Result<Device> {
+    let file = disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes one of each")?;
+    let number = loop_device::attach(Path::new(file), disk.read_only).with_context(|| file.to_owned())?;
+    Ok(Device { way: Way::Loop, number })
+}
