@@ -73,6 +73,7 @@ pub(super) mod tests {
             max_connections: None,
             bytes_per_second: None,
             socket: None,
+            file: None,
             uris: Vec::new(),
         }
     }
