@@ -170,6 +170,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         let work = self.lock_work().take();
         // Buffers are unmapped first.
         self.share.trim();
+        self.transport.rest();
         drop(work);
     }
 

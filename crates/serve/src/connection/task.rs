@@ -46,6 +46,7 @@ impl<T: Transport, G: Keeper<T>> Drop for Counted<T, G> {
         if connection.tasks.fetch_sub(1, Ordering::AcqRel) == 1 && connection.lock_work().is_none() {
             // The connection rests, or has ended: its buffers are not needed.
             connection.share.trim();
+            connection.transport.rest();
         }
     }
 }
