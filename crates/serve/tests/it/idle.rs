@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -47,11 +47,15 @@ fn serves_idle_clients() {
 }
 
 /// The server's process, which ends with its standard input.
-struct Served(Child);
+struct Served {
+    child: Child,
+    /// What it writes after the first line is not read.
+    _out: BufReader<ChildStdout>,
+}
 
 impl Served {
     fn figure(&self, name: &str) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
     }
@@ -59,8 +63,8 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
     }
 }
 
@@ -88,20 +92,21 @@ impl Idle {
 
 #[test]
 fn idle_clients_take_no_threads_and_little_memory() {
-    let clients: u64 = env::var("TEST_IDLE_CLIENTS").map_or(200, |number| number.parse().unwrap());
+    let clients: u64 = env::var("TEST_IDLE_CLIENTS").map_or(100, |number| number.parse().unwrap());
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     for tls in [false, true] {
-        let child = Command::new(env::current_exe().unwrap())
+        let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "idle::serves_idle_clients", "--nocapture"])
             .env(SERVE, if tls { "tls" } else { "plain" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut served = Served(child);
-        let mut lines = BufReader::new(served.0.stdout.take().unwrap()).lines();
-        let line = lines.find_map(|line| line.unwrap().strip_prefix("port ").map(str::to_owned)).unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let line =
+            out.by_ref().lines().find_map(|line| line.unwrap().strip_prefix("port ").map(str::to_owned)).unwrap();
+        let served = Served { child, _out: out };
         let (port, pki) = line.split_once(' ').unwrap();
         let connect = || {
             let mut wire = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();

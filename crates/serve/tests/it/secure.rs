@@ -75,6 +75,18 @@ pub(crate) fn client_with(
     has_certificate: bool,
     versions: &[&'static rustls::SupportedProtocolVersion],
 ) -> ClientConnection {
+    client_of(client_config(directory, has_certificate, versions))
+}
+
+pub(crate) fn client_of(config: ClientConfig) -> ClientConnection {
+    ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap()
+}
+
+pub(crate) fn client_config(
+    directory: &Path,
+    has_certificate: bool,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> ClientConfig {
     let file = |name: &str| directory.join(name);
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("ca-cert.pem")).unwrap()).unwrap();
@@ -82,13 +94,12 @@ pub(crate) fn client_with(
         .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots);
-    let config = if has_certificate {
+    if has_certificate {
         let chain = CertificateDer::pem_file_iter(file("client-cert.pem")).unwrap().collect::<Result<_, _>>().unwrap();
         builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(file("client-key.pem")).unwrap()).unwrap()
     } else {
         builder.with_no_client_auth()
-    };
-    ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap()
+    }
 }
 
 /// A socket of any kind.
