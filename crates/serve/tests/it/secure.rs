@@ -18,8 +18,12 @@ use pagefold_serve::{
 use pagefold_testing::certificates::{Authority, Valid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::{
-    ClientConfig, ClientConnection, RootCertStore,
-    crypto::ring,
+    ClientConfig, ClientConnection, ConnectionTrafficSecrets, ContentType, ProtocolVersion, RootCertStore,
+    SupportedCipherSuite,
+    crypto::{
+        cipher::{MessageEncrypter, OutboundChunks, OutboundPlainMessage},
+        ring,
+    },
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 
@@ -78,11 +82,11 @@ pub(crate) fn client_with(
     client_of(client_config(directory, has_certificate, versions))
 }
 
-pub(crate) fn client_of(config: ClientConfig) -> ClientConnection {
+fn client_of(config: ClientConfig) -> ClientConnection {
     ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap()
 }
 
-pub(crate) fn client_config(
+fn client_config(
     directory: &Path,
     has_certificate: bool,
     versions: &[&'static rustls::SupportedProtocolVersion],
@@ -99,6 +103,47 @@ pub(crate) fn client_config(
         builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(file("client-key.pem")).unwrap()).unwrap()
     } else {
         builder.with_no_client_auth()
+    }
+}
+
+/// Encrypts what no client sends.
+pub(crate) struct Forger {
+    encrypter: Box<dyn MessageEncrypter>,
+    /// Number of the next record.
+    number: u64,
+}
+
+impl Forger {
+    /// Does the handshake of a client, and takes its keys.
+    pub(crate) fn new(wire: &mut (impl Read + Write), version: &'static rustls::SupportedProtocolVersion) -> Self {
+        let mut config = client_config(&PKI, false, &[version]);
+        config.enable_secret_extraction = true;
+        let mut tls = client_of(config);
+        shake_hands(&mut tls, wire).unwrap();
+        let suite = tls.negotiated_cipher_suite().unwrap();
+        let (number, secrets) = tls.dangerous_extract_secrets().unwrap().tx;
+        let (key, iv, is_gcm) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } | ConnectionTrafficSecrets::Aes256Gcm { key, iv } => {
+                (key, iv, true)
+            }
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (key, iv, false),
+            _ => panic!("an unknown cipher"),
+        };
+        let encrypter = match suite {
+            SupportedCipherSuite::Tls13(suite) => suite.aead_alg.encrypter(key, iv),
+            SupportedCipherSuite::Tls12(suite) => {
+                let (fixed, explicit) = iv.as_ref().split_at(if is_gcm { 4 } else { 12 });
+                suite.aead_alg.encrypter(key, fixed, explicit)
+            }
+        };
+        Self { encrypter, number }
+    }
+
+    pub(crate) fn record(&mut self, typ: ContentType, bytes: &[u8]) -> Vec<u8> {
+        let payload = OutboundChunks::Single(bytes);
+        let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
+        self.number += 1;
+        self.encrypter.encrypt(message, self.number - 1).unwrap().encode()
     }
 }
 

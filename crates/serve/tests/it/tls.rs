@@ -18,16 +18,13 @@ use pagefold_serve::{
 };
 use pagefold_testing::certificates::{Authority, Valid};
 use proptest::prelude::*;
-use rustls::{
-    ConnectionTrafficSecrets, ContentType, ProtocolVersion, SupportedCipherSuite,
-    crypto::cipher::{OutboundChunks, OutboundPlainMessage},
-};
+use rustls::ContentType;
 
 use crate::{
     device::Ram,
     memory::{Strict, wait_until},
     raw::{IO, Running, contexts, info, quick},
-    secure::{self, PKI, Pki, ask, carried, certificates, client, client_with, shake_hands},
+    secure::{Forger, PKI, Pki, ask, carried, certificates, client, client_with, shake_hands},
 };
 
 /// A server on TCP, with one export.
@@ -557,6 +554,12 @@ fn a_client_that_changes_its_keys_is_served() {
     server.assert_alive();
 }
 
+/// What chooses the export.
+fn go() -> Vec<u8> {
+    let go = info(b"disk", &[]);
+    [&OptionHeader { option: option::GO, len_bytes: go.len() as u32 }.encode()[..], &go].concat()
+}
+
 /// A message of TLS itself that continues in another record is possible, and no client sends it. While it
 /// is incomplete, rustls could not encrypt a reply.
 #[test]
@@ -564,40 +567,65 @@ fn a_change_of_keys_in_two_records_ends_its_connection() {
     let server = secure_server(Ram::shared(8192), Limits::default());
     let mut raw = server.greet();
     ask(&mut raw);
-    let mut config = secure::client_config(&PKI, false, &[&rustls::version::TLS13]);
-    config.enable_secret_extraction = true;
-    let mut tls = secure::client_of(config);
-    shake_hands(&mut tls, &mut raw.stream).unwrap();
-    let Some(SupportedCipherSuite::Tls13(suite)) = tls.negotiated_cipher_suite() else { panic!("not TLS 1.3") };
-    let (first, secrets) = tls.dangerous_extract_secrets().unwrap().tx;
-    let (ConnectionTrafficSecrets::Aes128Gcm { key, iv }
-    | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
-    | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv }) = secrets
-    else {
-        panic!("an unknown cipher")
-    };
-    let mut encrypter = suite.aead_alg.encrypter(key, iv);
-    let mut number = first;
-    let mut record = |typ, bytes: &[u8]| {
-        let payload = OutboundChunks::Single(bytes);
-        let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
-        number += 1;
-        encrypter.encrypt(message, number - 1).unwrap().encode()
-    };
-    let go = info(b"disk", &[]);
-    let go = [&OptionHeader { option: option::GO, len_bytes: go.len() as u32 }.encode()[..], &go].concat();
+    let mut forger = Forger::new(&mut raw.stream, &rustls::version::TLS13);
     let read = Request { flags: 0, kind: command::READ, cookie: 5, offset: 0, len_bytes: 8192 }.encode();
     let sent = [
-        record(ContentType::ApplicationData, &go),
-        record(ContentType::ApplicationData, &read.repeat(50)),
+        forger.record(ContentType::ApplicationData, &go()),
+        forger.record(ContentType::ApplicationData, &read.repeat(50)),
         // A third of a KeyUpdate.
-        record(ContentType::Handshake, &[24, 0]),
-        record(ContentType::ApplicationData, &read),
+        forger.record(ContentType::Handshake, &[24, 0]),
+        forger.record(ContentType::ApplicationData, &read),
     ];
     raw.send(&sent.concat());
     // The first requests may be answered.
     let _ = raw.stream.read_to_end(&mut Vec::new());
     server.assert_alive();
+}
+
+/// A client of TLS 1.2 may ask for it once.
+#[test]
+fn a_second_handshake_is_refused() {
+    let server = secure_server(Ram::shared(8192), Limits::default());
+    let mut raw = server.greet();
+    ask(&mut raw);
+    let mut forger = Forger::new(&mut raw.stream, &rustls::version::TLS12);
+    let mut hello = Vec::new();
+    client_with(&PKI, false, &[&rustls::version::TLS12]).write_tls(&mut hello).unwrap();
+    let read = Request { flags: 0, kind: command::READ, cookie: 5, offset: 0, len_bytes: 8192 }.encode();
+    let sent = [
+        forger.record(ContentType::ApplicationData, &go()),
+        forger.record(ContentType::Handshake, &hello[5..]),
+        forger.record(ContentType::ApplicationData, &read),
+    ];
+    raw.send(&sent.concat());
+    // The option's replies, an alert and the data, each with what encryption adds.
+    raw.bytes(20 + 12 + 20 + 2 + 16 + 8192);
+    raw.send(&forger.record(ContentType::Handshake, &hello[5..]));
+    let _ = raw.stream.read_to_end(&mut Vec::new());
+    server.assert_alive();
+}
+
+/// Handshakes that stop keep nobody out, and end like other negotiations.
+#[test]
+fn clients_that_stop_in_the_handshake_are_closed_and_others_are_served() {
+    let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(quick()).tls(certificates());
+    let server = Running::start(builder);
+    let mut hello = Vec::new();
+    client(&PKI).write_tls(&mut hello).unwrap();
+    let stopped: Vec<_> = (0..100)
+        .map(|number| {
+            let mut raw = server.greet();
+            ask(&mut raw);
+            raw.send(&hello[..hello.len() * (number % 3) / 2]);
+            raw
+        })
+        .collect();
+    in_hand(&server);
+    for mut raw in stopped {
+        // What the server has sent of its part is lost.
+        let _ = raw.stream.read_to_end(&mut Vec::new());
+    }
+    wait_until("all have ended", || server.handle.connections() == 0);
 }
 
 /// What a client sends without waiting for the end of the negotiation is not lost.
