@@ -166,7 +166,7 @@ impl Control {
     }
 
     /// Returns whether clients of a socket use TLS. On a Unix socket, the permissions of its file say
-    /// who may connect, and nobody can listen in.
+    /// who may connect, and no other process can listen in.
     pub(crate) fn security(&self, listener: &Listener) -> Security {
         match &self.tls {
             None => Security::Plain,

@@ -177,7 +177,7 @@ fn a_unix_socket_offers_tls() {
     server.assert_alive();
 }
 
-/// Whoever is between client and server could have sent what precedes TLS.
+/// What precedes TLS could come from somebody between client and server.
 #[test]
 fn what_was_agreed_on_in_plain_text_is_forgotten() {
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).tls(certificates());
@@ -605,7 +605,7 @@ fn a_second_handshake_is_refused() {
     server.assert_alive();
 }
 
-/// Handshakes that stop keep nobody out, and end like other negotiations.
+/// Handshakes that stop do not keep others out, and end like other negotiations.
 #[test]
 fn clients_that_stop_in_the_handshake_are_closed_and_others_are_served() {
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(quick()).tls(certificates());
