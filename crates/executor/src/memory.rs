@@ -108,9 +108,14 @@ impl Memory {
         self.take(Claim::Connection, IDLE_BYTES)
     }
 
-    /// Reserves what a connection needs to work.
-    pub fn take_work(self: &Arc<Self>) -> Option<Taken> {
-        self.take(Claim::Work, WORK_BYTES)
+    /// Reserves more for a connection as long as it exists, for what a plain one does not have.
+    pub fn take_more_idle(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
+        self.take(Claim::Connection, bytes)
+    }
+
+    /// Reserves what a connection needs to work, and `more_bytes`.
+    pub fn take_work(self: &Arc<Self>, more_bytes: u64) -> Option<Taken> {
+        self.take(Claim::Work, WORK_BYTES + more_bytes)
     }
 
     fn take(self: &Arc<Self>, claim: Claim, bytes: u64) -> Option<Taken> {

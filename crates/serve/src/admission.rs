@@ -17,10 +17,13 @@ use crate::{
     Error,
     connection::{Common, Connection, Keeper},
     events::Resting,
-    negotiate::NoPlace,
-    presence::{Presence, WhenClient},
+    listen::Listener,
+    negotiate::{NoPlace, Security},
+    presence::{Peer, Presence, WhenClient},
     sockets::{Opened, Sockets},
-    transport::{Socket, Transport},
+    stream::Stream,
+    tls::Certificates,
+    transport::Transport,
 };
 
 /// Minimum interval between two reports of refused clients, for each reason.
@@ -42,10 +45,17 @@ pub enum Refused {
     /// The server's [`Account`](crate::Account) has no room for another connection that works:
     /// requests wait until others are done.
     Work,
+    /// A client's TLS handshake has failed.
+    Tls {
+        /// The client.
+        peer: Peer,
+        /// Why.
+        error: io::Error,
+    },
 }
 
 /// The number of the variants of [`Refused`].
-const REASONS: usize = 5;
+const REASONS: usize = 6;
 
 /// The callback for refused clients.
 #[derive(Clone, Default)]
@@ -57,9 +67,18 @@ impl fmt::Debug for WhenRefused {
     }
 }
 
+/// How a server does TLS: it is offered on all sockets.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    pub(crate) certificates: Arc<Certificates>,
+    /// Whether clients on the network may do without.
+    pub(crate) is_optional: bool,
+}
+
 /// State shared by a server, its handles and its connections.
 pub(crate) struct Control {
     pub(crate) common: Arc<Common>,
+    tls: Option<Tls>,
     /// Written to wake the server's thread.
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) resting: Resting,
@@ -87,7 +106,7 @@ struct Connections {
 }
 
 struct Admitted {
-    socket: Arc<Socket>,
+    stream: Arc<Stream>,
     private: bool,
 }
 
@@ -101,11 +120,12 @@ pub(crate) struct Seat {
 }
 
 /// A connection of a server.
-pub(crate) type Served = Connection<Socket, Seat>;
+pub(crate) type Served = Connection<Stream, Seat>;
 
 impl Control {
     pub(crate) fn new(
         common: Arc<Common>,
+        tls: Option<Tls>,
         wake: Arc<OwnedFd>,
         resting: Resting,
         when_refused: WhenRefused,
@@ -114,6 +134,7 @@ impl Control {
         let limit = common.limits.connections;
         Self {
             common,
+            tls,
             wake,
             resting,
             sockets: Sockets::default(),
@@ -142,6 +163,32 @@ impl Control {
         let watched = self.sockets.get(number).map_or(Ok(()), |opened| self.resting.listen(number, &opened.listener));
         watched.inspect_err(|_| self.sockets.remove(number))?;
         Ok(number)
+    }
+
+    /// Returns whether clients of a socket use TLS. On a Unix socket, the permissions of its file say
+    /// who may connect, and no other process can listen in.
+    pub(crate) fn security(&self, listener: &Listener) -> Security {
+        match &self.tls {
+            None => Security::Plain,
+            Some(tls) if tls.is_optional || !listener.is_on_network() => Security::Offered,
+            Some(_) => Security::Required,
+        }
+    }
+
+    /// Begins TLS with a client that has asked for it.
+    pub(crate) fn start_tls(&self, stream: &mut Arc<Stream>) -> io::Result<()> {
+        let Common { executor, limits, .. } = &*self.common;
+        let layer = self.tls.as_ref().map_or(Ok(None), |tls| tls.certificates.layer(executor.memory(), limits.io_timeout))?;
+        match (layer, Arc::get_mut(stream)) {
+            (Some(layer), Some(stream)) => {
+                stream.start_tls(layer);
+                Ok(())
+            }
+            _ => {
+                self.tell(Refused::Memory);
+                Err(io::ErrorKind::OutOfMemory.into())
+            }
+        }
     }
 
     /// Ends every wait for connections, now and from now on.
@@ -178,7 +225,7 @@ impl Control {
     pub(crate) fn seat(
         self: &Arc<Self>,
         number: u64,
-        socket: &Arc<Socket>,
+        stream: &Arc<Stream>,
         export: &Export,
         exports: usize,
         idle: Option<Taken>,
@@ -201,9 +248,9 @@ impl Control {
             return Err((NoPlace::Memory, None));
         };
         connections.private += usize::from(private);
-        connections.all.insert(number, Admitted { socket: Arc::clone(socket), private });
+        connections.all.insert(number, Admitted { stream: Arc::clone(stream), private });
         drop(connections);
-        let presence = Presence::begin(&self.when_client, socket, export.name());
+        let presence = Presence::begin(&self.when_client, stream, export.name());
         Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
     }
 
@@ -216,6 +263,7 @@ impl Control {
             Refused::Thread(_) => 2,
             Refused::Memory => 3,
             Refused::Work => 4,
+            Refused::Tls { .. } => 5,
         };
         let mut connections = self.lock();
         let told = &mut connections.told[reason];
@@ -231,12 +279,12 @@ impl Control {
 
     /// Lets all connections receive no more than what has arrived.
     pub(crate) fn shutdown_recv(&self) {
-        self.lock().all.values().for_each(|admitted| admitted.socket.shutdown_recv());
+        self.lock().all.values().for_each(|admitted| admitted.stream.shutdown_recv());
     }
 
     /// Closes all connections.
     pub(crate) fn shutdown(&self) {
-        self.lock().all.values().for_each(|admitted| admitted.socket.shutdown());
+        self.lock().all.values().for_each(|admitted| admitted.stream.shutdown());
     }
 
     /// Waits for at most `time` until no connection is left, or until they are abandoned. Returns
@@ -284,7 +332,7 @@ impl Drop for Seat {
     }
 }
 
-impl Keeper<Socket> for Seat {
+impl Keeper<Stream> for Seat {
     const RESTS: bool = true;
 
     fn watch(connection: &Arc<Served>) -> bool {

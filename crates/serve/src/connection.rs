@@ -162,6 +162,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         let work = self.lock_work().take();
         // Buffers are unmapped first.
         self.client.keep_buffers(false);
+        self.transport.rest();
         drop(work);
     }
 

@@ -12,7 +12,7 @@ pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 #[non_exhaustive]
 pub enum Error {
     /// No address was given.
-    #[error("no address to listen on: add a Unix socket path, a TCP address or socket activation")]
+    #[error("no address to listen on: add a Unix socket path, a TCP address, a vsock port or socket activation")]
     NoListener,
     /// An export has no valid name of its own.
     #[error(transparent)]
@@ -42,6 +42,14 @@ pub enum Error {
     Tcp {
         /// The address.
         address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The vsock port cannot be used.
+    #[error("cannot listen on vsock port {port}")]
+    Vsock {
+        /// The port.
+        port: u32,
         /// The cause.
         source: io::Error,
     },

@@ -31,7 +31,8 @@ use crate::{
     listen::Listener,
     negotiate::{Ended, Negotiation, Session},
     sockets::Opened,
-    transport::{Socket, at_most_a_day},
+    stream::Stream,
+    transport::{Transport, at_most_a_day},
 };
 
 /// Pause before the next attempt if the system refuses a descriptor, a thread or memory.
@@ -112,14 +113,14 @@ impl Resting {
     }
 
     /// Reports the next event of a socket that is already being watched.
-    fn watch(&self, number: u64, socket: &Socket, events: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, socket, EventData::new_u64(number), events | EventFlags::ONESHOT)
+    fn watch(&self, number: u64, stream: &Stream, events: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, stream, EventData::new_u64(number), events | EventFlags::ONESHOT)
     }
 }
 
 /// A connection that has not chosen an export, or whose client has not received the answer yet.
 struct Newcomer {
-    socket: Arc<Socket>,
+    stream: Arc<Stream>,
     negotiation: Negotiation,
     since: Instant,
     place: Place,
@@ -141,37 +142,43 @@ enum Progress {
 impl Newcomer {
     /// Exchanges what is possible without waiting.
     fn progress(&mut self, number: u64, control: &Arc<Control>, exports: &Exports) -> Result<Progress, Ended> {
-        let Self { socket, negotiation, place, .. } = self;
+        let Self { stream, negotiation, place, .. } = self;
         let place = RefCell::new(place);
-        let begin = |export: &Export| {
-            let mut place = place.borrow_mut();
-            let Place::None(idle) = &mut **place else { return Ok(()) };
-            let seat = control.seat(number, socket, export, exports.count(), idle.take());
-            let (seat, result) = match seat {
-                Ok(seat) => (Place::Seat(seat), Ok(())),
-                Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
-            };
-            **place = seat;
-            result
-        };
         for _ in 0..MOST_STEPS {
             while !negotiation.unsent().is_empty() {
-                match socket.try_send(negotiation.unsent())? {
+                match stream.try_send(negotiation.unsent())? {
                     Some(bytes) => negotiation.sent(bytes),
                     None => return Ok(Progress::Waits(EventFlags::OUT)),
                 }
             }
+            if !stream.try_flush()? {
+                return Ok(Progress::Waits(EventFlags::OUT));
+            }
+            if negotiation.starts_tls() {
+                control.start_tls(stream)?;
+                negotiation.tls_started();
+            }
             if let Some(result) = negotiation.result() {
                 return result.map(Progress::Chosen);
             }
-            match socket.try_recv(negotiation.room())? {
+            match stream.try_recv(negotiation.room())? {
                 Some(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Some(bytes) => negotiation.received(bytes, &begin),
+                Some(bytes) => negotiation.received(bytes, &|export: &Export| {
+                    let mut place = place.borrow_mut();
+                    let Place::None(idle) = &mut **place else { return Ok(()) };
+                    let seat = control.seat(number, stream, export, exports.count(), idle.take());
+                    let (seat, result) = match seat {
+                        Ok(seat) => (Place::Seat(seat), Ok(())),
+                        Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
+                    };
+                    **place = seat;
+                    result
+                }),
                 None => break,
             }
         }
-        let waits = if negotiation.unsent().is_empty() { EventFlags::IN } else { EventFlags::OUT };
-        Ok(Progress::Waits(waits))
+        let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
+        Ok(Progress::Waits(if has_sent_all { EventFlags::IN } else { EventFlags::OUT }))
     }
 
     fn is_paid(&self) -> bool {
@@ -331,9 +338,11 @@ impl Events {
         }
         let Some(opened) = self.control.sockets.get(number) else { return };
         let Opened { listener, exports } = &*opened;
-        let negotiation = Negotiation::new(exports.clone(), Arc::clone(self.control.common.executor.memory()));
-        let socket = match listener.accept() {
-            Ok(socket) => Arc::new(socket),
+        let security = self.control.security(listener);
+        let memory = Arc::clone(self.control.common.executor.memory());
+        let negotiation = Negotiation::new(exports.clone(), memory, security);
+        let stream = match listener.accept() {
+            Ok(socket) => Arc::new(Stream::new(socket)),
             Err(error) => {
                 // Lack of descriptors or memory is a reason to pause; a peer that left before it
                 // was accepted is not.
@@ -349,12 +358,12 @@ impl Events {
         let number = self.next;
         self.next += 1;
         // Watched from now on, though for nothing yet.
-        let added = epoll::add(&self.control.resting.epoll, &*socket, EventData::new_u64(number), EventFlags::ONESHOT);
+        let added = epoll::add(&self.control.resting.epoll, &*stream, EventData::new_u64(number), EventFlags::ONESHOT);
         if let Err(error) = added {
             return self.control.tell(Refused::Accept(error.into()));
         }
         let place = Place::None(self.memory_of_newcomer());
-        self.newcomers.insert(number, Newcomer { socket, negotiation, since: Instant::now(), place });
+        self.newcomers.insert(number, Newcomer { stream, negotiation, since: Instant::now(), place });
         self.advance(number);
     }
 
@@ -408,20 +417,33 @@ impl Events {
         let Some(newcomer) = self.newcomers.get_mut(&number) else { return };
         match newcomer.progress(number, &self.control, &self.exports) {
             Ok(Progress::Waits(events)) => {
-                if self.control.resting.watch(number, &newcomer.socket, events | EventFlags::RDHUP).is_err() {
+                if self.control.resting.watch(number, &newcomer.stream, events | EventFlags::RDHUP).is_err() {
                     self.newcomers.remove(&number);
                 }
             }
             Ok(Progress::Chosen(session)) => {
-                if let Some(Newcomer { socket, place: Place::Seat(seat), .. }) = self.newcomers.remove(&number) {
+                if let Some(Newcomer { stream, place: Place::Seat(seat), .. }) = self.newcomers.remove(&number) {
                     let common = Arc::clone(&self.control.common);
-                    let connection = Connection::new(socket, session, common, seat);
-                    // If it fails, the connection ends here.
-                    self.control.resting.add(number, &connection);
+                    let connection = Connection::new(stream, session, common, seat);
+                    if connection.transport().holds_data() {
+                        // Its first requests came together with the end of the negotiation.
+                        self.ready.push_back((number, connection));
+                    } else {
+                        connection.transport().rest();
+                        // If it fails, the connection ends here.
+                        self.control.resting.add(number, &connection);
+                    }
                 }
             }
-            // Why concerns only the peer.
-            Err(_) => _ = self.newcomers.remove(&number),
+            Err(ended) => {
+                if let (Some(Newcomer { stream, .. }), Ended::Io(error)) = (self.newcomers.remove(&number), ended)
+                    && stream.has_tls()
+                    && error.kind() == io::ErrorKind::InvalidData
+                {
+                    self.control.tell(Refused::Tls { peer: stream.peer(), error });
+                }
+                // Everything else concerns only the peer.
+            }
         }
     }
 
@@ -433,10 +455,11 @@ impl Events {
         }
         self.retry = None;
         while let Some((number, connection)) = self.ready.pop_front() {
-            let work = memory.take_work().or_else(|| {
+            let more_bytes = connection.transport().more_work_bytes();
+            let work = memory.take_work(more_bytes).or_else(|| {
                 // Memory that is released from now on wakes this thread.
                 memory.set_short(true);
-                memory.take_work()
+                memory.take_work(more_bytes)
             });
             let Some(work) = work else {
                 self.ready.push_front((number, connection));

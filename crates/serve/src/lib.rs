@@ -10,6 +10,8 @@
 //! # }
 //! ```
 //!
+//! The feature `tls` adds TLS, with rustls and ring, which compiles C and assembly.
+//!
 //! `docs/nbd.md` describes the supported features, the resource limits and the use of threads.
 #![forbid(unsafe_code)]
 
@@ -29,8 +31,15 @@ pub mod protocol;
 mod request;
 mod server;
 mod sockets;
+mod stream;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 mod transport;
 mod uri;
+mod vsock;
 
 pub use activation::Passed;
 pub use admission::Refused;
@@ -43,5 +52,7 @@ pub use pagefold_executor::{
 };
 pub use presence::{ClientEvent, Peer};
 pub use server::{Builder, OwnSocket, Server, ServerHandle, serve_stream};
+#[cfg(feature = "tls")]
+pub use tls::{Certificates, CertificatesError};
 pub use transport::{Socket, Transport};
-pub use uri::{of_unix_uri, tcp_uri, unix_uri};
+pub use uri::{of_unix_uri, tcp_uri, tls_uri, unix_uri, vsock_uri};

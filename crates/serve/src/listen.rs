@@ -23,7 +23,7 @@ use rustix::{
     process::geteuid,
 };
 
-use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket};
+use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket, vsock};
 
 /// How long to wait for a connection to a socket that may be stale.
 const PROBE: Duration = Duration::from_millis(500);
@@ -60,6 +60,8 @@ pub(crate) struct Listener {
     file: Mutex<Option<SocketFile>>,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
+    /// Context id and port of a vsock socket.
+    vsock: Option<(u32, u32)>,
     /// Path of a Unix socket that has one.
     path: Option<PathBuf>,
 }
@@ -151,7 +153,7 @@ impl Listener {
     /// Listens on a Unix socket.
     pub(crate) fn unix(path: &Path, permissions: Permissions) -> Result<Self, Error> {
         let (listener, file) = make(path, permissions)?;
-        Ok(Self { fd: listener.into(), tcp: None, path: Some(path.into()), file: Mutex::new(Some(file)) })
+        Ok(Self { fd: listener.into(), tcp: None, vsock: None, path: Some(path.into()), file: Mutex::new(Some(file)) })
     }
 
     /// Removes the socket's file if it was created here. Clients that have connected are accepted.
@@ -169,17 +171,34 @@ impl Listener {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { fd: listener.into(), tcp: Some(address), path: None, file: Mutex::default() })
+        Ok(Self { fd: listener.into(), tcp: Some(address), vsock: None, path: None, file: Mutex::default() })
+    }
+
+    /// Listens on a vsock port, for virtual machines on this host, or for the host if this is one.
+    /// Without a context id, listens on all that the machine has.
+    pub(crate) fn vsock(cid: Option<u32>, port: u32) -> Result<Self, Error> {
+        let fd = vsock::listen(cid, port).map_err(|source| Error::Vsock { port, source })?;
+        Ok(Self { fd, tcp: None, vsock: Some((vsock::reachable(cid), port)), path: None, file: Mutex::default() })
     }
 
     /// Takes over a socket that already listens. Its file is left alone.
     pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
-        Self { file: Mutex::default(), fd, tcp, path }
+        Self { file: Mutex::default(), fd, tcp, vsock: None, path }
     }
 
     /// Returns the TCP address, with the actual port.
     pub(crate) fn tcp_address(&self) -> Option<SocketAddr> {
         self.tcp
+    }
+
+    /// Returns the context id under which others reach a vsock socket, and its port.
+    pub(crate) fn vsock_address(&self) -> Option<(u32, u32)> {
+        self.vsock
+    }
+
+    /// Returns whether others than processes of this system can connect.
+    pub(crate) fn is_on_network(&self) -> bool {
+        self.tcp.is_some() || self.vsock.is_some()
     }
 
     /// Converts a Unix socket to the standard library's type. It must be a Unix socket.

@@ -55,10 +55,27 @@ pub(crate) enum Ended {
     TooMany,
     #[error("the client ended the negotiation")]
     Aborted,
+    #[error("the client chose an export without TLS, which is required")]
+    TlsRequired,
     #[error("a payload of {0} bytes exceeds the maximum")]
     PayloadTooBig(u64),
     #[error(transparent)]
     ReadBroke(#[from] ReadBroke),
+}
+
+/// Whether a client uses TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Security {
+    /// It cannot: the server has no certificates.
+    Plain,
+    /// It may.
+    Offered,
+    /// It must, before any other option.
+    Required,
+    /// It is about to, once the replies have been sent: all bytes that follow are TLS records.
+    Starts,
+    /// It does.
+    Tls,
 }
 
 /// The reason why a client that has chosen an export is not served.
@@ -92,7 +109,7 @@ pub(crate) fn negotiate<T: Transport>(
     memory: &Arc<Memory>,
     deadline: Deadline,
 ) -> Result<Session, Ended> {
-    let mut negotiation = Negotiation::new(exports.clone(), Arc::clone(memory));
+    let mut negotiation = Negotiation::new(exports.clone(), Arc::clone(memory), Security::Plain);
     loop {
         while !negotiation.unsent().is_empty() {
             deadline.send_all(transport, negotiation.unsent())?;
@@ -117,12 +134,14 @@ pub(crate) fn negotiate<T: Transport>(
 ///         receive into room(), then call received()
 /// ```
 ///
-/// It asks for no byte beyond the option that ends it. An option of more than [`MAX_OPTION_BYTES`]
+/// It asks for no byte beyond the option that ends it, or that starts TLS: what a client, or somebody
+/// between, sends after that in plain text is never taken for encrypted data. An option of more than [`MAX_OPTION_BYTES`]
 /// is refused and ends the connection, so neither memory nor time depends on the length that a peer
 /// claims.
 pub(crate) struct Negotiation {
     exports: Exports,
     memory: Arc<Memory>,
+    security: Security,
     no_zeroes: bool,
     headers: Headers,
     /// The selected contexts and their export.
@@ -151,7 +170,7 @@ enum Next {
 }
 
 impl Negotiation {
-    pub(crate) fn new(exports: Exports, memory: Arc<Memory>) -> Self {
+    pub(crate) fn new(exports: Exports, memory: Arc<Memory>, security: Security) -> Self {
         let mut greeting = vec![0; GREETING_BYTES];
         greeting[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
         greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -159,6 +178,7 @@ impl Negotiation {
         Self {
             exports,
             memory,
+            security,
             no_zeroes: false,
             headers: Headers::default(),
             selected: None,
@@ -188,6 +208,16 @@ impl Negotiation {
                 self.list_more(after);
             }
         }
+    }
+
+    /// Returns whether TLS begins now: all replies have been sent, and what follows is encrypted.
+    pub(crate) fn starts_tls(&self) -> bool {
+        self.security == Security::Starts && self.unsent().is_empty()
+    }
+
+    /// Notes that TLS has begun.
+    pub(crate) fn tls_started(&mut self) {
+        self.security = Security::Tls;
     }
 
     /// Returns how the negotiation has ended, once all replies have been sent.
@@ -267,7 +297,7 @@ impl Negotiation {
 
     fn refuse_size(&mut self, header: OptionHeader) -> Result<Option<Session>, Ended> {
         let known =
-            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::INFO..=option::EXTENDED_HEADERS);
+            matches!(header.option, option::EXPORT_NAME..=option::LIST | option::STARTTLS..=option::EXTENDED_HEADERS);
         if header.option != option::EXPORT_NAME {
             let kind = if known { reply::ERR_TOO_BIG } else { reply::ERR_UNSUP };
             self.reply(
@@ -292,7 +322,15 @@ impl Negotiation {
         data: &[u8],
         begin: &dyn Fn(&Export) -> Result<(), NoPlace>,
     ) -> Result<Option<Session>, Ended> {
+        if self.security == Security::Required && !matches!(option, option::STARTTLS | option::ABORT) {
+            if option == option::EXPORT_NAME {
+                return Err(Ended::TlsRequired);
+            }
+            self.reply(option, reply::ERR_TLS_REQD, b"this server requires TLS");
+            return Ok(None);
+        }
         match option {
+            option::STARTTLS if self.security != Security::Plain => self.start_tls(data),
             option::EXPORT_NAME => return self.export_name(data, begin).map(Some),
             option::ABORT => {
                 self.reply(option, reply::ACK, b"");
@@ -318,6 +356,19 @@ impl Negotiation {
             _ => self.reply(option, reply::ERR_UNSUP, b"this option is not supported"),
         }
         Ok(None)
+    }
+
+    fn start_tls(&mut self, data: &[u8]) {
+        if !data.is_empty() {
+            return self.reply(option::STARTTLS, reply::ERR_INVALID, b"this option takes no data");
+        }
+        if self.security == Security::Tls {
+            return self.reply(option::STARTTLS, reply::ERR_INVALID, b"TLS is in use");
+        }
+        // What was agreed on in plain text may have been asked for by somebody else.
+        (self.headers, self.selected) = (Headers::default(), None);
+        self.reply(option::STARTTLS, reply::ACK, b"");
+        self.security = Security::Starts;
     }
 
     fn session(&self, export: &Arc<Export>, access: Arc<Access>) -> Session {

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use crate::transport::Socket;
+use crate::stream::Stream;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,13 @@ pub enum Peer {
     },
     /// A TCP address.
     Address(SocketAddr),
+    /// A virtual machine, or its host.
+    Vsock {
+        /// Its context id; 2 is the host.
+        cid: u32,
+        /// Its port.
+        port: u32,
+    },
     /// The system does not say.
     Unknown,
 }
@@ -26,6 +33,7 @@ impl fmt::Display for Peer {
         match self {
             Self::Process { pid, uid } => write!(f, "process {pid} of user {uid}"),
             Self::Address(address) => address.fmt(f),
+            Self::Vsock { cid, port } => write!(f, "vsock {cid}:{port}"),
             Self::Unknown => f.write_str("an unknown peer"),
         }
     }
@@ -60,9 +68,9 @@ pub(crate) struct Presence {
 
 impl Presence {
     /// Reports a client, if anybody wants to know.
-    pub(crate) fn begin(tell: &WhenClient, socket: &Socket, export: Arc<str>) -> Option<Self> {
+    pub(crate) fn begin(tell: &WhenClient, stream: &Stream, export: Arc<str>) -> Option<Self> {
         let tell = Arc::clone(tell.0.as_ref()?);
-        let end = ClientEvent { peer: socket.peer(), export, begins: false };
+        let end = ClientEvent { peer: stream.peer(), export, begins: false };
         tell(ClientEvent { begins: true, ..end.clone() });
         Some(Self { tell, end })
     }

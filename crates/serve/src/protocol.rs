@@ -97,6 +97,8 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// Lists the exports.
     pub const LIST: u32 = 3;
+    /// Begins TLS.
+    pub const STARTTLS: u32 = 5;
     /// Describes an export.
     pub const INFO: u32 = 6;
     /// Describes an export and begins transmission.
@@ -129,6 +131,8 @@ pub mod reply {
     pub const ERR_POLICY: u32 = ERROR_BIT + 2;
     /// The option's data are invalid.
     pub const ERR_INVALID: u32 = ERROR_BIT + 3;
+    /// The option needs TLS.
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT + 5;
     /// No export has this name.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
     /// The option is larger than the server accepts.

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     Error, Limits, Passed, Refused,
-    admission::{Control, WhenRefused, wake},
+    admission::{Control, Tls, WhenRefused, wake},
     connection::{Common, Connection},
     events::{Events, Resting},
     listen::{Listener, Permissions},
@@ -29,6 +29,8 @@ pub struct Builder {
     added: Vec<Export>,
     unix: Vec<(PathBuf, Permissions)>,
     tcp: Vec<SocketAddr>,
+    vsock: Vec<(Option<u32>, u32)>,
+    tls: Option<Tls>,
     passed: Option<Passed>,
     limits: Limits,
     account: SharedAccount,
@@ -77,11 +79,36 @@ impl Builder {
         self
     }
 
-    /// Listens on a TCP address. The protocol has no password: anyone who can reach the address can
-    /// use the exports.
+    /// Listens on a TCP address. Without [TLS](Self::tls) and certificates of clients, anyone who can
+    /// reach the address can use the exports.
     #[must_use]
     pub fn tcp(mut self, address: SocketAddr) -> Self {
         self.tcp.push(address);
+        self
+    }
+
+    /// Listens on a vsock port, for virtual machines on this host, or for the host if this is one:
+    /// without a context id, on all that the machine has. Any process in a virtual machine can connect.
+    #[must_use]
+    pub fn vsock(mut self, cid: Option<u32>, port: u32) -> Self {
+        self.vsock.push((cid, port));
+        self
+    }
+
+    /// Requires TLS on TCP and vsock, and offers it on Unix sockets, where the permissions of their
+    /// files say who may connect.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, certificates: Arc<crate::Certificates>) -> Self {
+        self.tls = Some(Tls { certificates, is_optional: false });
+        self
+    }
+
+    /// Offers TLS on all sockets and requires it on none.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls_optional(mut self, certificates: Arc<crate::Certificates>) -> Self {
+        self.tls = Some(Tls { certificates, is_optional: true });
         self
     }
 
@@ -147,6 +174,9 @@ impl Builder {
         for &address in &self.tcp {
             listeners.push(Listener::tcp(address)?);
         }
+        for &(cid, port) in &self.vsock {
+            listeners.push(Listener::vsock(cid, port)?);
+        }
         listeners.extend(self.passed.into_iter().flat_map(Passed::into_listeners));
         if listeners.is_empty() {
             return Err(Error::NoListener);
@@ -157,8 +187,8 @@ impl Builder {
         let released = Arc::clone(&fd);
         let executor = self.executor.unwrap_or_else(|| new_executor(self.limits, self.account.0));
         executor.memory().when_released(move || wake(&released));
-        let control =
-            Control::new(Common::new(self.limits, executor), fd, resting, self.when_refused, self.when_client);
+        let common = Common::new(self.limits, executor);
+        let control = Control::new(common, self.tls, fd, resting, self.when_refused, self.when_client);
         for listener in listeners {
             control.listen(Opened { listener, exports: exports.clone() })?;
         }
@@ -263,6 +293,11 @@ impl Server {
         self.control.sockets.list().into_iter().filter_map(|(_, opened)| opened.listener.tcp_address())
     }
 
+    /// Returns the context ids, as others reach them, and the ports of vsock sockets.
+    pub fn vsock_addresses(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.control.sockets.list().into_iter().filter_map(|(_, opened)| opened.listener.vsock_address())
+    }
+
     /// Returns a handle to the exports that this server serves.
     pub fn exports(&self) -> Exports {
         self.exports.clone()
@@ -287,7 +322,7 @@ impl Server {
 }
 
 /// Serves one connected stream until it ends. For transports without a listener here, such as
-/// standard input, a TLS stream, or memory in tests and fuzzers.
+/// standard input, or memory in tests and fuzzers.
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (keeper, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);

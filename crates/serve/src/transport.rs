@@ -14,7 +14,7 @@ use rustix::{
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-use crate::presence::Peer;
+use crate::{presence::Peer, vsock};
 
 /// A connected, ordered, bidirectional byte stream, used by several threads: at most one receives
 /// and one sends at a time, and any may shut it down.
@@ -38,6 +38,15 @@ pub trait Transport: Send + Sync + 'static {
     fn has_ended(&self) -> bool {
         false
     }
+
+    /// Returns whether it holds data that have arrived and that `recv` has not returned. The kernel
+    /// does not report such data. Only the receiving thread calls this.
+    fn holds_data(&self) -> bool {
+        false
+    }
+
+    /// Returns buffers that are empty. Any thread may call this at any time.
+    fn rest(&self) {}
 }
 
 /// A connected Unix or TCP socket.
@@ -76,6 +85,9 @@ impl Socket {
         match net::getpeername(&self.0).ok().flatten() {
             Some(address) if address.address_family() == AddressFamily::UNIX => sockopt::socket_peercred(&self.0)
                 .map_or(Peer::Unknown, |found| Peer::Process { pid: found.pid.as_raw_pid(), uid: found.uid.as_raw() }),
+            Some(address) if address.address_family() == AddressFamily::VSOCK => {
+                vsock::peer(self.0.as_fd()).map_or(Peer::Unknown, |(cid, port)| Peer::Vsock { cid, port })
+            }
             Some(address) => SocketAddr::try_from(address).map_or(Peer::Unknown, Peer::Address),
             None => Peer::Unknown,
         }

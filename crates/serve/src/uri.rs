@@ -51,7 +51,31 @@ pub fn of_unix_uri(uri: &str) -> Option<(PathBuf, String)> {
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 pub fn tcp_uri(address: SocketAddr, export: &str) -> String {
-    let mut uri = format!("nbd://{address}/");
+    uri(&format!("nbd://{address}/"), export)
+}
+
+/// Returns the NBD URI of an export on a TCP address, for clients that use TLS.
+///
+/// ```
+/// assert_eq!(pagefold_serve::tls_uri("192.0.2.1:10809".parse()?, "root"), "nbds://192.0.2.1:10809/root");
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+pub fn tls_uri(address: SocketAddr, export: &str) -> String {
+    uri(&format!("nbds://{address}/"), export)
+}
+
+/// Returns the NBD URI of an export on a vsock port, as libnbd takes it. Without TLS, the scheme is
+/// `nbd+vsock`.
+///
+/// ```
+/// assert_eq!(pagefold_serve::vsock_uri(2, 10809, "root", false), "nbd+vsock://2:10809/root");
+/// ```
+pub fn vsock_uri(cid: u32, port: u32, export: &str, tls: bool) -> String {
+    uri(&format!("{}+vsock://{cid}:{port}/", if tls { "nbds" } else { "nbd" }), export)
+}
+
+fn uri(address: &str, export: &str) -> String {
+    let mut uri = address.to_owned();
     push_encoded(&mut uri, export.as_bytes(), IN_NAMES);
     uri
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pagefold_serve::{Server, tcp_uri, unix_uri};
+use pagefold_serve::{Server, tcp_uri, tls_uri, unix_uri, vsock_uri};
 
 /// An address on which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,29 +19,44 @@ pub enum Address {
         address: SocketAddr,
         /// The same, or for a wildcard an address of this machine.
         reachable: SocketAddr,
+        /// Whether clients can use TLS.
+        tls: bool,
+    },
+    /// A port for virtual machines, or for the host of this one.
+    Vsock {
+        /// The context id under which they reach this machine.
+        cid: u32,
+        /// The port.
+        port: u32,
+        /// Whether clients can use TLS.
+        tls: bool,
     },
 }
 
 impl Address {
     /// Returns the addresses of a server.
-    pub(crate) fn all(server: &Server) -> Vec<Self> {
+    pub(crate) fn all(server: &Server, tls: bool) -> Vec<Self> {
         let unix = server.unix_paths().map(|path| Self::Unix(absolute(&path)));
-        unix.chain(server.tcp_addresses().map(Self::tcp)).collect()
+        let tcp = server.tcp_addresses().map(|address| Self::tcp(address, tls));
+        let vsock = server.vsock_addresses().map(|(cid, port)| Self::Vsock { cid, port, tls });
+        unix.chain(tcp).chain(vsock).collect()
     }
 
-    fn tcp(address: SocketAddr) -> Self {
+    fn tcp(address: SocketAddr, tls: bool) -> Self {
         let mut reachable = address;
         if address.ip().is_unspecified() {
             reachable.set_ip(own_address(address.is_ipv6()));
         }
-        Self::Tcp { address, reachable }
+        Self::Tcp { address, reachable, tls }
     }
 
-    /// Returns the NBD URI of an export.
+    /// Returns the NBD URI of an export. On TCP and vsock, it is for clients that use TLS if they can.
     pub fn uri(&self, export: &str) -> String {
         match self {
             Self::Unix(path) => unix_uri(path, export),
+            Self::Tcp { reachable, tls: true, .. } => tls_uri(*reachable, export),
             Self::Tcp { reachable, .. } => tcp_uri(*reachable, export),
+            Self::Vsock { cid, port, tls } => vsock_uri(*cid, *port, export, *tls),
         }
     }
 }
@@ -51,6 +66,7 @@ impl fmt::Display for Address {
         match self {
             Self::Unix(path) => path.display().fmt(f),
             Self::Tcp { address, .. } => address.fmt(f),
+            Self::Vsock { cid, port, .. } => write!(f, "vsock {cid}:{port}"),
         }
     }
 }

@@ -14,6 +14,9 @@ use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer,
 use pagefold_executor::{ClientLimits, Executor, Memory};
 use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately};
 
+#[cfg(feature = "tls")]
+use pagefold_serve::Certificates;
+
 use crate::{
     Address, Ending, Error, Host, Server, Transport, address::absolute, ending::WhenStopping, server::Listened,
     transport::Started, watch::Watch,
@@ -28,9 +31,18 @@ pub struct Sockets {
     passed: Option<Passed>,
     unix: Vec<(PathBuf, Permissions)>,
     tcp: Vec<SocketAddr>,
+    vsock: Vec<(Option<u32>, u32)>,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
     control: Option<ControlSocket>,
     transports: Vec<Box<dyn Transport>>,
     when_stopping: Option<WhenStopping>,
+}
+
+#[cfg(feature = "tls")]
+struct Tls {
+    certificates: Arc<Certificates>,
+    is_optional: bool,
 }
 
 enum ControlSocket {
@@ -58,11 +70,35 @@ impl Sockets {
         self
     }
 
-    /// Also listens on a TCP address. NBD has no password: anyone who can reach the address can use
-    /// the disks.
+    /// Also listens on a TCP address. Without [TLS](Self::tls) and certificates of clients, anyone who
+    /// can reach the address can use the disks.
     #[must_use]
     pub fn tcp(mut self, address: SocketAddr) -> Self {
         self.tcp.push(address);
+        self
+    }
+
+    /// Also listens on a vsock port, for virtual machines on this host, or for the host if this is one:
+    /// without a context id, on all that the machine has.
+    #[must_use]
+    pub fn vsock(mut self, cid: Option<u32>, port: u32) -> Self {
+        self.vsock.push((cid, port));
+        self
+    }
+
+    /// Requires TLS on TCP and vsock, and offers it on Unix sockets.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self, certificates: Arc<Certificates>) -> Self {
+        self.tls = Some(Tls { certificates, is_optional: false });
+        self
+    }
+
+    /// Offers TLS on all sockets and requires it on none.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls_optional(mut self, certificates: Arc<Certificates>) -> Self {
+        self.tls = Some(Tls { certificates, is_optional: true });
         self
     }
 
@@ -140,7 +176,7 @@ impl Server {
     /// An address cannot be listened on, or none was given: sockets that were opened are closed
     /// again, and their files removed. A transport cannot serve. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
-        let Sockets { passed, unix, tcp, control, transports, when_stopping } = sockets;
+        let Sockets { passed, unix, tcp, vsock, control, transports, when_stopping, .. } = sockets;
         if self.0.listened.get().is_some() {
             return Err(Error::Listening);
         }
@@ -163,9 +199,21 @@ impl Server {
         builder =
             unix.iter().fold(builder, |builder, (path, permissions)| builder.unix_for(absolute(path), *permissions));
         builder = tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
+        builder = vsock.iter().fold(builder, |builder, &(cid, port)| builder.vsock(cid, port));
+        #[cfg(feature = "tls")]
+        let (builder, tls, verifies_peers) = match sockets.tls {
+            None => (builder, false, false),
+            Some(Tls { certificates, is_optional: true }) => (builder.tls_optional(certificates), true, false),
+            Some(Tls { certificates, is_optional: false }) => {
+                let verifies_peers = certificates.verifies_peers();
+                (builder.tls(certificates), true, verifies_peers)
+            }
+        };
+        #[cfg(not(feature = "tls"))]
+        let (tls, verifies_peers) = (false, false);
         let nbd = builder.bind()?;
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
-        let (addresses, server, start) = (Address::all(&nbd), nbd.handle(), Instant::now());
+        let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let control = control.map(open_control).transpose()?;
         let host = Host {
             exports: self.0.disks.exports(),
@@ -178,7 +226,7 @@ impl Server {
             ending: ending.clone(),
         };
         let transports = Started::start(transports, &host)?;
-        let listened = Listened { addresses, server, ending: ending.clone(), start };
+        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, start };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
@@ -341,6 +389,7 @@ fn refusal(why: &Refused) -> String {
              limit SIZE'"
                 .to_owned()
         }
+        Refused::Tls { peer, error } => format!("a client was refused: {peer}: TLS: {error}"),
         why => format!("a client was refused: {why:?}"),
     }
 }

@@ -167,7 +167,9 @@ impl Manage for Server {
         for address in self.addresses() {
             match address {
                 Address::Unix(path) => instant.sockets.extend(path.to_str().map(str::to_owned)),
-                Address::Tcp { address, .. } => instant.addresses.push(address.to_string()),
+                // Those who read instants do not use TLS.
+                Address::Tcp { address, tls: false, .. } => instant.addresses.push(address.to_string()),
+                Address::Tcp { .. } | Address::Vsock { .. } => {}
             }
         }
         Ok((instant, Box::new(held)))

@@ -42,6 +42,8 @@ pub(crate) struct Listened {
     pub(crate) addresses: Vec<Address>,
     pub(crate) server: ServerHandle,
     pub(crate) ending: Ending,
+    /// Whether clients on TCP and vsock must have certificates.
+    pub(crate) verifies_peers: bool,
     /// When it began to listen.
     pub(crate) start: Instant,
 }
@@ -135,12 +137,16 @@ impl Server {
         let observer = &self.0.observer;
         for address in self.addresses() {
             observer.info(&format!("listening on {address}"));
-            if let Address::Tcp { address, .. } = address
-                && !address.ip().is_loopback()
-            {
+            let is_exposed = match address {
+                Address::Unix(_) => false,
+                Address::Tcp { address, .. } => !address.ip().is_loopback(),
+                Address::Vsock { .. } => true,
+            };
+            if is_exposed && !self.0.listened.get().is_some_and(|listened| listened.verifies_peers) {
                 observer.warn(&format!(
                     "{address} may be reached from other machines, and NBD has no password: everyone who reaches it \
-                     can read and write every disk"
+                     can read and write every disk; --tls-certificates DIR with --tls-verify-peer lets only clients \
+                     with certificates connect"
                 ));
             }
         }

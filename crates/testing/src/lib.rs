@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "only tests use this crate")]
 
+pub mod certificates;
+
 use std::{
     env,
     path::{Path, PathBuf},

@@ -26,7 +26,8 @@ use pagefold_control::check_name;
 use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{
-    Add, Address, BaseFile, Code, Config, Manage, MemoryLimit, Observer, Server, WhenFull, parse_group, parse_mode,
+    Add, Address, BaseFile, Certificates, Code, Config, Manage, MemoryLimit, Observer, Server, WhenFull, parse_group,
+    parse_mode,
 };
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::TempDir;
@@ -34,7 +35,9 @@ use tempfile::TempDir;
 use self::{
     child::Running,
     notify::notify,
-    options::{WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp},
+    options::{
+        TlsArg, VsockArg, WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp, parse_vsock,
+    },
     pid_file::PidFile,
     place::Place,
 };
@@ -50,6 +53,7 @@ use crate::{
   pagefold serve --size 8G
   pagefold serve --memory-limit 4G --export name=root,size=4G --export name=swap,size=8G,limit=1G
   pagefold serve --size 8G --tcp 10809 --codec zstd-1
+  pagefold serve --size 8G --tcp 0.0.0.0:10809 --tls-certificates /etc/pagefold/pki --tls-verify-peer
   pagefold serve --dedupe --memory-limit 16G debian.erofs
   pagefold serve --swap --memory-limit 4G --export name=swap,size=12G
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
@@ -76,7 +80,7 @@ no disk or one that cannot be read, such as compressed ones; --format raw serves
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
 On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
 with status 0. A second signal ends it without waiting for requests, with status 1. SIGHUP makes \
-it open its log file again. Disks are volatile: their contents are lost when the server exits.")]
+it open its log file and read its certificates again. Disks are volatile: their contents are lost when the server exits.")]
 pub(crate) struct Args {
     /// Serve a file as a read-only disk: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS
     /// image
@@ -118,9 +122,27 @@ pub(crate) struct Args {
     group: Option<u32>,
 
     /// Also listen on TCP, on loopback unless ADDRESS is given. NBD has no password: use other
-    /// addresses only on a trusted network
+    /// addresses only on a trusted network, or with --tls-verify-peer
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = parse_tcp)]
     tcp: Vec<SocketAddr>,
+
+    /// Also listen on vsock, for virtual machines on this host, or for the host in a virtual machine.
+    /// Every process there can connect
+    #[arg(long, value_name = "[CID:]PORT", value_parser = parse_vsock)]
+    vsock: Vec<VsockArg>,
+
+    /// Use TLS with the certificates in DIR: server-cert.pem, server-key.pem, ca-cert.pem, and
+    /// ca-crl.pem if it exists. SIGHUP reads them again
+    #[arg(long, value_name = "DIR")]
+    tls_certificates: Option<PathBuf>,
+
+    /// Accept only clients whose certificates ca-cert.pem has signed
+    #[arg(long, requires = "tls_certificates")]
+    tls_verify_peer: bool,
+
+    /// Whether clients must use TLS
+    #[arg(long, value_enum, default_value_t = TlsArg::Require, value_name = "WHAT", requires = "tls_certificates")]
+    tls: TlsArg,
 
     /// Put the control socket here instead of in DIR
     #[arg(long, value_name = "PATH")]
@@ -275,6 +297,17 @@ impl Args {
         Ok(())
     }
 
+    /// Reads the certificates.
+    fn certificates(&self, log: Log) -> anyhow::Result<Option<Arc<Certificates>>> {
+        let Some(directory) = &self.tls_certificates else { return Ok(None) };
+        // Also after the process has left its directory.
+        let certificates = Certificates::read(absolute(directory), self.tls_verify_peer)?;
+        if let Some(key) = certificates.readable_key() {
+            log.warn(&format!("every user of this machine can read {0}: chmod 600 {0}", key.display()));
+        }
+        Ok(Some(Arc::new(certificates)))
+    }
+
     /// Returns the directory to listen in, and a guard if it is temporary.
     fn directory(&self) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
         if self.run.is_some() && self.dir.is_none() {
@@ -307,6 +340,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         swap::prepare(log)?;
     }
     let files = args.files()?;
+    let certificates = args.certificates(log)?;
     let server = Server::new(args.config(log)).map_err(|error| match error {
         NewPoolError::LimitTooSmall { .. } => misuse(error),
         error => error.into(),
@@ -322,7 +356,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    let mut listening = server.listen(place.sockets(args)?.when_stopping(|| notify("STOPPING=1")))?;
+    let mut listening =
+        server.listen(place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1")))?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {
@@ -331,6 +366,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 "SIGHUP" => {
                     let what = if log.reopen() { "opened the log file again" } else { "there is no log file to open" };
                     log.info(&format!("received SIGHUP: {what}"));
+                    match certificates.as_ref().map(|certificates| certificates.read_again()) {
+                        None => {}
+                        Some(Ok(())) => log.info("read the certificates again: they apply to new clients"),
+                        Some(Err(error)) => {
+                            let error = anyhow::Error::from(error);
+                            log.error(&format!("the earlier certificates stay in use: {error:#}"));
+                        }
+                    }
                 }
                 name => on_signal.signal(name),
             }
@@ -394,12 +437,13 @@ fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, Stri
     let first = server.addresses().first();
     let unix = server.addresses().iter().find_map(|address| match address {
         Address::Unix(path) => Some(path.display().to_string()),
-        Address::Tcp { .. } => None,
+        Address::Tcp { .. } | Address::Vsock { .. } => None,
     });
     let old = match first {
         Some(Address::Unix(path)) => format!("nbd:unix:{}", path.display()),
         Some(Address::Tcp { reachable, .. }) => format!("nbd:{reachable}"),
-        None => String::new(),
+        // The older syntax has no such addresses.
+        Some(Address::Vsock { .. }) | None => String::new(),
     };
     let export = if name.is_empty() { String::new() } else { format!(":exportname={name}") };
     vec![

@@ -80,6 +80,37 @@ pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| format!("'{text}' has no address"))
 }
 
+/// The value of `--vsock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VsockArg {
+    /// All context ids of this machine if there is none.
+    pub(crate) cid: Option<u32>,
+    pub(crate) port: u32,
+}
+
+pub(crate) fn parse_vsock(text: &str) -> Result<VsockArg, String> {
+    let (cid, port) = text.split_once(':').map_or((None, text), |(cid, port)| (Some(cid), port));
+    // The greatest number stands for any.
+    let number = |text: &str| text.parse().ok().filter(|&number| number < u32::MAX);
+    let parsed = match cid {
+        None => Some(None),
+        Some(cid) => number(cid).map(Some),
+    };
+    let (Some(cid), Some(port)) = (parsed, number(port)) else {
+        return Err("write PORT or CID:PORT, both numbers".to_owned());
+    };
+    Ok(VsockArg { cid, port })
+}
+
+/// The value of `--tls`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum TlsArg {
+    /// Clients may use TLS
+    On,
+    /// Clients on TCP and vsock must use TLS; those of Unix sockets may
+    Require,
+}
+
 /// The value of `--when-full`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum WhenFullArg {
@@ -139,6 +170,15 @@ mod tests {
         }
         for text in ["", "1.2.3.4", "70000", ":", "1.2.3.4:x"] {
             assert!(parse_tcp(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn vsock_ports_are_read() {
+        let arg = |cid, port| Ok(VsockArg { cid, port });
+        assert_eq!((parse_vsock("10809"), parse_vsock("3:0")), (arg(None, 10809), arg(Some(3), 0)));
+        for text in ["", ":", "a", "1:", ":1", "1:2:3", "-1", "4294967295", "4294967295:1"] {
+            assert!(parse_vsock(text).is_err(), "{text}");
         }
     }
 

@@ -1,13 +1,16 @@
 //! Where a server listens.
 
-use std::os::unix::net::UnixListener;
+use std::{os::unix::net::UnixListener, sync::Arc};
 
 use anyhow::Context;
 use pagefold_serve::Passed;
-use pagefold_server::Sockets;
+use pagefold_server::{Certificates, Sockets};
 use tempfile::TempDir;
 
-use super::Args;
+use super::{
+    Args,
+    options::{TlsArg, VsockArg},
+};
 use crate::server_directory::ServerDirectory;
 
 /// Name of the control socket among the sockets that a service manager passes.
@@ -39,7 +42,7 @@ impl Place {
 
     /// Returns the sockets. Those that the service manager did not pass will be created in the
     /// directory.
-    pub(super) fn sockets(&mut self, args: &Args) -> anyhow::Result<Sockets> {
+    pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         let mut sockets = match (self.passed.take(), &self.directory) {
             (Some(passed), _) => Sockets::new().passed(passed),
             (None, Some(directory)) => Sockets::new().unix_for(directory.nbd_socket(), args.permissions()),
@@ -47,6 +50,12 @@ impl Place {
         };
         sockets = args.unix.iter().fold(sockets, |sockets, path| sockets.unix_for(path, args.permissions()));
         sockets = args.tcp.iter().fold(sockets, |sockets, address| sockets.tcp(*address));
+        sockets = args.vsock.iter().fold(sockets, |sockets, &VsockArg { cid, port }| sockets.vsock(cid, port));
+        sockets = match (certificates, args.tls) {
+            (None, _) => sockets,
+            (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
+            (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
+        };
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }

@@ -41,5 +41,6 @@ mod start_memory;
 mod starting;
 mod stat;
 mod swap;
+mod tls;
 mod waiting;
 mod wrong;

@@ -434,7 +434,7 @@ impl<T: Transport> Leader<T> {
             self.drained = true;
         }
         loop {
-            if turn_is_over() {
+            if turn_is_over() && !connection.transport.holds_data() {
                 return Ok(Received::Idle);
             }
             let is_short = G::RESTS && connection.common.executor.memory().is_short();

@@ -46,6 +46,10 @@ impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
         }
         std::mem::forget(unwinding);
         drop(in_progress);
+        if !connection.client.is_busy() && connection.lock_work().is_none() {
+            // The connection rests, or has ended: the transport's buffers are not needed.
+            connection.transport.rest();
+        }
     }
 }
 

@@ -10,6 +10,8 @@ mod exports;
 mod extended;
 mod holes;
 mod hostile;
+#[cfg(feature = "tls")]
+mod idle;
 mod lifecycle;
 mod memory;
 mod negotiation;
@@ -17,5 +19,10 @@ mod newcomers;
 mod overlap;
 mod parsing;
 mod raw;
+#[cfg(feature = "tls")]
+mod secure;
+#[cfg(feature = "tls")]
+mod tls;
 mod tools;
+mod vsock;
 mod waiting;

@@ -15,6 +15,11 @@ use pagefold_serve::{
     protocol::{OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Request, option, reply},
 };
 
+/// Whether the tests' clients use TLS. `tls::other_tests_pass_over_tls` runs them so.
+#[cfg(feature = "tls")]
+pub(crate) static OVER_TLS: std::sync::LazyLock<bool> =
+    std::sync::LazyLock::new(|| std::env::var_os("TEST_OVER_TLS").is_some());
+
 pub(crate) const HANDSHAKE: Duration = Duration::from_millis(400);
 pub(crate) const IO: Duration = Duration::from_millis(400);
 
@@ -44,6 +49,8 @@ impl Running {
     pub(crate) fn start(builder: Builder) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
+        #[cfg(feature = "tls")]
+        let builder = if *OVER_TLS { builder.tls_optional(crate::secure::certificates()) } else { builder };
         let server = builder.unix(&path).bind().unwrap();
         let handle = server.handle();
         let thread = Some(std::thread::spawn(move || server.run()));
@@ -77,6 +84,11 @@ impl Running {
         let mut raw = Raw { stream };
         assert_eq!(raw.bytes(18), *b"NBDMAGICIHAVEOPT\0\x03");
         raw.send(&3_u32.to_be_bytes());
+        #[cfg(feature = "tls")]
+        if *OVER_TLS {
+            crate::secure::ask(&mut raw);
+            return crate::secure::carried(raw.stream, crate::secure::client(&crate::secure::PKI));
+        }
         raw
     }
 

@@ -29,7 +29,9 @@ impl Way {
             return Ok(Self::Unix(path.into()));
         }
         let address = instant.addresses.first();
-        let address = address.ok_or(FreezeError::Refused("the server has no socket for NBD clients".to_owned()))?;
+        let address = address.ok_or(FreezeError::Refused(
+            "the server has no Unix socket for NBD clients, and no TCP port without TLS".to_owned(),
+        ))?;
         let parsed = address.parse().map_err(io::Error::other);
         Ok(Self::Tcp(parsed.within(|| format!("the server's address '{address}'"))?))
     }

@@ -1,0 +1,9 @@
+//! TLS between a client's socket and the connection that uses it.
+
+mod certificates;
+mod layer;
+mod records;
+mod session;
+
+pub use certificates::{Certificates, CertificatesError};
+pub(crate) use layer::Layer;
