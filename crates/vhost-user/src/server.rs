@@ -1,0 +1,310 @@
+//! Sockets of disks, each for one frontend at a time.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use pagefold_executor::{Access, Executor, Export, Memory, Taken};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::{
+    session::{Handle, Session},
+    worker::Context,
+};
+
+/// Number of the eventfd in events. Sockets are numbered from 1.
+const WAKE: u64 = 0;
+
+/// What happens on a disk's socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A frontend has connected.
+    Connected,
+    /// A frontend has left.
+    Disconnected,
+    /// A frontend is not served, or not any longer: it broke the protocol, or something is missing.
+    Refused(String),
+    /// A guest's driver broke this queue, which stops until the driver starts it again.
+    QueueBroken(u16, String),
+}
+
+/// Reports what happens to the export with this name. Frontends wait for it.
+pub type Tell = Box<dyn Fn(&str, Event) + Send + Sync>;
+
+/// What a server may use for each frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Most threads for one frontend's queues.
+    pub threads: usize,
+    /// Number of queues that guests should use. A frontend can use up to 64.
+    pub queues: u16,
+}
+
+impl Default for Config {
+    /// Returns as many as there are CPUs, at most 4.
+    fn default() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from).min(4);
+        Self { threads: cpus, queues: cpus as u16 }
+    }
+}
+
+/// Serves disks to vhost-user frontends. When this is dropped, all are disconnected, and their
+/// requests have ended.
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    config: Config,
+    executor: Arc<Executor>,
+    memory: Arc<Memory>,
+    tell: Tell,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stopping: AtomicBool,
+    state: Mutex<State>,
+    /// Notified when a frontend has left.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    sockets: HashMap<u64, Socket>,
+    sessions: HashMap<u64, (Arc<Export>, Arc<Handle>)>,
+    last_number: u64,
+}
+
+/// A socket on which a disk is served.
+struct Socket {
+    listener: UnixListener,
+    export: Arc<Export>,
+}
+
+/// A disk's socket. When this is dropped, nobody can connect to it any more. A frontend that is
+/// connected stays, so that its guest gets errors for an export that was removed, and does not hang.
+pub struct Listening {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listening").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let socket = self.shared.lock().sockets.remove(&self.number);
+        drop(socket);
+    }
+}
+
+impl Server {
+    /// Starts a server without sockets, whose threads take their memory from `memory`.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn start(config: Config, executor: Arc<Executor>, memory: Arc<Memory>, tell: Tell) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let shared = Arc::new(Shared {
+            config,
+            executor,
+            memory,
+            tell,
+            epoll,
+            wake,
+            stopping: AtomicBool::new(false),
+            state: Mutex::default(),
+            left: Condvar::new(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("vhost-user".to_owned()).spawn(move || accept_all(&of_thread))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Serves an export on a socket. Further frontends wait until the one that is served leaves.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn listen(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
+        listener.set_nonblocking(true)?;
+        let mut state = self.shared.lock();
+        state.last_number += 1;
+        let number = state.last_number;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        epoll::add(&self.shared.epoll, &listener, epoll::EventData::new_u64(number), flags)?;
+        state.sockets.insert(number, Socket { listener, export });
+        Ok(Listening { shared: Arc::clone(&self.shared), number })
+    }
+
+    /// Lets the frontends of an export know that its size has changed.
+    pub fn tell_resized(&self, export: &Arc<Export>) {
+        let state = self.shared.lock();
+        let sessions = state.sessions.values().filter(|(served, _)| Arc::ptr_eq(served, export));
+        sessions.for_each(|(_, handle)| handle.tell_config_changed());
+    }
+
+    /// Returns the number of frontends that are connected.
+    pub fn frontends(&self) -> usize {
+        self.shared.lock().sessions.len()
+    }
+
+    /// Disconnects all frontends, after the requests that run. Returns whether all had left after
+    /// `grace`.
+    pub fn stop(&self, grace: Duration) -> bool {
+        self.shared.stopping.store(true, Release);
+        // The counter cannot be full.
+        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
+        let deadline = Instant::now().checked_add(grace);
+        let mut state = self.shared.lock();
+        state.sockets.clear();
+        state.sessions.values().for_each(|(_, handle)| handle.close());
+        while !state.sessions.is_empty() {
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return false;
+            }
+            state = self.shared.left.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(Duration::MAX);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the next frontend connect.
+    fn accept_next(&self, number: u64) {
+        if let Some(socket) = self.lock().sockets.get(&number) {
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+            // It is watched, so this cannot fail.
+            let _ = epoll::modify(&self.epoll, &socket.listener, epoll::EventData::new_u64(number), flags);
+        }
+    }
+}
+
+/// Accepts frontends until the server stops.
+fn accept_all(shared: &Arc<Shared>) {
+    let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
+    while !shared.stopping.load(Acquire) {
+        // It only fails if it is interrupted.
+        let Ok(count) = epoll::wait(&shared.epoll, &mut events[..], None) else { continue };
+        for event in &events[..count] {
+            let number = event.data.u64();
+            if number != WAKE && !accept(shared, number) {
+                shared.accept_next(number);
+            }
+        }
+    }
+}
+
+/// Accepts a frontend on a socket. Returns false if the socket should accept the next one.
+fn accept(shared: &Arc<Shared>, number: u64) -> bool {
+    let state = shared.lock();
+    let Some(Socket { listener, export }) = state.sockets.get(&number) else { return true };
+    let (accepted, export) = (listener.accept(), Arc::clone(export));
+    drop(state);
+    let Ok((socket, _)) = accepted else { return false };
+    let begun = begin(shared, number, socket, &export);
+    begun.map_err(|why| (shared.tell)(&export.name(), Event::Refused(why))).is_ok()
+}
+
+/// A frontend that is connected, until its thread ends.
+struct Connected {
+    shared: Arc<Shared>,
+    number: u64,
+    export: Arc<Export>,
+    _taken: Taken,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.shared.lock().sessions.remove(&self.number);
+        self.shared.left.notify_all();
+        self.shared.accept_next(self.number);
+    }
+}
+
+/// Serves a frontend in a thread.
+fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Export>) -> Result<(), String> {
+    let system = |error: io::Error| error.to_string();
+    socket.set_nonblocking(false).map_err(system)?;
+    let access = export.open().ok_or("the disk was removed")?;
+    export.seat(&access).map_err(|most| format!("the disk has {most} clients, as many as it may have"))?;
+    let taken = shared.memory.take_idle().ok_or("the memory limit leaves no room for it")?;
+    let handle = Arc::new(Handle::new(&socket).map_err(system)?);
+    let mut state = shared.lock();
+    if shared.stopping.load(Acquire) {
+        return Err("the server stops".to_owned());
+    }
+    state.sessions.insert(number, (Arc::clone(export), Arc::clone(&handle)));
+    drop(state);
+    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), _taken: taken };
+    let serve = move || connected.serve(access, &handle, &socket);
+    thread::Builder::new().name("vhost frontend".to_owned()).spawn(serve).map(drop).map_err(system)
+}
+
+impl Connected {
+    fn serve(self, access: Arc<Access>, handle: &Arc<Handle>, socket: &UnixStream) {
+        let Shared { config, executor, memory, tell, .. } = &*self.shared;
+        let (shared, export) = (Arc::clone(&self.shared), Arc::clone(&self.export));
+        let context = Arc::new(Context {
+            export: Arc::clone(&self.export),
+            access,
+            executor: Arc::clone(executor),
+            memory: Arc::clone(memory),
+            write_back: AtomicBool::new(true),
+            ended: AtomicBool::new(false),
+            tell: Box::new(move |queue, why| {
+                (shared.tell)(&export.name(), Event::QueueBroken(queue, why.to_string()));
+            }),
+        });
+        tell(&self.export.name(), Event::Connected);
+        let mut session = Session::new(context, Arc::clone(handle), config.threads, config.queues);
+        let served = session.serve(socket);
+        // When the next frontend connects, no request of this one runs any longer.
+        drop(session);
+        let name = self.export.name();
+        if let Err(error) = served {
+            tell(&name, Event::Refused(error.to_string()));
+        }
+        tell(&name, Event::Disconnected);
+    }
+}
