@@ -33,7 +33,7 @@ use vhost::{
     },
 };
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_NONBLOCK, EventFd},
@@ -106,11 +106,21 @@ pub struct Options {
     pub event_idx: bool,
     /// Features not to accept.
     pub without: u64,
+    /// Whether the memory can be sealed.
+    pub sealable: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { queues: 1, queue_size: 128, depth: 16, most_bytes: 64 << 10, event_idx: true, without: 0 }
+        Self {
+            queues: 1,
+            queue_size: 128,
+            depth: 16,
+            most_bytes: 64 << 10,
+            event_idx: true,
+            without: 0,
+            sealable: true,
+        }
     }
 }
 
@@ -182,8 +192,9 @@ fn slot_bytes(options: &Options) -> u64 {
 }
 
 /// Returns new memory, in a file that can be shared.
-fn shared_memory(len_bytes: u64) -> Result<GuestMemoryMmap<()>, Error> {
-    let file = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+fn shared_memory(len_bytes: u64, sealable: bool) -> Result<GuestMemoryMmap<()>, Error> {
+    let sealing = if sealable { MemfdFlags::ALLOW_SEALING } else { MemfdFlags::empty() };
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC | sealing)?;
     ftruncate(&file, len_bytes)?;
     let failed = |error: &dyn std::fmt::Display| Error::Memory(error.to_string());
     let len = usize::try_from(len_bytes).map_err(|error| failed(&error))?;
@@ -197,7 +208,7 @@ impl Client {
     /// # Errors
     /// Nobody listens, or what the server offers is not enough.
     pub fn connect(path: &Path, options: Options) -> Result<Self, Error> {
-        let memory = Arc::new(shared_memory(u64::from(options.queues) * queue_bytes(&options))?);
+        let memory = Arc::new(shared_memory(u64::from(options.queues) * queue_bytes(&options), options.sealable)?);
         let queues: Result<_, _> = (0..options.queues).map(|number| Queue::new(number, &options, &memory)).collect();
         Self::connect_with(path, options, memory, queues?, None)
     }
@@ -311,6 +322,15 @@ impl Client {
     /// Returns the memory that the server sees, which begins at the guest's address 0.
     pub fn memory(&self) -> &Arc<GuestMemoryMmap<()>> {
         &self.memory
+    }
+
+    /// Makes the file of the shared memory shorter. From then on, the client cannot use its queues.
+    ///
+    /// # Errors
+    /// The file is sealed.
+    pub fn shorten(&self, len_bytes: u64) -> Result<(), Error> {
+        let parts = self.memory.iter().filter_map(|region| region.file_offset());
+        Ok(parts.map(|part| part.file().set_len(len_bytes)).collect::<io::Result<()>>()?)
     }
 
     /// Returns a part of the device's configuration.

@@ -28,7 +28,11 @@ use std::{
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use crate::config::{MAX_QUEUE_SIZE, MAX_QUEUES};
+use crate::{
+    config::{MAX_QUEUE_SIZE, MAX_QUEUES},
+    memory::is_sealed,
+    truncated::Listed,
+};
 
 const HEADER_BYTES: usize = 16;
 const RECORD_BYTES: usize = 16;
@@ -38,9 +42,17 @@ const VERSION: u16 = 1;
 /// The logs of all queues of a frontend.
 #[derive(Clone, Debug)]
 pub(crate) struct Logs {
-    memory: Arc<MmapRegion<()>>,
+    memory: Arc<Mapped>,
     queues: u16,
     queue_size: u16,
+}
+
+/// A mapping of logs.
+#[derive(Debug)]
+struct Mapped {
+    /// `None` if the file cannot become shorter. Dropped before the mapping.
+    _listed: Option<Listed>,
+    region: MmapRegion<()>,
 }
 
 /// Why a log cannot be used.
@@ -100,7 +112,7 @@ impl Logs {
         queue_size: u16,
     ) -> Result<Self, LogError> {
         let needed = logs_bytes(queues, queue_size)?;
-        let _ = fcntl_add_seals(&file, SealFlags::SHRINK);
+        let can_shrink = !is_sealed(&file);
         let file_bytes = u64::try_from(fstat(&file)?.st_size).unwrap_or_default();
         let end = offset.checked_add(needed).ok_or(LogError::Short(len_bytes))?;
         if len_bytes < needed || file_bytes < end {
@@ -108,8 +120,9 @@ impl Logs {
         }
         // Not the length that the frontend says, which may be anything.
         let len = usize::try_from(needed).map_err(|_| LogError::Short(len_bytes))?;
-        let memory = MmapRegion::from_file(FileOffset::new(File::from(file), offset), len).map_err(io::Error::other)?;
-        Ok(Self { memory: Arc::new(memory), queues, queue_size })
+        let region = MmapRegion::from_file(FileOffset::new(File::from(file), offset), len).map_err(io::Error::other)?;
+        let listed = if can_shrink { Some(Listed::new(region.as_ptr(), len)?) } else { None };
+        Ok(Self { memory: Arc::new(Mapped { _listed: listed, region }), queues, queue_size })
     }
 
     /// Returns the log of one queue; `None` if it has none.
@@ -127,7 +140,7 @@ impl Logs {
 /// The log of one queue. Its memory may have any content: the frontend can write it.
 #[derive(Debug)]
 pub(crate) struct Log {
-    memory: Arc<MmapRegion<()>>,
+    memory: Arc<Mapped>,
     start: usize,
     queue_size: u16,
     counter: u64,
@@ -136,11 +149,11 @@ pub(crate) struct Log {
 impl Log {
     fn store<T: vm_memory::AtomicAccess>(&self, at: usize, value: T) {
         // Within the mapping, because heads are checked.
-        let _ = self.memory.as_volatile_slice().store(value, self.start + at, Release);
+        let _ = self.memory.region.as_volatile_slice().store(value, self.start + at, Release);
     }
 
     fn load<T: vm_memory::AtomicAccess + Default>(&self, at: usize) -> T {
-        self.memory.as_volatile_slice().load(self.start + at, Acquire).unwrap_or_default()
+        self.memory.region.as_volatile_slice().load(self.start + at, Acquire).unwrap_or_default()
     }
 
     fn record(head: u16) -> usize {
@@ -171,7 +184,7 @@ impl Log {
     }
 
     fn counter_of(&self, head: u16) -> u64 {
-        self.memory.as_volatile_slice().load(self.start + Self::record(head) + 8, Relaxed).unwrap_or_default()
+        self.memory.region.as_volatile_slice().load(self.start + Self::record(head) + 8, Relaxed).unwrap_or_default()
     }
 
     /// Records that a request was taken. Heads beyond the log's size are not recorded.

@@ -1,13 +1,35 @@
 //! The guest's memory, which the frontend shares as files.
 
-use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
+use std::{fs::File, io, ops::Deref, os::fd::OwnedFd, sync::Arc};
 
-use rustix::fs::{SealFlags, fcntl_add_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::truncated::Listed;
 
 /// The guest's memory as requests use it. Guests change it at any time, so bytes are copied before
 /// they are looked at.
-pub(crate) type GuestMemory = GuestMemoryMmap<()>;
+#[derive(Debug)]
+pub(crate) struct GuestMemory {
+    /// Dropped before the mappings.
+    listed: Vec<Arc<Listed>>,
+    mapped: GuestMemoryMmap<()>,
+}
+
+impl GuestMemory {
+    /// Returns whether a file was shortened, so that zeros are in its place.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.listed.iter().any(|listed| listed.is_lost())
+    }
+}
+
+impl Deref for GuestMemory {
+    type Target = GuestMemoryMmap<()>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.mapped
+    }
+}
 
 /// Regions of memory that a frontend may share.
 pub(crate) const MAX_REGIONS: usize = 256;
@@ -48,6 +70,8 @@ pub(crate) struct Description {
 #[derive(Clone, Debug)]
 struct Region {
     description: Description,
+    /// `None` if the file cannot become shorter. Dropped before the mapping.
+    listed: Option<Arc<Listed>>,
     mapped: Arc<GuestRegionMmap<()>>,
 }
 
@@ -85,8 +109,8 @@ impl Regions {
         if overlaps_before || self.0.get(at).is_some_and(|after| after.description.guest < end) {
             return Err(MemoryError::Overlap);
         }
-        let mapped = map(description, file, offset.checked_add(len_bytes).ok_or_else(overflow)?)?;
-        self.0.insert(at, Region { description, mapped: Arc::new(mapped) });
+        let region = map(description, file, offset.checked_add(len_bytes).ok_or_else(overflow)?)?;
+        self.0.insert(at, region);
         Ok(())
     }
 
@@ -100,7 +124,9 @@ impl Regions {
     /// Returns the memory; `None` if there is none.
     pub(crate) fn memory(&self) -> Option<Arc<GuestMemory>> {
         let mapped = self.0.iter().map(|region| Arc::clone(&region.mapped)).collect();
-        GuestMemory::from_arc_regions(mapped).ok().map(Arc::new)
+        let listed = self.0.iter().filter_map(|region| region.listed.clone()).collect();
+        let mapped = GuestMemoryMmap::from_arc_regions(mapped).ok()?;
+        Some(Arc::new(GuestMemory { listed, mapped }))
     }
 
     /// Returns the guest's address of what the frontend sees at `user`.
@@ -114,12 +140,10 @@ impl Regions {
 }
 
 /// Maps a region, whose file must have `end` bytes.
-fn map(description: Description, file: OwnedFd, end: u64) -> Result<GuestRegionMmap<()>, MemoryError> {
+fn map(description: Description, file: OwnedFd, end: u64) -> Result<Region, MemoryError> {
     let Description { guest, len_bytes, offset, .. } = description;
-    // A file that becomes shorter later would end this process: touching what is no longer there
-    // raises SIGBUS. Files that cannot be sealed stay as their owner leaves them.
-    let _ = fcntl_add_seals(&file, SealFlags::SHRINK);
     let failed = |error: io::Error| MemoryError::Map(error);
+    let can_shrink = !is_sealed(&file);
     let size = fstat(&file).map_err(|error| failed(error.into()))?.st_size;
     let file_bytes = u64::try_from(size).unwrap_or_default();
     if file_bytes < end {
@@ -128,7 +152,17 @@ fn map(description: Description, file: OwnedFd, end: u64) -> Result<GuestRegionM
     let len = usize::try_from(len_bytes).map_err(|_| MemoryError::TooLarge)?;
     let mapped = MmapRegion::from_file(FileOffset::new(File::from(file), offset), len);
     let mapped = mapped.map_err(|error| failed(io::Error::other(error)))?;
-    GuestRegionMmap::new(mapped, GuestAddress(guest)).ok_or(MemoryError::Overflow { guest, len_bytes })
+    let listed = if can_shrink { Some(Arc::new(Listed::new(mapped.as_ptr(), len).map_err(failed)?)) } else { None };
+    let mapped = GuestRegionMmap::new(mapped, GuestAddress(guest));
+    let mapped = Arc::new(mapped.ok_or(MemoryError::Overflow { guest, len_bytes })?);
+    Ok(Region { description, listed, mapped })
+}
+
+/// Seals a file, so that it never becomes shorter. Returns whether it is sealed.
+pub(crate) fn is_sealed(file: &OwnedFd) -> bool {
+    // Others may have sealed it, also against further seals.
+    let _ = fcntl_add_seals(file, SealFlags::SHRINK);
+    fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
 
 #[cfg(test)]

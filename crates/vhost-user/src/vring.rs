@@ -67,6 +67,8 @@ struct State {
 pub(crate) enum Broken {
     #[error("its rings are not in the guest's memory")]
     Memory,
+    #[error("a file of the guest's memory was made shorter")]
+    Lost,
     #[error("the driver made more requests available than the queue has descriptors")]
     TooMany,
     #[error("the driver made a request available whose number is beyond the end of the queue")]
@@ -102,7 +104,7 @@ impl State {
 
     fn check_memory(&mut self) {
         self.queue.set_ready(true);
-        self.is_valid = self.memory.as_ref().is_some_and(|memory| self.queue.is_valid(&**memory));
+        self.is_valid = self.memory.as_ref().is_some_and(|memory| self.queue.is_valid(&***memory));
     }
 }
 
@@ -197,7 +199,7 @@ impl Vring {
         let Some(memory) = state.memory.clone().filter(|_| state.is_valid) else {
             return Err(state.breaks(Broken::Memory));
         };
-        let used = state.queue.used_idx(&*memory, Acquire).map_err(|_| Broken::Memory)?.0;
+        let used = state.queue.used_idx(&**memory, Acquire).map_err(|_| Broken::Memory)?.0;
         state.queue.set_next_used(used);
         let size = state.queue.size();
         if let Some(log) = &mut state.log {
@@ -229,6 +231,9 @@ impl Vring {
             return Ok(None);
         }
         let Some(table) = state.table() else { return Ok(None) };
+        if table.memory.is_lost() {
+            return Err(state.breaks(Broken::Lost));
+        }
         while heads.len() < most && state.again.len() > state.waiting {
             heads.extend(state.again.pop_front());
         }
@@ -242,7 +247,7 @@ impl Vring {
         }
         let first = heads.len();
         let State { queue, .. } = &mut *state;
-        match queue.iter(&*table.memory) {
+        match queue.iter(&**table.memory) {
             Ok(chains) => heads.extend(chains.take(available).map(|chain| chain.head_index())),
             Err(virtio_queue::Error::InvalidAvailRingIndex) => {
                 return Err(state.give_up(heads, first, Broken::TooMany));
@@ -263,7 +268,7 @@ impl Vring {
         if !new.is_empty() && state.is_notified {
             // Until nothing is left, looking at the ring costs less than being notified.
             state.is_notified = false;
-            let _ = state.queue.disable_notification(&*table.memory);
+            let _ = state.queue.disable_notification(&**table.memory);
         }
         Ok(Some(table))
     }
@@ -283,12 +288,12 @@ impl Vring {
                 if let Some(log) = log {
                     log.before_answer(head);
                 }
-                is_answered &= queue.add_used(&*memory, head, len).is_ok();
+                is_answered &= queue.add_used(&**memory, head, len).is_ok();
                 if let Some(log) = log {
                     log.after_answer(head, queue.next_used());
                 }
             }
-            let notifies = queue.needs_notification(&*memory).unwrap_or(true);
+            let notifies = queue.needs_notification(&**memory).unwrap_or(true);
             if notifies {
                 signal(state.call.as_ref());
             }
@@ -345,7 +350,7 @@ impl Vring {
         }
         let Some(memory) = state.memory.clone() else { return false };
         state.is_notified = true;
-        state.again.len() > state.waiting || state.queue.enable_notification(&*memory).unwrap_or(false)
+        state.again.len() > state.waiting || state.queue.enable_notification(&**memory).unwrap_or(false)
     }
 
     /// Returns whether there are requests.
@@ -353,7 +358,7 @@ impl Vring {
         let state = self.lock();
         let Some(memory) = state.memory.as_ref().filter(|_| state.runs()) else { return false };
         let available =
-            state.queue.avail_idx(&**memory, Relaxed).is_ok_and(|index| index.0 != state.queue.next_avail());
+            state.queue.avail_idx(&***memory, Relaxed).is_ok_and(|index| index.0 != state.queue.next_avail());
         available || state.again.len() > state.waiting
     }
 

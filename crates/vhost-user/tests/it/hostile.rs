@@ -8,15 +8,25 @@ use std::{
 
 use pagefold_disk::BlockDevice;
 use pagefold_executor::Export;
-use pagefold_vhost_user::client::{Client, Options};
+use pagefold_vhost_user::{
+    Event,
+    client::{Client, Options},
+};
 use proptest::{collection::vec, prelude::*};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::world::{MIB, World, ram_disk};
 
 const SIZE: u16 = 16;
-const OPTIONS: Options =
-    Options { queues: 1, queue_size: SIZE, depth: 4, most_bytes: 64 << 10, event_idx: true, without: 0 };
+const OPTIONS: Options = Options {
+    queues: 1,
+    queue_size: SIZE,
+    depth: 4,
+    most_bytes: 64 << 10,
+    event_idx: true,
+    without: 0,
+    sealable: true,
+};
 /// Sectors that requests of the hostile driver name. Lower numbers are types of requests, so that a
 /// header that is cut in the wrong place could name another sector.
 const SECTORS: std::ops::Range<u64> = 16..48;
@@ -71,6 +81,30 @@ fn still_works(world: &World, mut client: Client) {
     drop(client);
     let mut client = world.client(OPTIONS);
     assert_eq!(client.queues[0].read(0, 512).expect("a read").len(), 512);
+}
+
+/// Memory that was shared is gone, while the device looks at its rings, and while it waits.
+#[test]
+fn memory_that_becomes_shorter_ends_only_its_own_queues() {
+    let world = World::new(ram_disk(MIB));
+    for waits in [false, true] {
+        let mut client = world.client(Options { sealable: false, ..OPTIONS });
+        client.queues[0].write(0, &[1; 512]).expect("a write");
+        if waits {
+            std::thread::sleep(Duration::from_millis(5));
+        } else {
+            client.queues[0].force_kick().expect("a kick");
+        }
+        client.shorten(0).expect("it can be shortened");
+        client.queues[0].force_kick().expect("a kick");
+        world.wait_for_event(|event| matches!(event, Event::QueueBroken(0, _)));
+        client.stop(0).expect("the queue stops");
+        drop(client);
+        world.events.lock().expect("no panic").clear();
+    }
+    let sealed = world.client(OPTIONS);
+    assert!(sealed.shorten(0).is_err());
+    still_works(&world, sealed);
 }
 
 proptest! {
