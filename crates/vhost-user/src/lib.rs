@@ -4,12 +4,13 @@
 //! # fn serve(device: std::sync::Arc<dyn pagefold_disk::BlockDevice>) -> std::io::Result<()> {
 //! use std::{os::unix::net::UnixListener, sync::Arc};
 //!
-//! use pagefold_executor::{Executor, Export, Memory};
+//! use pagefold_executor::{Client, ClientLimits, Executor, Export, Memory};
 //! use pagefold_vhost_user::{Config, Server};
 //!
-//! let memory = Memory::new(64 << 20, None, || ());
-//! let executor = Arc::new(Executor::new(16, Arc::clone(&memory)));
-//! let server = Server::start(Config::default(), executor, memory, Box::new(|_, _| ()))?;
+//! let executor = Arc::new(Executor::new(16, Memory::new(64 << 20, None)));
+//! let limits = ClientLimits { threads: 8, memory_bytes: 8 << 20 };
+//! let open = move |export: &Export| Client::open(&executor, export, limits);
+//! let server = Server::start(Config::default(), Box::new(open), Box::new(|_, _| ()))?;
 //! let listener = UnixListener::bind("/run/user/1000/disk.sock")?;
 //! let _listening = server.listen(listener, Arc::new(Export::new("disk", device)))?;
 //! # Ok(())
@@ -35,4 +36,4 @@ mod vring;
 mod wire;
 mod worker;
 
-pub use server::{Config, Event, Listening, Server, Tell};
+pub use server::{Config, Event, Listening, Open, Server, Tell};

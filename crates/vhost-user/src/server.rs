@@ -18,8 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_executor::{Access, Executor, Export, Memory, Taken};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use pagefold_executor::{Client, Export, OpenError};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::{
     session::{Handle, Session},
@@ -28,6 +28,9 @@ use crate::{
 
 /// Number of the eventfd in events. Sockets are numbered from 1.
 const WAKE: u64 = 0;
+
+/// Interval between two looks at the sizes of disks that frontends use.
+const SIZE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// What happens on a disk's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,9 @@ pub enum Event {
 
 /// Reports what happens to the export with this name. Frontends wait for it.
 pub type Tell = Box<dyn Fn(&str, Event) + Send + Sync>;
+
+/// Opens an export for a frontend.
+pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
 
 /// What a server may use for each frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +78,7 @@ pub struct Server {
 
 struct Shared {
     config: Config,
-    executor: Arc<Executor>,
-    memory: Arc<Memory>,
+    open: Open,
     tell: Tell,
     epoll: OwnedFd,
     wake: OwnedFd,
@@ -86,7 +91,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     sockets: HashMap<u64, Socket>,
-    sessions: HashMap<u64, (Arc<Export>, Arc<Handle>)>,
+    sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
 }
 
@@ -123,18 +128,17 @@ impl Drop for Listening {
 }
 
 impl Server {
-    /// Starts a server without sockets, whose threads take their memory from `memory`.
+    /// Starts a server without sockets.
     ///
     /// # Errors
     /// The system failed.
-    pub fn start(config: Config, executor: Arc<Executor>, memory: Arc<Memory>, tell: Tell) -> io::Result<Self> {
+    pub fn start(config: Config, open: Open, tell: Tell) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared {
             config,
-            executor,
-            memory,
+            open,
             tell,
             epoll,
             wake,
@@ -162,13 +166,6 @@ impl Server {
         Ok(Listening { shared: Arc::clone(&self.shared), number })
     }
 
-    /// Lets the frontends of an export know that its size has changed.
-    pub fn tell_resized(&self, export: &Arc<Export>) {
-        let state = self.shared.lock();
-        let sessions = state.sessions.values().filter(|(served, _)| Arc::ptr_eq(served, export));
-        sessions.for_each(|(_, handle)| handle.tell_config_changed());
-    }
-
     /// Returns the number of frontends that are connected.
     pub fn frontends(&self) -> usize {
         self.shared.lock().sessions.len()
@@ -183,7 +180,7 @@ impl Server {
         let deadline = Instant::now().checked_add(grace);
         let mut state = self.shared.lock();
         state.sockets.clear();
-        state.sessions.values().for_each(|(_, handle)| handle.close());
+        state.sessions.values().for_each(|handle| handle.close());
         while !state.sessions.is_empty() {
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
@@ -224,8 +221,12 @@ impl Shared {
 fn accept_all(shared: &Arc<Shared>) {
     let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
     while !shared.stopping.load(Acquire) {
+        let handles: Vec<_> = shared.lock().sessions.values().cloned().collect();
+        handles.iter().for_each(|handle| handle.check_size());
+        let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);
+        drop(handles);
         // It only fails if it is interrupted.
-        let Ok(count) = epoll::wait(&shared.epoll, &mut events[..], None) else { continue };
+        let Ok(count) = epoll::wait(&shared.epoll, &mut events[..], timeout) else { continue };
         for event in &events[..count] {
             let number = event.data.u64();
             if number != WAKE && !accept(shared, number) {
@@ -251,7 +252,7 @@ struct Connected {
     shared: Arc<Shared>,
     number: u64,
     export: Arc<Export>,
-    _taken: Taken,
+    client: Arc<Client>,
 }
 
 impl Drop for Connected {
@@ -266,32 +267,27 @@ impl Drop for Connected {
 fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Export>) -> Result<(), String> {
     let system = |error: io::Error| error.to_string();
     socket.set_nonblocking(false).map_err(system)?;
-    let access = export.open().ok_or("the disk was removed")?;
-    export.seat(&access).map_err(|most| format!("the disk has {most} clients, as many as it may have"))?;
-    let taken = shared.memory.take_idle().ok_or("the memory limit leaves no room for it")?;
-    let handle = Arc::new(Handle::new(&socket).map_err(system)?);
+    let client = (shared.open)(export).map_err(|error| error.to_string())?;
+    let handle = Arc::new(Handle::new(&client, &socket).map_err(system)?);
     let mut state = shared.lock();
     if shared.stopping.load(Acquire) {
         return Err("the server stops".to_owned());
     }
-    state.sessions.insert(number, (Arc::clone(export), Arc::clone(&handle)));
+    state.sessions.insert(number, Arc::clone(&handle));
     drop(state);
-    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), _taken: taken };
-    let serve = move || connected.serve(access, &handle, &socket);
+    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), client };
+    let serve = move || connected.serve(&handle, &socket);
     thread::Builder::new().name("vhost frontend".to_owned()).spawn(serve).map(drop).map_err(system)
 }
 
 impl Connected {
-    fn serve(self, access: Arc<Access>, handle: &Arc<Handle>, socket: &UnixStream) {
-        let Shared { config, executor, memory, tell, .. } = &*self.shared;
+    fn serve(self, handle: &Arc<Handle>, socket: &UnixStream) {
+        let Shared { config, tell, .. } = &*self.shared;
         let (shared, export) = (Arc::clone(&self.shared), Arc::clone(&self.export));
         let context = Arc::new(Context {
             export: Arc::clone(&self.export),
-            access,
-            executor: Arc::clone(executor),
-            memory: Arc::clone(memory),
+            client: Arc::clone(&self.client),
             write_back: AtomicBool::new(true),
-            ended: AtomicBool::new(false),
             tell: Box::new(move |queue, why| {
                 (shared.tell)(&export.name(), Event::QueueBroken(queue, why.to_string()));
             }),

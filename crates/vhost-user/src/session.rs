@@ -6,10 +6,14 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use pagefold_disk::BlockDevice;
+use pagefold_executor::Client;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::{
@@ -55,14 +59,19 @@ pub(crate) enum SessionError {
 /// What others need of a frontend that is connected.
 #[derive(Debug)]
 pub(crate) struct Handle {
+    client: Arc<Client>,
     socket: UnixStream,
+    /// The disk's size that the frontend may know.
+    size_bytes: AtomicU64,
     /// Where the frontend takes requests of the device.
     channel: Mutex<Option<OwnedFd>>,
 }
 
 impl Handle {
-    pub(crate) fn new(socket: &UnixStream) -> io::Result<Self> {
-        Ok(Self { socket: socket.try_clone()?, channel: Mutex::new(None) })
+    pub(crate) fn new(client: &Arc<Client>, socket: &UnixStream) -> io::Result<Self> {
+        let (client, socket) = (Arc::clone(client), socket.try_clone()?);
+        let size_bytes = AtomicU64::new(client.device().map_or(0, |device| device.size_bytes()));
+        Ok(Self { client, socket, size_bytes, channel: Mutex::new(None) })
     }
 
     /// Ends the frontend's connection.
@@ -71,8 +80,12 @@ impl Handle {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Lets the frontend read the configuration again, because the disk's size has changed.
-    pub(crate) fn tell_config_changed(&self) {
+    /// Lets the frontend read the configuration again if the disk's size has changed.
+    pub(crate) fn check_size(&self) {
+        let Some(size_bytes) = self.client.device().map(|device| device.size_bytes()) else { return };
+        if self.size_bytes.swap(size_bytes, Relaxed) == size_bytes {
+            return;
+        }
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = &*channel {
             send_config_changed(channel.as_fd());
@@ -293,7 +306,7 @@ impl Session {
         let [Some(offset), Some(len_bytes), Some(flags)] = words else {
             return Err(SessionError::Short(message.request));
         };
-        let size_bytes = self.context.access.device().map_or(0, |device| device.size_bytes());
+        let size_bytes = self.context.client.device().map_or(0, |device| device.size_bytes());
         let write_back = self.context.write_back.load(Relaxed);
         let part = Space { size_bytes, queues: self.queues, write_back }.part(offset, len_bytes);
         // Without its bytes, the reply says that they do not exist.
@@ -377,7 +390,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.context.ended.store(true, Relaxed);
+        self.context.client.end();
         self.vrings.iter().for_each(|vring| vring.abandon());
         self.workers.clear();
     }

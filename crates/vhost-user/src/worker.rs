@@ -27,7 +27,7 @@ use std::{
 
 use memmap2::MmapMut;
 use pagefold_disk::{BlockDevice, Error, Waits};
-use pagefold_executor::{Access, Device, Executor, Export, Memory, SCRATCH_BYTES, THREAD_BYTES, Taken, Task};
+use pagefold_executor::{Client, Device, Export, Memory, SCRATCH_BYTES, THREAD_BYTES, Taken};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
@@ -55,13 +55,9 @@ const ROOM_PAUSE: Duration = Duration::from_millis(20);
 /// What all threads of one frontend share.
 pub(crate) struct Context {
     pub(crate) export: Arc<Export>,
-    pub(crate) access: Arc<Access>,
-    pub(crate) executor: Arc<Executor>,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) client: Arc<Client>,
     /// Whether writes may be done before they are durable.
     pub(crate) write_back: AtomicBool,
-    /// Whether the frontend has left.
-    pub(crate) ended: AtomicBool,
     /// Called when a queue is broken.
     pub(crate) tell: Box<dyn Fn(u16, Broken) + Send + Sync>,
 }
@@ -71,13 +67,13 @@ impl Context {
         Mode { may_wait, most_bytes: MOST_INLINE_BYTES, write_through: !self.write_back.load(Relaxed) }
     }
 
-    fn has_ended(&self) -> bool {
-        self.ended.load(Relaxed)
-    }
-
-    /// Returns when a request may begin; `None` means now.
-    fn pace(&self, request: &Request) -> Option<Instant> {
-        self.access.rate.begin(request.cost_bytes())
+    /// Waits until a request may begin. Calls `wait` first if it has to.
+    fn pace(&self, request: &Request, wait: impl FnOnce()) {
+        let access = self.client.access();
+        if let Some(start) = access.rate.begin(request.cost_bytes()) {
+            wait();
+            access.rate.wait_until(start, &|| self.client.has_ended() || access.is_closed());
+        }
     }
 }
 
@@ -116,7 +112,7 @@ fn watch(epoll: &OwnedFd, eventfd: impl AsFd) -> Result<(), Errno> {
 impl Worker {
     /// Starts a thread.
     pub(crate) fn start(context: Arc<Context>) -> io::Result<Self> {
-        let (buf, taken) = buffer(&context.memory)?;
+        let (buf, taken) = buffer(context.client.executor().memory())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         watch(&epoll, &wake)?;
@@ -228,7 +224,7 @@ impl Queues {
         while !self.shared.ended.load(Acquire) {
             self.shared.has_more.store(false, Release);
             let vrings = self.shared.vrings().clone();
-            let working = self.shared.context.executor.begin_work();
+            let working = self.shared.context.client.executor().begin_work();
             let idle_since = self.run_until_idle(&vrings, polling.time, retry);
             drop(working);
             if vrings.iter().any(|vring| vring.listen()) {
@@ -257,7 +253,7 @@ impl Queues {
                 idle_since = Instant::now();
                 continue;
             }
-            let is_spare = !poll.is_zero() && self.shared.context.executor.has_spare_cpu();
+            let is_spare = !poll.is_zero() && self.shared.context.client.executor().has_spare_cpu();
             while is_spare && idle_since.elapsed() < poll && !vrings.iter().any(|vring| vring.has_requests()) {
                 std::hint::spin_loop();
             }
@@ -288,7 +284,7 @@ impl Queues {
             }
         };
         let _lost = IfPanics(vring);
-        let (device, mut left) = (context.access.device(), Vec::new());
+        let (device, mut left) = (context.client.device(), Vec::new());
         self.answers.clear();
         for head in std::mem::take(&mut self.heads) {
             let request = match Request::decode(&table, head, self.spare.pop().unwrap_or_default()) {
@@ -314,10 +310,7 @@ impl Queues {
     /// Runs a request if it need not wait. Returns it if it has to.
     fn begin(&mut self, vring: &Vring, mut request: Request, device: &Device, memory: &GuestMemory) -> Option<Request> {
         let context = Arc::clone(&self.shared.context);
-        if let Some(start) = context.pace(&request) {
-            vring.answer(&std::mem::take(&mut self.answers));
-            context.access.rate.wait_until(start, &|| context.has_ended() || context.access.is_closed());
-        }
+        context.pace(&request, || vring.answer(&std::mem::take(&mut self.answers)));
         match request.run(device, &|| context.export.name(), memory, &mut self.buf, context.mode(false)) {
             Ok(Some(status)) => self.finish(request, memory, status),
             Ok(None) => return Some(request),
@@ -341,18 +334,18 @@ impl Queues {
 
     /// Lets other threads run requests, or runs them here if none is free.
     fn hand_on(&mut self, vring: &Arc<Vring>, left: Vec<Request>, device: &Arc<Device>, memory: &Arc<GuestMemory>) {
-        let executor = Arc::clone(&self.shared.context.executor);
+        let client = Arc::clone(&self.shared.context.client);
         for requests in groups(left, device.read_unit_bytes()) {
-            let job = Box::new(Job {
+            let mut job = Job {
                 worker: Arc::clone(&self.shared),
                 vring: Arc::clone(vring),
                 device: Arc::clone(device),
                 memory: Arc::clone(memory),
                 requests,
-            });
-            let reserved = if device.may_block() { executor.reserve() } else { executor.reserve_spare() };
-            match reserved {
-                Some(reserved) => reserved.run(job),
+            };
+            let thread = if device.may_block() { client.reserve() } else { client.reserve_spare() };
+            match thread {
+                Some(thread) => client.run_on(thread, move |scratch| job.run(scratch)),
                 None => job.run(&mut self.buf),
             }
         }
@@ -414,6 +407,7 @@ impl Job {
         self.vring.answer(&[(request.head, request.finish(&self.memory, status))]);
     }
 
+    /// Runs the last request.
     fn run_last(&mut self, scratch: &mut [u8]) -> Result<Status, Error> {
         let context = &self.worker.context;
         let Some(request) = self.requests.last_mut() else { return Ok(Status::Failed) };
@@ -422,10 +416,9 @@ impl Job {
         // One that may wait is always done.
         Ok(status.unwrap_or(Status::Failed))
     }
-}
 
-impl Task for Job {
-    fn run(mut self: Box<Self>, scratch: &mut [u8]) {
+    /// Runs all requests.
+    fn run(&mut self, scratch: &mut [u8]) {
         let left_bytes: u64 = self.requests.iter().map(Request::left_bytes).sum();
         if self.requests.len() > 1 && left_bytes <= scratch.len() as u64 {
             let results = read_together(&mut self.requests, &self.device, &self.memory, scratch);

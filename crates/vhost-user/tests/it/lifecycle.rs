@@ -115,7 +115,6 @@ fn frontends_learn_that_a_disk_was_resized() {
     let mut client = world.client(Options::default());
     assert_eq!(client.size_bytes().expect("a size"), MIB);
     device.size_bytes.store(MIB / 2, SeqCst);
-    world.server().tell_resized(&world.exports.list()[0]);
     client.wait_for_change().expect("a message");
     assert_eq!(client.size_bytes().expect("a size"), MIB / 2);
     assert!(matches!(client.queues[0].read(MIB / 2, 512), Err(Error::Status(1))));

@@ -12,10 +12,10 @@ use std::{
 };
 
 use pagefold_disk::{BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Waits, Zeroes};
-use pagefold_executor::{Executor, Export, Exports, Memory};
+use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, Memory};
 use pagefold_vhost_user::{
     Config, Event, Listening, Server,
-    client::{Client, Options},
+    client::{Client as Frontend, Options},
 };
 use tempfile::TempDir;
 
@@ -56,11 +56,12 @@ impl World {
 
     /// Starts a server, as one that takes the place of another does.
     pub(crate) fn start(&mut self) {
-        let memory = Memory::new(64 << 20, None, || ());
-        let executor = Arc::new(Executor::new(8, Arc::clone(&memory)));
+        let executor = Arc::new(Executor::new(8, Memory::new(64 << 20, None)));
+        let limits = ClientLimits { threads: 8, memory_bytes: 8 << 20 };
+        let open = Box::new(move |export: &Export| Client::open(&executor, export, limits));
         let events = Arc::clone(&self.events);
         let tell = Box::new(move |_: &str, event| events.lock().expect("no panic").push(event));
-        let server = Server::start(CONFIG, executor, memory, tell).expect("a server");
+        let server = Server::start(CONFIG, open, tell).expect("a server");
         let _ = std::fs::remove_file(self.path());
         let listener = UnixListener::bind(self.path()).expect("a socket");
         let export = self.exports.list().pop().expect("an export");
@@ -87,8 +88,8 @@ impl World {
         self.folder.path().join("disk.sock")
     }
 
-    pub(crate) fn client(&self, options: Options) -> Client {
-        Client::connect(&self.path(), options).expect("a client")
+    pub(crate) fn client(&self, options: Options) -> Frontend {
+        Frontend::connect(&self.path(), options).expect("a client")
     }
 
     /// Waits until an event has happened.
