@@ -40,5 +40,6 @@ mod start_memory;
 mod starting;
 mod stat;
 mod swap;
+mod vhost_user;
 mod waiting;
 mod wrong;
