@@ -92,8 +92,7 @@ fn writes_beyond_the_limit_fail_or_wait() {
         let (server, sockets, _folder) =
             start(&[&exports[..], &["--memory-limit", "24M", "--when-full", when_full]].concat());
         let options = Options { most_bytes: 1 << 20, ..Options::default() };
-        let [mut a, mut b] =
-            ["a", "b"].map(|name| Client::connect(&sockets.join(format!("{name}.sock")), options).expect("a client"));
+        let [mut a, mut b] = ["a", "b"].map(|name| client_with(&sockets.join(format!("{name}.sock")), options));
         let most = if waits { 8 } else { 64 };
         let written = (0..most).take_while(|number| a.queues[0].write(number << 20, &data).is_ok()).count();
         assert!(if waits { written == 8 } else { (4..40).contains(&written) }, "{written}");
