@@ -299,6 +299,11 @@ impl Client {
         Ok(self.frontend.get_vring_base(number)?)
     }
 
+    /// Resets the drivers' side of all queues, whose rings must be empty and stopped.
+    pub fn forget_requests(&mut self) {
+        self.queues.iter_mut().for_each(Queue::reset);
+    }
+
     /// Shares the memory once more, in a second mapping of the server.
     ///
     /// # Errors
@@ -433,6 +438,14 @@ impl Queue {
             free_descriptors: (0..options.queue_size).rev().collect(),
             in_flight: (0..options.queue_size).map(|_| None).collect(),
         })
+    }
+
+    fn reset(&mut self) {
+        (self.next_available, self.kicked, self.last_used) = (0, 0, 0);
+        for (slot, numbers) in self.in_flight.iter_mut().filter_map(Option::take) {
+            self.free_slots.push(slot);
+            self.free_descriptors.extend(numbers);
+        }
     }
 
     /// Returns where the descriptors, the available ring and the used ring are.

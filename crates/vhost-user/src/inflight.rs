@@ -183,6 +183,11 @@ impl Log {
         heads
     }
 
+    /// Forgets all requests: the queue has stopped, and what has no answer gets none.
+    pub(crate) fn clear(&self) {
+        (0..self.queue_size).for_each(|head| self.store(Self::record(head), 0_u8));
+    }
+
     fn counter_of(&self, head: u16) -> u64 {
         self.memory.region.as_volatile_slice().load(self.start + Self::record(head) + 8, Relaxed).unwrap_or_default()
     }
@@ -243,6 +248,8 @@ mod tests {
         assert_eq!(third.recover(9, 16), [5, 0]);
         third.begin(1);
         assert_eq!(log(&file, len_bytes).recover(9, 16), [5, 0, 1]);
+        third.clear();
+        assert!(log(&file, len_bytes).recover(0, 16).is_empty());
         assert!(Logs::map(file, 0, len_bytes, 2, 16).expect("logs").of_queue(2).is_none());
     }
 

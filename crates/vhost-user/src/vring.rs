@@ -381,6 +381,8 @@ impl Vring {
             state = self.lock();
         }
         state = self.drain(state);
+        // A request that broke the queue has no answer, and is not to be run when the queue starts again.
+        state.log.iter().for_each(Log::clear);
         state.call = None;
         state.queue.next_avail()
     }

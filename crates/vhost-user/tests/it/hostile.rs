@@ -83,6 +83,28 @@ fn still_works(world: &World, mut client: Client) {
     assert_eq!(client.queues[0].read(0, 512).expect("a read").len(), 512);
 }
 
+/// A queue that a driver broke works again when it starts again, without the request that broke it.
+#[test]
+fn a_broken_queue_starts_again() {
+    let world = World::new(ram_disk(MIB));
+    let mut client = world.client(OPTIONS);
+    client.queues[0].write(0, &[1; 512]).expect("a write");
+    let [descriptors, available, _] = client.queues[0].rings();
+    // A chain whose first descriptor is its own successor.
+    let any = Any { start: 0x4000, len: 16, flags: 1, next: 5 };
+    client.memory().write_slice(&bytes_of(&[any]), GuestAddress(descriptors + 5 * 16)).expect("memory");
+    client.memory().write_obj(5_u16, GuestAddress(available + 4 + 2)).expect("memory");
+    client.memory().write_obj(2_u16, GuestAddress(available + 2)).expect("memory");
+    client.queues[0].force_kick().expect("a kick");
+    world.wait_for_event(|event| matches!(event, Event::QueueBroken(0, _)));
+    assert_eq!(client.stop(0).expect("it stops"), 2);
+    // As a driver does that begins anew.
+    client.memory().write_slice(&[0; 1024], GuestAddress(0)).expect("memory");
+    client.forget_requests();
+    client.start(0).expect("it starts");
+    assert_eq!(client.queues[0].read(0, 512).expect("a read"), [1; 512]);
+}
+
 /// Memory that was shared is gone, while the device looks at its rings, and while it waits.
 #[test]
 fn memory_that_becomes_shorter_ends_only_its_own_queues() {
