@@ -127,9 +127,9 @@ impl Default for Options {
 /// What a request does.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Reads so many bytes.
+    /// Reads this number of bytes at an offset.
     Read(u64, u64),
-    /// Writes bytes.
+    /// Writes bytes at an offset.
     Write(u64, &'a [u8]),
     /// Makes writes durable.
     Flush,

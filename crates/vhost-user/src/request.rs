@@ -473,7 +473,7 @@ impl Request {
 
     /// Writes the status, and returns how many bytes of the chain were written.
     pub(crate) fn finish(&self, memory: &GuestMemory, status: Status) -> u32 {
-        // The place was checked. If it is gone since, so is whoever could read it.
+        // The place was checked. If the memory is gone since, no driver waits for the status.
         let _ = memory.write_obj(status as u8, self.status);
         match (&self.kind, status) {
             (Kind::Read(_), Status::Ok) => u32::try_from(self.data_bytes + 1).unwrap_or(u32::MAX),

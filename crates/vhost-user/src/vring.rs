@@ -95,7 +95,7 @@ impl State {
         why
     }
 
-    /// Breaks the queue while requests are taken, of which so many are in flight.
+    /// Breaks the queue while requests are taken. The first `in_flight` of them count as in flight.
     fn give_up(&mut self, heads: &mut Vec<u16>, in_flight: usize, why: Broken) -> Broken {
         heads.clear();
         self.in_flight = self.in_flight.saturating_sub(in_flight);

@@ -98,7 +98,7 @@ fn a_broken_queue_starts_again() {
     client.queues[0].force_kick().expect("a kick");
     world.wait_for_event(|event| matches!(event, Event::QueueBroken(0, _)));
     assert_eq!(client.stop(0).expect("it stops"), 2);
-    // As a driver does that begins anew.
+    // As a driver does after a reset.
     client.memory().write_slice(&[0; 1024], GuestAddress(0)).expect("memory");
     client.forget_requests();
     client.start(0).expect("it starts");
