@@ -168,7 +168,8 @@ pub struct Client {
     frontend: Frontend,
     options: Options,
     memory: Arc<GuestMemoryMmap<()>>,
-    inflight: (VhostUserInflight, File),
+    /// The log of requests in flight, if the server keeps one.
+    inflight: Option<(VhostUserInflight, File)>,
     /// The other end of the channel on which the device asks for something.
     channel: UnixStream,
     features: u64,
@@ -221,7 +222,7 @@ impl Client {
     pub fn reconnect(self, path: &Path) -> Result<Self, Error> {
         let Self { options, memory, inflight, queues, frontend, .. } = self;
         drop(frontend);
-        Self::connect_with(path, options, memory, queues, Some(inflight))
+        Self::connect_with(path, options, memory, queues, inflight)
     }
 
     fn connect_with(
@@ -242,11 +243,17 @@ impl Client {
         if protocol.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
             frontend.set_backend_request_fd(&theirs)?;
         }
+        let keeps_log = protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD);
         let inflight = match inflight {
-            Some(inflight) => inflight,
-            None => frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, options.queues, options.queue_size))?,
+            None if keeps_log => {
+                let shape = VhostUserInflight::new(0, 0, options.queues, options.queue_size);
+                Some(frontend.get_inflight_fd(&shape)?)
+            }
+            inflight => inflight,
         };
-        frontend.set_inflight_fd(&inflight.0, inflight.1.as_raw_fd())?;
+        if let Some((log, file)) = &inflight {
+            frontend.set_inflight_fd(log, file.as_raw_fd())?;
+        }
         frontend.set_features(features)?;
         let regions: Result<Vec<_>, _> = memory.iter().map(VhostUserMemoryRegionInfo::from_guest_region).collect();
         frontend.set_mem_table(&regions?)?;
@@ -334,8 +341,8 @@ impl Client {
     /// # Errors
     /// The file is sealed.
     pub fn shorten(&self, len_bytes: u64) -> Result<(), Error> {
-        let parts = self.memory.iter().filter_map(|region| region.file_offset());
-        Ok(parts.map(|part| part.file().set_len(len_bytes)).collect::<io::Result<()>>()?)
+        let mut parts = self.memory.iter().filter_map(|region| region.file_offset());
+        Ok(parts.try_for_each(|part| part.file().set_len(len_bytes))?)
     }
 
     /// Returns a part of the device's configuration.

@@ -140,7 +140,7 @@ fn walk(table: &Table, head: u16, segments: &mut Vec<Segment>) -> Result<usize, 
         if descriptor.refers_to_indirect_table() {
             let size = size_of::<Descriptor>() as u32;
             entries = descriptor.len() / size;
-            if is_indirect || descriptor.has_next() || descriptor.len() % size != 0 || entries == 0 {
+            if is_indirect || descriptor.has_next() || !descriptor.len().is_multiple_of(size) || entries == 0 {
                 return Err(Malformed::Indirect);
             }
             if entries > MAX_INDIRECT {
@@ -258,7 +258,7 @@ impl Request {
         }
         let offset = || {
             let offset = sector.checked_mul(SECTOR_BYTES)?;
-            (all_bytes % SECTOR_BYTES == 0).then_some(offset)
+            all_bytes.is_multiple_of(SECTOR_BYTES).then_some(offset)
         };
         Some(match kind {
             TYPE_READ => Kind::Read(offset()?),
@@ -286,7 +286,10 @@ impl Request {
     /// Returns the ranges of a request to discard, or to fill with zeros, which may have these flags.
     fn decode_ranges(&self, memory: &GuestMemory, flags: u32) -> Result<Vec<Range>, Status> {
         let count = self.data_bytes / DISCARD_SEGMENT_BYTES;
-        if count == 0 || count > u64::from(MAX_DISCARD_SEGMENTS) || self.data_bytes % DISCARD_SEGMENT_BYTES != 0 {
+        if count == 0
+            || count > u64::from(MAX_DISCARD_SEGMENTS)
+            || !self.data_bytes.is_multiple_of(DISCARD_SEGMENT_BYTES)
+        {
             return Err(Status::Failed);
         }
         let mut ranges = Vec::with_capacity(count as usize);
