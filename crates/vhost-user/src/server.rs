@@ -32,6 +32,9 @@ const WAKE: u64 = 0;
 /// Interval between two looks at the sizes of disks that frontends use.
 const SIZE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
+/// How long no frontend is accepted after the system could not.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// What happens on a disk's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -99,6 +102,29 @@ struct State {
 struct Socket {
     listener: UnixListener,
     export: Arc<Export>,
+    reports: Reports,
+}
+
+/// Bounds the reports of what a frontend or its guest can cause at any rate.
+#[derive(Debug, Default)]
+struct Reports {
+    /// When the first of the last minute was.
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Reports {
+    const PERIOD: Duration = Duration::from_secs(60);
+    const MOST: u32 = 10;
+
+    /// Returns whether there may be another report.
+    fn may_have(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= Self::PERIOD) {
+            *self = Self { since: Some(now), count: 0 };
+        }
+        self.count += 1;
+        self.count <= Self::MOST
+    }
 }
 
 /// A disk's socket. When this is dropped, nobody can connect to it any more. A frontend that is
@@ -162,7 +188,7 @@ impl Server {
         let number = state.last_number;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         epoll::add(&self.shared.epoll, &listener, epoll::EventData::new_u64(number), flags)?;
-        state.sockets.insert(number, Socket { listener, export });
+        state.sockets.insert(number, Socket { listener, export, reports: Reports::default() });
         Ok(Listening { shared: Arc::clone(&self.shared), number })
     }
 
@@ -207,6 +233,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports what a frontend has caused, unless there were many such reports of its socket lately.
+    fn report(&self, number: u64, export: &Export, event: Event) {
+        let mut state = self.lock();
+        let may = state.sockets.get_mut(&number).is_some_and(|socket| socket.reports.may_have(Instant::now()));
+        drop(state);
+        if may {
+            (self.tell)(&export.name(), event);
+        }
+    }
+
     /// Lets the next frontend connect.
     fn accept_next(&self, number: u64) {
         if let Some(socket) = self.lock().sockets.get(&number) {
@@ -239,12 +275,20 @@ fn accept_all(shared: &Arc<Shared>) {
 /// Accepts a frontend on a socket. Returns false if the socket should accept the next one.
 fn accept(shared: &Arc<Shared>, number: u64) -> bool {
     let state = shared.lock();
-    let Some(Socket { listener, export }) = state.sockets.get(&number) else { return true };
+    let Some(Socket { listener, export, .. }) = state.sockets.get(&number) else { return true };
     let (accepted, export) = (listener.accept(), Arc::clone(export));
     drop(state);
-    let Ok((socket, _)) = accepted else { return false };
-    let begun = begin(shared, number, socket, &export);
-    begun.map_err(|why| (shared.tell)(&export.name(), Event::Refused(why))).is_ok()
+    let begun = match accepted {
+        Ok((socket, _)) => begin(shared, number, socket, &export),
+        // It left before it was accepted.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+        Err(error) => {
+            // The frontend waits, most likely until there are file descriptors again.
+            thread::sleep(ACCEPT_PAUSE);
+            Err(error.to_string())
+        }
+    };
+    begun.map_err(|why| shared.report(number, &export, Event::Refused(why))).is_ok()
 }
 
 /// A frontend that is connected, until its thread ends.
@@ -283,13 +327,13 @@ fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Exp
 impl Connected {
     fn serve(self, handle: &Arc<Handle>, socket: &UnixStream) {
         let Shared { config, tell, .. } = &*self.shared;
-        let (shared, export) = (Arc::clone(&self.shared), Arc::clone(&self.export));
+        let (shared, export, number) = (Arc::clone(&self.shared), Arc::clone(&self.export), self.number);
         let context = Arc::new(Context {
             export: Arc::clone(&self.export),
             client: Arc::clone(&self.client),
             write_back: AtomicBool::new(true),
             tell: Box::new(move |queue, why| {
-                (shared.tell)(&export.name(), Event::QueueBroken(queue, why.to_string()));
+                shared.report(number, &export, Event::QueueBroken(queue, why.to_string()));
             }),
         });
         tell(&self.export.name(), Event::Connected);
@@ -297,10 +341,21 @@ impl Connected {
         let served = session.serve(socket);
         // When the next frontend connects, no request of this one runs any longer.
         drop(session);
-        let name = self.export.name();
         if let Err(error) = served {
-            tell(&name, Event::Refused(error.to_string()));
+            self.shared.report(self.number, &self.export, Event::Refused(error.to_string()));
         }
-        tell(&name, Event::Disconnected);
+        tell(&self.export.name(), Event::Disconnected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_has_a_few_reports_a_minute() {
+        let (start, mut reports) = (Instant::now(), Reports::default());
+        let mut count = |after| (0..100).filter(|_| reports.may_have(start + Duration::from_secs(after))).count();
+        assert_eq!([0, 59, 60, 61, 1000].map(&mut count), [10, 0, 10, 0, 10]);
     }
 }

@@ -334,6 +334,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut signals = signals::catch().context("cannot catch signals")?;
     let mut sockets = place.sockets(args)?.when_stopping(|| notify("STOPPING=1"));
     if let Some(directory) = &args.vhost_user {
+        descriptors::allow_most();
         sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
     }
     let mut listening = server.listen(sockets)?;
