@@ -46,7 +46,7 @@ pub use admission::Refused;
 pub use client::{Client, Opened, open_export};
 pub use error::Error;
 pub use limits::Limits;
-pub use listen::{Permissions, SocketFile, listen_privately};
+pub use listen::{Permissions, SocketFile, listen_privately, listen_with};
 pub use pagefold_executor::{
     Account, Claim, Export, ExportError, Exports, IDLE_BYTES, LEAST_COST_BYTES, Quota, WORK_BYTES,
 };

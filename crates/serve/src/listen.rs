@@ -85,6 +85,33 @@ impl Drop for SocketFile {
     }
 }
 
+impl SocketFile {
+    /// Returns the file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the file another name in the same directory. Clients that are connected do not notice.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn rename(&mut self, path: &Path) -> io::Result<()> {
+        let _lock = lock_directory(&self.path)?;
+        fs::rename(&self.path, path)?;
+        self.path = path.into();
+        Ok(())
+    }
+}
+
+/// Listens on a Unix socket with these permissions, for purposes other than NBD. A file left by a
+/// server that has exited is replaced.
+///
+/// # Errors
+/// Those of [`Builder::bind`](crate::Builder::bind) for a Unix socket.
+pub fn listen_with(path: &Path, permissions: Permissions) -> Result<(UnixListener, SocketFile), Error> {
+    make(path, permissions)
+}
+
 /// Listens on a Unix socket to which only this process's user may connect, for purposes other than
 /// NBD. A file left by a server that has exited is replaced.
 ///

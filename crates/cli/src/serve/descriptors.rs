@@ -7,6 +7,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// sockets, bases and standard streams.
 const OTHER_DESCRIPTORS: usize = 64;
 
+/// Raises the limit of open files as far as the system allows, for a server whose disks each have a
+/// socket.
+pub(crate) fn allow_most() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // If this fails, the old limit remains.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 /// Raises the limit of open files to what this many connections need, because the default limit is
 /// often lower. Returns a warning if the system refuses.
 pub(crate) fn allow(connections: usize, limits: Limits) -> Option<String> {

@@ -1,4 +1,4 @@
-//! `pagefold serve`: serves compressed RAM disks and files over NBD.
+//! `pagefold serve`: serves compressed RAM disks and files over NBD and vhost-user.
 
 mod child;
 mod descriptors;
@@ -7,6 +7,7 @@ mod options;
 mod pid_file;
 mod place;
 mod swap;
+mod vhost_user;
 
 use std::{
     ffi::OsString,
@@ -40,6 +41,7 @@ use self::{
     },
     pid_file::PidFile,
     place::Place,
+    vhost_user::SocketDirectory,
 };
 use crate::{
     background, codec,
@@ -59,6 +61,7 @@ use crate::{
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
+  pagefold serve --export name=vm-1,size=8G --vhost-user /run/vms
 
 The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
 'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
@@ -70,6 +73,8 @@ server uses a temporary directory.
 
 --run sets these variables for COMMAND: uri (the URI of the first disk), nbd (the same in the \
 syntax of older programs), unixsocket and control (paths of the sockets).
+
+--vhost-user serves disks to qemu, Cloud Hypervisor and Firecracker through memory that they share with the server: 'man pagefold-serve' of NBD clients does not concern them.
 
 FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROFS image holds a \
 single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
@@ -112,12 +117,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
-    /// Mode of the Unix sockets for NBD, whatever the umask: with 0660, members of the group may
+    /// Also serve each disk to virtual machines, on a vhost-user socket NAME.sock in this directory;
+    /// create it if it does not exist
+    #[arg(long, value_name = "DIR")]
+    vhost_user: Option<PathBuf>,
+
+    /// Mode of the Unix sockets for disks, whatever the umask: with 0660, members of the group may
     /// connect
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
 
-    /// Group of the Unix sockets for NBD
+    /// Group of the Unix sockets for disks
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     group: Option<u32>,
 
@@ -356,8 +366,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    let mut listening =
-        server.listen(place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1")))?;
+    let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));
+    if let Some(directory) = &args.vhost_user {
+        descriptors::allow_most();
+        sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
+    }
+    let mut listening = server.listen(sockets)?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {

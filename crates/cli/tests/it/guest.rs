@@ -96,7 +96,7 @@ impl Machine {
     /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`:
     /// `file=URI` and options.
     pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, RUN, script, &[]))
+        self.start_from(&drives(disks), &initramfs(&self.parts, RUN, script, &[]))
     }
 
     /// As [`start`](Self::start), without disks, with a program in `/programs`.
@@ -118,13 +118,30 @@ impl Machine {
         self.start_from(&[], &initramfs(&self.parts, RUN, script, &files))
     }
 
+    /// The same with one disk on a vhost-user socket. The guest has two CPUs, and a queue for each.
+    pub(crate) fn start_vhost_user(&self, socket: &Path, script: &str) -> Guest {
+        let arguments = [
+            "-smp".to_owned(),
+            "2".to_owned(),
+            "-object".to_owned(),
+            "memory-backend-memfd,id=memory,size=512M,share=on".to_owned(),
+            "-machine".to_owned(),
+            "memory-backend=memory".to_owned(),
+            "-chardev".to_owned(),
+            format!("socket,id=disk,path={}", socket.display()),
+            "-device".to_owned(),
+            "vhost-user-blk-pci,chardev=disk,num-queues=2".to_owned(),
+        ];
+        self.start_from(&arguments, &initramfs(&self.parts, RUN, script, &[]))
+    }
+
     /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes
     /// over.
     pub(crate) fn boot(&self, disks: &[String]) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
+        self.start_from(&drives(disks), &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
     }
 
-    fn start_from(&self, disks: &[String], files: &[u8]) -> Guest {
+    fn start_from(&self, arguments: &[String], files: &[u8]) -> Guest {
         let folder = TempDir::new().expect("a folder");
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
         fs::write(&initramfs, files).expect("room for a file");
@@ -134,9 +151,7 @@ impl Machine {
         command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
         command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        for disk in disks {
-            command.arg("-drive").arg(format!("if=virtio,format=raw,{disk}"));
-        }
+        command.args(arguments);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu starts");
         let console = Arc::new(Console::default());
         let (output, reader) = (child.stdout.take().expect("a pipe"), Arc::clone(&console));
@@ -146,6 +161,10 @@ impl Machine {
         guest.qmp("qmp_capabilities", &json!({}));
         guest
     }
+}
+
+fn drives(disks: &[String]) -> Vec<String> {
+    disks.iter().flat_map(|disk| ["-drive".to_owned(), format!("if=virtio,format=raw,{disk}")]).collect()
 }
 
 impl Guest {

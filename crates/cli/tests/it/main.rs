@@ -42,5 +42,6 @@ mod starting;
 mod stat;
 mod swap;
 mod tls;
+mod vhost_user;
 mod waiting;
 mod wrong;

@@ -1,0 +1,186 @@
+//! Disks for virtual machines: `--vhost-user`.
+//!
+//! A disk's socket has the name of the disk and `.sock`, except that `/` and `%` are escaped as `%2F`
+//! and `%25`, as in URIs. The socket of a disk without a name is `%.sock`.
+
+use std::{
+    collections::HashMap,
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use pagefold_executor::{Event as ExportEvent, Export, Stopper};
+use pagefold_serve::{Permissions, SocketFile, listen_with};
+use pagefold_server::{Ending, Host, Level, Observer, Transport, TransportError};
+use pagefold_vhost_user::{Config, Event, Listening, Server};
+
+/// Interval between two looks whether a server that ends still waits for requests.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves each disk on a vhost-user socket in a directory.
+pub(super) struct SocketDirectory {
+    path: PathBuf,
+    permissions: Permissions,
+    serving: Option<Serving>,
+}
+
+struct Serving {
+    server: Arc<Server>,
+    stopper: Stopper,
+    thread: JoinHandle<()>,
+    ending: Ending,
+}
+
+impl SocketDirectory {
+    pub(super) fn new(path: PathBuf, permissions: Permissions) -> Self {
+        Self { path, permissions, serving: None }
+    }
+}
+
+impl Transport for SocketDirectory {
+    fn start(&mut self, host: &Host) -> Result<(), TransportError> {
+        let directory = self.path.clone();
+        DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(|error| failed(&directory, &error))?;
+        let (opener, observer) = (host.clone(), host.observer().clone());
+        let open = move |export: &Export| opener.open(export);
+        let server = Server::start(Config::default(), Box::new(open), tell(observer));
+        let server = Arc::new(server.map_err(|error| failed(&directory, &error))?);
+        let mut sockets = Sockets {
+            directory,
+            permissions: self.permissions,
+            server: Arc::clone(&server),
+            observer: host.observer().clone(),
+            open: HashMap::new(),
+        };
+        let mut watch = host.exports().watch();
+        let stopper = watch.stopper();
+        // Those of the disks that exist are open when this returns.
+        while let Some(event) = watch.take() {
+            sockets.follow(event);
+        }
+        let follow = move || {
+            while let Some(event) = watch.wait() {
+                sockets.follow(event);
+            }
+        };
+        let thread = thread::Builder::new().name("vhost sockets".to_owned()).spawn(follow)?;
+        self.serving = Some(Serving { server, stopper, thread, ending: host.ending().clone() });
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        let Some(Serving { server, stopper, thread, ending }) = self.serving.take() else { return };
+        stopper.stop();
+        // A panic has been reported.
+        let _ = thread.join();
+        while !server.stop(PAUSE) {
+            if ending.is_forced() {
+                // Its threads are stuck in requests, and end with the process.
+                std::mem::forget(server);
+                return;
+            }
+        }
+    }
+}
+
+fn failed(directory: &Path, error: &std::io::Error) -> String {
+    format!("cannot serve vhost-user sockets in '{}': {error}", directory.display())
+}
+
+/// Returns what logs events of sockets.
+fn tell(observer: Observer) -> pagefold_vhost_user::Tell {
+    Box::new(move |disk, event| match event {
+        Event::Connected => observer.tell(Level::Debug, &format!("a virtual machine connected: disk '{disk}'")),
+        Event::Disconnected => observer.tell(Level::Debug, &format!("a virtual machine disconnected: disk '{disk}'")),
+        Event::Refused(why) => {
+            observer.tell(Level::Warn, &format!("a virtual machine is not served: disk '{disk}': {why}"));
+        }
+        Event::QueueBroken(queue, why) => {
+            let line = format!("queue {queue} of disk '{disk}' stopped, the guest must reset the device: {why}");
+            observer.tell(Level::Warn, &line);
+        }
+        event => observer.tell(Level::Debug, &format!("disk '{disk}': {event:?}")),
+    })
+}
+
+/// The sockets of a directory.
+struct Sockets {
+    directory: PathBuf,
+    permissions: Permissions,
+    server: Arc<Server>,
+    observer: Observer,
+    /// By the numbers of their exports.
+    open: HashMap<u64, Socket>,
+}
+
+struct Socket {
+    _listening: Listening,
+    /// Dropped last: a frontend that finds the file can connect.
+    file: SocketFile,
+}
+
+impl Sockets {
+    fn follow(&mut self, event: ExportEvent) {
+        match event {
+            ExportEvent::Added { number, name, export } => match self.listen(&name, export) {
+                Ok(socket) => _ = self.open.insert(number, socket),
+                Err(why) => self.warn(&name, &why),
+            },
+            ExportEvent::Renamed { number, name, .. } => {
+                let path = self.path(&name);
+                if let Some(socket) = self.open.get_mut(&number)
+                    && let Err(error) = socket.file.rename(&path)
+                {
+                    let why = format!("it keeps '{}': {error}", socket.file.path().display());
+                    self.warn(&name, &why);
+                }
+            }
+            ExportEvent::Removed { number, .. } => drop(self.open.remove(&number)),
+        }
+    }
+
+    fn listen(&self, name: &str, export: Arc<Export>) -> Result<Socket, String> {
+        let path = self.path(name);
+        let (listener, file) = listen_with(&path, self.permissions).map_err(|error| error.to_string())?;
+        let listening = self.server.listen(listener, export).map_err(|error| error.to_string())?;
+        self.observer.tell(Level::Info, &format!("disk '{name}' for virtual machines: {}", path.display()));
+        Ok(Socket { _listening: listening, file })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(file_name(name))
+    }
+
+    fn warn(&self, name: &str, why: &str) {
+        self.observer.tell(Level::Warn, &format!("disk '{name}' has no vhost-user socket of its name: {why}"));
+    }
+}
+
+/// Returns the name of a disk's socket.
+fn file_name(name: &str) -> String {
+    let name = if name.is_empty() { "%".to_owned() } else { name.replace('%', "%25").replace('/', "%2F") };
+    name + ".sock"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disk_has_a_socket_of_its_own() {
+        for (name, expected) in [
+            ("job-1", "job-1.sock"),
+            ("job-1@before", "job-1@before.sock"),
+            ("", "%.sock"),
+            ("%", "%25.sock"),
+            ("a/b%", "a%2Fb%25.sock"),
+            ("..", "...sock"),
+        ] {
+            assert_eq!(file_name(name), expected);
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! One frontend: its messages, its memory and its queues.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use pagefold_disk::BlockDevice;
+use pagefold_executor::Client;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+
+use crate::{
+    config::{MAX_QUEUES, Space, WRITE_BACK_AT, feature, features, protocol},
+    inflight::{LogError, Logs},
+    memory::{Description, MAX_REGIONS, MemoryError, Regions},
+    vring::{Broken, Vring},
+    wire::{Message, WireError, request, send_config_changed},
+    worker::{Context, Worker},
+};
+
+/// Why a frontend is not served any longer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error("queue {0}: {1}")]
+    Queue(u16, #[source] Broken),
+    #[error("queue {0} does not exist: there are {MAX_QUEUES}")]
+    NoQueue(u64),
+    #[error("message {0} is too short, or has not the file descriptors that it needs")]
+    Short(u32),
+    #[error("message {0} is not supported")]
+    Unknown(u32),
+    #[error("features {0:#x} were not offered")]
+    Features(u64),
+    #[error("queue {0} cannot have {1} descriptors: a power of two up to 1024 is needed")]
+    Size(u16, u32),
+    #[error("the rings of queue {0} are not in the guest's memory, or not aligned")]
+    Rings(u16),
+    #[error("queue {0} needs an eventfd: polling is not supported")]
+    Eventfd(u16),
+    #[error("only the byte of the configuration that chooses between write-back and write-through can be written")]
+    Config,
+}
+
+/// What others need of a frontend that is connected.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    client: Arc<Client>,
+    socket: UnixStream,
+    /// The disk's size that the frontend may know.
+    size_bytes: AtomicU64,
+    /// Where the frontend takes requests of the device.
+    channel: Mutex<Option<OwnedFd>>,
+}
+
+impl Handle {
+    pub(crate) fn new(client: &Arc<Client>, socket: &UnixStream) -> io::Result<Self> {
+        let (client, socket) = (Arc::clone(client), socket.try_clone()?);
+        let size_bytes = AtomicU64::new(client.device().map_or(0, |device| device.size_bytes()));
+        Ok(Self { client, socket, size_bytes, channel: Mutex::new(None) })
+    }
+
+    /// Ends the frontend's connection.
+    pub(crate) fn close(&self) {
+        // It may have been closed by the frontend.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Lets the frontend read the configuration again if the disk's size has changed.
+    pub(crate) fn check_size(&self) {
+        let Some(size_bytes) = self.client.device().map(|device| device.size_bytes()) else { return };
+        if self.size_bytes.swap(size_bytes, Relaxed) == size_bytes {
+            return;
+        }
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = &*channel {
+            send_config_changed(channel.as_fd());
+        }
+    }
+}
+
+/// A frontend that is connected.
+pub(crate) struct Session {
+    context: Arc<Context>,
+    handle: Arc<Handle>,
+    /// The number of queues that guests should use.
+    queues: u16,
+    features: u64,
+    acked_protocol: u64,
+    regions: Regions,
+    vrings: Vec<Arc<Vring>>,
+    kicks: Vec<Option<OwnedFd>>,
+    /// Queue `n` is served by thread `n` modulo the number of threads. Threads start with their queues.
+    workers: Vec<Option<Worker>>,
+}
+
+/// What a message is answered with.
+enum Answer {
+    /// A zero, if the frontend wants an answer.
+    Done,
+    Reply(Vec<u8>),
+    ReplyWithFile(Vec<u8>, OwnedFd),
+}
+
+impl Session {
+    pub(crate) fn new(context: Arc<Context>, handle: Arc<Handle>, threads: usize, queues: u16) -> Self {
+        Self {
+            context,
+            handle,
+            queues,
+            features: 0,
+            acked_protocol: 0,
+            regions: Regions::default(),
+            vrings: (0..MAX_QUEUES).map(|number| Arc::new(Vring::new(number))).collect(),
+            kicks: (0..MAX_QUEUES).map(|_| None).collect(),
+            workers: (0..threads.max(1)).map(|_| None).collect(),
+        }
+    }
+
+    /// Serves the frontend until it leaves.
+    ///
+    /// # Errors
+    /// It sent what it must not, or the system failed.
+    pub(crate) fn serve(&mut self, socket: &UnixStream) -> Result<(), SessionError> {
+        while let Some(mut message) = Message::receive(socket)? {
+            let wants_answer = message.needs_reply && self.acked_protocol & protocol::REPLY_ACK != 0;
+            match self.handle_message(&mut message) {
+                Ok(Answer::Reply(body)) => message.reply(socket, &body, None)?,
+                Ok(Answer::ReplyWithFile(body, file)) => message.reply(socket, &body, Some(file.as_fd()))?,
+                Ok(Answer::Done) if wants_answer => message.reply(socket, &0_u64.to_ne_bytes(), None)?,
+                Ok(Answer::Done) => {}
+                Err(error) => {
+                    if wants_answer {
+                        message.reply(socket, &1_u64.to_ne_bytes(), None)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_message(&mut self, message: &mut Message) -> Result<Answer, SessionError> {
+        let (code, short) = (message.request, || SessionError::Short(message.request));
+        let word = |at| message.u64(at).ok_or_else(short);
+        match code {
+            request::GET_FEATURES => return Ok(reply(features(self.context.export.is_read_only()))),
+            request::SET_FEATURES => self.set_features(word(0)?)?,
+            // Nobody else can be the owner.
+            request::SET_OWNER => {}
+            request::GET_PROTOCOL_FEATURES => return Ok(reply(protocol::ALL)),
+            request::SET_PROTOCOL_FEATURES => {
+                let acked = word(0)?;
+                if acked & !protocol::ALL != 0 {
+                    return Err(SessionError::Features(acked & !protocol::ALL));
+                }
+                self.acked_protocol = acked;
+            }
+            request::GET_QUEUE_NUM => return Ok(reply(u64::from(MAX_QUEUES))),
+            request::GET_MAX_MEM_SLOTS => return Ok(reply(MAX_REGIONS as u64)),
+            request::SET_MEM_TABLE => self.set_memory(message)?,
+            request::ADD_MEM_REG => {
+                let description = description(message, 8).ok_or_else(short)?;
+                let file = message.only_file().ok_or(SessionError::Short(code))?;
+                self.regions.add(description, file)?;
+                self.share_memory();
+            }
+            request::REM_MEM_REG => {
+                self.regions.remove(word(8)?)?;
+                self.share_memory();
+            }
+            request::GET_CONFIG => return self.config(message),
+            request::SET_CONFIG => self.set_config(message)?,
+            request::SET_BACKEND_REQ_FD => {
+                let file = message.only_file().ok_or(SessionError::Short(code))?;
+                *self.handle.channel.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+            }
+            request::GET_INFLIGHT_FD => return create_logs(message),
+            request::SET_INFLIGHT_FD => self.set_logs(message)?,
+            request::RESET_OWNER | request::RESET_DEVICE => {
+                for number in 0..MAX_QUEUES {
+                    self.stop(number)?;
+                    self.vring(number.into())?.set_enabled(false);
+                }
+            }
+            _ => return self.handle_queue_message(message),
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Handles a message about one queue.
+    fn handle_queue_message(&mut self, message: &mut Message) -> Result<Answer, SessionError> {
+        let (code, short) = (message.request, || SessionError::Short(message.request));
+        let (number, value) = (message.u32(0).ok_or_else(short), message.u32(4).ok_or_else(short));
+        match code {
+            request::SET_VRING_NUM => {
+                let (vring, size) = (self.vring(number?.into())?, value?);
+                if !vring.set_size(size) {
+                    return Err(SessionError::Size(vring.number, size));
+                }
+            }
+            request::SET_VRING_BASE => {
+                // The index of the next request; the rest is of packed rings.
+                self.vring(number?.into())?.set_base(value? as u16);
+            }
+            request::SET_VRING_ADDR => {
+                let vring = self.vring(number?.into())?;
+                let address = |at| message.u64(at).and_then(|user| self.regions.guest_address(user));
+                let rings = (address(8), address(16), address(24));
+                let (Some(descriptors), Some(used), Some(available)) = rings else {
+                    return Err(SessionError::Rings(vring.number));
+                };
+                if !vring.set_addresses(descriptors, available, used) {
+                    return Err(SessionError::Rings(vring.number));
+                }
+            }
+            request::GET_VRING_BASE => {
+                let number = self.vring(number?.into())?.number;
+                let base = self.stop(number)?;
+                let words = [u32::from(number), u32::from(base)];
+                return Ok(Answer::Reply(words.iter().flat_map(|word| word.to_ne_bytes()).collect()));
+            }
+            request::SET_VRING_KICK | request::SET_VRING_CALL | request::SET_VRING_ERR => {
+                self.set_eventfd(message)?;
+            }
+            request::SET_VRING_ENABLE => {
+                let vring = self.vring(number?.into())?;
+                vring.set_enabled(value? != 0);
+                self.wake(vring.number);
+            }
+            _ => return Err(SessionError::Unknown(code)),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn vring(&self, number: u64) -> Result<&Arc<Vring>, SessionError> {
+        let found = usize::try_from(number).ok().and_then(|number| self.vrings.get(number));
+        found.ok_or(SessionError::NoQueue(number))
+    }
+
+    fn worker(&self, number: u16) -> Option<&Worker> {
+        self.workers.get(usize::from(number) % self.workers.len())?.as_ref()
+    }
+
+    fn wake(&self, number: u16) {
+        if let Some(worker) = self.worker(number) {
+            worker.wake();
+        }
+    }
+
+    fn set_features(&mut self, acked: u64) -> Result<(), SessionError> {
+        let offered = features(self.context.export.is_read_only());
+        if acked & !offered != 0 {
+            return Err(SessionError::Features(acked & !offered));
+        }
+        self.features = acked;
+        for vring in &self.vrings {
+            vring.set_event_idx(acked & feature::RING_EVENT_IDX != 0);
+            if acked & feature::PROTOCOL_FEATURES == 0 {
+                vring.set_enabled(true);
+            }
+        }
+        // Drivers that do not know of caches expect none.
+        let knows_caches = acked & (feature::FLUSH | feature::CONFIG_WCE) != 0;
+        self.context.write_back.store(knows_caches, Relaxed);
+        Ok(())
+    }
+
+    fn set_memory(&mut self, message: &mut Message) -> Result<(), SessionError> {
+        const HEADER_BYTES: usize = 8;
+        const REGION_BYTES: usize = 32;
+        let files = std::mem::take(&mut message.files);
+        if message.u32(0).is_none_or(|count| count as usize != files.len()) {
+            return Err(SessionError::Short(message.request));
+        }
+        let describe = |(number, file)| Some((description(message, HEADER_BYTES + REGION_BYTES * number)?, file));
+        let regions: Option<Vec<_>> = files.into_iter().enumerate().map(describe).collect();
+        self.regions.replace(regions.ok_or(SessionError::Short(message.request))?)?;
+        self.share_memory();
+        Ok(())
+    }
+
+    /// Gives all queues the memory as it is now. Requests that run keep what they have.
+    fn share_memory(&self) {
+        let memory = self.regions.memory();
+        self.vrings.iter().for_each(|vring| vring.set_memory(memory.clone()));
+        self.workers.iter().flatten().for_each(Worker::wake);
+    }
+
+    fn config(&self, message: &Message) -> Result<Answer, SessionError> {
+        let words = [0, 4, 8].map(|at| message.u32(at));
+        let [Some(offset), Some(len_bytes), Some(flags)] = words else {
+            return Err(SessionError::Short(message.request));
+        };
+        let size_bytes = self.context.client.device().map_or(0, |device| device.size_bytes());
+        let write_back = self.context.write_back.load(Relaxed);
+        let part = Space { size_bytes, queues: self.queues, write_back }.part(offset, len_bytes);
+        // Without its bytes, the reply says that they do not exist.
+        let part = part.unwrap_or_default();
+        let len = u32::try_from(part.len()).unwrap_or_default();
+        let words = [offset, len, flags].into_iter().flat_map(u32::to_ne_bytes);
+        Ok(Answer::Reply(words.chain(part).collect()))
+    }
+
+    fn set_config(&self, message: &Message) -> Result<(), SessionError> {
+        match (message.u32(0), message.u32(4), message.body.get(12..)) {
+            (Some(WRITE_BACK_AT), Some(1), Some([write_back])) => {
+                self.context.write_back.store(*write_back != 0, Relaxed);
+                Ok(())
+            }
+            _ => Err(SessionError::Config),
+        }
+    }
+
+    fn set_logs(&mut self, message: &mut Message) -> Result<(), SessionError> {
+        let file = message.only_file().ok_or(SessionError::Short(message.request))?;
+        let (queues, queue_size) = shape(message).ok_or(SessionError::Short(message.request))?;
+        let (len_bytes, offset) = (message.u64(0).unwrap_or_default(), message.u64(8).unwrap_or_default());
+        let logs = Logs::map(file, offset, len_bytes, queues, queue_size)?;
+        self.vrings.iter().for_each(|vring| vring.set_log(logs.of_queue(vring.number)));
+        Ok(())
+    }
+
+    fn set_eventfd(&mut self, message: &mut Message) -> Result<(), SessionError> {
+        const NO_FILE: u64 = 1 << 8;
+        let code = message.request;
+        let word = message.u64(0).ok_or(SessionError::Short(code))?;
+        let number = self.vring(word & 0xff)?.number;
+        let file = match (word & NO_FILE != 0, message.only_file()) {
+            (false, Some(file)) => Some(eventfd(file).ok_or(SessionError::Eventfd(number))?),
+            (true, None) => None,
+            _ => return Err(SessionError::Short(code)),
+        };
+        let vring = self.vring(number.into())?;
+        match code {
+            request::SET_VRING_CALL => vring.set_call(file),
+            request::SET_VRING_ERR => vring.set_error(file),
+            _ => self.start(number, file.ok_or(SessionError::Eventfd(number))?)?,
+        }
+        Ok(())
+    }
+
+    /// Starts a queue, which the driver notifies through `kick`.
+    fn start(&mut self, number: u16, kick: OwnedFd) -> Result<(), SessionError> {
+        let (at, vring) = (usize::from(number), Arc::clone(self.vring(number.into())?));
+        let count = self.workers.len();
+        let Some(slot) = self.workers.get_mut(at % count) else { return Ok(()) };
+        if slot.is_none() {
+            *slot = Some(Worker::start(Arc::clone(&self.context))?);
+        }
+        let Some(worker) = slot else { return Ok(()) };
+        worker.watch(&kick)?;
+        if let Some(old) = self.kicks.get_mut(at).and_then(|slot| slot.replace(kick)) {
+            worker.forget(&old);
+        }
+        worker.serve(&vring);
+        vring.start().map_err(|why| SessionError::Queue(number, why))?;
+        worker.wake();
+        Ok(())
+    }
+
+    /// Stops a queue. Returns the index of its next request.
+    fn stop(&mut self, number: u16) -> Result<u16, SessionError> {
+        let base = self.vring(number.into())?.stop();
+        self.forget_kick(number);
+        Ok(base)
+    }
+
+    fn forget_kick(&mut self, number: u16) {
+        let kick = self.kicks.get_mut(usize::from(number)).and_then(Option::take);
+        if let (Some(kick), Some(worker)) = (kick, self.worker(number)) {
+            worker.forget(&kick);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.context.client.end();
+        self.vrings.iter().for_each(|vring| vring.abandon());
+        self.workers.clear();
+    }
+}
+
+fn reply(value: u64) -> Answer {
+    Answer::Reply(value.to_ne_bytes().to_vec())
+}
+
+/// Returns the description of a region at this position of a message.
+fn description(message: &Message, at: usize) -> Option<Description> {
+    let word = |number: usize| message.u64(at + 8 * number);
+    Some(Description { guest: word(0)?, len_bytes: word(1)?, user: word(2)?, offset: word(3)? })
+}
+
+/// Returns the number of queues of logs, and of their descriptors.
+fn shape(message: &Message) -> Option<(u16, u16)> {
+    let half = |at: usize| Some(u16::from_ne_bytes(message.body.get(at..at + 2)?.try_into().ok()?));
+    Some((half(16)?, half(18)?))
+}
+
+fn create_logs(message: &Message) -> Result<Answer, SessionError> {
+    let (queues, queue_size) = shape(message).ok_or(SessionError::Short(message.request))?;
+    let (file, len_bytes) = Logs::create(queues, queue_size)?;
+    let mut body = message.body.clone();
+    let position = len_bytes.to_ne_bytes().into_iter().chain(0_u64.to_ne_bytes());
+    body.iter_mut().zip(position).for_each(|(to, from)| *to = from);
+    Ok(Answer::ReplyWithFile(body, file))
+}
+
+/// Returns the file if it is of the kind that eventfds are, not blocking. Writing to another could
+/// block a thread that others need.
+fn eventfd(file: OwnedFd) -> Option<OwnedFd> {
+    let is_anonymous = FileType::from_raw_mode(fstat(&file).ok()?.st_mode) == FileType::Unknown;
+    let flags = fcntl_getfl(&file).ok()?;
+    fcntl_setfl(&file, flags | OFlags::NONBLOCK).ok()?;
+    is_anonymous.then_some(file)
+}

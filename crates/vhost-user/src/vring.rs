@@ -1,0 +1,408 @@
+//! A queue of the guest's driver, as all threads share it.
+//!
+//! ```text
+//! taken from the ring = answered + in flight
+//! in flight           = run by a thread or task + waiting for room
+//! ```
+
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::Ordering::{Acquire, Relaxed},
+    },
+    time::Duration,
+};
+
+use pagefold_disk::{Waiting, Waits};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+use crate::{
+    config::MAX_QUEUE_SIZE,
+    inflight::Log,
+    memory::GuestMemory,
+    request::{Malformed, Request, Status, Table},
+};
+
+/// How long a queue that stops waits between two looks at what is in flight.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A queue.
+#[derive(Debug)]
+pub(crate) struct Vring {
+    pub(crate) number: u16,
+    state: Mutex<State>,
+    /// Notified when nothing is in flight.
+    drained: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    memory: Option<Arc<GuestMemory>>,
+    /// Whether the rings are in the memory.
+    is_valid: bool,
+    /// Whether the frontend has started the queue, and enabled it.
+    is_started: bool,
+    is_enabled: bool,
+    is_broken: bool,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    log: Option<Log>,
+    in_flight: usize,
+    /// Heads that are in flight, and to be run again.
+    again: VecDeque<u16>,
+    /// How many of `again` wait for room, the last ones.
+    waiting: usize,
+    /// Counts those that wait, and those of them that are tried again at this moment.
+    counted: Vec<Waiting>,
+    /// Whether the driver notifies the device of requests.
+    is_notified: bool,
+}
+
+/// Why a queue stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("its rings are not in the guest's memory")]
+    Memory,
+    #[error("a file of the guest's memory was made shorter")]
+    Lost,
+    #[error("the driver made more requests available than the queue has descriptors")]
+    TooMany,
+    #[error("the driver made a request available whose number is beyond the end of the queue")]
+    Head,
+    #[error("its log of requests is shorter than the queue")]
+    Log,
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+impl State {
+    fn runs(&self) -> bool {
+        self.is_started && self.is_enabled && self.is_valid && !self.is_broken
+    }
+
+    fn table(&self) -> Option<Table> {
+        let memory = Arc::clone(self.memory.as_ref()?);
+        Some(Table { memory, start: GuestAddress(self.queue.desc_table()), len: self.queue.size() })
+    }
+
+    fn breaks(&mut self, why: Broken) -> Broken {
+        self.is_broken = true;
+        signal(self.error.as_ref());
+        why
+    }
+
+    /// Breaks the queue while requests are taken. The first `in_flight` of them count as in flight.
+    fn give_up(&mut self, heads: &mut Vec<u16>, in_flight: usize, why: Broken) -> Broken {
+        heads.clear();
+        self.in_flight = self.in_flight.saturating_sub(in_flight);
+        self.breaks(why)
+    }
+
+    fn check_memory(&mut self) {
+        self.queue.set_ready(true);
+        self.is_valid = self.memory.as_ref().is_some_and(|memory| self.queue.is_valid(&***memory));
+    }
+}
+
+/// Wakes who waits for an eventfd. One that cannot be written has not been read for 2^64 wakes.
+fn signal(eventfd: Option<&OwnedFd>) {
+    if let Some(eventfd) = eventfd {
+        let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Vring {
+    pub(crate) fn new(number: u16) -> Self {
+        let state = State {
+            // The size is a power of two.
+            queue: Queue::new(MAX_QUEUE_SIZE).unwrap_or_default(),
+            memory: None,
+            is_valid: false,
+            is_started: false,
+            is_enabled: false,
+            is_broken: false,
+            call: None,
+            error: None,
+            log: None,
+            in_flight: 0,
+            again: VecDeque::new(),
+            waiting: 0,
+            counted: Vec::new(),
+            is_notified: true,
+        };
+        Self { number, state: Mutex::new(state), drained: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the number of descriptors. Returns false if it is invalid, or the queue has started.
+    pub(crate) fn set_size(&self, size: u32) -> bool {
+        let mut state = self.lock();
+        !state.is_started && u16::try_from(size).is_ok_and(|size| state.queue.try_set_size(size).is_ok())
+    }
+
+    /// Sets where the rings are. Returns false if they are not aligned.
+    pub(crate) fn set_addresses(&self, descriptors: u64, available: u64, used: u64) -> bool {
+        let mut state = self.lock();
+        let queue = &mut state.queue;
+        let is_aligned = queue.try_set_desc_table_address(GuestAddress(descriptors)).is_ok()
+            && queue.try_set_avail_ring_address(GuestAddress(available)).is_ok()
+            && queue.try_set_used_ring_address(GuestAddress(used)).is_ok();
+        state.check_memory();
+        is_aligned
+    }
+
+    pub(crate) fn set_base(&self, base: u16) {
+        let mut state = self.lock();
+        state.queue.set_next_avail(base);
+    }
+
+    pub(crate) fn set_event_idx(&self, enabled: bool) {
+        self.lock().queue.set_event_idx(enabled);
+    }
+
+    pub(crate) fn set_memory(&self, memory: Option<Arc<GuestMemory>>) {
+        let mut state = self.lock();
+        state.memory = memory;
+        state.check_memory();
+    }
+
+    pub(crate) fn set_call(&self, call: Option<OwnedFd>) {
+        let mut state = self.lock();
+        state.call = call;
+        // What was answered before is not lost.
+        signal(state.call.as_ref());
+    }
+
+    pub(crate) fn set_error(&self, error: Option<OwnedFd>) {
+        self.lock().error = error;
+    }
+
+    pub(crate) fn set_log(&self, log: Option<Log>) {
+        self.lock().log = log;
+    }
+
+    /// Starts the queue, with the requests that its log lists.
+    pub(crate) fn start(&self) -> Result<(), Broken> {
+        let mut state = self.lock();
+        if state.is_started {
+            return Ok(());
+        }
+        (state.is_broken, state.is_notified) = (false, true);
+        state.check_memory();
+        let Some(memory) = state.memory.clone().filter(|_| state.is_valid) else {
+            return Err(state.breaks(Broken::Memory));
+        };
+        let used = state.queue.used_idx(&**memory, Acquire).map_err(|_| Broken::Memory)?.0;
+        state.queue.set_next_used(used);
+        let size = state.queue.size();
+        if let Some(log) = &mut state.log {
+            if !log.fits(size) {
+                return Err(state.breaks(Broken::Log));
+            }
+            let heads = log.recover(used, size);
+            // Heads of the queue, so no more than its size.
+            state.queue.set_next_avail(used.wrapping_add(heads.len() as u16));
+            state.in_flight += heads.len();
+            state.again.extend(heads);
+        }
+        state.is_started = true;
+        Ok(())
+    }
+
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.lock().is_enabled = enabled;
+    }
+
+    /// Appends heads of requests to `heads`, at most `most`, and returns where their descriptors are.
+    /// One that waits for room is taken only `with_waiting`.
+    ///
+    /// # Errors
+    /// The driver has broken the queue, which is not used until the frontend starts it again.
+    pub(crate) fn take(&self, heads: &mut Vec<u16>, most: usize, with_waiting: bool) -> Result<Option<Table>, Broken> {
+        let mut state = self.lock();
+        if !state.runs() {
+            return Ok(None);
+        }
+        let Some(table) = state.table() else { return Ok(None) };
+        if table.memory.is_lost() {
+            return Err(state.breaks(Broken::Lost));
+        }
+        while heads.len() < most && state.again.len() > state.waiting {
+            heads.extend(state.again.pop_front());
+        }
+        if with_waiting && heads.len() < most && state.waiting > 0 {
+            heads.extend(state.again.pop_front());
+            state.waiting -= 1;
+        }
+        let available = most.saturating_sub(heads.len());
+        if available == 0 {
+            return Ok(Some(table));
+        }
+        let first = heads.len();
+        let State { queue, .. } = &mut *state;
+        match queue.iter(&**table.memory) {
+            Ok(chains) => heads.extend(chains.take(available).map(|chain| chain.head_index())),
+            Err(virtio_queue::Error::InvalidAvailRingIndex) => {
+                return Err(state.give_up(heads, first, Broken::TooMany));
+            }
+            Err(_) => return Err(state.give_up(heads, first, Broken::Memory)),
+        }
+        let new = &heads[first..];
+        if new.iter().any(|head| *head >= table.len) {
+            return Err(state.give_up(heads, first, Broken::Head));
+        }
+        if state.in_flight + new.len() > usize::from(table.len) {
+            return Err(state.give_up(heads, first, Broken::TooMany));
+        }
+        state.in_flight += new.len();
+        if let Some(log) = &mut state.log {
+            new.iter().for_each(|head| log.begin(*head));
+        }
+        if !new.is_empty() && state.is_notified {
+            // Until nothing is left, looking at the ring costs less than being notified.
+            state.is_notified = false;
+            let _ = state.queue.disable_notification(&**table.memory);
+        }
+        Ok(Some(table))
+    }
+
+    /// Answers requests: each head, with the number of bytes that were written. Notifies the driver
+    /// if it wants to be.
+    pub(crate) fn answer(&self, answers: &[(u16, u32)]) {
+        if answers.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        state.in_flight = state.in_flight.saturating_sub(answers.len());
+        let State { queue, memory, log, .. } = &mut *state;
+        if let Some(memory) = memory.clone() {
+            let mut is_answered = true;
+            for &(head, len) in answers {
+                if let Some(log) = log {
+                    log.before_answer(head);
+                }
+                is_answered &= queue.add_used(&**memory, head, len).is_ok();
+                if let Some(log) = log {
+                    log.after_answer(head, queue.next_used());
+                }
+            }
+            let notifies = queue.needs_notification(&**memory).unwrap_or(true);
+            if notifies {
+                signal(state.call.as_ref());
+            }
+            if !is_answered {
+                state.breaks(Broken::Memory);
+            }
+        }
+        if state.in_flight == 0 {
+            self.drained.notify_all();
+        }
+    }
+
+    /// Stops the queue for good: a request cannot be answered.
+    pub(crate) fn break_off(&self, why: Malformed) -> Broken {
+        let mut state = self.lock();
+        state.in_flight = state.in_flight.saturating_sub(1);
+        if state.in_flight == 0 {
+            self.drained.notify_all();
+        }
+        state.breaks(why.into())
+    }
+
+    /// Gives up all that is in flight, because the queue's thread panics.
+    pub(crate) fn lose(&self) {
+        let mut state = self.lock();
+        state.is_broken = true;
+        state.in_flight = 0;
+        self.drained.notify_all();
+    }
+
+    /// Lets a request wait for room.
+    pub(crate) fn wait_for_room(&self, head: u16, waits: &Arc<Waits>) {
+        let mut state = self.lock();
+        state.again.push_back(head);
+        state.waiting += 1;
+        if state.counted.len() < state.waiting {
+            state.counted.push(waits.begin());
+        }
+    }
+
+    /// Returns how many requests wait for room.
+    pub(crate) fn count_waiting(&self) -> usize {
+        let mut state = self.lock();
+        let waiting = state.waiting;
+        state.counted.truncate(waiting);
+        waiting
+    }
+
+    /// Lets the driver notify the device again. Returns whether there are requests already.
+    pub(crate) fn listen(&self) -> bool {
+        let mut state = self.lock();
+        if !state.runs() {
+            return false;
+        }
+        let Some(memory) = state.memory.clone() else { return false };
+        state.is_notified = true;
+        state.again.len() > state.waiting || state.queue.enable_notification(&**memory).unwrap_or(false)
+    }
+
+    /// Returns whether there are requests.
+    pub(crate) fn has_requests(&self) -> bool {
+        let state = self.lock();
+        let Some(memory) = state.memory.as_ref().filter(|_| state.runs()) else { return false };
+        let available =
+            state.queue.avail_idx(&***memory, Relaxed).is_ok_and(|index| index.0 != state.queue.next_avail());
+        available || state.again.len() > state.waiting
+    }
+
+    /// Stops the queue when all that is in flight has been answered. Requests that wait for room
+    /// fail. Returns the index of the next request.
+    pub(crate) fn stop(&self) -> u16 {
+        let mut state = self.lock();
+        state.is_started = false;
+        if let Some(table) = state.table() {
+            let heads = std::mem::take(&mut state.again);
+            state.waiting = 0;
+            state.counted.clear();
+            drop(state);
+            for head in heads {
+                match Request::decode(&table, head, Vec::new()) {
+                    Ok(request) => self.answer(&[(head, request.finish(&table.memory, Status::Failed))]),
+                    Err(why) => drop(self.break_off(why)),
+                }
+            }
+            state = self.lock();
+        }
+        state = self.drain(state);
+        // A request that broke the queue has no answer, and is not to be run when the queue starts again.
+        state.log.iter().for_each(Log::clear);
+        state.call = None;
+        state.queue.next_avail()
+    }
+
+    /// Ends the queue with its frontend. Requests that wait for room stay in the log.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        state.is_started = false;
+        state.in_flight = state.in_flight.saturating_sub(state.again.len());
+        state.again.clear();
+        state.waiting = 0;
+        state.counted.clear();
+        drop(self.drain(state));
+    }
+
+    fn drain<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while state.in_flight > 0 {
+            let waited = self.drained.wait_timeout(state, PAUSE);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+}

@@ -1,0 +1,466 @@
+//! Threads that serve queues.
+//!
+//! ```text
+//! loop
+//!     run requests until all queues are empty
+//!     look at the rings for a while: a request that comes now costs no wake
+//!     let drivers notify the device again; if requests have come, go on
+//!     sleep until a queue's eventfd, or this thread's own, is written
+//! ```
+//!
+//! A request that need not wait runs on the queue's thread. What has to wait for storage, or is large,
+//! is a task of the executor, which answers it when it is done.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use memmap2::MmapMut;
+use pagefold_disk::{BlockDevice, Error, Waits};
+use pagefold_executor::{Client, Device, Export, Memory, SCRATCH_BYTES, THREAD_BYTES, Taken};
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll, eventfd},
+    io::Errno,
+};
+
+use crate::{
+    memory::GuestMemory,
+    request::{Mode, Request, Segment, Status, read_together},
+    vring::{Broken, Vring},
+};
+
+/// Requests that are taken from a queue together.
+const BATCH: usize = 16;
+/// A request with more data is worth another thread.
+const MOST_INLINE_BYTES: u64 = 64 << 10;
+/// Length of a thread's buffer if there is no memory for a longer one.
+const SMALL_BUFFER_BYTES: usize = 16 << 10;
+/// Shortest and longest time for which a thread looks at rings before it sleeps. Being woken takes
+/// about as long as the longest.
+const LEAST_POLL: Duration = Duration::from_micros(4);
+const MOST_POLL: Duration = Duration::from_micros(50);
+/// Interval between two tries of requests that wait for room.
+const ROOM_PAUSE: Duration = Duration::from_millis(20);
+
+/// What all threads of one frontend share.
+pub(crate) struct Context {
+    pub(crate) export: Arc<Export>,
+    pub(crate) client: Arc<Client>,
+    /// Whether writes may be done before they are durable.
+    pub(crate) write_back: AtomicBool,
+    /// Called when a queue is broken.
+    pub(crate) tell: Box<dyn Fn(u16, Broken) + Send + Sync>,
+}
+
+impl Context {
+    fn mode(&self, may_wait: bool) -> Mode {
+        Mode { may_wait, most_bytes: MOST_INLINE_BYTES, write_through: !self.write_back.load(Relaxed) }
+    }
+
+    /// Waits until a request may begin. Calls `wait` first if it has to.
+    fn pace(&self, request: &Request, wait: impl FnOnce()) {
+        let access = self.client.access();
+        if let Some(start) = access.rate.begin(request.cost_bytes()) {
+            wait();
+            access.rate.wait_until(start, &|| self.client.has_ended() || access.is_closed());
+        }
+    }
+}
+
+/// A thread that serves queues, which ends when this is dropped.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    context: Arc<Context>,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    ended: AtomicBool,
+    vrings: Mutex<Vec<Arc<Vring>>>,
+    /// Whether there are more queues than the thread knows.
+    has_more: AtomicBool,
+}
+
+impl Shared {
+    fn vrings(&self) -> MutexGuard<'_, Vec<Arc<Vring>>> {
+        self.vrings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // The counter cannot be full: nobody wakes a thread 2^64 times.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Watches an eventfd, which is never read: each write to it wakes the thread once.
+fn watch(epoll: &OwnedFd, eventfd: impl AsFd) -> Result<(), Errno> {
+    epoll::add(epoll, eventfd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET)
+}
+
+impl Worker {
+    /// Starts a thread.
+    pub(crate) fn start(context: Arc<Context>) -> io::Result<Self> {
+        let (buf, taken) = buffer(context.client.executor().memory())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        watch(&epoll, &wake)?;
+        let shared = Arc::new(Shared {
+            context,
+            epoll,
+            wake,
+            ended: AtomicBool::new(false),
+            vrings: Mutex::default(),
+            has_more: AtomicBool::new(false),
+        });
+        let of_thread = Arc::clone(&shared);
+        let serve = move || {
+            Queues { shared: of_thread, buf, heads: Vec::new(), answers: Vec::new(), spare: Vec::new() }.work();
+            drop(taken);
+        };
+        let thread = thread::Builder::new().name("vhost queue".to_owned()).spawn(serve)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Serves one more queue.
+    pub(crate) fn serve(&self, vring: &Arc<Vring>) {
+        let mut vrings = self.shared.vrings();
+        if !vrings.iter().any(|served| served.number == vring.number) {
+            vrings.push(Arc::clone(vring));
+            self.shared.has_more.store(true, Release);
+        }
+    }
+
+    /// Wakes the thread whenever an eventfd is written.
+    pub(crate) fn watch(&self, kick: &OwnedFd) -> io::Result<()> {
+        Ok(watch(&self.shared.epoll, kick)?)
+    }
+
+    /// Undoes [`watch`](Self::watch).
+    pub(crate) fn forget(&self, kick: &OwnedFd) {
+        // It is watched, or of no use.
+        let _ = epoll::delete(&self.shared.epoll, kick);
+    }
+
+    /// Lets the thread look at its queues.
+    pub(crate) fn wake(&self) {
+        self.shared.wake();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Release);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported, and its requests have failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Returns a thread's buffer, a short one if memory is scarce.
+fn buffer(memory: &Arc<Memory>) -> io::Result<(MmapMut, Taken)> {
+    let large = memory.lend(THREAD_BYTES + SCRATCH_BYTES as u64).map(|taken| (SCRATCH_BYTES, taken));
+    let (len, taken) = large
+        .or_else(|| memory.take_work(0).map(|taken| (SMALL_BUFFER_BYTES, taken)))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "the memory limit leaves no room for a thread"))?;
+    Ok((MmapMut::map_anon(len)?, taken))
+}
+
+/// How long to look at rings before sleeping: twice as long if a request came soon after the last
+/// sleep began, half as long if none did.
+#[derive(Debug, Default)]
+struct Polling {
+    time: Duration,
+}
+
+impl Polling {
+    fn slept(&mut self, idle: Duration) {
+        self.time = if idle <= MOST_POLL {
+            (self.time * 2).clamp(LEAST_POLL, MOST_POLL)
+        } else if self.time <= LEAST_POLL {
+            Duration::ZERO
+        } else {
+            self.time / 2
+        };
+    }
+}
+
+/// Gives up a queue's requests if the thread panics, so that nobody waits for them.
+struct IfPanics<'a>(&'a Vring);
+
+impl Drop for IfPanics<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.lose();
+        }
+    }
+}
+
+/// A thread's queues, and what it needs to serve them.
+struct Queues {
+    shared: Arc<Shared>,
+    buf: MmapMut,
+    heads: Vec<u16>,
+    answers: Vec<(u16, u32)>,
+    spare: Vec<Vec<Segment>>,
+}
+
+impl Queues {
+    fn work(mut self) {
+        let (mut polling, mut retry) = (Polling::default(), false);
+        while !self.shared.ended.load(Acquire) {
+            self.shared.has_more.store(false, Release);
+            let vrings = self.shared.vrings().clone();
+            let working = self.shared.context.client.executor().begin_work();
+            let idle_since = self.run_until_idle(&vrings, polling.time, retry);
+            drop(working);
+            if vrings.iter().any(|vring| vring.listen()) {
+                retry = false;
+                continue;
+            }
+            retry = vrings.iter().map(|vring| vring.count_waiting()).sum::<usize>() > 0;
+            self.sleep(retry.then_some(ROOM_PAUSE));
+            polling.slept(idle_since.elapsed());
+        }
+    }
+
+    /// Runs requests until there have been none for `poll`. Returns when they ended.
+    fn run_until_idle(&mut self, vrings: &[Arc<Vring>], poll: Duration, mut retry: bool) -> Instant {
+        let mut idle_since = Instant::now();
+        while !self.shared.ended.load(Relaxed) && !self.shared.has_more.load(Relaxed) {
+            let (mut ran, mut found_room) = (false, false);
+            for vring in vrings {
+                let waiting = if retry { vring.count_waiting() } else { 0 };
+                ran |= self.run(vring, waiting > 0);
+                found_room |= waiting > 0 && vring.count_waiting() < waiting;
+            }
+            // One of each queue is tried, until none finds room.
+            retry = found_room;
+            if ran {
+                idle_since = Instant::now();
+                continue;
+            }
+            let is_spare = !poll.is_zero() && self.shared.context.client.executor().has_spare_cpu();
+            while is_spare && idle_since.elapsed() < poll && !vrings.iter().any(|vring| vring.has_requests()) {
+                std::hint::spin_loop();
+            }
+            if !is_spare || idle_since.elapsed() >= poll {
+                break;
+            }
+        }
+        idle_since
+    }
+
+    fn sleep(&self, most: Option<Duration>) {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 8];
+        let timeout = most.map(|most| Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() });
+        // It only fails if it is interrupted.
+        let _ = epoll::wait(&self.shared.epoll, &mut events[..], timeout.as_ref());
+    }
+
+    /// Runs some requests of a queue. Returns whether there were any.
+    fn run(&mut self, vring: &Arc<Vring>, with_waiting: bool) -> bool {
+        let context = Arc::clone(&self.shared.context);
+        self.heads.clear();
+        let table = match vring.take(&mut self.heads, BATCH, with_waiting) {
+            Ok(Some(table)) if !self.heads.is_empty() => table,
+            Ok(_) => return false,
+            Err(why) => {
+                (context.tell)(vring.number, why);
+                return false;
+            }
+        };
+        let _lost = IfPanics(vring);
+        let (device, mut left) = (context.client.device(), Vec::new());
+        self.answers.clear();
+        for head in std::mem::take(&mut self.heads) {
+            let request = match Request::decode(&table, head, self.spare.pop().unwrap_or_default()) {
+                Ok(request) => request,
+                Err(why) => {
+                    (context.tell)(vring.number, vring.break_off(why));
+                    continue;
+                }
+            };
+            let Some(device) = &device else {
+                self.finish(request, &table.memory, Status::Failed);
+                continue;
+            };
+            left.extend(self.begin(vring, request, device, &table.memory));
+        }
+        vring.answer(&self.answers);
+        if let Some(device) = device {
+            self.hand_on(vring, left, &device, &table.memory);
+        }
+        true
+    }
+
+    /// Runs a request if it need not wait. Returns it if it has to.
+    fn begin(&mut self, vring: &Vring, mut request: Request, device: &Device, memory: &GuestMemory) -> Option<Request> {
+        let context = Arc::clone(&self.shared.context);
+        context.pace(&request, || vring.answer(&std::mem::take(&mut self.answers)));
+        match request.run(device, &|| context.export.name(), memory, &mut self.buf, context.mode(false)) {
+            Ok(Some(status)) => self.finish(request, memory, status),
+            Ok(None) => return Some(request),
+            Err(error) => match waits(device, &error) {
+                Some(waits) => {
+                    vring.wait_for_room(request.head, waits);
+                    self.spare.push(request.into_segments());
+                }
+                None => self.finish(request, memory, Status::Failed),
+            },
+        }
+        None
+    }
+
+    fn finish(&mut self, request: Request, memory: &GuestMemory, status: Status) {
+        self.answers.push((request.head, request.finish(memory, status)));
+        if self.spare.len() < BATCH {
+            self.spare.push(request.into_segments());
+        }
+    }
+
+    /// Lets other threads run requests, or runs them here if none is free.
+    fn hand_on(&mut self, vring: &Arc<Vring>, left: Vec<Request>, device: &Arc<Device>, memory: &Arc<GuestMemory>) {
+        let client = Arc::clone(&self.shared.context.client);
+        for requests in groups(left, device.read_unit_bytes()) {
+            let mut job = Job {
+                worker: Arc::clone(&self.shared),
+                vring: Arc::clone(vring),
+                device: Arc::clone(device),
+                memory: Arc::clone(memory),
+                requests,
+            };
+            let thread = if device.may_block() { client.reserve() } else { client.reserve_spare() };
+            match thread {
+                Some(thread) => client.run_on(thread, move |scratch| job.run(scratch)),
+                None => job.run(&mut self.buf),
+            }
+        }
+    }
+}
+
+/// Returns where a request waits that failed with this error, if it waits.
+fn waits<'a>(device: &'a Device, error: &Error) -> Option<&'a Arc<Waits>> {
+    device.waits().filter(|_| matches!(error, Error::NoSpace))
+}
+
+/// Splits requests so that reads which have something in common are run together.
+fn groups(left: Vec<Request>, unit_bytes: u64) -> Vec<Vec<Request>> {
+    let mut groups: Vec<Vec<Request>> = Vec::new();
+    let unit = |request: &Request| request.read_offset().map(|offset| offset / unit_bytes.max(1));
+    let mut bytes = 0;
+    for request in left {
+        let last = groups.last_mut().filter(|group| {
+            let fits = bytes + request.left_bytes() <= SCRATCH_BYTES as u64;
+            fits && unit(&request).is_some() && group.last().is_some_and(|last| unit(last) == unit(&request))
+        });
+        match last {
+            Some(group) => {
+                bytes += request.left_bytes();
+                group.push(request);
+            }
+            None => {
+                bytes = request.left_bytes();
+                groups.push(vec![request]);
+            }
+        }
+    }
+    groups
+}
+
+/// Requests that wait for storage, or are large: one, or several reads.
+struct Job {
+    worker: Arc<Shared>,
+    vring: Arc<Vring>,
+    device: Arc<Device>,
+    memory: Arc<GuestMemory>,
+    /// Those that have no answer yet.
+    requests: Vec<Request>,
+}
+
+impl Job {
+    fn finish(&mut self, result: Result<Status, Error>) {
+        let Some(request) = self.requests.pop() else { return };
+        let status = match result {
+            Ok(status) => status,
+            Err(error) => {
+                if let Some(waits) = waits(&self.device, &error) {
+                    self.vring.wait_for_room(request.head, waits);
+                    return self.worker.wake();
+                }
+                Status::Failed
+            }
+        };
+        self.vring.answer(&[(request.head, request.finish(&self.memory, status))]);
+    }
+
+    /// Runs the last request.
+    fn run_last(&mut self, scratch: &mut [u8]) -> Result<Status, Error> {
+        let context = &self.worker.context;
+        let Some(request) = self.requests.last_mut() else { return Ok(Status::Failed) };
+        let name = || context.export.name();
+        let status = request.run(&self.device, &name, &self.memory, scratch, context.mode(true))?;
+        // One that may wait is always done.
+        Ok(status.unwrap_or(Status::Failed))
+    }
+
+    /// Runs all requests.
+    fn run(&mut self, scratch: &mut [u8]) {
+        let left_bytes: u64 = self.requests.iter().map(Request::left_bytes).sum();
+        if self.requests.len() > 1 && left_bytes <= scratch.len() as u64 {
+            let results = read_together(&mut self.requests, &self.device, &self.memory, scratch);
+            results.into_iter().rev().for_each(|result| self.finish(result.map(|()| Status::Ok)));
+        }
+        while !self.requests.is_empty() {
+            let result = self.run_last(scratch);
+            self.finish(result);
+        }
+    }
+}
+
+/// A request whose task panicked, or that no thread has run when the server ends, fails.
+impl Drop for Job {
+    fn drop(&mut self) {
+        for request in self.requests.drain(..) {
+            self.vring.answer(&[(request.head, request.finish(&self.memory, Status::Failed))]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_grows_while_requests_come_soon_and_ends_when_they_do_not() {
+        let mut polling = Polling::default();
+        assert_eq!(polling.time, Duration::ZERO);
+        let times: Vec<_> = (0..6)
+            .map(|_| {
+                polling.slept(LEAST_POLL);
+                polling.time.as_micros()
+            })
+            .collect();
+        assert_eq!(times, [4, 8, 16, 32, 50, 50]);
+        let times: Vec<_> = (0..6)
+            .map(|_| {
+                polling.slept(MOST_POLL * 2);
+                polling.time.as_micros()
+            })
+            .collect();
+        assert_eq!(times, [25, 12, 6, 3, 0, 0]);
+    }
+}

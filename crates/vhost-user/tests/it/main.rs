@@ -1,0 +1,7 @@
+//! The server and the client of this crate against each other, over sockets and shared memory.
+
+mod data;
+mod hostile;
+mod lifecycle;
+mod random;
+mod world;
