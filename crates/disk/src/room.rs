@@ -61,6 +61,11 @@ impl Waits {
         Self { room: Arc::clone(room), count: AtomicUsize::new(0) }
     }
 
+    /// Returns whether the requests of both devices wait for the same room.
+    pub fn shares_room(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.room, &other.room)
+    }
+
     /// Returns how many requests wait at this moment.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)

@@ -31,7 +31,10 @@ use std::{
 
 use memmap2::MmapMut;
 
-use crate::memory::{Memory, Taken};
+use crate::{
+    memory::{Memory, Taken},
+    waiting::WaitingChanges,
+};
 
 /// Bytes of the buffer that each thread has for the work that it runs.
 pub const SCRATCH_BYTES: usize = 224 << 10;
@@ -69,7 +72,11 @@ pub trait Batch: Send + Sync {
 }
 
 /// The threads of a server. They end when it is dropped, after what they are busy with.
-pub struct Executor(Arc<Shared>);
+pub struct Executor {
+    shared: Arc<Shared>,
+    /// The changes of all clients that wait for room.
+    pub(crate) waiting: Arc<WaitingChanges>,
+}
 
 struct Shared {
     memory: Arc<Memory>,
@@ -139,7 +146,7 @@ impl Drop for Working {
 
 impl fmt::Debug for Executor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Executor").field("most_threads", &self.0.most_threads).finish_non_exhaustive()
+        f.debug_struct("Executor").field("most_threads", &self.shared.most_threads).finish_non_exhaustive()
     }
 }
 
@@ -147,7 +154,7 @@ impl Executor {
     /// Creates an executor of at most `most_threads`, which takes its memory from `memory`. Threads
     /// are started when they are needed.
     pub fn new(most_threads: usize, memory: Arc<Memory>) -> Self {
-        Self(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             memory,
             most_threads,
             cpus: thread::available_parallelism().map_or(1, usize::from),
@@ -157,35 +164,53 @@ impl Executor {
             spinning: AtomicUsize::new(0),
             state: Mutex::default(),
             wake: Condvar::new(),
-        }))
+        });
+        Self { shared, waiting: Arc::default() }
+    }
+
+    /// Returns the memory of its clients and its threads.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.shared.memory
+    }
+
+    /// Returns whether it has threads, busy or free.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.shared.lock().threads > 0
+    }
+
+    /// Returns whether all threads are free.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.shared.lock();
+        state.queue.is_empty() && usize::try_from(state.free) == Ok(state.threads)
     }
 
     /// Counts a transport's thread that works on requests, until the result is dropped.
     pub fn begin_work(&self) -> Working {
-        self.0.working.fetch_add(1, Relaxed);
-        Working(Arc::clone(&self.0))
+        self.shared.working.fetch_add(1, Relaxed);
+        Working(Arc::clone(&self.shared))
     }
 
     /// Returns whether a CPU is spare.
     pub fn has_spare_cpu(&self) -> bool {
-        self.0.has_spare_cpu()
+        self.shared.has_spare_cpu()
     }
 
     /// Returns whether a thread looks for work, so that handing some on costs little and is likely to
     /// help.
     pub fn is_alert(&self) -> bool {
-        self.0.spinning.load(Relaxed) > 0
+        self.shared.spinning.load(Relaxed) > 0
     }
 
     /// Reserves a thread, which is started if none is free. Returns `None` if there is none.
     pub fn reserve(&self) -> Option<Reserved> {
-        Shared::reserve(&self.0, None)
+        Shared::reserve(&self.shared, None)
     }
 
     /// The same, for work that is worth handing on only if a CPU is spare.
     pub fn reserve_spare(&self) -> Option<Reserved> {
-        let helping = Shared::help(&self.0)?;
-        Shared::reserve(&self.0, Some(helping))
+        let helping = Shared::help(&self.shared)?;
+        Shared::reserve(&self.shared, Some(helping))
     }
 }
 
@@ -227,8 +252,8 @@ impl Drop for Reserved {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
-        self.0.wake.notify_all();
+        self.shared.lock().ended = true;
+        self.shared.wake.notify_all();
     }
 }
 
@@ -391,7 +416,7 @@ mod tests {
     use super::*;
 
     fn executor(most_threads: usize, limit_bytes: u64) -> Executor {
-        Executor::new(most_threads, Memory::new(limit_bytes, None, || ()))
+        Executor::new(most_threads, Memory::new(limit_bytes, None))
     }
 
     /// A task that calls a function.
@@ -429,9 +454,9 @@ mod tests {
             gate.wait();
             wait_for("the tasks", || done.load(SeqCst) == 3 * round);
             wait_for("a free thread", || executor.reserve().is_some());
-            wait_for("all threads", || executor.0.lock().free == 3);
+            wait_for("all threads", || executor.shared.lock().free == 3);
         }
-        assert_eq!(executor.0.lock().threads, 3, "threads are used again");
+        assert_eq!(executor.shared.lock().threads, 3, "threads are used again");
     }
 
     #[test]
@@ -461,7 +486,7 @@ mod tests {
                 scope.spawn(|| (0..10_000).for_each(|_| assert!(executor.reserve().is_none())));
             }
         });
-        let state = executor.0.lock();
+        let state = executor.shared.lock();
         assert_eq!((state.threads, state.free, state.reserved), (0, 0, 0));
     }
 
@@ -469,7 +494,7 @@ mod tests {
     fn a_task_that_panics_takes_only_its_own_thread() {
         let executor = executor(1, u64::MAX);
         executor.reserve().expect("a thread").run(Box::new(Call(|_: &mut [u8]| panic!("a task with a bug"))));
-        wait_for("the thread's end", || executor.0.lock().threads == 0);
+        wait_for("the thread's end", || executor.shared.lock().threads == 0);
         let (sender, receiver) = mpsc::channel();
         executor.reserve().expect("a thread").run(Box::new(Call(move |_: &mut [u8]| sender.send(7).expect("a test"))));
         assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(7));
@@ -479,10 +504,10 @@ mod tests {
     fn threads_end_when_they_are_idle_or_the_executor_is_dropped() {
         let idle = executor(2, u64::MAX);
         drop(idle.reserve().expect("a thread"));
-        wait_for("the end of an idle thread", || idle.0.lock().threads == 0);
+        wait_for("the end of an idle thread", || idle.shared.lock().threads == 0);
         let dropped = executor(2, u64::MAX);
         drop(dropped.reserve().expect("a thread"));
-        let shared = Arc::clone(&dropped.0);
+        let shared = Arc::clone(&dropped.shared);
         drop(dropped);
         wait_for("the end of all threads", || shared.lock().threads == 0);
     }
@@ -513,7 +538,7 @@ mod tests {
     fn helpers_come_as_far_as_cpus_are_spare() {
         let executor = executor(256, u64::MAX);
         let working = executor.begin_work();
-        let spare = executor.0.spare_cpus();
+        let spare = executor.shared.spare_cpus();
         if spare == 0 {
             // One CPU.
             return assert!(executor.reserve_spare().is_none());
@@ -526,9 +551,9 @@ mod tests {
         });
         executor.reserve_spare().expect("a thread").share(Arc::clone(&parts) as _);
         wait_for("the parts, which wait for all helpers", || parts.done.load(SeqCst) == spare);
-        wait_for("the end of help", || executor.0.helping.load(SeqCst) == 0);
+        wait_for("the end of help", || executor.shared.helping.load(SeqCst) == 0);
         drop(working);
-        let all: Vec<Working> = (0..executor.0.cpus).map(|_| executor.begin_work()).collect();
+        let all: Vec<Working> = (0..executor.shared.cpus).map(|_| executor.begin_work()).collect();
         assert!(executor.reserve_spare().is_none(), "{} work", all.len());
     }
 }

@@ -12,7 +12,10 @@ use std::{
 
 use pagefold_disk::{BlockDevice, Checked};
 
-use crate::quota::{Quota, RateLimit};
+use crate::{
+    quota::{Quota, RateLimit},
+    watch::{Event, Watch, Watchers},
+};
 
 /// Longest name of an export in bytes: what NBD allows.
 pub const MAX_NAME_BYTES: usize = 4096;
@@ -251,6 +254,7 @@ struct ExportTable {
     /// Keyed by number; the oldest export has the lowest.
     by_age: BTreeMap<u64, Arc<Export>>,
     next_number: u64,
+    watchers: Watchers,
 }
 
 impl Exports {
@@ -278,9 +282,25 @@ impl Exports {
         }
         let number = table.next_number;
         table.next_number += 1;
+        let export = Arc::new(export);
+        if !export.private {
+            let (name, export) = (Arc::clone(&name), Arc::clone(&export));
+            table.watchers.tell(&Event::Added { number, name, export });
+        }
         table.numbers.insert(name, number);
-        table.by_age.insert(number, Arc::new(export));
+        table.by_age.insert(number, export);
         Ok(())
+    }
+
+    /// Returns what reports the exports that clients may see: those that exist now, and each that
+    /// comes, goes or gets another name. A set of [only](Self::only) one export never changes.
+    pub fn watch(&self) -> Watch {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> = table.by_age.iter().map(|(number, export)| (*number, Arc::clone(export))).collect();
+        let only = self.only.iter().filter(|only| only.exists()).map(|only| (0, Arc::clone(only)));
+        let seen = all.into_iter().chain(only).filter(|(_, export)| !export.private);
+        let events = seen.map(|(number, export)| Event::Added { number, name: export.name(), export });
+        table.watchers.add(events.collect())
     }
 
     /// Removes the export with exactly this name; returns `None` if there is none.
@@ -290,8 +310,11 @@ impl Exports {
     /// request is done, which may be after this returns.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let number = table.numbers.remove(name)?;
+        let (name, number) = table.numbers.remove_entry(name)?;
         let export = table.by_age.remove(&number)?;
+        if !export.private {
+            table.watchers.tell(&Event::Removed { number, name, export: Arc::clone(&export) });
+        }
         drop(table);
         export.close();
         Some(export)
@@ -313,9 +336,13 @@ impl Exports {
             return Err(ExportError::Duplicate(new.to_owned()));
         }
         let name: Arc<str> = new.into();
-        *lock(&table.by_age.get(&number).ok_or_else(unknown)?.name) = Arc::clone(&name);
+        let export = table.by_age.get(&number).map(Arc::clone).ok_or_else(unknown)?;
+        *lock(&export.name) = Arc::clone(&name);
         table.numbers.remove(old);
-        table.numbers.insert(name, number);
+        table.numbers.insert(Arc::clone(&name), number);
+        if !export.private {
+            table.watchers.tell(&Event::Renamed { number, before: old.into(), name });
+        }
         Ok(())
     }
 

@@ -4,14 +4,26 @@
 //! A transport decodes requests and encodes replies. A request that needs no waiting runs on the
 //! transport's own thread, with [`BlockDevice::try_read`](pagefold_disk::BlockDevice::try_read) and
 //! its like. What is left is a [`Task`]; many small requests that arrive together are a [`Batch`].
+//!
+//! Each connection, open file or queue is a [`Client`] of an [`Export`], and counts as such. A
+//! [`Change`] that finds no room waits without a thread if its device says so; when it is done, its
+//! [`Completion`] replies. A transport that mirrors the exports, such as a folder with a file for
+//! each, has a [`Watch`](crate::Watch).
 #![forbid(unsafe_code)]
 
+mod change;
+mod client;
 mod executor;
 mod export;
 mod memory;
 mod quota;
+mod waiting;
+mod watch;
 
+pub use change::{Attempt, Change, Keep, Payload, Storage};
+pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError};
 pub use executor::{Batch, Executor, Reserved, SCRATCH_BYTES, THREAD_BYTES, Task, Working, spawn};
 pub use export::{Access, Device, Export, ExportError, Exports, MAX_NAME_BYTES};
 pub use memory::{Account, Claim, Growing, IDLE_BYTES, Lent, Memory, Share, Taken, WORK_BYTES};
 pub use quota::{LEAST_COST_BYTES, Quota, RateLimit, has_part};
+pub use watch::{Event, Stopper, Watch};

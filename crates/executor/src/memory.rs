@@ -67,8 +67,11 @@ pub struct Memory {
     /// Whether a connection waits for memory to work.
     short: AtomicBool,
     /// Called when memory is released while `short`.
-    released: Box<dyn Fn() + Send + Sync>,
+    when_released: Mutex<Option<WhenReleased>>,
 }
+
+/// See [`Memory::when_released`].
+type WhenReleased = Arc<dyn Fn() + Send + Sync>;
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,15 +80,16 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// Creates an account of at most `limit_bytes`, all of which `account` counts, too. `released` is
-    /// called when memory is released while a connection waits for some.
-    pub fn new(
-        limit_bytes: u64,
-        account: Option<Arc<dyn Account>>,
-        released: impl Fn() + Send + Sync + 'static,
-    ) -> Arc<Self> {
+    /// Creates an account of at most `limit_bytes`, all of which `account` counts, too.
+    pub fn new(limit_bytes: u64, account: Option<Arc<dyn Account>>) -> Arc<Self> {
         let (lent_bytes, short) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { limit_bytes, lent_bytes, account, short, released: Box::new(released) })
+        Arc::new(Self { limit_bytes, lent_bytes, account, short, when_released: Mutex::default() })
+    }
+
+    /// Calls `tell`, from now on, when memory is released while a connection waits for some. It
+    /// replaces an earlier one.
+    pub fn when_released(&self, tell: impl Fn() + Send + Sync + 'static) {
+        *self.when_released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tell));
     }
 
     /// Lends `bytes`, if available, until the result is dropped.
@@ -144,7 +148,8 @@ impl Drop for Taken {
             account.give(self.claim, self.bytes);
         }
         if self.memory.short.load(Ordering::SeqCst) {
-            (self.memory.released)();
+            let tell = self.memory.when_released.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            tell.iter().for_each(|tell| tell());
         }
     }
 }
@@ -355,7 +360,7 @@ mod tests {
             [(2 * PIECE, usize::MAX, None), (usize::MAX, 2 * PIECE + 1, None), (usize::MAX, usize::MAX, Some(()))];
         for (server_bytes, connection_bytes, with_account) in cases {
             let account: Option<Arc<dyn Account>> = with_account.map(|()| Arc::clone(&account) as _);
-            let memory = Memory::new(server_bytes as u64, account, || ());
+            let memory = Memory::new(server_bytes as u64, account);
             let _idle = memory.take_idle();
             let share = Share::new(Arc::clone(&memory), connection_bytes);
             let held = [(); 2].map(|()| share.lend(PIECE).expect("room"));
@@ -371,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_few_buffers_are_kept_until_the_connection_is_idle() {
-        let memory = Memory::new(u64::MAX, None, || ());
+        let memory = Memory::new(u64::MAX, None);
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         let held: Vec<_> = (0..2 * KEPT_BUFFERS).map(|_| share.lend(PIECE).expect("room")).collect();
         drop(held);
@@ -385,7 +390,7 @@ mod tests {
 
     #[test]
     fn the_shortest_that_is_long_enough_is_lent() {
-        let share = Share::new(Memory::new(u64::MAX, None, || ()), usize::MAX);
+        let share = Share::new(Memory::new(u64::MAX, None), usize::MAX);
         drop([4, 1, 2].map(|pieces| share.lend(pieces * PIECE).expect("room")));
         let mapped = |lent: &Lent| lent.buffer.as_ref().map_or(0, |buffer| buffer.map.len());
         let lent = [1, PIECE + 1, PIECE + 1].map(|len_bytes| share.lend(len_bytes).expect("kept"));
@@ -394,7 +399,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_but_too_small_makes_room() {
-        let memory = Memory::new(2 * PIECE as u64, None, || ());
+        let memory = Memory::new(2 * PIECE as u64, None);
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         drop(share.lend(PIECE));
         assert!(share.lend(2 * PIECE).is_some());
@@ -402,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_buffer_grows_with_its_content_and_shrinks_without() {
-        let memory = Memory::new(PIECE as u64, None, || ());
+        let memory = Memory::new(PIECE as u64, None);
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         let mut buffer = Growing::new(PAGE_BYTES).expect("memory");
         buffer.as_mut()[10..14].copy_from_slice(b"kept");

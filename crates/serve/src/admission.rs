@@ -195,7 +195,7 @@ impl Control {
             self.tell(Refused::Full(limit));
             return Err((NoPlace::Full(limit), idle));
         }
-        let Some(idle) = idle.or_else(|| self.common.memory.take_idle()) else {
+        let Some(idle) = idle.or_else(|| self.common.executor.memory().take_idle()) else {
             drop(connections);
             self.tell(Refused::Memory);
             return Err((NoPlace::Memory, None));

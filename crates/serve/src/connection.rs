@@ -22,7 +22,7 @@
 //! together. If no thread of the executor is free, or without memory for a buffer, the leader runs
 //! the request itself, in its small buffers: slower, but without waiting for others.
 //!
-//! If a change finds no room and the device supports waiting, it is set aside (`room.rs`).
+//! If a change finds no room and the device supports waiting, it is set aside by the executor.
 //! `docs/nbd.md` has the measured gains.
 //!
 //! A connection without requests rests: it gives its thread and buffers up, and its [`Keeper`]
@@ -31,7 +31,7 @@
 
 mod batch;
 mod leader;
-mod room;
+mod piece;
 mod run;
 mod task;
 
@@ -39,12 +39,12 @@ use std::{
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
 };
 
-use pagefold_executor::{Device, Executor, Memory, Share, Taken, Working, spawn};
+use pagefold_executor::{Client, ClientLimits, Device, Executor, Taken, Working, spawn};
 
 use self::leader::{Leader, Led};
 use crate::{
@@ -52,7 +52,6 @@ use crate::{
     negotiate::{Ended, Session},
     protocol::Headers,
     transport::{Deadline, Transport},
-    waiting::Aside,
 };
 
 /// Largest READ or WRITE that the leader runs itself, in bytes.
@@ -66,14 +65,12 @@ pub(crate) struct Common {
     pub(crate) limits: Limits,
     /// The server is stopping: received requests are answered, then connections end.
     pub(crate) stopping: AtomicBool,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) executor: Executor,
+    pub(crate) executor: Arc<Executor>,
 }
 
 impl Common {
-    pub(crate) fn new(limits: Limits, memory: Arc<Memory>) -> Arc<Self> {
-        let executor = Executor::new(limits.threads, Arc::clone(&memory));
-        Arc::new(Self { limits, stopping: AtomicBool::new(false), memory, executor })
+    pub(crate) fn new(limits: Limits, executor: Arc<Executor>) -> Arc<Self> {
+        Arc::new(Self { limits, stopping: AtomicBool::new(false), executor })
     }
 }
 
@@ -101,14 +98,9 @@ pub(crate) struct Connection<T, G> {
     transport: Arc<T>,
     session: Session,
     common: Arc<Common>,
-    share: Arc<Share>,
+    client: Arc<Client>,
     /// What the leader holds; `None` while the connection rests.
     work: Mutex<Option<Work>>,
-    ended: AtomicBool,
-    /// Requests, or pieces of them, that threads of the executor run.
-    tasks: AtomicUsize,
-    /// Changes that wait for room.
-    aside: Aside,
     /// Held by the sending thread while it sends one or more whole messages.
     sending: Mutex<()>,
     /// The last field, so that it is dropped last.
@@ -126,15 +118,14 @@ struct Work {
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Creates a connection that rests.
     pub(crate) fn new(transport: Arc<T>, session: Session, common: Arc<Common>, keeper: G) -> Arc<Self> {
+        let Limits { threads_per_connection, memory_per_connection_bytes, .. } = common.limits;
+        let limits = ClientLimits { threads: threads_per_connection, memory_bytes: memory_per_connection_bytes };
         Arc::new(Self {
+            client: Client::of_access(&common.executor, Arc::clone(&session.access), limits),
             transport,
             session,
-            share: Share::new(Arc::clone(&common.memory), common.limits.memory_per_connection_bytes),
             common,
             work: Mutex::default(),
-            ended: AtomicBool::new(false),
-            tasks: AtomicUsize::new(0),
-            aside: Aside::default(),
             sending: Mutex::new(()),
             keeper,
         })
@@ -162,6 +153,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     fn begin_work(&self, taken: Option<Taken>) -> io::Result<Leader<T>> {
         let leader = Leader::new(Arc::clone(&self.transport))?;
         *self.lock_work() = Some(Work { _working: self.common.executor.begin_work(), _taken: taken });
+        self.client.keep_buffers(true);
         Ok(leader)
     }
 
@@ -169,7 +161,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     fn end_work(&self) {
         let work = self.lock_work().take();
         // Buffers are unmapped first.
-        self.share.trim();
+        self.client.keep_buffers(false);
         drop(work);
     }
 
@@ -232,13 +224,12 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         if now {
             self.transport.shutdown();
         }
-        self.ended.store(true, Ordering::Release);
-        self.aside.wake();
+        self.client.end();
     }
 
     /// Returns whether requests must stop waiting for room.
     fn is_ending(&self) -> bool {
-        self.common.stopping.load(Ordering::Relaxed) || self.ended.load(Ordering::Acquire) || self.transport.has_ended()
+        self.common.stopping.load(Ordering::Relaxed) || self.client.has_ended() || self.transport.has_ended()
     }
 
     fn headers(&self) -> Headers {

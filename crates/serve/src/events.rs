@@ -331,7 +331,7 @@ impl Events {
         }
         let Some(opened) = self.control.sockets.get(number) else { return };
         let Opened { listener, exports } = &*opened;
-        let negotiation = Negotiation::new(exports.clone(), Arc::clone(&self.control.common.memory));
+        let negotiation = Negotiation::new(exports.clone(), Arc::clone(self.control.common.executor.memory()));
         let socket = match listener.accept() {
             Ok(socket) => Arc::new(socket),
             Err(error) => {
@@ -387,7 +387,7 @@ impl Events {
     /// make room; some may stay without memory.
     fn memory_of_newcomer(&mut self) -> Option<Taken> {
         loop {
-            if let Some(idle) = self.control.common.memory.take_idle() {
+            if let Some(idle) = self.control.common.executor.memory().take_idle() {
                 return Some(idle);
             }
             let mut paid = self.newcomers.iter().filter(|(_, newcomer)| matches!(newcomer.place, Place::None(Some(_))));
@@ -427,7 +427,7 @@ impl Events {
 
     /// Lets connections with data work, as far as memory and threads allow.
     fn start_ready(&mut self) {
-        let memory = Arc::clone(&self.control.common.memory);
+        let memory = Arc::clone(self.control.common.executor.memory());
         if self.retry.is_some_and(|retry| Instant::now() < retry) {
             return;
         }
@@ -483,7 +483,7 @@ impl Events {
             self.control.wait_for_all(Some(left.min(WORK_PAUSE)));
         }
         self.ready.clear();
-        self.control.common.memory.set_short(false);
+        self.control.common.executor.memory().set_short(false);
         if !self.control.wait_for_all(Some(deadline.saturating_duration_since(Instant::now()))) {
             self.control.shutdown();
             self.control.wait_for_all(None);

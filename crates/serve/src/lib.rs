@@ -15,7 +15,6 @@
 
 mod activation;
 mod admission;
-mod change;
 mod client;
 mod connection;
 mod error;
@@ -24,6 +23,7 @@ mod input;
 mod limits;
 mod listen;
 mod negotiate;
+mod pieces;
 mod presence;
 pub mod protocol;
 mod request;
@@ -31,7 +31,6 @@ mod server;
 mod sockets;
 mod transport;
 mod uri;
-mod waiting;
 
 pub use activation::Passed;
 pub use admission::Refused;

@@ -1,7 +1,7 @@
 //! One request: validation and execution.
 
 use pagefold_disk::{self as disk, BlockDevice, Change, Extent};
-use pagefold_executor::Device;
+use pagefold_executor::{Device, Failed};
 
 use crate::{
     negotiate::Session,
@@ -52,6 +52,16 @@ impl Refusal {
     /// Returns the refusal for a change that waited for room until its connection ended.
     pub(crate) fn ended() -> Self {
         Self::new(Errno::Shutdown, "the connection is closing, and the memory limit is still reached")
+    }
+
+    /// Translates the failure of a change to the protocol.
+    pub(crate) fn of_change(failed: &Failed, request: &Request) -> Self {
+        match failed {
+            Failed::Device(error) => Self::of(error, request),
+            Failed::Removed => Self::removed(),
+            Failed::Ended => Self::ended(),
+            failed => Self::new(Errno::of_linux(failed.errno()), failed.to_string()),
+        }
     }
 
     /// Translates a device's error to the protocol.

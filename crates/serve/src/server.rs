@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, atomic::Ordering, mpsc},
 };
 
-use pagefold_executor::{Account, Export, Exports, Memory};
+use pagefold_executor::{Account, Executor, Export, Exports, Memory};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
@@ -32,6 +32,7 @@ pub struct Builder {
     passed: Option<Passed>,
     limits: Limits,
     account: SharedAccount,
+    executor: Option<Arc<Executor>>,
     when_refused: WhenRefused,
     when_client: WhenClient,
 }
@@ -105,6 +106,14 @@ impl Builder {
         self
     }
 
+    /// Runs requests on threads that other transports use, too. Their number and their memory then
+    /// have the limits of `executor`, and its memory has its own account.
+    #[must_use]
+    pub fn executor(mut self, executor: Arc<Executor>) -> Self {
+        self.executor = Some(executor);
+        self
+    }
+
     /// Calls `tell` when a client begins to use an export and when it has ended. Clients wait for it.
     #[must_use]
     pub fn when_client(mut self, tell: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
@@ -146,13 +155,19 @@ impl Builder {
         let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(e.into()))?);
         let resting = Resting::new(&fd).map_err(failed)?;
         let released = Arc::clone(&fd);
-        let memory = Memory::new(self.limits.memory_bytes, self.account.0, move || wake(&released));
-        let control = Control::new(Common::new(self.limits, memory), fd, resting, self.when_refused, self.when_client);
+        let executor = self.executor.unwrap_or_else(|| new_executor(self.limits, self.account.0));
+        executor.memory().when_released(move || wake(&released));
+        let control =
+            Control::new(Common::new(self.limits, executor), fd, resting, self.when_refused, self.when_client);
         for listener in listeners {
             control.listen(Opened { listener, exports: exports.clone() })?;
         }
         Ok(Server { exports, control: Arc::new(control) })
     }
+}
+
+fn new_executor(limits: Limits, account: Option<Arc<dyn Account>>) -> Arc<Executor> {
+    Arc::new(Executor::new(limits.threads, Memory::new(limits.memory_bytes, account)))
 }
 
 /// An NBD server whose listeners are open.
@@ -276,9 +291,9 @@ impl Server {
 pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) {
     let (keeper, all_threads_ended) = mpsc::channel::<()>();
     let stream = Arc::new(stream);
-    let common = Common::new(limits, Memory::new(limits.memory_bytes, None, || ()));
+    let common = Common::new(limits, new_executor(limits, None));
     let deadline = Deadline::after(limits.handshake_timeout);
-    match negotiate(&*stream, exports, &common.memory, deadline) {
+    match negotiate(&*stream, exports, common.executor.memory(), deadline) {
         // Its outcome concerns only the peer.
         Ok(session) => drop(Connection::serve(Connection::new(stream, session, common, keeper), None)),
         Err(_) => drop(keeper),

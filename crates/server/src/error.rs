@@ -2,6 +2,8 @@
 
 use std::{error, io};
 
+use crate::transport::TransportError;
+
 /// Why a server cannot listen or has stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -9,6 +11,9 @@ pub enum Error {
     /// It cannot listen for NBD clients, or serve them.
     #[error(transparent)]
     Serve(#[from] pagefold_serve::Error),
+    /// A transport cannot serve.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
     /// A server listens once: it listens already, or has stopped.
     #[error("the server listens already, or has stopped")]
     Listening,

@@ -9,6 +9,7 @@
 //! - [`Manage`] has the methods that change disks. Clients of the control socket call the same ones;
 //!   `docs/control.md` describes them.
 //! - [`Frozen`] is a disk at one instant, of a server in this process or in another.
+//! - A [`Transport`] is a way to the disks in addition to NBD.
 //! - An [`Observer`] receives a line about each thing that the server does.
 //!
 //! A process can have any number of servers. They share nothing, and dropping one ends its threads.
@@ -27,7 +28,7 @@
 //! table                                                 disks by name, and their exports
 //! in_use, forks, instants, compaction                   what is done with them
 //! disks                                                 all of that in one place
-//! ending, freeze, address                               how it ends; images
+//! ending, freeze, address, transport                    how it ends; images; ways to the disks
 //! server, manage, watch, listening                      the server
 //! ```
 #![forbid(unsafe_code)]
@@ -56,6 +57,7 @@ mod process;
 mod server;
 mod socket;
 mod table;
+mod transport;
 mod watch;
 
 pub use address::Address;
@@ -69,3 +71,4 @@ pub use observer::{Level, Observer};
 pub use pagefold_control::{Add, AddBase, Code, DiskRecord, Failure, Fork, Manage, Quota, Resize};
 pub use server::Server;
 pub use socket::{parse_group, parse_mode};
+pub use transport::{Host, Transport, TransportError};

@@ -11,9 +11,13 @@ use std::{
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
+use pagefold_executor::{ClientLimits, Executor, Memory};
 use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately};
 
-use crate::{Address, Ending, Error, Server, address::absolute, ending::WhenStopping, server::Listened, watch::Watch};
+use crate::{
+    Address, Ending, Error, Host, Server, Transport, address::absolute, ending::WhenStopping, server::Listened,
+    transport::Started, watch::Watch,
+};
 
 /// How long a server that does not wait for requests waits for its clients of the control socket.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -25,6 +29,7 @@ pub struct Sockets {
     unix: Vec<(PathBuf, Permissions)>,
     tcp: Vec<SocketAddr>,
     control: Option<ControlSocket>,
+    transports: Vec<Box<dyn Transport>>,
     when_stopping: Option<WhenStopping>,
 }
 
@@ -83,6 +88,13 @@ impl Sockets {
         self
     }
 
+    /// Also serves the disks in another way.
+    #[must_use]
+    pub fn transport(mut self, transport: impl Transport + 'static) -> Self {
+        self.transports.push(Box::new(transport));
+        self
+    }
+
     /// Calls `tell` once, when the server begins to stop.
     #[must_use]
     pub fn when_stopping(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
@@ -106,6 +118,7 @@ pub struct Listening {
     ending: Ending,
     /// Until it runs.
     nbd: Option<NbdServer>,
+    transports: Started,
     control: Option<Control>,
     // Dropped last: no thread of this server uses it anymore.
     _watch: Watch,
@@ -125,22 +138,25 @@ impl Server {
     ///
     /// # Errors
     /// An address cannot be listened on, or none was given: sockets that were opened are closed
-    /// again, and their files removed. Or the server has listened before.
+    /// again, and their files removed. A transport cannot serve. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
-        let Sockets { passed, unix, tcp, control, when_stopping } = sockets;
+        let Sockets { passed, unix, tcp, control, transports, when_stopping } = sockets;
         if self.0.listened.get().is_some() {
             return Err(Error::Listening);
         }
+        let clients = self.0.clients;
+        let account = Arc::clone(self.0.disks.client_memory()) as _;
+        let executor = Arc::new(Executor::new(clients.threads, Memory::new(clients.memory_bytes, Some(account))));
         let (refused_to, clients_to) = (self.0.observer.clone(), self.0.observer.clone());
         let mut builder = NbdServer::builder()
-            .limits(self.0.clients)
+            .limits(clients)
             .when_refused(move |why| refused_to.warn(&refusal(&why)))
             .when_client(move |ClientEvent { peer, export, begins, .. }| {
                 let does = if begins { "connected" } else { "disconnected" };
                 clients_to.debug(&format!("{peer} {does}: disk '{export}'"));
             })
             .exports(self.0.disks.exports())
-            .account(Arc::clone(self.0.disks.client_memory()) as _);
+            .executor(Arc::clone(&executor));
         if let Some(passed) = passed {
             builder = builder.passed(passed);
         }
@@ -151,6 +167,17 @@ impl Server {
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd), nbd.handle(), Instant::now());
         let control = control.map(open_control).transpose()?;
+        let host = Host {
+            exports: self.0.disks.exports(),
+            executor,
+            limits: ClientLimits {
+                threads: clients.threads_per_connection,
+                memory_bytes: clients.memory_per_connection_bytes,
+            },
+            observer: self.0.observer.clone(),
+            ending: ending.clone(),
+        };
+        let transports = Started::start(transports, &host)?;
         let listened = Listened { addresses, server, ending: ending.clone(), start };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
@@ -158,7 +185,7 @@ impl Server {
         self.0.disks.set_server(nbd.handle());
         let control = control.map(|control| self.serve_control(control)).transpose()?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
-        let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), control, _watch: watch };
+        let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), transports, control, _watch: watch };
         self.tell_all(listening.control_path());
         Ok(listening)
     }
@@ -220,6 +247,7 @@ impl Listening {
     pub fn run(&mut self) -> Result<(), Error> {
         let served = self.nbd.take().map_or(Ok(()), NbdServer::run);
         self.ending.begin("the server failed");
+        self.transports.stop();
         Ok(served?)
     }
 
@@ -238,6 +266,7 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
+        self.transports.stop();
         let Some(Control { handle, thread, _file, .. }) = self.control.take() else { return };
         handle.stop();
         if self.ending.is_forced() {

@@ -29,7 +29,8 @@ impl Observer {
         Self(Arc::new(tell))
     }
 
-    pub(crate) fn tell(&self, level: Level, line: &str) {
+    /// Passes on a line.
+    pub fn tell(&self, level: Level, line: &str) {
         (self.0)(level, line);
     }
 

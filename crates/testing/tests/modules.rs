@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 25] = [
+const ORDER: [&str; 26] = [
     "observer",
     "config",
     "error",
@@ -25,6 +25,7 @@ const ORDER: [&str; 25] = [
     "ending",
     "freeze",
     "address",
+    "transport",
     "server",
     "manage",
     "watch",

@@ -7,6 +7,7 @@ use super::ahead_segments::{FileId, Segments, max_bytes};
 use super::buffers::{Buffers, Content};
 use super::clock::{Cache, Kept};
 use super::visits::Visits;
+use super::workers::Workers;
 use crate::error::{Error, Result};
 
 /// Bits of a key for the content's length; the longest extent needs 24.
@@ -15,8 +16,8 @@ const LEN_BITS: u32 = 32;
 /// The position of the image's number above the address in the id under which visits are counted.
 const NUMBER_SHIFT: u32 = 36;
 
-/// A bounded cache of decoded clusters that any number of open images share. Clones share the
-/// cache.
+/// A bounded cache of decoded clusters that any number of open images share, with the threads that
+/// decode ahead of their readers. Clones share the cache.
 ///
 /// [`limit_bytes`](Self::limit_bytes) bounds the cached clusters and the content decoded ahead of
 /// sequential readers. In addition, each open image uses up to 5 MiB for decoded indexes and
@@ -32,6 +33,7 @@ struct Shared {
     visits: Visits,
     buffers: Buffers,
     segments: Segments,
+    workers: Workers,
     limit_bytes: usize,
     next_number: AtomicU32,
 }
@@ -56,6 +58,7 @@ impl ClusterCache {
             visits: Visits::new(),
             buffers: Buffers::new(kept_bytes, ahead_bytes),
             segments: Segments::new(ahead_bytes as u64),
+            workers: Workers::default(),
             limit_bytes: kept_bytes.saturating_add(ahead_bytes),
             next_number: AtomicU32::new(0),
         };
@@ -159,6 +162,10 @@ impl Clusters {
 
     pub(crate) fn segments(&self) -> &Segments {
         &self.cache.shared.segments
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.cache.shared.workers
     }
 
     /// Returns the id of a file of this image among all that share the segments.

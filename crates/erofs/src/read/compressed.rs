@@ -39,7 +39,6 @@ use super::zmap::{CompressedMap, Cursor};
 use crate::cache::{Content, Kept};
 use crate::error::{Error, Result};
 use crate::format::{DataLayout, Extent, MAX_EXTENT_BYTES, Place, incompat};
-use crate::readahead::Busy;
 
 /// Compressed bytes that are read together, unless a single cluster is longer.
 const RUN_BYTES: usize = 64 << 10;
@@ -229,7 +228,7 @@ impl Data {
             return Ok(());
         }
         let visits = clusters.visit(pa);
-        let _busy = (extent.len >= BUSY_BYTES).then(Busy::enter);
+        let _busy = (extent.len >= BUSY_BYTES).then(|| clusters.workers().enter());
         let misses = self.missed.fetch_add(1, Ordering::Relaxed);
         if forward || self.is_wanted(extent, (pa, format), to, visits, misses) {
             out.copy_from_slice(&self.cached(extent)?[from..to]);

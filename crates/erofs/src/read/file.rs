@@ -10,7 +10,7 @@ use super::image::{Counts, Image};
 use super::inode::Inode;
 use super::together::ReadPart;
 use super::zmap::CompressedMap;
-use crate::cache::{Buffers, Content, FileId, Segments, room_bytes};
+use crate::cache::{Buffers, Content, FileId, Segments, Workers, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::readahead::{Ahead, AheadFile, Ready};
@@ -222,6 +222,10 @@ impl AheadFile for Data {
 
     fn buffers(&self) -> &Buffers {
         self.image.buffers()
+    }
+
+    fn workers(&self) -> &Workers {
+        self.image.clusters().workers()
     }
 
     fn extent_around(&self, offset: u64) -> Result<Extent> {

@@ -21,8 +21,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::workers::{Busy, Workers};
-use crate::cache::{Buffers, Content, Decoded, FileId, Found, Segment, Segments, room_bytes};
+use crate::cache::{Buffers, Content, Decoded, FileId, Found, Segment, Segments, Workers, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::zeros::is_zeros;
@@ -84,6 +83,9 @@ pub(crate) trait AheadFile: Send + Sync + 'static {
     fn segments(&self) -> &Segments;
 
     fn buffers(&self) -> &Buffers;
+
+    /// Returns the threads that decode ahead.
+    fn workers(&self) -> &Workers;
 
     /// Returns the extent that contains the byte at `offset`, which must be within the file.
     fn extent_around(&self, offset: u64) -> Result<Extent>;
@@ -217,7 +219,7 @@ impl Ahead {
     ) -> Result<()> {
         // Short reads do not count unless they decode: all readers share one counter and would
         // contend.
-        let _busy = (len >= BUSY_BYTES).then(Busy::enter);
+        let _busy = (len >= BUSY_BYTES).then(|| data.workers().enter());
         for done in (0..len).step_by(PIECE_BYTES) {
             self.read_piece(data, &mut room[done..], PIECE_BYTES.min(len - done), offset + done as u64)?;
         }
@@ -261,7 +263,7 @@ impl Ahead {
     /// Lets workers decode ahead of a stream whose reader is at `end`.
     fn spread<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, mut streams: MutexGuard<'_, Streams>, id: u64, end: u64) {
         let Some(stream) = streams.by_id(id) else { return };
-        let workers = Workers::get();
+        let workers = data.workers();
         let idle = workers.idle_processors();
         let window = WINDOW_BYTES * (1 + idle / WINDOW_IDLE).min(MOST_WINDOWS) as u64;
         stream.limit = stream.limit.max((end + window).min(data.size_bytes()));
@@ -272,7 +274,8 @@ impl Ahead {
         for _ in 0..helpers {
             let (ahead, data) = (Arc::clone(self), Arc::clone(data));
             workers.submit(Box::new(move || {
-                let _busy = Busy::enter();
+                let workers = data.workers();
+                let _busy = workers.enter();
                 while !workers.overloaded() && ahead.help(&*data, id) {}
                 if let Some(stream) = ahead.lock().by_id(id) {
                     stream.helpers -= 1;

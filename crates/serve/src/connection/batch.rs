@@ -8,12 +8,9 @@ use std::{
     },
 };
 
-use pagefold_executor::{self as executor, Lent};
+use pagefold_executor::{self as executor, InProgress, Lent};
 
-use super::{
-    Connection, EndOnUnwind, Keeper,
-    task::{COMMON_BYTES, Counted},
-};
+use super::{Connection, EndOnUnwind, Keeper, task::COMMON_BYTES};
 use crate::{
     negotiate::Ended,
     protocol::Request,
@@ -29,7 +26,8 @@ pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     taken: AtomicUsize,
     input: Option<Lent>,
     /// Dropped after the buffer, which is back by then.
-    counted: Counted<T, G>,
+    _in_progress: InProgress,
+    connection: Arc<Connection<T, G>>,
 }
 
 impl<T: Transport, G: Keeper<T>> Batch<T, G> {
@@ -38,7 +36,8 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
         requests: Vec<(Request, Range<usize>)>,
         input: Option<Lent>,
     ) -> Arc<Self> {
-        Arc::new(Self { requests, taken: AtomicUsize::new(0), input, counted: Counted::new(connection) })
+        let _in_progress = connection.client.begin_task();
+        Arc::new(Self { requests, taken: AtomicUsize::new(0), input, _in_progress, connection: Arc::clone(connection) })
     }
 
     /// Takes requests and runs them until none is left. Returns whether this thread took all.
@@ -47,7 +46,7 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
         replies: &mut Replies<B>,
         reads: &mut Vec<Reading>,
     ) -> Result<bool, Ended> {
-        let connection = &self.counted.0;
+        let connection = &self.connection;
         let device = connection.device();
         let mut count = 0;
         while let Some((request, payload)) = self.requests.get(self.taken.fetch_add(1, Relaxed)) {
@@ -72,8 +71,8 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut [u8]) {
-        let counted = Counted::new(&self.counted.0);
-        let connection = &counted.0;
+        let connection = &self.connection;
+        let in_progress = connection.client.begin_task();
         let unwinding = EndOnUnwind(connection);
         let mut replies = Replies::new(&mut scratch[COMMON_BYTES..]);
         let mut reads = Vec::new();
@@ -85,9 +84,10 @@ impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
             connection.end(true);
         }
         std::mem::forget(unwinding);
+        drop(in_progress);
     }
 
     fn wants_help(&self) -> bool {
-        self.taken.load(Relaxed) < self.requests.len() && self.counted.0.may_have_thread()
+        self.taken.load(Relaxed) < self.requests.len() && self.connection.client.may_have_thread()
     }
 }

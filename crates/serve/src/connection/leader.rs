@@ -6,17 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_executor::{Device, Growing};
+use pagefold_executor::{Attempt, Change, Device, Growing, Payload, Storage};
 
-use super::{Connection, INLINE_BYTES, Keeper, batch::Batch, run::is_small, task::Task};
+use super::{Connection, INLINE_BYTES, Keeper, batch::Batch, piece::Piece, run::is_small, task::Task};
 use crate::{
-    change::{Attempt, Change, Pieces, Storage, to_page_end},
     input::{Input, LARGE_INPUT_BYTES, SMALL_INPUT_BYTES, parse},
     negotiate::Ended,
+    pieces::{Pieces, to_page_end, whole_change},
     protocol::{EXTENDED_REQUEST_BYTES, Request, command},
     request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
     transport::{Deadline, Pace, Transport},
-    waiting::Payload,
 };
 
 /// Output buffer of an idle connection; it collects replies until the input has been processed.
@@ -149,7 +148,7 @@ impl<T: Transport> Leader<T> {
         let is_alert = executor.is_alert();
         // A single request goes to a helper if others of the connection are in progress. With one
         // request at a time, nobody else gains from what it costs.
-        let is_dispatcher = is_alert && connection.is_busy();
+        let is_dispatcher = is_alert && connection.client.is_busy();
         let is_single = unparsed.len() as u64 <= first.payload_bytes(headers).saturating_add(header_bytes as u64);
         if is_single && !is_dispatcher {
             return Ok(());
@@ -182,10 +181,10 @@ impl<T: Transport> Leader<T> {
         if !is_worth_it && !is_dispatched {
             return Ok(());
         }
-        let Some(thread) = connection.reserve_spare() else { return Ok(()) };
+        let Some(thread) = connection.client.reserve_spare() else { return Ok(()) };
         let has_payload = requests.iter().any(|(_, payload)| !payload.is_empty());
         let input = if has_payload {
-            let Some((input, bytes)) = self.input.detach(at, &connection.share) else { return Ok(()) };
+            let Some((input, bytes)) = self.input.detach(at, connection.client.share()) else { return Ok(()) };
             for (_, payload) in &mut requests {
                 *payload = payload.start + bytes.start..payload.end + bytes.start;
             }
@@ -262,7 +261,7 @@ impl<T: Transport> Leader<T> {
                 self.input.consume(message_bytes);
                 return Ok(Begun::Done);
             }
-            if self.input.fits(message_bytes, &connection.share) {
+            if self.input.fits(message_bytes, connection.client.share()) {
                 return Ok(Begun::Incomplete);
             }
         }
@@ -272,11 +271,11 @@ impl<T: Transport> Leader<T> {
             command::WRITE => self.write(connection, request)?,
             command::READ => self.read(connection, request)?,
             _ => {
-                let change = Change::new(request, request.offset, Payload(None));
                 let pieces = Pieces::new(request);
-                match (is_change(&request), connection.reserve()) {
+                let change = whole_change(&request, Payload::default());
+                match (is_change(&request), connection.client.reserve()) {
                     (true, Some(thread)) => Connection::hand_on(connection, thread, Task::Change { pieces, change }),
-                    (true, None) => Connection::change(connection, pieces, change)?,
+                    (true, None) => change.finish(Piece::new(connection, pieces)),
                     (false, Some(thread)) => Connection::hand_on(connection, thread, Task::Other(request)),
                     (false, None) => {
                         self.output.execute(&request, &connection.session, connection.device().as_deref());
@@ -290,11 +289,11 @@ impl<T: Transport> Leader<T> {
     /// Hands a large read on.
     fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
         let reading = Reading::new(request, connection.headers());
-        let lend = |len_bytes| connection.share.lend(len_bytes).map(Replies::new);
+        let lend = |len_bytes| connection.client.share().lend(len_bytes).map(Replies::new);
         let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
         let whole = whole.filter(|_| reading.is_in_one_piece()).and_then(lend);
         let piece_bytes = reply_bytes(&request).min(PIECE_BYTES + REPLY_OVERHEAD_BYTES);
-        if let Some(thread) = connection.reserve()
+        if let Some(thread) = connection.client.reserve()
             && let Some(replies) = whole.or_else(|| lend(piece_bytes))
         {
             Connection::hand_on(connection, thread, Task::LargeRead { reading, replies });
@@ -318,35 +317,36 @@ impl<T: Transport> Leader<T> {
             let is_spread = connection.common.executor.has_spare_cpu();
             let most_bytes = if is_spread { SPREAD_PIECE_BYTES } else { PIECE_BYTES };
             let piece_bytes = to_page_end(offset, left_bytes, most_bytes as u64);
-            let done_bytes = if let Some(mut payload) = connection.share.lend(piece_bytes) {
+            let done_bytes = if let Some(mut payload) = connection.client.share().lend(piece_bytes) {
                 self.input.receive_exact(pace.next(piece_bytes), payload.as_mut())?;
-                let change = Change::new(request, offset, Payload(Some(payload)));
-                Self::write_piece(connection, &pieces, change)?;
+                let change = Change::write(offset, Payload::from(payload));
+                Self::write_piece(connection, &pieces, change);
                 piece_bytes
             } else {
                 let here_bytes = to_page_end(offset, left_bytes, self.input.len() as u64);
                 let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
                 if here.is_empty() {
-                    if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, &connection.share)? == 0 {
+                    if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, connection.client.share())? == 0 {
                         return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
                     }
                     continue;
                 }
-                let mut change = Change::new(request, offset, here);
-                let result = match change.attempt(connection.device().as_deref(), Storage::Wait) {
+                let mut change = Change::write(offset, here);
+                let attempt = change.attempt(connection.device().as_deref(), Storage::Wait);
+                let result = match attempt {
                     Attempt::Done(result) => result,
                     Attempt::Blocks => Ok(()),
                     Attempt::NoRoom(waits) => {
                         let waiting = waits.begin();
-                        let result = connection.outlast(&mut change, &waits);
+                        let result = connection.client.outlast(&mut change, &waits, &|| connection.is_ending());
                         drop(waiting);
                         // The peer had to wait, so its time starts again.
                         pace = Pace::begin(connection.common.limits.io_timeout);
                         result
                     }
                 };
-                if let Err(refusal) = result {
-                    pieces.fail(refusal);
+                if let Err(failed) = result {
+                    pieces.fail(Refusal::of_change(&failed, &request));
                 }
                 self.input.consume(here_bytes);
                 here_bytes
@@ -366,25 +366,19 @@ impl<T: Transport> Leader<T> {
         connection: &Arc<Connection<T, G>>,
         pieces: &Arc<Pieces>,
         mut change: Change<Payload>,
-    ) -> Result<(), Ended> {
-        let mut thread = connection.reserve_spare();
+    ) {
+        let mut thread = connection.client.reserve_spare();
         if thread.is_none() {
             match change.attempt(connection.device().as_deref(), Storage::DoNotWait) {
-                Attempt::Done(Ok(())) => return Ok(()),
-                Attempt::Done(Err(refusal)) => {
-                    pieces.fail(refusal);
-                    return Ok(());
-                }
-                Attempt::NoRoom(_) | Attempt::Blocks => thread = connection.reserve(),
+                Attempt::Done(Ok(())) => return,
+                Attempt::Done(Err(failed)) => return pieces.fail(Refusal::of_change(&failed, &pieces.request)),
+                Attempt::NoRoom(_) | Attempt::Blocks => thread = connection.client.reserve(),
             }
         }
         let pieces = pieces.hold();
         match thread {
-            Some(thread) => {
-                Connection::hand_on(connection, thread, Task::Change { pieces, change });
-                Ok(())
-            }
-            None => Connection::change(connection, pieces, change),
+            Some(thread) => Connection::hand_on(connection, thread, Task::Change { pieces, change }),
+            None => change.finish(Piece::new(connection, pieces)),
         }
     }
 
@@ -392,7 +386,7 @@ impl<T: Transport> Leader<T> {
     fn make_room<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, len_bytes: usize) -> Result<(), Ended> {
         if self.output.room_bytes() < len_bytes {
             let filled = 0..self.output.filled().len();
-            self.output.buffer().grow(&connection.share, LARGE_OUTPUT_BYTES, filled);
+            self.output.buffer().grow(connection.client.share(), LARGE_OUTPUT_BYTES, filled);
             if self.output.room_bytes() < len_bytes {
                 self.send(connection)?;
             }
@@ -413,7 +407,7 @@ impl<T: Transport> Leader<T> {
 
     /// Receives whatever has arrived.
     fn receive<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Received, Ended> {
-        let share = &connection.share;
+        let share = connection.client.share();
         let limits = &connection.common.limits;
         if connection.is_closed() {
             let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
@@ -421,7 +415,8 @@ impl<T: Transport> Leader<T> {
                 return Ok(Received::End);
             }
         }
-        let turn_is_over = || G::RESTS && connection.common.memory.is_short() && self.since.elapsed() >= TURN;
+        let turn_is_over =
+            || G::RESTS && connection.common.executor.memory().is_short() && self.since.elapsed() >= TURN;
         if self.input.len() != 0 {
             // A connection with many requests in flight can rest only where one of them ends.
             let most_bytes = if turn_is_over() { self.missing_bytes(connection)? } else { usize::MAX };
@@ -442,7 +437,7 @@ impl<T: Transport> Leader<T> {
             if turn_is_over() {
                 return Ok(Received::Idle);
             }
-            let is_short = G::RESTS && connection.common.memory.is_short();
+            let is_short = G::RESTS && connection.common.executor.memory().is_short();
             let has_buffers = self.input.is_large() || self.output.buffer().is_large() || !share.is_empty();
             let timeout = if connection.is_closed() {
                 let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
@@ -493,7 +488,7 @@ impl<T: Transport> Leader<T> {
                 return Ok(());
             }
             self.send(connection)?;
-            if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, &connection.share)? == 0 {
+            if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, connection.client.share())? == 0 {
                 return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
             }
         }

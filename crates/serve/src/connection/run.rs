@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use pagefold_disk::BlockDevice;
-use pagefold_executor::Device;
+use pagefold_executor::{Attempt, Change, Device, Storage};
 
 use super::{
     Connection, INLINE_BYTES, INLINE_RANGE_BYTES, Keeper,
+    piece::Piece,
     task::{COMMON_BYTES, Task},
 };
 use crate::{
-    change::{Attempt, Change, Pieces, Storage},
     negotiate::Ended,
+    pieces::{Pieces, whole_change},
     protocol::{Request, command, command_flag},
     request::{Filled, Reading, Refusal, Replies, is_change},
     transport::Transport,
-    waiting::Payload,
 };
 
 /// Returns whether a request is short enough for the leader.
@@ -51,22 +51,23 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             return Ok(());
         }
         if is_change(&request) {
-            let mut change = Change::new(request, request.offset, payload);
+            let mut change = whole_change(&request, payload);
             return match change.attempt(Some(device), Storage::DoNotWait) {
                 Attempt::Done(Ok(())) if !is_flushed(&request, device) => {
-                    Self::hand_change_on(connection, change, replies)
+                    Self::hand_change_on(connection, request, change, replies)
                 }
                 Attempt::Done(result) => {
+                    let result = result.map_err(|failed| Refusal::of_change(&failed, &request));
                     replies.finish(&request, connection.headers(), result);
                     Ok(())
                 }
-                Attempt::NoRoom(_) | Attempt::Blocks => Self::hand_change_on(connection, change, replies),
+                Attempt::NoRoom(_) | Attempt::Blocks => Self::hand_change_on(connection, request, change, replies),
             };
         }
         if request.kind != command::BLOCK_STATUS && is_flushed(&request, device) {
             replies.finish(&request, connection.headers(), Ok(()));
         } else if device.may_block()
-            && let Some(thread) = connection.reserve()
+            && let Some(thread) = connection.client.reserve()
         {
             Self::hand_on(connection, thread, Task::Other(request));
         } else {
@@ -78,46 +79,17 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Hands on what is left of a change; runs it here if there is no thread or no memory.
     fn hand_change_on<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
-        mut change: Change<&[u8]>,
+        request: Request,
+        change: Change<&[u8]>,
         replies: &mut Replies<B>,
     ) -> Result<(), Ended> {
-        let request = *change.request();
-        let payload = match change.payload() {
-            [] => Some(Payload(None)),
-            bytes => connection.share.lend(bytes.len()).map(|mut lent| {
-                lent.as_mut().copy_from_slice(bytes);
-                Payload(Some(lent))
-            }),
-        };
-        if let Some(payload) = payload {
-            let (pieces, change) = (Pieces::new(request), change.with_payload(payload));
-            if let Some(thread) = connection.reserve() {
-                Self::hand_on(connection, thread, Task::Change { pieces, change });
-                return Ok(());
-            }
+        let piece = Piece::new(connection, Pieces::new(request));
+        if let Err((change, piece)) = change.hand_on(piece) {
             connection.send(replies.filled())?;
             replies.clear();
-            return Self::change(connection, pieces, change);
+            change.finish(piece);
         }
-        connection.send(replies.filled())?;
-        replies.clear();
-        let result = connection.change_here(&mut change);
-        replies.finish(&request, connection.headers(), result);
         Ok(())
-    }
-
-    /// Runs a change in this thread, even if it must wait for storage or for room, and flushes the
-    /// device if that was asked for.
-    pub(super) fn change_here<B: AsRef<[u8]>>(&self, change: &mut Change<B>) -> Result<(), Refusal> {
-        let result = match change.attempt(self.device().as_deref(), Storage::Wait) {
-            Attempt::Done(result) => result,
-            Attempt::NoRoom(waits) => {
-                let _waiting = waits.begin();
-                self.outlast(change, &waits)
-            }
-            Attempt::Blocks => Ok(()),
-        };
-        result.and_then(|()| crate::request::flush_if_asked(change.request(), self.device().as_deref()))
     }
 
     /// Hands reads on: those that have something in common together. Without a thread, runs them
@@ -149,7 +121,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                 group_bytes += next.request().len_bytes;
                 group.push(next);
             }
-            if let Some(thread) = connection.reserve() {
+            if let Some(thread) = connection.client.reserve() {
                 Self::hand_on(connection, thread, Task::Reads(group));
                 continue;
             }

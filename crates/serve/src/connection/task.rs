@@ -1,18 +1,17 @@
 //! Requests, or pieces of them, that threads of the executor run.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use pagefold_disk::{BlockDevice, Read};
-use pagefold_executor::{self as executor, Lent, Reserved};
+use pagefold_executor::{self as executor, Change, InProgress, Lent, Payload, Reserved};
 
-use super::{Connection, EndOnUnwind, Keeper};
+use super::{Connection, EndOnUnwind, Keeper, piece::Piece};
 use crate::{
-    change::{Attempt, Change, Pieces, Storage},
     negotiate::Ended,
+    pieces::Pieces,
     protocol::Request,
     request::{Filled, Reading, Replies, reply_bytes},
     transport::Transport,
-    waiting::Payload,
 };
 
 /// The start of a thread's scratch is for data that several reads have in common.
@@ -30,75 +29,44 @@ pub(super) enum Task {
     Other(Request),
 }
 
-/// Counts a task of a connection until it is done.
-pub(super) struct Counted<T: Transport, G: Keeper<T>>(pub(super) Arc<Connection<T, G>>);
-
-impl<T: Transport, G: Keeper<T>> Counted<T, G> {
-    pub(super) fn new(connection: &Arc<Connection<T, G>>) -> Self {
-        connection.tasks.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(connection))
-    }
-}
-
-impl<T: Transport, G: Keeper<T>> Drop for Counted<T, G> {
-    fn drop(&mut self) {
-        let connection = &self.0;
-        if connection.tasks.fetch_sub(1, Ordering::AcqRel) == 1 && connection.lock_work().is_none() {
-            // The connection rests, or has ended: its buffers are not needed.
-            connection.share.trim();
-        }
-    }
-}
-
+/// A task of a connection.
 struct Job<T: Transport, G: Keeper<T>> {
     task: Task,
     /// Dropped after the task, whose buffers are back by then.
-    counted: Counted<T, G>,
+    in_progress: InProgress,
+    connection: Arc<Connection<T, G>>,
 }
 
 impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
     fn run(self: Box<Self>, scratch: &mut [u8]) {
-        let Self { task, counted } = *self;
-        let connection = &counted.0;
-        let unwinding = EndOnUnwind(connection);
-        if Connection::run(connection, task, scratch).is_err() {
+        let Self { task, in_progress, connection } = *self;
+        let unwinding = EndOnUnwind(&connection);
+        if Connection::run(&connection, task, scratch).is_err() {
             connection.end(true);
         }
         std::mem::forget(unwinding);
+        drop(in_progress);
     }
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
-    /// Returns whether threads of the executor run requests of the connection.
-    pub(super) fn is_busy(&self) -> bool {
-        self.tasks.load(Ordering::Relaxed) > 0
-    }
-
-    /// Returns whether the connection may use one more thread of the executor.
-    pub(super) fn may_have_thread(&self) -> bool {
-        self.tasks.load(Ordering::Relaxed) < self.common.limits.threads_per_connection
-    }
-
-    /// Reserves a thread, unless the connection uses as many as it may.
-    pub(super) fn reserve(&self) -> Option<Reserved> {
-        if self.may_have_thread() { self.common.executor.reserve() } else { None }
-    }
-
-    /// The same for a thread with a CPU that is spare.
-    pub(super) fn reserve_spare(&self) -> Option<Reserved> {
-        if self.may_have_thread() { self.common.executor.reserve_spare() } else { None }
-    }
-
     /// Lets a thread run a task.
     pub(super) fn hand_on(connection: &Arc<Self>, thread: Reserved, task: Task) {
-        thread.run(Box::new(Job { task, counted: Counted::new(connection) }));
+        thread.run(Box::new(Job {
+            task,
+            in_progress: connection.client.begin_task(),
+            connection: Arc::clone(connection),
+        }));
     }
 
     /// Runs a task, which may wait for storage, and replies.
     fn run(connection: &Arc<Self>, task: Task, scratch: &mut [u8]) -> Result<(), Ended> {
         let (common, own) = scratch.split_at_mut(COMMON_BYTES);
         match task {
-            Task::Change { pieces, change } => Self::change(connection, pieces, change),
+            Task::Change { pieces, change } => {
+                change.finish(Piece::new(connection, pieces));
+                Ok(())
+            }
             Task::LargeRead { reading, mut replies } => connection.read(reading, &mut replies),
             Task::Reads(mut readings) => {
                 let mut replies = Replies::new(own);
@@ -116,20 +84,6 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                 replies.execute(&request, &connection.session, connection.device().as_deref());
                 connection.send(replies.filled())
             }
-        }
-    }
-
-    /// Runs a change. If there is no room for it, sets it aside.
-    pub(super) fn change(
-        connection: &Arc<Self>,
-        pieces: Arc<Pieces>,
-        mut change: Change<Payload>,
-    ) -> Result<(), Ended> {
-        match change.attempt(connection.device().as_deref(), Storage::Wait) {
-            Attempt::Done(result) => connection.finish(change, &pieces, result),
-            Attempt::NoRoom(waits) => Self::put_aside(connection, change, pieces, &waits),
-            // It may wait for storage, so nothing keeps it.
-            Attempt::Blocks => Ok(()),
         }
     }
 

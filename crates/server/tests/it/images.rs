@@ -16,7 +16,7 @@ use pagefold_server::{Add, BaseFile, Fork, FreezeError, Frozen, Manage, Qcow2Opt
 use crate::server;
 
 /// A page that compresses to about a half.
-fn page(salt: u64) -> Vec<u8> {
+pub(crate) fn page(salt: u64) -> Vec<u8> {
     let mut state = salt + 1;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -26,7 +26,7 @@ fn page(salt: u64) -> Vec<u8> {
 }
 
 /// A server with a disk that has pages, zeros and holes, and a fork of it.
-fn filled() -> Server {
+pub(crate) fn filled() -> Server {
     let server = server();
     server.add(&Add::new("disk", 3 << 20)).expect("a disk");
     let device = server.device("disk").expect("a disk");
@@ -104,7 +104,7 @@ fn an_image_is_the_same_from_this_process_and_from_a_client() {
 }
 
 /// Packs the disk `name` as an EROFS image of this codec's default cluster, and serves the image.
-fn serve_image(server: &Server, name: &str, path: &Path) {
+pub(crate) fn serve_image(server: &Server, name: &str, path: &Path) {
     let destination = Destination::of(path, ImageFormat::Erofs, false, &Inputs::default()).expect("a place");
     let draft = destination.make_draft().expect("a draft");
     let options = BuildOptions { pcluster_bytes: 16 << 10, ..BuildOptions::default() };

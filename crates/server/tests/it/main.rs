@@ -5,6 +5,7 @@ mod independence;
 mod listening;
 mod nbd;
 mod requests;
+mod transport;
 mod versions;
 
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,283 @@
+//! Clients of exports: what one has in progress, what it holds, and how its changes end.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+        },
+    },
+    thread,
+};
+
+use pagefold_disk::{Error, Waits};
+use rustix::io::Errno;
+
+use crate::{
+    change::{Attempt, Change, Storage},
+    executor::{Executor, Reserved, Task},
+    export::{Access, Device, Export},
+    memory::{Share, Taken},
+    waiting::{RECHECK, RETRY_PAUSE},
+};
+
+/// Why a change failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failed {
+    /// The device has refused it.
+    #[error(transparent)]
+    Device(#[from] Error),
+    /// The export was removed (ESHUTDOWN).
+    #[error("the export was removed")]
+    Removed,
+    /// The client has left, or the server stops, and there is no room yet (ESHUTDOWN).
+    #[error("the client is leaving, and the memory limit is still reached")]
+    Ended,
+}
+
+impl Failed {
+    /// Returns the number by which Linux calls the error.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Device(error) => error.errno(),
+            Self::Removed | Self::Ended => Errno::SHUTDOWN.raw_os_error(),
+        }
+    }
+}
+
+/// Who made a change, and what is done when it has ended: a transport replies. It is dropped without
+/// a result if the device panics.
+pub trait Completion: Send + 'static {
+    /// Returns the client that made the change.
+    fn client(&self) -> &Arc<Client>;
+
+    /// Returns whether the change must not wait for room any longer.
+    fn is_ending(&self) -> bool {
+        self.client().has_ended()
+    }
+
+    /// Takes the result, at most once. It may wait for the peer, as long as it has a time limit.
+    fn done(&mut self, result: Result<(), Failed>);
+}
+
+/// Why an export cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The export was removed.
+    #[error("the export was removed")]
+    Removed,
+    /// It has as many clients as it may have.
+    #[error("all {0} connections that the export may have are in use")]
+    Full(usize),
+    /// The server's account has no room for another client.
+    #[error("the memory limit leaves no room for another client")]
+    Memory,
+}
+
+/// What one client may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// Threads of the executor.
+    pub threads: usize,
+    /// Bytes of buffers.
+    pub memory_bytes: usize,
+}
+
+/// One client of an export: a connection, an open file, a queue. The export is in use while it
+/// exists.
+pub struct Client {
+    executor: Arc<Executor>,
+    access: Arc<Access>,
+    share: Arc<Share>,
+    most_threads: usize,
+    /// Work that threads of the executor do for it.
+    tasks: AtomicUsize,
+    /// Changes that were set aside.
+    pub(crate) aside: AtomicUsize,
+    /// Whether buffers are kept while there is no task.
+    keeps_buffers: AtomicBool,
+    ended: AtomicBool,
+    _idle: Option<Taken>,
+}
+
+impl Client {
+    /// Opens an export, which counts the client as one of its connections.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(executor: &Arc<Executor>, export: &Export, limits: ClientLimits) -> Result<Arc<Self>, OpenError> {
+        let access = export.open().ok_or(OpenError::Removed)?;
+        export.seat(&access).map_err(OpenError::Full)?;
+        let idle = executor.memory().take_idle().ok_or(OpenError::Memory)?;
+        Ok(Self::made(executor, access, limits, Some(idle)))
+    }
+
+    /// Creates a client of an export that is open, and whose minimum of memory the caller counts.
+    pub fn of_access(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits) -> Arc<Self> {
+        Self::made(executor, access, limits, None)
+    }
+
+    fn made(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits, idle: Option<Taken>) -> Arc<Self> {
+        Arc::new(Self {
+            share: Share::new(Arc::clone(executor.memory()), limits.memory_bytes),
+            executor: Arc::clone(executor),
+            access,
+            most_threads: limits.threads,
+            tasks: AtomicUsize::new(0),
+            aside: AtomicUsize::new(0),
+            keeps_buffers: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            _idle: idle,
+        })
+    }
+
+    /// Returns the threads that work for it.
+    pub fn executor(&self) -> &Arc<Executor> {
+        &self.executor
+    }
+
+    /// Returns its access to the device.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Returns the device, or `None` once the export has been removed.
+    pub fn device(&self) -> Option<Arc<Device>> {
+        self.access.device()
+    }
+
+    /// Returns the memory that its requests borrow.
+    pub fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    /// Sets whether buffers are kept for its next requests while no task is in progress. Clients
+    /// that were just created keep none.
+    pub fn keep_buffers(&self, keeps: bool) {
+        self.keeps_buffers.store(keeps, SeqCst);
+        if !keeps {
+            self.share.trim();
+        }
+    }
+
+    /// Returns whether threads of the executor work for it.
+    pub fn is_busy(&self) -> bool {
+        self.tasks.load(Relaxed) > 0
+    }
+
+    /// Returns whether it may use one more thread of the executor.
+    pub fn may_have_thread(&self) -> bool {
+        self.tasks.load(Relaxed) < self.most_threads
+    }
+
+    /// Reserves a thread, unless the client uses as many as it may.
+    pub fn reserve(&self) -> Option<Reserved> {
+        if self.may_have_thread() { self.executor.reserve() } else { None }
+    }
+
+    /// The same for a thread with a CPU that is spare.
+    pub fn reserve_spare(&self) -> Option<Reserved> {
+        if self.may_have_thread() { self.executor.reserve_spare() } else { None }
+    }
+
+    /// Counts a task until the result is dropped.
+    pub fn begin_task(self: &Arc<Self>) -> InProgress {
+        self.tasks.fetch_add(1, Relaxed);
+        InProgress(Arc::clone(self))
+    }
+
+    /// Lets a thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
+    /// any content.
+    pub fn run_on(self: &Arc<Self>, thread: Reserved, work: impl FnOnce(&mut [u8]) + Send + 'static) {
+        thread.run(Box::new(Work { work, in_progress: self.begin_task() }));
+    }
+
+    /// The same with a thread that is free.
+    ///
+    /// # Errors
+    /// There is none; returns `work`.
+    pub fn hand_on<F: FnOnce(&mut [u8]) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
+        match self.reserve() {
+            Some(thread) => {
+                self.run_on(thread, work);
+                Ok(())
+            }
+            None => Err(work),
+        }
+    }
+
+    /// Ends the client: its changes wait no longer for room.
+    pub fn end(&self) {
+        self.ended.store(true, Release);
+        if self.aside.load(SeqCst) > 0 {
+            self.executor.waiting.wake();
+        }
+    }
+
+    /// Returns whether it was ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    /// Waits for room in this thread until the change is done, or `ends` returns true. The caller has
+    /// a [`Waiting`](pagefold_disk::Waiting).
+    ///
+    /// # Errors
+    /// See [`Failed`].
+    pub fn outlast<B: AsRef<[u8]>>(
+        &self,
+        change: &mut Change<B>,
+        waits: &Waits,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<(), Failed> {
+        loop {
+            let seen = waits.seen();
+            let attempt = change.attempt(self.device().as_deref(), Storage::Wait);
+            if let Attempt::Done(result) = attempt {
+                return result;
+            }
+            if ends() {
+                return Err(Failed::Ended);
+            }
+            thread::sleep(RETRY_PAUSE);
+            waits.sleep(seen, RECHECK);
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("access", &self.access).field("tasks", &self.tasks).finish_non_exhaustive()
+    }
+}
+
+/// Counts a task of a client until it is dropped.
+#[derive(Debug)]
+pub struct InProgress(Arc<Client>);
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        let client = &self.0;
+        if client.tasks.fetch_sub(1, AcqRel) == 1 && !client.keeps_buffers.load(SeqCst) {
+            client.share.trim();
+        }
+    }
+}
+
+struct Work<F> {
+    work: F,
+    /// Dropped after the work, whose buffers are back by then.
+    in_progress: InProgress,
+}
+
+impl<F: FnOnce(&mut [u8]) + Send> Task for Work<F> {
+    fn run(self: Box<Self>, scratch: &mut [u8]) {
+        let Self { work, in_progress } = *self;
+        work(scratch);
+        drop(in_progress);
+    }
+}

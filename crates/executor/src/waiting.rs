@@ -1,0 +1,585 @@
+//! Changes that wait for room.
+//!
+//! A change that waits occupies no thread: it is set aside here with its payload. One thread for each
+//! [`Room`](pagefold_disk::Room) retries those of all clients when there may be room. The clients'
+//! other requests continue, including those that make room. A change that cannot be set aside, because
+//! memory is short or too many of its client's wait, blocks the thread that runs it.
+//!
+//! ```text
+//! until nothing is set aside:
+//!     try what has not been tried since the last signal
+//!         there is room: a thread of the executor completes the change, which may wait for the peer
+//!         it would wait for storage, or is long: a thread of the executor runs the rest
+//!     sleep until there is a signal
+//! ```
+//!
+//! That thread waits for no device and no peer, so no client keeps another from its room.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_disk::{Waiting, Waits};
+
+use crate::{
+    change::{Attempt, Change, Keep, Payload, Storage},
+    client::{Client, Completion, Failed, InProgress},
+    executor::{THREAD_BYTES, Task, spawn},
+    memory::{Memory, Taken},
+};
+
+/// Changes that one client sets aside at most; each piece of a large request counts as one. Linux's
+/// NBD client has this many in flight.
+const MOST_ASIDE: usize = 128;
+
+/// Bytes that such a change needs besides its payload, including its reply.
+const ASIDE_BYTES: u64 = 512;
+
+/// Longer changes are not retried by the thread that serves all clients.
+const LONG_BYTES: u64 = 4 << 20;
+
+/// Room that appears without a signal (compaction, overwriting) and the end of a client are noticed
+/// within this time.
+pub(crate) const RECHECK: Duration = Duration::from_millis(500);
+
+/// Pause between two attempts if the first gained nothing: each discard of another client triggers
+/// an attempt.
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// The changes of all clients that were set aside.
+#[derive(Default)]
+pub(crate) struct WaitingChanges(Mutex<Vec<Queue>>);
+
+/// Those that wait for the same room, and that its thread has not seen yet. The thread ends, and
+/// removes this, when none is left.
+struct Queue {
+    /// Of any device with this room.
+    waits: Arc<Waits>,
+    new: VecDeque<Stalled>,
+}
+
+/// A change that was set aside.
+struct Stalled {
+    change: Change<Payload>,
+    completion: Box<dyn Completion>,
+    /// The result, which waits for a thread that completes the change.
+    result: Option<Result<(), Failed>>,
+    /// What [`Waits::seen`] returned before the last attempt; `None` if the next one is due.
+    seen: Option<u64>,
+    waits: Arc<Waits>,
+    waiting: Waiting,
+    place: Place,
+}
+
+/// Counts a change that was set aside, and its memory.
+struct Place {
+    client: Arc<Client>,
+    _taken: Taken,
+}
+
+impl Place {
+    fn take(client: &Arc<Client>) -> Option<Self> {
+        let taken = client.executor().memory().lend(ASIDE_BYTES)?;
+        let more = |count| (count < MOST_ASIDE).then_some(count + 1);
+        client.aside.fetch_update(SeqCst, SeqCst, more).ok()?;
+        Some(Self { client: Arc::clone(client), _taken: taken })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.client.aside.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Sets aside a change that found no room. If that is impossible, waits in this thread.
+pub(crate) fn set_aside<B: Keep, C: Completion>(mut change: Change<B>, mut completion: C, waits: &Arc<Waits>) {
+    let client = Arc::clone(completion.client());
+    let waiting = waits.begin();
+    let seen = waits.seen();
+    // From now on, more room is signalled.
+    let attempt = change.attempt(client.device().as_deref(), Storage::Wait);
+    if let Attempt::Done(result) = attempt {
+        drop((change, waiting));
+        return completion.done(result);
+    }
+    let kept = match Place::take(&client) {
+        Some(place) => change.keep(client.share()).map(|change| (change, place)),
+        None => Err(change),
+    };
+    match kept {
+        Ok((change, place)) => {
+            let (completion, waits) = (Box::new(completion), Arc::clone(waits));
+            put(Stalled { change, completion, result: None, seen: Some(seen), waits, waiting, place });
+        }
+        Err(mut change) => {
+            let result = client.outlast(&mut change, waits, &|| completion.is_ending());
+            drop((change, waiting));
+            completion.done(result);
+        }
+    }
+}
+
+/// Lets the room's thread retry a change. Without one, waits in this thread.
+fn put(stalled: Stalled) {
+    let (client, seen, waits) = (Arc::clone(stalled.completion.client()), stalled.seen, Arc::clone(&stalled.waits));
+    let executor = client.executor();
+    match WaitingChanges::put(&executor.waiting, stalled, executor.memory()) {
+        // The thread may have gone back to sleep before the change was there.
+        Ok(()) if Some(waits.seen()) != seen => waits.signal(),
+        Ok(()) => {}
+        Err(mut stalled) => {
+            let Stalled { change, completion, result, .. } = &mut *stalled;
+            *result = Some(client.outlast(change, &waits, &|| completion.is_ending()));
+            stalled.finish();
+        }
+    }
+}
+
+impl WaitingChanges {
+    fn lock(&self) -> MutexGuard<'_, Vec<Queue>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a change. If no thread waits for its room yet, starts one; without one, returns the
+    /// change.
+    fn put(changes: &Arc<Self>, stalled: Stalled, memory: &Arc<Memory>) -> Result<(), Box<Stalled>> {
+        let mut queues = changes.lock();
+        if let Some(queue) = queues.iter_mut().find(|queue| queue.waits.shares_room(&stalled.waits)) {
+            queue.new.push_back(stalled);
+            return Ok(());
+        }
+        let waits = Arc::clone(&stalled.waits);
+        let (own, room) = (Arc::clone(changes), Arc::clone(&waits));
+        // It looks for the change only after the queues are unlocked.
+        let started = memory.lend(THREAD_BYTES).is_some_and(|taken| {
+            let body = move || {
+                let _taken = taken;
+                own.retry_all(&room);
+            };
+            spawn("waiter", body).is_ok()
+        });
+        if !started {
+            return Err(Box::new(stalled));
+        }
+        queues.push(Queue { waits, new: [stalled].into() });
+        Ok(())
+    }
+
+    /// Moves new changes to those that the room's thread holds. Returns `false` if there are none at
+    /// all; the thread must then end.
+    fn gather(&self, waits: &Waits, held: &mut VecDeque<Stalled>) -> bool {
+        let mut queues = self.lock();
+        let Some(at) = queues.iter().position(|queue| queue.waits.shares_room(waits)) else { return false };
+        held.append(&mut queues[at].new);
+        if held.is_empty() {
+            queues.swap_remove(at);
+        }
+        !held.is_empty()
+    }
+
+    /// Retries the changes that wait for a room until none is left.
+    fn retry_all(&self, waits: &Waits) {
+        let mut held = VecDeque::new();
+        let mut rechecked = Instant::now();
+        while self.gather(waits, &mut held) {
+            let seen = waits.seen();
+            let is_recheck = rechecked.elapsed() >= RECHECK;
+            if is_recheck {
+                rechecked = Instant::now();
+            }
+            let (mut gained, mut failed, mut lacks_thread) = (false, false, false);
+            for _ in 0..held.len() {
+                let Some(stalled) = held.pop_front() else { break };
+                if !is_recheck && stalled.result.is_none() && stalled.seen == Some(seen) {
+                    held.push_back(stalled);
+                    continue;
+                }
+                // A device that panics takes only its own change.
+                match catch_unwind(AssertUnwindSafe(|| stalled.retry(seen))) {
+                    Ok(Retried::Gone) => gained = true,
+                    Ok(Retried::NoRoom(stalled)) => {
+                        failed = true;
+                        held.push_back(stalled);
+                    }
+                    Ok(Retried::NoThread(stalled)) => {
+                        lacks_thread = true;
+                        held.push_back(stalled);
+                    }
+                    Err(_) => {}
+                }
+            }
+            if lacks_thread || failed && !gained {
+                thread::sleep(RETRY_PAUSE);
+            }
+            if !lacks_thread {
+                waits.sleep(seen, RECHECK.saturating_sub(rechecked.elapsed()));
+            }
+        }
+    }
+
+    /// Makes all threads look whether clients have ended.
+    pub(crate) fn wake(&self) {
+        let rooms: Vec<_> = self.lock().iter().map(|queue| Arc::clone(&queue.waits)).collect();
+        rooms.iter().for_each(|waits| waits.signal());
+    }
+}
+
+/// What came of a change.
+enum Retried {
+    /// It is done, or a thread of the executor has it.
+    Gone,
+    NoRoom(Stalled),
+    /// No thread of the executor is free for what may take long.
+    NoThread(Stalled),
+}
+
+impl Stalled {
+    fn retry(mut self, seen: u64) -> Retried {
+        let client = Arc::clone(self.completion.client());
+        if self.result.is_none() {
+            let is_long = self.change.left_bytes() > LONG_BYTES;
+            let attempt = if is_long {
+                Attempt::Blocks
+            } else {
+                self.change.attempt(client.device().as_deref(), Storage::DoNotWait)
+            };
+            match attempt {
+                Attempt::Done(result) => self.set_result(result),
+                _ if self.completion.is_ending() => self.set_result(Err(Failed::Ended)),
+                Attempt::NoRoom(_) => return Retried::NoRoom(Self { seen: Some(seen), ..self }),
+                Attempt::Blocks => self.seen = None,
+            }
+        }
+        match client.reserve() {
+            Some(thread) => thread.run(Box::new(Rest { stalled: self, in_progress: client.begin_task() })),
+            None if client.executor().has_threads() => return Retried::NoThread(self),
+            // Without memory for a single thread, this one does everything.
+            None => self.run(),
+        }
+        Retried::Gone
+    }
+
+    /// Runs the rest, which may wait for storage. If there is no room again, sets it aside.
+    fn run(mut self) {
+        let client = Arc::clone(self.completion.client());
+        while self.result.is_none() {
+            self.seen = Some(self.waits.seen());
+            let attempt = self.change.attempt(client.device().as_deref(), Storage::Wait);
+            match attempt {
+                Attempt::Done(result) => self.set_result(result),
+                Attempt::NoRoom(_) => return put(self),
+                Attempt::Blocks => {}
+            }
+        }
+        self.finish();
+    }
+
+    /// Sets the result, and frees the payload.
+    fn set_result(&mut self, result: Result<(), Failed>) {
+        self.result = Some(result);
+        self.change = Change::discard(0, 0);
+    }
+
+    /// Reports the result.
+    fn finish(self) {
+        let Self { mut completion, result, change, waiting, place, .. } = self;
+        drop((change, waiting, place));
+        if let Some(result) = result {
+            completion.done(result);
+        }
+    }
+}
+
+/// The rest of a change, for a thread of the executor.
+struct Rest {
+    stalled: Stalled,
+    in_progress: InProgress,
+}
+
+impl Task for Rest {
+    fn run(self: Box<Self>, _: &mut [u8]) {
+        let Self { stalled, in_progress } = *self;
+        stalled.run();
+        drop(in_progress);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        atomic::{AtomicBool, AtomicUsize},
+        mpsc::{self, Receiver, Sender},
+    };
+
+    use pagefold_disk::{BlockDevice, Error, Extent, Room, Zeroes};
+
+    use super::*;
+    use crate::{ClientLimits, Executor, Export, Exports};
+
+    /// Has no room while `is_full`, and must wait for storage while `blocks`.
+    struct Fake {
+        is_full: AtomicBool,
+        blocks: AtomicBool,
+        panics: AtomicBool,
+        written: AtomicUsize,
+        waits: Arc<Waits>,
+    }
+
+    impl BlockDevice for Fake {
+        fn size_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn waits(&self) -> Option<&Arc<Waits>> {
+            Some(&self.waits)
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn write(&self, _: u64, buf: &[u8]) -> Result<(), Error> {
+            if self.is_full.load(SeqCst) {
+                return Err(Error::NoSpace);
+            }
+            assert!(!self.panics.load(SeqCst), "a device with a bug");
+            self.written.fetch_add(buf.len(), SeqCst);
+            Ok(())
+        }
+
+        fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+            if self.blocks.load(SeqCst) { Ok(0) } else { self.write(offset, buf).map(|()| buf.len()) }
+        }
+
+        fn flush(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn write_zeroes(&self, offset: u64, _: u64, _: Zeroes) -> Result<(), Error> {
+            self.write(offset, &[])
+        }
+
+        fn extents(&self, _: u64, _: u64, _: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    /// Sends the result with a number; waits for `gate` first, if there is one.
+    struct Reply {
+        client: Arc<Client>,
+        number: usize,
+        sender: Sender<(usize, i32)>,
+        gate: Option<Receiver<()>>,
+    }
+
+    impl Completion for Reply {
+        fn client(&self) -> &Arc<Client> {
+            &self.client
+        }
+
+        fn done(&mut self, result: Result<(), Failed>) {
+            if let Some(gate) = &self.gate {
+                let _ = gate.recv();
+            }
+            let _ = self.sender.send((self.number, result.map_or_else(|failed| failed.errno(), |()| 0)));
+        }
+    }
+
+    impl Drop for Reply {
+        fn drop(&mut self) {
+            let _ = self.sender.send((self.number, -1));
+        }
+    }
+
+    struct World {
+        room: Arc<Room>,
+        exports: Exports,
+        executor: Arc<Executor>,
+        devices: Vec<Arc<Fake>>,
+        sender: Sender<(usize, i32)>,
+        receiver: Receiver<(usize, i32)>,
+    }
+
+    const ESHUTDOWN: i32 = 108;
+    const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 };
+
+    impl World {
+        /// Full devices, which share their room.
+        fn new(devices: usize, most_threads: usize, memory_bytes: u64) -> Self {
+            let (room, exports) = (Arc::<Room>::default(), Exports::new());
+            let devices: Vec<_> = (0..devices)
+                .map(|number| {
+                    let device = Arc::new(Fake {
+                        is_full: AtomicBool::new(true),
+                        blocks: AtomicBool::new(false),
+                        panics: AtomicBool::new(false),
+                        written: AtomicUsize::new(0),
+                        waits: Arc::new(Waits::new(&room)),
+                    });
+                    exports.add(Export::new(number.to_string(), Arc::clone(&device) as _)).expect("a name");
+                    device
+                })
+                .collect();
+            let executor = Arc::new(Executor::new(most_threads, Memory::new(memory_bytes, None)));
+            let (sender, receiver) = mpsc::channel();
+            Self { room, exports, executor, devices, sender, receiver }
+        }
+
+        fn client(&self, device: usize) -> Arc<Client> {
+            let export = self.exports.get(&device.to_string()).expect("an export");
+            Client::open(&self.executor, &export, LIMITS).expect("a client")
+        }
+
+        fn write(&self, client: &Arc<Client>, number: usize, gate: Option<Receiver<()>>) {
+            let reply = Reply { client: Arc::clone(client), number, sender: self.sender.clone(), gate };
+            Change::write(0, &[7; 9000][..]).start(reply);
+        }
+
+        /// Waits until this many changes wait without a thread of the executor.
+        fn waits_for(&self, count: usize) {
+            let waiting = || self.devices.iter().map(|device| device.waits.count()).sum::<usize>();
+            wait_for(|| waiting() == count && self.executor.is_idle());
+        }
+
+        fn make_room(&self) {
+            self.devices.iter().for_each(|device| device.is_full.store(false, SeqCst));
+            self.room.signal();
+        }
+
+        /// Returns the next results, by their numbers.
+        fn results(&self, count: usize) -> Vec<(usize, i32)> {
+            let next = |_| loop {
+                match self.receiver.recv_timeout(Duration::from_secs(60)).expect("a result") {
+                    (_, -1) => {}
+                    result => break result,
+                }
+            };
+            let mut results: Vec<_> = (0..count).map(next).collect();
+            results.sort_unstable();
+            results
+        }
+
+        fn ends(&self) {
+            wait_for(|| self.executor.waiting.lock().is_empty());
+            self.waits_for(0);
+        }
+    }
+
+    fn wait_for(is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it does not come");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn one_thread_waits_for_the_changes_of_all_clients() {
+        let world = World::new(3, 4, u64::MAX);
+        let clients: Vec<_> = (0..12).map(|number| world.client(number % 3)).collect();
+        (0..60).for_each(|number| world.write(&clients[number % 12], number, None));
+        world.waits_for(60);
+        assert_eq!(world.executor.waiting.lock().len(), 1);
+        world.make_room();
+        assert_eq!(world.results(60), (0..60).map(|number| (number, 0)).collect::<Vec<_>>());
+        assert_eq!(world.devices.iter().map(|device| device.written.load(SeqCst)).sum::<usize>(), 60 * 9000);
+        world.ends();
+    }
+
+    /// A peer that does not read its replies keeps only its own changes.
+    #[test]
+    fn a_client_that_takes_no_result_keeps_no_other_waiting() {
+        let world = World::new(1, 4, u64::MAX);
+        let (slow, quick) = (world.client(0), world.client(0));
+        let (open, gate) = mpsc::channel();
+        world.write(&slow, 0, Some(gate));
+        (1..20).for_each(|number| world.write(&quick, number, None));
+        world.waits_for(20);
+        world.make_room();
+        assert_eq!(world.results(19), (1..20).map(|number| (number, 0)).collect::<Vec<_>>());
+        drop(open);
+        assert_eq!(world.results(1), [(0, 0)]);
+        world.ends();
+    }
+
+    #[test]
+    fn a_change_that_finds_room_may_then_wait_for_storage() {
+        let world = World::new(1, 4, u64::MAX);
+        let client = world.client(0);
+        world.write(&client, 0, None);
+        world.waits_for(1);
+        world.devices[0].blocks.store(true, SeqCst);
+        // It is tried by a thread of the executor, and finds no room again.
+        world.room.signal();
+        world.waits_for(1);
+        world.make_room();
+        assert_eq!(world.results(1), [(0, 0)]);
+        world.ends();
+    }
+
+    #[test]
+    fn changes_end_with_their_client_and_their_export() {
+        // With and without memory to set them aside.
+        for memory_bytes in [u64::MAX, 0] {
+            let world = World::new(2, 4, memory_bytes);
+            let clients = [world.client(0), world.client(1), world.client(1)];
+            thread::scope(|scope| {
+                for (number, client) in clients.iter().enumerate() {
+                    let world = &world;
+                    let reply = Reply { client: Arc::clone(client), number, sender: world.sender.clone(), gate: None };
+                    scope.spawn(move || Change::write(0, &[7; 9000][..]).start(reply));
+                }
+                world.waits_for(3);
+                world.exports.remove("0").expect("an export");
+                assert_eq!(world.results(1), [(0, ESHUTDOWN)]);
+                clients[1].end();
+                assert_eq!(world.results(1), [(1, ESHUTDOWN)]);
+                world.make_room();
+                assert_eq!(world.results(1), [(2, 0)]);
+            });
+            world.ends();
+            drop(clients);
+        }
+    }
+
+    #[test]
+    fn a_device_that_panics_takes_only_its_own_changes() {
+        let world = World::new(2, 4, u64::MAX);
+        let clients = [world.client(0), world.client(1)];
+        (0..2).for_each(|number| world.write(&clients[number], number, None));
+        world.waits_for(2);
+        world.devices[0].panics.store(true, SeqCst);
+        world.make_room();
+        assert_eq!(world.results(1), [(1, 0)]);
+        world.ends();
+    }
+
+    /// Of the changes that one client cannot set aside, its own threads wait with as many as it has.
+    #[test]
+    fn a_client_sets_a_bounded_number_aside() {
+        let world = World::new(1, 4, u64::MAX);
+        let client = world.client(0);
+        (0..MOST_ASIDE).for_each(|number| world.write(&client, number, None));
+        world.waits_for(MOST_ASIDE);
+        thread::scope(|scope| {
+            let (world, client) = (&world, &client);
+            let reply =
+                Reply { client: Arc::clone(client), number: MOST_ASIDE, sender: world.sender.clone(), gate: None };
+            scope.spawn(move || Change::write(0, &[7; 9000][..]).finish(reply));
+            wait_for(|| world.devices[0].waits.count() == MOST_ASIDE + 1);
+            assert_eq!(client.aside.load(SeqCst), MOST_ASIDE);
+            world.make_room();
+        });
+        assert_eq!(world.results(MOST_ASIDE + 1), (0..=MOST_ASIDE).map(|number| (number, 0)).collect::<Vec<_>>());
+        world.ends();
+    }
+}

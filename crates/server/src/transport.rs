@@ -1,0 +1,106 @@
+//! Further ways to a server's disks, in addition to NBD.
+
+use std::{error, fmt, sync::Arc};
+
+use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
+
+use crate::{Ending, Observer};
+
+/// A further way to a server's disks, attached with [`Sockets::transport`](crate::Sockets::transport).
+///
+/// It sees the exports come and go with [`Exports::watch`], and opens one with [`Host::open`] for each
+/// of its clients. A disk with such a client is in use, as one with an NBD client is.
+pub trait Transport: Send {
+    /// Begins to serve, in threads of its own. When this returns, clients can use the disks that
+    /// exist.
+    ///
+    /// # Errors
+    /// It cannot serve. The server then does not listen.
+    fn start(&mut self, host: &Host) -> Result<(), TransportError>;
+
+    /// Ends serving: accepts no more requests, ends its clients, and returns when their requests are
+    /// done, or once [`Ending::is_forced`]. Called once, unless `start` failed, when the server
+    /// ends; the disks still exist.
+    fn stop(&mut self);
+}
+
+/// Why a transport cannot serve.
+pub type TransportError = Box<dyn error::Error + Send + Sync>;
+
+/// What a server offers a transport.
+#[derive(Clone)]
+pub struct Host {
+    pub(crate) exports: Exports,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) limits: ClientLimits,
+    pub(crate) observer: Observer,
+    pub(crate) ending: Ending,
+}
+
+impl Host {
+    /// Returns the server's exports: its disks, under their names.
+    pub fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// Returns the threads for requests, and the memory of clients.
+    pub fn executor(&self) -> &Arc<Executor> {
+        &self.executor
+    }
+
+    /// Returns what receives a line about each thing that the transport does.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Returns how to end the server, and whether it ends.
+    pub fn ending(&self) -> &Ending {
+        &self.ending
+    }
+
+    /// Opens an export for a client. Its disk is in use as long as the client exists.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(&self, export: &Export) -> Result<Arc<Client>, OpenError> {
+        Client::open(&self.executor, export, self.limits)
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("exports", &self.exports.count()).finish_non_exhaustive()
+    }
+}
+
+/// The transports that were started. They are stopped when this is dropped.
+#[derive(Default)]
+pub(crate) struct Started(Vec<Box<dyn Transport>>);
+
+impl Started {
+    /// Starts all transports, or none.
+    pub(crate) fn start(transports: Vec<Box<dyn Transport>>, host: &Host) -> Result<Self, TransportError> {
+        let mut started = Self::default();
+        for mut transport in transports {
+            transport.start(host)?;
+            started.0.push(transport);
+        }
+        Ok(started)
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.0.drain(..).for_each(|mut transport| transport.stop());
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Started {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Started").field(&self.0.len()).finish()
+    }
+}
