@@ -1,7 +1,8 @@
-//! `pagefold serve`: serves compressed RAM disks and files over NBD.
+//! `pagefold serve`: serves compressed RAM disks and files over NBD, and as files.
 
 mod child;
 mod descriptors;
+mod files;
 mod notify;
 mod options;
 mod pid_file;
@@ -33,6 +34,7 @@ use tempfile::TempDir;
 
 use self::{
     child::Running,
+    files::Directory,
     notify::notify,
     options::{WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp},
     pid_file::PidFile,
@@ -55,6 +57,7 @@ use crate::{
   pagefold serve debian.erofs data=/dev/vg/data images.erofs:/disks/old.img
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
+  pagefold serve --size 8G --name a --files ~/disks --run 'mkfs.ext4 \"$files/a\"'
 
 The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
 'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
@@ -65,7 +68,12 @@ for other users. Only one server at a time can use a directory. With --run and w
 server uses a temporary directory.
 
 --run sets these variables for COMMAND: uri (the URI of the first disk), nbd (the same in the \
-syntax of older programs), unixsocket and control (paths of the sockets).
+syntax of older programs), unixsocket and control (paths of the sockets), and files (the directory \
+of --files).
+
+--files shows each disk as a regular file in a directory, for programs that do not speak NBD. It \
+needs FUSE, but not root if fusermount3 is installed. Opening a file to truncate it discards the \
+disk.
 
 FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROFS image holds a \
 single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
@@ -108,12 +116,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
 
-    /// Mode of the Unix sockets for NBD, whatever the umask: with 0660, members of the group may
-    /// connect
+    /// Show each disk as a file in this directory, which must be empty; create it if it does not exist
+    #[arg(long = "files", value_name = "DIR")]
+    files_in: Option<PathBuf>,
+
+    /// Mode of the Unix sockets for NBD and of the disks' files, whatever the umask: with 0660, members
+    /// of the group may use them
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
 
-    /// Group of the Unix sockets for NBD
+    /// Group of the Unix sockets for NBD and of the disks' files
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     group: Option<u32>,
 
@@ -322,7 +334,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
-    let mut listening = server.listen(place.sockets(args)?.when_stopping(|| notify("STOPPING=1")))?;
+    let mut sockets = place.sockets(args)?.when_stopping(|| notify("STOPPING=1"));
+    if let Some(path) = &args.files_in {
+        sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
+    }
+    let mut listening = server.listen(sockets)?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {
@@ -346,7 +362,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         background::announce()?;
         log.leave_stderr();
     }
-    let variables = || variables(&server, listening.control_path());
+    let files = args.files_in.as_deref().map(absolute).unwrap_or_default();
+    let variables = || variables(&server, listening.control_path(), &files);
     let running = args.run.as_deref().map(|command| Running::start(command, &variables(), ending.clone()));
     let running = running.transpose()?;
 
@@ -388,8 +405,9 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Returns the environment of a `--run` command: nbdkit's variables and the control socket.
-fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, String)> {
+/// Returns the environment of a `--run` command: nbdkit's variables, the control socket and the
+/// directory of the disks' files.
+fn variables(server: &Server, control: Option<&Path>, files: &Path) -> Vec<(&'static str, String)> {
     let name = server.first_name();
     let first = server.addresses().first();
     let unix = server.addresses().iter().find_map(|address| match address {
@@ -407,5 +425,6 @@ fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, Stri
         ("nbd", old + &export),
         ("unixsocket", unix.unwrap_or_default()),
         ("control", control.map_or_else(String::new, |path| path.display().to_string())),
+        ("files", files.display().to_string()),
     ]
 }

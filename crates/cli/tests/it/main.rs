@@ -18,6 +18,7 @@ mod errors;
 mod extracting;
 mod fairness;
 mod file_system;
+mod files;
 mod forks;
 mod formats;
 mod freeze;
