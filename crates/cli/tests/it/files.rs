@@ -2,14 +2,14 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
 use pagefold_serve::Client;
-use pagefold_testing::{programs, skip, skip_for_good};
+use pagefold_testing::{copy_program, programs, skip, skip_for_good};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
 
@@ -196,4 +196,68 @@ fn files_need_little_memory() {
     file.read_exact_at(&mut bytes, 12_345).expect("data");
     assert!(bytes.iter().all(|byte| *byte == 5));
     drop(server);
+}
+
+/// Serves files as an unprivileged user, in a separate mount namespace. If `/dev/fuse` is not open to
+/// all users, the script creates one that is.
+const AS_A_USER: &str = r#"
+set -e
+cd "$1"
+if [ "$(stat -c %a /dev/fuse)" != 666 ]; then
+    mknod -m 666 fuse c 10 229
+    mount --bind fuse /dev/fuse
+fi
+fails() { if "$@"; then echo "this should fail: $*" >&2; exit 1; fi; }
+user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+serve() { user ./pagefold serve --dir run --size 1M --name a --files mount "$@"; }
+serve --run '
+    set -e
+    test "$(stat -c "%s %a %u" "$files/a")" = "1048576 600 65534"
+    dd if=pagefold of="$files/a" bs=4k count=200 conv=notrunc status=none
+    cmp -n 819200 pagefold "$files/a"
+    if mkdir "$files/b" 2> message; then exit 1; fi
+    grep -q "not permitted" message
+' 2> log
+fails grep -q " $1/mount " /proc/self/mounts
+if ! grep -qs '^user_allow_other' /etc/fuse.conf; then
+    fails serve --mode 0660 --run true 2> message
+    grep -q "user_allow_other" message
+fi
+# A killed server leaves a mount, which the next one replaces.
+setpriv --reuid=65534 --regid=65534 --clear-groups ./pagefold serve --dir run --size 1M --name a --files mount & server=$!
+until [ -e mount/a ] || grep -q " $1/mount " /proc/self/mounts; do kill -0 $server; sleep 0.01; done
+until user test -e mount/a; do kill -0 $server; sleep 0.01; done
+kill -KILL $server
+wait $server || true
+grep -q " $1/mount " /proc/self/mounts
+serve --run 'test -e "$files/a"' 2> log
+fails grep -q " $1/mount " /proc/self/mounts
+"#;
+
+#[test]
+fn a_user_who_is_not_root_has_files() {
+    let test = "a_user_who_is_not_root_has_files";
+    if !geteuid().is_root() {
+        return skip_for_good(test, "it takes root to become a user; the other tests of files are that user's then");
+    }
+    if Place::new(test).is_none() {
+        return;
+    }
+    let Some([shell, unshare, _]) = programs(test, ["sh", "unshare", "setpriv"]) else { return };
+    let folder = TempDir::new().expect("a folder");
+    copy_program(env!("CARGO_BIN_EXE_pagefold"), folder.path().join("pagefold"));
+    for name in ["mount", "run"] {
+        fs::create_dir(folder.path().join(name)).expect("a folder");
+        std::os::unix::fs::chown(folder.path().join(name), Some(65_534), Some(65_534)).expect("an owner");
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
+    let mut command = Command::new(unshare);
+    command.args(["--mount", "--propagation", "private"]).arg(shell).args(["-c", AS_A_USER, "as-a-user"]);
+    let output = command.arg(folder.path()).output().expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare:") {
+        return skip(test, &said);
+    }
+    let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    assert!(output.status.success(), "{}: {said}\n{log}", output.status);
 }
