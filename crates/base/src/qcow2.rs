@@ -1,5 +1,6 @@
 //! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
-//! missing from the file is an error.
+//! missing from the file is an error. So are the entries of a read that must not wait for storage:
+//! imago cannot tell whether it would.
 
 use std::{collections::HashSet, fs::File, io, path::Path};
 
@@ -10,7 +11,7 @@ use imago::{
 use pagefold_disk::{Error, Extent};
 use pagefold_erofs::ReadAt;
 
-use crate::{OpenError, content::Content, holes::Holes, signature::conversion};
+use crate::{OpenError, content::Content, holes::Holes, signature::conversion, stored::Stored};
 
 /// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
@@ -23,7 +24,9 @@ const MOST_PARTS: u64 = 1 << 24;
 /// A qcow2 image that needs no other file.
 pub(crate) struct Qcow2 {
     access: FormatAccess<ImagoFile>,
-    file: File,
+    file: Stored,
+    /// Where the tables of the second level are.
+    tables: Tables,
     /// The length of the file when the image was opened.
     file_bytes: u64,
     holes: Holes,
@@ -32,6 +35,7 @@ pub(crate) struct Qcow2 {
 
 /// The header fields that must be checked before the tables are read.
 struct Header {
+    version: u32,
     backing_at: u64,
     cluster_bits: u32,
     entries: u32,
@@ -39,6 +43,56 @@ struct Header {
     encryption: u32,
     /// Features required to read the image; from version 3 on.
     needed: u64,
+}
+
+/// Bits of an entry of either level: a position in the file.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Bits of an entry of the second level. What has no other reference can be written in place.
+const ONLY_REFERENCE: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+const ZEROS: u64 = 1;
+
+/// The table of the first level.
+struct Tables {
+    cluster_bits: u32,
+    /// Whether entries have the bit [`ZEROS`].
+    has_zeros: bool,
+    /// The positions of the tables of the second level; 0 for those that do not exist.
+    seconds: Vec<u64>,
+}
+
+/// Where the bytes of a cluster are.
+enum Place {
+    Zeros,
+    /// From this byte of the file on.
+    File(u64),
+}
+
+impl Tables {
+    /// Returns the place of the cluster with the byte at `offset`, if it is not compressed and that
+    /// is known without waiting for storage.
+    fn try_place(&self, file: &Stored, offset: u64) -> Option<Place> {
+        // A table of the second level has one cluster, of entries of 8 bytes.
+        let entry_bits = self.cluster_bits - 3;
+        let number = offset >> self.cluster_bits;
+        let second = *self.seconds.get(usize::try_from(number >> entry_bits).ok()?)?;
+        if second == 0 {
+            return Some(Place::Zeros);
+        }
+        let mut entry = [0; 8];
+        let at = second + (number & ((1 << entry_bits) - 1)) * 8;
+        if file.try_read_at(&mut entry, at) < entry.len() {
+            return None;
+        }
+        // Whatever else an entry may have is up to imago.
+        let cluster_bytes = 1 << self.cluster_bits;
+        match u64::from_be_bytes(entry) & !ONLY_REFERENCE {
+            0 => Some(Place::Zeros),
+            ZEROS if self.has_zeros => Some(Place::Zeros),
+            place if place & OFFSET == place && place.is_multiple_of(cluster_bytes) => Some(Place::File(place)),
+            _ => None,
+        }
+    }
 }
 
 impl Header {
@@ -54,6 +108,7 @@ impl Header {
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
         let needed = if word(4) >= 3 { long(72) } else { 0 };
         Ok(Self {
+            version: word(4),
             backing_at: long(8),
             cluster_bits: word(20),
             encryption: word(32),
@@ -86,11 +141,9 @@ impl Header {
     }
 
     /// Checks that the tables of the second level, and what they refer to, are in the file: imago
-    /// reads everything beyond its end as zeros. The last cluster may be incomplete.
-    fn check_places(&self, file: &File, file_bytes: u64) -> io::Result<()> {
-        const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-        const COMPRESSED: u64 = 1 << 62;
-        const ZEROS: u64 = 1;
+    /// reads everything beyond its end as zeros. The last cluster may be incomplete. Returns where the
+    /// tables are.
+    fn check_places(&self, file: &File, file_bytes: u64) -> io::Result<Tables> {
         /// Entries of the first level that are read together.
         const LISTED: u64 = 512;
         let cluster = 1u64 << self.cluster_bits.max(9);
@@ -103,12 +156,15 @@ impl Header {
         // A hostile image may name one table any number of times.
         let mut seen = HashSet::from([0]);
         let mut first = vec![0; 8 * u64::from(self.entries).min(LISTED) as usize];
+        // The file has this many entries.
+        let mut seconds = Vec::with_capacity(self.entries as usize);
         for number in 0..u64::from(self.entries) {
             if number % LISTED == 0 {
                 first.truncate(8 * (u64::from(self.entries) - number).min(LISTED) as usize);
                 ReadAt::read_exact_at(file, &mut first, self.entries_at + number * 8)?;
             }
             let at = u64::from_be_bytes(first.as_chunks().0[(number % LISTED) as usize]) & OFFSET;
+            seconds.push(at);
             if !seen.insert(at) {
                 continue;
             }
@@ -133,12 +189,12 @@ impl Header {
                 }
             }
         }
-        Ok(())
+        Ok(Tables { cluster_bits: self.cluster_bits.max(9), has_zeros: self.version >= 3, seconds })
     }
 
     /// Returns the most memory that the tables use once they have been read.
     fn tables_bytes(&self) -> u64 {
-        u64::from(self.entries) * 8 + (u64::from(self.entries).min(KEPT_TABLES) << self.cluster_bits)
+        u64::from(self.entries) * 16 + (u64::from(self.entries).min(KEPT_TABLES) << self.cluster_bits)
     }
 }
 
@@ -159,12 +215,13 @@ impl Qcow2 {
                 "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
             )));
         }
-        header.check_places(&file, file_bytes).map_err(failed)?;
+        let tables = header.check_places(&file, file_bytes).map_err(failed)?;
         let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
         let image = image.map_err(|error| unfit(&format!("the qcow2 image is damaged or not supported: {error}")));
         let access = FormatAccess::new(image?);
-        let mut qcow2 = Self { access, file, file_bytes, holes: Holes::new(), tables_bytes: header.tables_bytes() };
+        let (file, holes, tables_bytes) = (Stored::new(file), Holes::new(), header.tables_bytes());
+        let mut qcow2 = Self { access, file, tables, file_bytes, holes, tables_bytes };
         qcow2.holes = qcow2.look().map_err(failed)?;
         Ok(qcow2)
     }
@@ -211,7 +268,7 @@ impl Qcow2 {
             done += len as usize;
         }
         // imago reads tables and compressed clusters beyond the end of a truncated file as zeros.
-        if self.file.metadata()?.len() < self.file_bytes {
+        if ReadAt::len_bytes(&self.file)? < self.file_bytes {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated"));
         }
         Ok(())
@@ -238,6 +295,31 @@ impl Content for Qcow2 {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         self.read_parts(offset, buf).map_err(Error::Io)
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let cluster_bytes = 1 << self.tables.cluster_bits;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let in_cluster = at % cluster_bytes;
+            let left = (buf.len() - done) as u64;
+            let part = &mut buf[done..done + left.min(cluster_bytes - in_cluster) as usize];
+            let filled = match self.tables.try_place(&self.file, at) {
+                Some(Place::Zeros) => {
+                    part.fill(0);
+                    part.len()
+                }
+                // Of a last cluster that is incomplete, only what the file has.
+                Some(Place::File(place)) => self.file.try_read_at(part, place + in_cluster),
+                None => 0,
+            };
+            done += filled;
+            if filled < part.len() {
+                break;
+            }
+        }
+        done
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {

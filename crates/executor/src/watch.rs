@@ -49,8 +49,8 @@ impl Event {
     }
 }
 
-/// Reports exports as they come and go, in the order in which they do. Whoever changes the exports
-/// never waits for it.
+/// Reports exports as they come and go, in the order in which they do. No change of the exports waits
+/// for it.
 #[derive(Debug)]
 pub struct Watch(Arc<Shared>);
 

@@ -23,30 +23,37 @@ enum Kind {
     Ram(Arc<RamDisk>),
     /// The content of a RAM disk at one instant.
     Snapshot(Arc<RamDisk>),
-    /// A read-only file.
+    /// A read-only file, or a device of the program.
     Base(Arc<BaseDisk>),
 }
 
 /// A base that is served or that disks are stacked on.
 pub(crate) struct BaseDisk {
-    pub(crate) base: Arc<Base>,
+    pub(crate) device: Arc<dyn BlockDevice>,
     /// A disk on top of the base that never changes. Forks of the base are forked from it and share
     /// what is known about the base's pages.
     pub(crate) pristine: RamDisk,
+    /// If it is a file: the same as `device`.
+    file: Option<OpenFile>,
+    _record: Arc<Counted>,
+}
+
+struct OpenFile {
+    base: Arc<Base>,
     /// The file, as users name it.
     path: String,
-    _record: Arc<Counted>,
 }
 
 impl BaseDisk {
     /// Returns the file, as users name it.
-    pub(crate) fn path(&self) -> &str {
-        &self.path
+    pub(crate) fn path(&self) -> Option<&str> {
+        self.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Returns what a client must know to read the base by itself; `None` if its path is not UTF-8.
+    /// Returns what a client must know to read the base by itself; `None` if it is not a file, or if
+    /// its path is not UTF-8.
     pub(crate) fn record(&self) -> Option<BaseRecord> {
-        let base = &self.base;
+        let base = &self.file.as_ref()?.base;
         Some(BaseRecord {
             path: base.path().to_str()?.to_owned(),
             inside: base.inside().map(|inside| String::from_utf8(inside.to_vec())).transpose().ok()?,
@@ -65,18 +72,35 @@ impl Backing {
     }
 
     /// Makes a disk of a base, whose file users name `path`.
-    pub(crate) fn base_disk(pool: &Pool, caches: &BaseCaches, base: Base, path: String) -> Result<Self, Failure> {
+    pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, path: String) -> Result<Self, Failure> {
+        let record_bytes = base.table_bytes() + path.len() as u64;
         let base = Arc::new(base);
-        let pristine = RamDisk::over_cached(pool, Arc::clone(&base) as _, &caches.pages).map_err(not_made)?;
+        let device = Arc::clone(&base) as _;
+        Self::over(pool, caches, device, Some(OpenFile { base, path }), record_bytes)
+    }
+
+    /// Makes a disk of a device of the program, whose content never changes.
+    pub(crate) fn of_device(pool: &Pool, caches: &BaseCaches, device: Arc<dyn BlockDevice>) -> Result<Self, Failure> {
+        Self::over(pool, caches, device, None, 0)
+    }
+
+    fn over(
+        pool: &Pool,
+        caches: &BaseCaches,
+        device: Arc<dyn BlockDevice>,
+        file: Option<OpenFile>,
+        record_bytes: u64,
+    ) -> Result<Self, Failure> {
+        let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
         // Forks of the base keep it longer than the server's lists do.
-        let record = Counted::record(pool, "", base.table_bytes() + path.len() as u64)?;
-        Ok(Self(Kind::Base(Arc::new(BaseDisk { base, pristine, path, _record: record }))))
+        let record = Counted::record(pool, "", record_bytes)?;
+        Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
         match &self.0 {
             Kind::Ram(ram) | Kind::Snapshot(ram) => ram.size_bytes(),
-            Kind::Base(file) => file.base.size_bytes(),
+            Kind::Base(base) => base.device.size_bytes(),
         }
     }
 
@@ -94,19 +118,19 @@ impl Backing {
         match (&self.0, waits) {
             (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
             (Kind::Ram(ram) | Kind::Snapshot(ram), _) => Arc::clone(ram) as _,
-            (Kind::Base(file), _) => Arc::clone(file) as _,
+            (Kind::Base(base), _) => Arc::clone(base) as _,
         }
     }
 
     /// Returns how many clusters were decoded for a base.
     pub(crate) fn decoded_clusters(&self) -> Option<u64> {
-        Some(self.as_base()?.base.decoded_clusters())
+        Some(self.as_base()?.file.as_ref()?.base.decoded_clusters())
     }
 
     /// Returns the base that it is.
     pub(crate) fn as_base(&self) -> Option<&Arc<BaseDisk>> {
         match &self.0 {
-            Kind::Base(file) => Some(file),
+            Kind::Base(base) => Some(base),
             Kind::Ram(_) | Kind::Snapshot(_) => None,
         }
     }
@@ -149,7 +173,7 @@ impl Backing {
         let mut rams: Vec<Arc<RamDisk>> = Vec::with_capacity(count);
         for _ in 0..count {
             let ram = match (&self.0, rams.first()) {
-                (Kind::Base(file), _) => file.pristine.fork(),
+                (Kind::Base(base), _) => base.pristine.fork(),
                 // All forks have the instant at which the first was created.
                 (_, Some(first)) => first.fork(),
                 (Kind::Ram(ram) | Kind::Snapshot(ram), None) => ram.fork(),
@@ -217,8 +241,8 @@ impl Backing {
     ) -> Result<(), Failure> {
         let below = |extent: &Extent| if extent.zero { Stored::BaseZeros } else { Stored::Base };
         let passed = match &self.0 {
-            Kind::Base(file) => {
-                file.base.extents(offset, len_bytes, &mut |extent| each(extent.len_bytes, below(&extent)))
+            Kind::Base(base) => {
+                base.device.extents(offset, len_bytes, &mut |extent| each(extent.len_bytes, below(&extent)))
             }
             Kind::Ram(ram) | Kind::Snapshot(ram) => ram.layered_extents(offset, len_bytes, &mut |extent, layer| {
                 let stored = match layer {

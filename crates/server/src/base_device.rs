@@ -7,7 +7,7 @@ use crate::backing::BaseDisk;
 /// Reads go through the disk on top of the base, which has what is kept of its pages.
 impl BlockDevice for BaseDisk {
     fn size_bytes(&self) -> u64 {
-        self.base.size_bytes()
+        self.device.size_bytes()
     }
 
     fn read_only(&self) -> bool {
@@ -15,7 +15,7 @@ impl BlockDevice for BaseDisk {
     }
 
     fn may_block(&self) -> bool {
-        self.base.may_block()
+        self.device.may_block()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
@@ -31,7 +31,7 @@ impl BlockDevice for BaseDisk {
     }
 
     fn read_unit_bytes(&self) -> u64 {
-        self.base.read_unit_bytes()
+        self.device.read_unit_bytes()
     }
 
     fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
@@ -55,6 +55,6 @@ impl BlockDevice for BaseDisk {
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        self.base.extents(offset, len_bytes, each)
+        self.device.extents(offset, len_bytes, each)
     }
 }

@@ -121,7 +121,7 @@ impl Disk {
             limit_bytes: self.limit_bytes,
             read_only: self.read_only,
             kind: self.backing.kind(),
-            path: self.base().map(|base| base.path().to_owned()),
+            path: self.base().and_then(|base| base.path()).map(str::to_owned),
             from: self.origin.as_ref().map(|origin| origin.name.clone()),
             age: self.made.elapsed(),
             changed_bytes: stats.orig_data_size,

@@ -138,12 +138,20 @@ impl Disks {
         let pool = &self.table.pool;
         let base = bases::open(file, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
-        let backing = Backing::base_disk(pool, &self.base_caches, base, file.to_string())?;
-        let record = Counted::record(pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
+        let backing = Backing::of_file(pool, &self.base_caches, base, file.to_string())?;
+        Ok((self.insert_base(name, backing, socket)?, padding_bytes))
+    }
+
+    /// Serves a device of the program, whose content never changes.
+    pub(crate) fn add_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<Found, Failure> {
+        self.insert_base(name, Backing::of_device(&self.table.pool, &self.base_caches, device)?, None)
+    }
+
+    fn insert_base(&self, name: &str, backing: Backing, socket: Option<&DiskSocket>) -> Result<Found, Failure> {
+        let record = Counted::record(&self.table.pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
-        let disk = Disk::read_only(backing, record);
-        Ok((self.table.insert(&mut entries, name, disk, socket)?, padding_bytes))
+        self.table.insert(&mut entries, name, Disk::read_only(backing, record), socket)
     }
 
     /// Creates disks that all have the content of another at one instant.

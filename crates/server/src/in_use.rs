@@ -52,7 +52,7 @@ impl Table {
         let busy = disks.map(|(name, disk, _)| BusyDisk {
             requests: requests(&name),
             kind: disk.backing.kind(),
-            path: disk.base().map(|base| base.path().to_owned()),
+            path: disk.base().and_then(|base| base.path()).map(str::to_owned),
             name,
         });
         busy.filter(|disk| disk.requests > 0).collect()

@@ -68,6 +68,19 @@ impl Server {
         self.serve_on(file, None)
     }
 
+    /// Serves a device of the program as a read-only disk, which can be forked as one of a file can.
+    /// Its content must never change.
+    ///
+    /// # Errors
+    /// The name is invalid or in use, the size is not a multiple of 512, or the limit leaves no room
+    /// for it.
+    pub fn serve_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<DiskRecord, Failure> {
+        check_name(name)?;
+        let found = self.0.disks.add_device(name, Arc::new(Checked::read_only(device)))?;
+        self.tell_disk(&found);
+        Ok(self.record(found))
+    }
+
     /// Returns a disk's device, with which the program itself reads and writes it. Writes beyond a
     /// limit fail, also if those of clients wait. The device exists even after its disk was dropped.
     ///

@@ -4,17 +4,14 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     ops::Range,
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::{Arc, LazyLock},
 };
 
 use libfuzzer_sys::fuzz_target;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Change, Error, Extent, NewDiskError, Pool, PoolConfig, RamDisk, StoreError, Zeroes};
+use pagefold_faulty::Faulty;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -47,66 +44,6 @@ static BASE: LazyLock<Vec<u8>> = LazyLock::new(|| {
 /// Returns whether at most a page of bytes are zeros. One comparison is one instrumented branch.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes == &[0; PAGE_SIZE][..bytes.len()]
-}
-
-/// A base in memory. A read fails when `until_failure` comes down to 0, with its buffer half
-/// filled.
-#[derive(Default)]
-struct Base {
-    until_failure: AtomicU32,
-    failures: AtomicU32,
-}
-
-impl BlockDevice for Base {
-    fn size_bytes(&self) -> u64 {
-        BASE.len() as u64
-    }
-
-    fn read_only(&self) -> bool {
-        true
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let left = self.until_failure.load(Relaxed);
-        self.until_failure.store(left.saturating_sub(1), Relaxed);
-        if left == 1 {
-            let half = buf.len() / 2;
-            buf[..half].fill(0xaa);
-            self.failures.fetch_add(1, Relaxed);
-            return Err(Error::Io(io::Error::other("the base is damaged")));
-        }
-        buf.copy_from_slice(&BASE[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        let (mut at, end) = (offset, offset + len_bytes);
-        while at < end {
-            let next = (at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES).min(end);
-            let zero = is_zero(&BASE[at as usize..next as usize]);
-            if !each(Extent { len_bytes: next - at, hole: zero, zero }) {
-                return Ok(());
-            }
-            at = next;
-        }
-        Ok(())
-    }
 }
 
 /// What a disk should hold: the pages that were changed, and below them as much of the base as was
@@ -235,7 +172,7 @@ fn repeated(len_bytes: u64, page: &Page) -> Vec<u8> {
 
 struct World {
     pool: Pool,
-    base: Arc<Base>,
+    base: Arc<Faulty>,
     subjects: Vec<Subject>,
     /// Whether the pool has ever had a limit, and the highest of all its limits.
     is_limited: bool,
@@ -252,7 +189,7 @@ impl World {
             config = config.codec(by_name("lz4").expect("a codec"));
         }
         let pool = Pool::new(config).ok()?;
-        let base = Arc::new(Base::default());
+        let base = Arc::new(Faulty::new(BASE.as_slice()));
         let is_limited = limit != u64::MAX;
         let mut world = Self { pool, base, subjects: Vec::new(), is_limited, highest_limit: limit };
         world.add_over();
@@ -279,11 +216,11 @@ impl World {
     }
 
     /// Returns whether a request succeeded. It may fail only for a limit, or if the base did.
-    fn succeeded(&self, number: usize, failures: u32, result: Result<(), Error>) -> bool {
+    fn succeeded(&self, number: usize, failures: u64, result: Result<(), Error>) -> bool {
         match result {
             Ok(()) => return true,
             Err(Error::NoSpace) => assert!(self.is_limited || self.subjects[number].is_limited),
-            Err(Error::Io(error)) => assert!(self.base.failures.load(Relaxed) > failures, "{error}"),
+            Err(Error::Io(error)) => assert!(self.base.failures() > failures, "{error}"),
             Err(error) => panic!("{error}"),
         }
         false
@@ -297,11 +234,11 @@ impl World {
         data: &[u8],
         request: impl FnOnce(&RamDisk) -> Result<(), Error>,
     ) {
-        let failures = self.base.failures.load(Relaxed);
+        let failures = self.base.failures();
         let result = request(&self.subjects[number].disk);
         let is_done = self.succeeded(number, failures, result);
         if !is_done {
-            self.base.until_failure.store(0, Relaxed);
+            self.base.fail_after(0);
         }
         let Subject { disk, model, .. } = &mut self.subjects[number];
         for part in parts(offset, len_bytes) {
@@ -324,7 +261,7 @@ impl World {
 
     fn read(&self, number: usize, offset: u64, len_bytes: u64) {
         let Subject { disk, model, .. } = &self.subjects[number];
-        let failures = self.base.failures.load(Relaxed);
+        let failures = self.base.failures();
         let (mut found, mut expected) = (vec![7; len_bytes as usize], vec![9; len_bytes as usize]);
         let result = disk.read(offset, &mut found);
         assert!(!matches!(result, Err(Error::NoSpace)), "a read takes no room");
@@ -335,14 +272,14 @@ impl World {
     }
 
     fn resize(&mut self, number: usize, size_bytes: u64) {
-        let failures = self.base.failures.load(Relaxed);
+        let failures = self.base.failures();
         let result = self.subjects[number].disk.resize(size_bytes);
         if self.succeeded(number, failures, result) {
             self.subjects[number].model.resize(size_bytes);
             return;
         }
         // Some of what was to be removed may be lost.
-        self.base.until_failure.store(0, Relaxed);
+        self.base.fail_after(0);
         let Subject { disk, model, .. } = &mut self.subjects[number];
         let numbers: Vec<u64> = model.pages.keys().copied().chain(0..BASE.len() as u64 / PAGE_BYTES + 1).collect();
         for page in numbers {
@@ -368,7 +305,7 @@ impl World {
         request: impl FnOnce(&RamDisk) -> Result<(), Error>,
         change: impl FnOnce(&mut Model),
     ) {
-        let failures = self.base.failures.load(Relaxed);
+        let failures = self.base.failures();
         let result = request(&self.subjects[number].disk);
         if self.succeeded(number, failures, result) {
             change(&mut self.subjects[number].model);
@@ -497,7 +434,7 @@ impl World {
             }
             15 if self.subjects.len() > 1 => drop(self.subjects.swap_remove(number)),
             16 => self.pool.compact(),
-            17 => self.base.until_failure.store(u32::from(input.byte() % 8), Relaxed),
+            17 => self.base.fail_after(u64::from(input.byte() % 8)),
             18 => self.pool.check().expect("a sound pool"),
             _ => {
                 let (offset, len_bytes) = input.range(size_bytes, 20);
@@ -508,7 +445,7 @@ impl World {
     }
 
     fn end(mut self) {
-        self.base.until_failure.store(0, Relaxed);
+        self.base.fail_after(0);
         (0..self.subjects.len()).for_each(|number| self.verify(number));
         self.pool.check().expect("a sound pool");
         let stats = self.pool.stats();

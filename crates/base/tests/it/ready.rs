@@ -11,7 +11,7 @@ use crate::{content, image_of, open, reading::sparse_file};
 
 /// Returns whether the file system of `path` says what is in the page cache, and whether the file is
 /// there.
-fn is_at_hand(path: &Path) -> bool {
+pub(crate) fn is_at_hand(path: &Path) -> bool {
     use rustix::io::{ReadWriteFlags, preadv2};
     let len = fs::read(path).expect("a file").len();
     let file = fs::File::open(path).expect("a file");
@@ -25,7 +25,7 @@ fn is_at_hand(path: &Path) -> bool {
 }
 
 /// Reads all pages without a wait. Returns how many were filled, and checks them.
-fn tried(base: &impl BlockDevice, content: &[u8]) -> usize {
+pub(crate) fn tried(base: &impl BlockDevice, content: &[u8]) -> usize {
     let mut page = [0; 4096];
     let pages = content.chunks_exact(4096).enumerate();
     let filled = pages.filter(|(number, expected)| {

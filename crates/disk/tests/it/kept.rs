@@ -1,114 +1,12 @@
 //! Disks over a base that is slow, fails now and then, and whose pages are kept compressed.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
-use pagefold_disk::{BaseCache, BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Read, Zeroes};
+use pagefold_disk::{BaseCache, BlockDevice, Pool, PoolConfig, RamDisk, Read, Zeroes};
+use pagefold_faulty::Faulty;
 use proptest::prelude::*;
 
 const UNIT: usize = 32 << 10;
-
-/// A base in memory that says that it may block. Its answers depend on the number of the call.
-struct SlowBase {
-    bytes: Vec<u8>,
-    unit_bytes: u64,
-    /// Whether some reads are answered without a wait.
-    tries: bool,
-    calls: AtomicU64,
-    /// The number of reads of which one fails, after it has filled a part of the buffer; 0: none do.
-    fails_each: AtomicU64,
-    /// Reads that were not answered at once, and the units that they were in.
-    decoded: AtomicU64,
-}
-
-impl SlowBase {
-    fn new(bytes: Vec<u8>, unit_bytes: u64, tries: bool, fails_each: u64) -> Arc<Self> {
-        let (calls, decoded) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { bytes, unit_bytes, tries, calls, fails_each: AtomicU64::new(fails_each), decoded })
-    }
-
-    fn copy(&self, offset: u64, buf: &mut [u8]) {
-        buf.copy_from_slice(&self.bytes[offset as usize..][..buf.len()]);
-    }
-}
-
-impl BlockDevice for SlowBase {
-    fn size_bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn read_only(&self) -> bool {
-        true
-    }
-
-    fn may_block(&self) -> bool {
-        true
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        let call = self.calls.fetch_add(1, Relaxed);
-        let each = self.fails_each.load(Relaxed);
-        if each > 0 && call.is_multiple_of(each) {
-            let part = buf.len() / 2;
-            self.copy(offset, &mut buf[..part]);
-            return Err(Error::Io(std::io::Error::other("the base is damaged")));
-        }
-        if call.is_multiple_of(3) {
-            std::thread::yield_now();
-        }
-        let units = (offset + buf.len() as u64).div_ceil(self.unit_bytes) - offset / self.unit_bytes;
-        self.decoded.fetch_add(units, Relaxed);
-        self.copy(offset, buf);
-        Ok(())
-    }
-
-    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        let call = self.calls.fetch_add(1, Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let filled = match call % 8 {
-            _ if !self.tries => 0,
-            0 => buf.len(),
-            1 => call as usize / 8 % (buf.len() + 1),
-            _ => 0,
-        };
-        // The rest is unspecified.
-        buf.fill(0xaa);
-        self.copy(offset, &mut buf[..filled]);
-        Ok(filled)
-    }
-
-    fn read_together(&self, reads: &mut [Read<'_>]) {
-        for read in reads {
-            read.result = self.read(read.offset, read.buf);
-        }
-    }
-
-    fn read_unit_bytes(&self) -> u64 {
-        self.unit_bytes
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn extents(&self, _: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        each(Extent { len_bytes, hole: false, zero: false });
-        Ok(())
-    }
-}
 
 /// Pages that compress to about a half, all different, with a last one that is cut short.
 fn content(pages: usize) -> Vec<u8> {
@@ -155,11 +53,11 @@ fn any_op() -> impl Strategy<Value = (usize, usize, usize, Op)> {
 }
 
 /// After a change that failed, each page has its old or its new content: makes it the model's.
-fn settle(disk: &RamDisk, base: &SlowBase, model: &mut [u8], at: usize, new: &[u8]) -> Result<(), TestCaseError> {
-    let each = base.fails_each.swap(0, Relaxed);
+fn settle(disk: &RamDisk, base: &Faulty, model: &mut [u8], at: usize, new: &[u8]) -> Result<(), TestCaseError> {
+    let each = base.fail_each(0);
     let mut now = vec![0; new.len()];
     disk.read(at as u64, &mut now).expect("a readable disk");
-    base.fails_each.store(each, Relaxed);
+    base.fail_each(each);
     let old = &mut model[at..at + new.len()];
     let mut start = 0;
     while start < new.len() {
@@ -186,7 +84,9 @@ proptest! {
         let pool = Pool::new(PoolConfig::default().memory_limit(limit)).expect("a pool");
         let cache = BaseCache::new(&pool, cache_bytes);
         let whole = content(PAGES);
-        let base = SlowBase::new(whole.clone(), UNIT as u64, true, fails_each);
+        let base = Arc::new(Faulty::new(whole.clone()).slow(UNIT as u64));
+        base.set_short(true);
+        base.fail_each(fails_each);
         let Ok(disk) = RamDisk::over_cached(&pool, Arc::clone(&base) as _, &cache) else { return Ok(()) };
         let mut disks = vec![(disk, whole.clone())];
         for (which, at, len, op) in ops {
@@ -264,7 +164,7 @@ proptest! {
             }
             prop_assert!(pool.stats().spent_bytes <= limit);
         }
-        base.fails_each.store(0, Relaxed);
+        base.fail_each(0);
         for (disk, model) in &disks {
             let mut bytes = vec![1; model.len()];
             disk.read(0, &mut bytes).expect("a readable disk");
@@ -285,10 +185,10 @@ fn least_limit() -> u64 {
     }
 }
 
-fn over(limit: u64, pages: usize, cache_bytes: u64) -> (Pool, BaseCache, Arc<SlowBase>, RamDisk) {
+fn over(limit: u64, pages: usize, cache_bytes: u64) -> (Pool, BaseCache, Arc<Faulty>, RamDisk) {
     let pool = Pool::new(PoolConfig::default().memory_limit(limit).train(false)).expect("a pool");
     let cache = BaseCache::new(&pool, cache_bytes);
-    let base = SlowBase::new(content(pages), 64 << 10, false, 0);
+    let base = Arc::new(Faulty::new(content(pages)).slow(64 << 10));
     let disk = RamDisk::over_cached(&pool, Arc::clone(&base) as _, &cache).expect("a disk");
     (pool, cache, base, disk)
 }
@@ -303,9 +203,9 @@ fn a_unit_is_read_once() {
     for at in pages() {
         let mut page = [0; 4096];
         fork.read(at, &mut page).expect("a page");
-        assert!(page == base.bytes[at as usize..][..4096]);
+        assert!(page == base.bytes()[at as usize..][..4096]);
     }
-    assert_eq!(base.decoded.load(Relaxed), 1);
+    assert_eq!(base.units(), 1);
     let mut page = [0; 4096];
     assert_eq!(disk.try_read(3 << 16, &mut page).expect("a page"), 4096, "forks share what is kept");
     let stats = pool.stats();
@@ -319,7 +219,7 @@ fn a_unit_is_read_once() {
     let mut reads: Vec<_> = pages().zip(&mut bufs).map(|(at, buf)| Read::new(at, buf)).collect();
     disk.read_together(&mut reads);
     assert!(reads.iter().all(|read| read.result.is_ok()));
-    assert_eq!(base.decoded.load(Relaxed), 1);
+    assert_eq!(base.units(), 1);
 }
 
 /// A base that is read in order is not kept, unless it is read in order again.
@@ -328,16 +228,16 @@ fn what_is_read_once_in_order_is_not_kept() {
     let (pool, _cache, base, disk) = over(u64::MAX, 320, 1 << 30);
     for (turn, len) in [(0, 128 << 10), (1, 128 << 10)] {
         let mut buf = vec![0; len];
-        for at in (0..base.bytes.len() - len).step_by(len) {
+        for at in (0..base.bytes().len() - len).step_by(len) {
             disk.read(at as u64, &mut buf).expect("a read");
-            assert!(buf == base.bytes[at..at + len]);
+            assert!(buf == base.bytes()[at..at + len]);
         }
         let clean = pool.stats().clean_pages;
         assert!(if turn == 0 { clean == 0 } else { clean == 288 }, "{clean} pages after turn {turn}");
     }
     let (pool, _cache, base, disk) = over(u64::MAX, 320, 1 << 30);
     let mut page = [0; 4096];
-    for at in (0..base.bytes.len() - 4096).step_by(4096) {
+    for at in (0..base.bytes().len() - 4096).step_by(4096) {
         // A cache of the base would answer all but the first page of each unit.
         if at % (64 << 10) == 0 {
             disk.read(at as u64, &mut page).expect("a read");
@@ -366,7 +266,7 @@ fn kept_pages_give_way_to_disks() {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let at = (random >> 33) % 15_000 * 4096;
         disk.read(at, &mut page).expect("a read");
-        assert!(page == base.bytes[at as usize..][..4096]);
+        assert!(page == base.bytes()[at as usize..][..4096]);
     }
     let used = cache.used_bytes();
     assert!((6 << 20..=8 << 20).contains(&used), "{used}");
@@ -421,7 +321,7 @@ fn threads_share_what_is_kept() {
                         }
                     };
                     for (page, got) in (first..).zip(buf[..filled].chunks_exact(4096)) {
-                        let below = &base.bytes[page as usize * 4096..][..4096];
+                        let below = &base.bytes()[page as usize * 4096..][..4096];
                         assert!(got == written.get(&page).map_or(below, Vec::as_slice), "page {page} in turn {turn}");
                     }
                 }

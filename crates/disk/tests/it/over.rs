@@ -1,74 +1,10 @@
 //! Disks over a base, and their forks, against plain vectors of bytes.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
-use pagefold_disk::{BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Zeroes};
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk, Zeroes};
+use pagefold_faulty::Faulty;
 use proptest::prelude::*;
-
-/// A base in memory that reports its holes in units of 4 KiB, counts reads, and can fail.
-struct Base {
-    bytes: Vec<u8>,
-    reads: AtomicU64,
-    fails: AtomicBool,
-}
-
-impl Base {
-    fn new(bytes: Vec<u8>) -> Arc<Self> {
-        Arc::new(Self { bytes, reads: AtomicU64::new(0), fails: AtomicBool::new(false) })
-    }
-}
-
-impl BlockDevice for Base {
-    fn size_bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn read_only(&self) -> bool {
-        true
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        self.reads.fetch_add(1, Relaxed);
-        if self.fails.load(Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the base is damaged")));
-        }
-        let offset = offset as usize;
-        buf.copy_from_slice(&self.bytes[offset..offset + buf.len()]);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        let (mut at, end) = (offset, offset + len_bytes);
-        while at < end {
-            let next = (at / 4096 * 4096 + 4096).min(end);
-            let zero = self.bytes[at as usize..next as usize].iter().all(|&byte| byte == 0);
-            if !each(Extent { len_bytes: next - at, hole: zero, zero }) {
-                return Ok(());
-            }
-            at = next;
-        }
-        Ok(())
-    }
-}
 
 const PAGES: usize = 150;
 
@@ -148,7 +84,7 @@ proptest! {
     fn forks_of_a_base_are_vectors_of_bytes(ops in prop::collection::vec(any_op(), 0..60)) {
         let pool = Pool::new(PoolConfig::default()).expect("a pool");
         let content = base_bytes();
-        let base: Arc<dyn BlockDevice> = Base::new(content.clone());
+        let base: Arc<dyn BlockDevice> = Arc::new(Faulty::new(content.clone()));
         let pristine = RamDisk::over(&pool, base).expect("a disk");
         let mut disks = vec![(pristine.fork().expect("no limit"), content.clone())];
         for (at, op) in ops {
@@ -223,7 +159,7 @@ proptest! {
 fn what_equals_the_base_takes_nothing() {
     let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
     let content = base_bytes();
-    let disk = RamDisk::over(&pool, Base::new(content.clone())).expect("a disk");
+    let disk = RamDisk::over(&pool, Arc::new(Faulty::new(content.clone()))).expect("a disk");
     let other: Vec<u8> = content.iter().map(|byte| byte ^ 0x55).collect();
     disk.write(0, &other).expect("no limit");
     assert!(disk.stats().orig_data_size >= 140 * 4096);
@@ -254,10 +190,10 @@ fn what_equals_the_base_takes_nothing() {
 fn a_disk_outlives_its_base() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let content = base_bytes();
-    let base = Base::new(content.clone());
+    let base = Arc::new(Faulty::new(content.clone()));
     let disk = RamDisk::over(&pool, Arc::clone(&base) as Arc<dyn BlockDevice>).expect("a disk");
     disk.write(8192, &[3; 4096]).expect("no limit");
-    base.fails.store(true, Relaxed);
+    base.fail_each(1);
     let mut page = [0; 4096];
     disk.read(8192, &mut page).expect("the disk's own page");
     assert_eq!(page, [3; 4096]);
@@ -267,7 +203,7 @@ fn a_disk_outlives_its_base() {
     disk.write(4096 * 20, &[4; 4096]).expect("a whole page needs no base");
     disk.write(4096 * 30, &vec![5; 40 * 4096]).expect("nor do many");
     disk.discard(4096 * 40, 4096).expect("nor does a discard");
-    base.fails.store(false, Relaxed);
+    base.fail_each(0);
     disk.read(4096, &mut page).expect("the base's page");
     assert!(page == content[4096..8192]);
 }
@@ -276,10 +212,10 @@ fn a_disk_outlives_its_base() {
 #[test]
 fn whole_pages_are_written_without_the_base() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
-    let base = Base::new(base_bytes());
+    let base = Arc::new(Faulty::new(base_bytes()));
     let disk = RamDisk::over(&pool, Arc::clone(&base) as Arc<dyn BlockDevice>).expect("a disk");
     for page in 0..100u64 {
         disk.write(page * 37 % 140 * 4096, &[page as u8 ^ 0x77; 4096]).expect("no limit");
     }
-    assert_eq!(base.reads.load(Relaxed), 0);
+    assert_eq!(base.reads(), 0);
 }
