@@ -148,6 +148,12 @@ impl Export {
         lock(&self.state).connections()
     }
 
+    /// Returns the size of the device, or `None` once the export has been removed.
+    pub fn size_bytes(&self) -> Option<u64> {
+        let device = lock(&self.state).device.clone()?;
+        Some(device.size_bytes())
+    }
+
     /// Returns what its clients may take.
     pub fn quota(&self) -> Quota {
         lock(&self.state).quota
@@ -376,6 +382,24 @@ impl Exports {
     pub fn get(&self, name: &str) -> Option<Arc<Export>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.numbers.get(name).and_then(|number| table.by_age.get(number)).cloned()
+    }
+
+    /// Returns the export with exactly this name, and its number, which no other export ever has.
+    pub fn get_numbered(&self, name: &str) -> Option<(u64, Arc<Export>)> {
+        if let Some(only) = &self.only {
+            return (only.exists() && *only.name() == *name).then(|| (0, Arc::clone(only)));
+        }
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let number = *table.numbers.get(name)?;
+        Some((number, Arc::clone(table.by_age.get(&number)?)))
+    }
+
+    /// Returns the export with this number.
+    pub fn numbered(&self, number: u64) -> Option<Arc<Export>> {
+        if let Some(only) = &self.only {
+            return (number == 0 && only.exists()).then(|| Arc::clone(only));
+        }
+        self.table.read().unwrap_or_else(PoisonError::into_inner).by_age.get(&number).cloned()
     }
 
     /// Returns the export with this name. If the name is empty and no export has the empty name,

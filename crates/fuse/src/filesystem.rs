@@ -20,10 +20,9 @@ use fuser::{
     ReplyStatfs, ReplyXattr, Request,
 };
 use pagefold_erofs::{Error, File, FileKind, Image, Inode};
+use pagefold_mount::{Log, Poller};
 
 use crate::attributes;
-use crate::log::Log;
-use crate::poller::Poller;
 
 /// How long the kernel may cache replies: practically forever.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -13,11 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
-mod crew;
 mod filesystem;
-mod log;
 mod mount;
-mod poller;
 
-pub use log::Log;
-pub use mount::{Mount, MountOptions, Unmounter};
+pub use mount::{Mount, MountOptions};
+pub use pagefold_mount::{Log, Unmounter};

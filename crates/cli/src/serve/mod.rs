@@ -1,7 +1,8 @@
-//! `pagefold serve`: serves compressed RAM disks and files over NBD and vhost-user.
+//! `pagefold serve`: serves compressed RAM disks and files over NBD and vhost-user, and as files.
 
 mod child;
 mod descriptors;
+mod files;
 mod notify;
 mod options;
 mod pid_file;
@@ -35,6 +36,7 @@ use tempfile::TempDir;
 
 use self::{
     child::Running,
+    files::Directory,
     notify::notify,
     options::{
         TlsArg, VsockArg, WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp, parse_vsock,
@@ -62,6 +64,7 @@ use crate::{
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
   pagefold serve --export name=vm-1,size=8G --vhost-user /run/vms
+  pagefold serve --size 8G --name a --files ~/disks --run 'mkfs.ext4 \"$files/a\"'
 
 The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
 'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
@@ -72,9 +75,15 @@ for other users. Only one server at a time can use a directory. With --run and w
 server uses a temporary directory.
 
 --run sets these variables for COMMAND: uri (the URI of the first disk), nbd (the same in the \
-syntax of older programs), unixsocket and control (paths of the sockets).
+syntax of older programs), unixsocket and control (paths of the sockets), and files (the directory \
+of --files).
 
---vhost-user serves disks to qemu, Cloud Hypervisor and Firecracker through memory that they share with the server: 'man pagefold-serve' of NBD clients does not concern them.
+--files shows each disk as a regular file in a directory, for programs that do not speak NBD. It \
+needs FUSE, but not root if fusermount3 is installed. Opening a file to truncate it discards the \
+disk.
+
+--vhost-user serves disks to qemu, Cloud Hypervisor and Firecracker through memory that they share \
+with the server.
 
 FILE is a raw disk, a block device, a qcow2 image, or an EROFS image. If an EROFS image holds a \
 single file, that file is the disk; otherwise :/PATH selects it. The disk is named after the \
@@ -122,12 +131,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     vhost_user: Option<PathBuf>,
 
-    /// Mode of the Unix sockets for disks, whatever the umask: with 0660, members of the group may
-    /// connect
+    /// Show each disk as a file in this directory, which must be empty; create it if it does not exist
+    #[arg(long = "files", value_name = "DIR")]
+    files_in: Option<PathBuf>,
+
+    /// Mode of the disks' Unix sockets and files, whatever the umask: with 0660, members of the group
+    /// may use them
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
 
-    /// Group of the Unix sockets for disks
+    /// Group of the disks' Unix sockets and files
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     group: Option<u32>,
 
@@ -371,6 +384,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         descriptors::allow_most();
         sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
     }
+    if let Some(path) = &args.files_in {
+        sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
+    }
     let mut listening = server.listen(sockets)?;
     let ending = listening.ending();
     let on_signal = ending.clone();
@@ -403,7 +419,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         background::announce()?;
         log.leave_stderr();
     }
-    let variables = || variables(&server, listening.control_path());
+    let files = args.files_in.as_deref().map(absolute).unwrap_or_default();
+    let variables = || variables(&server, listening.control_path(), &files);
     let running = args.run.as_deref().map(|command| Running::start(command, &variables(), ending.clone()));
     let running = running.transpose()?;
 
@@ -445,8 +462,9 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Returns the environment of a `--run` command: nbdkit's variables and the control socket.
-fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, String)> {
+/// Returns the environment of a `--run` command: nbdkit's variables, the control socket and the
+/// directory of the disks' files.
+fn variables(server: &Server, control: Option<&Path>, files: &Path) -> Vec<(&'static str, String)> {
     let name = server.first_name();
     let first = server.addresses().first();
     let unix = server.addresses().iter().find_map(|address| match address {
@@ -465,5 +483,6 @@ fn variables(server: &Server, control: Option<&Path>) -> Vec<(&'static str, Stri
         ("nbd", old + &export),
         ("unixsocket", unix.unwrap_or_default()),
         ("control", control.map_or_else(String::new, |path| path.display().to_string())),
+        ("files", files.display().to_string()),
     ]
 }

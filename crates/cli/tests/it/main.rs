@@ -19,6 +19,7 @@ mod errors;
 mod extracting;
 mod fairness;
 mod file_system;
+mod files;
 mod forks;
 mod formats;
 mod freeze;

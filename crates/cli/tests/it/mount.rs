@@ -438,7 +438,7 @@ fails user ./pagefold mount image theirs 2> message
 grep -q "theirs.*no write access" message
 for option in dev suid; do
     fails user ./pagefold mount -o $option image mount 2> message
-    grep -q "only root may enable the image's .* ($option)" message
+    grep -q "only root may enable .* ($option)" message
 done
 fails grep -q " $1/mount " /proc/self/mounts
 "#;

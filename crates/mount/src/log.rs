@@ -18,7 +18,8 @@ impl Log {
         Self { tell: Box::new(tell), lines: AtomicU64::new(0) }
     }
 
-    pub(crate) fn line(&self, text: &str) {
+    /// Logs a line.
+    pub fn line(&self, text: &str) {
         match self.lines.fetch_add(1, Ordering::Relaxed) {
             ..MAX_LINES => (self.tell)(text),
             MAX_LINES => (self.tell)("further errors are not reported"),

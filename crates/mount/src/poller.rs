@@ -25,7 +25,7 @@ const SELDOM: u32 = 64;
 const CROWD: u32 = 64;
 
 /// Polls for requests of a mount.
-pub(crate) struct Poller {
+pub struct Poller {
     /// The device of the mount.
     device: OnceLock<OwnedFd>,
     processors: usize,
@@ -63,7 +63,7 @@ impl Poller {
 
     /// Calls `answer` for a request, then returns when there is another or after a moment. Returns
     /// at once if polling rarely succeeded lately or another thread polls.
-    pub(crate) fn answer(&self, answer: impl FnOnce()) {
+    pub fn answer(&self, answer: impl FnOnce()) {
         self.crew.begin(|| self.waits());
         // A reader and the thread that answers it run alternately, so each request occupies one
         // processor.

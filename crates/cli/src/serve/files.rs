@@ -1,0 +1,46 @@
+//! Disks as files: `--files`.
+
+use std::{io, path::PathBuf};
+
+use pagefold_files::{Files, Log, Options};
+use pagefold_serve::Permissions;
+use pagefold_server::{Host, Level, Transport, TransportError};
+
+/// Serves the disks as files in a directory.
+pub(crate) struct Directory {
+    path: PathBuf,
+    permissions: Permissions,
+    mounted: Option<Files>,
+}
+
+impl Directory {
+    pub(crate) fn new(path: PathBuf, permissions: Permissions) -> Self {
+        Self { path, permissions, mounted: None }
+    }
+}
+
+impl Transport for Directory {
+    fn start(&mut self, host: &Host) -> Result<(), TransportError> {
+        let (hidden_to, ended_to) = (host.observer().clone(), host.observer().clone());
+        let mut options = Options::default();
+        options.mode = self.permissions.mode;
+        options.group = self.permissions.group;
+        options.log = Log::new(move |line| hidden_to.tell(Level::Warn, line));
+        let shown = self.path.display().to_string();
+        let ended = move |result: io::Result<()>| match result {
+            Ok(()) => {
+                ended_to.tell(Level::Warn, &format!("'{shown}' was unmounted: the disks have no files any more"));
+            }
+            Err(error) => ended_to.tell(Level::Error, &format!("the files in '{shown}' failed: {error}")),
+        };
+        let mounted = Files::mount(host.exports().clone(), host.executor(), &self.path, options, ended);
+        let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
+        host.observer().tell(Level::Info, &format!("files in {}", mounted.directory().display()));
+        self.mounted = Some(mounted);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.mounted = None;
+    }
+}

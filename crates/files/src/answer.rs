@@ -1,0 +1,74 @@
+//! What is done when a change has ended: the reply to the kernel.
+
+use std::sync::Arc;
+
+use fuser::{Errno, FileHandle, FopenFlags, ReplyEmpty, ReplyOpen, ReplyWrite};
+use pagefold_disk::BlockDevice;
+use pagefold_executor::{Client, Completion, Failed};
+
+use crate::open::{OpenFile, OpenFiles};
+
+/// A reply that says only whether the request succeeded, and what is known in advance.
+pub(crate) enum Reply {
+    Empty(ReplyEmpty),
+    /// The bytes of a write.
+    Written(ReplyWrite, u32),
+    /// A file that was emptied when it was opened.
+    Opened(ReplyOpen, FileHandle, FopenFlags, Arc<OpenFiles>),
+}
+
+impl Reply {
+    pub(crate) fn send(self, result: Result<(), Errno>) {
+        match (self, result) {
+            (Self::Empty(reply), Ok(())) => reply.ok(),
+            (Self::Empty(reply), Err(errno)) => reply.error(errno),
+            (Self::Written(reply, bytes), Ok(())) => reply.written(bytes),
+            (Self::Written(reply, _), Err(errno)) => reply.error(errno),
+            (Self::Opened(reply, handle, flags, _), Ok(())) => reply.opened(handle, flags),
+            (Self::Opened(reply, handle, _, files), Err(errno)) => {
+                files.close(handle);
+                reply.error(errno);
+            }
+        }
+    }
+}
+
+/// Replies to a change of an open file.
+pub(crate) struct Answer {
+    client: Arc<Client>,
+    /// Whether the device is flushed before the reply.
+    syncs: bool,
+    /// Until there is a result. If the device panics, the reply is dropped, which sends EIO.
+    reply: Option<Reply>,
+}
+
+impl Answer {
+    pub(crate) fn new(file: &OpenFile, reply: Reply) -> Self {
+        Self { client: Arc::clone(&file.client), syncs: false, reply: Some(reply) }
+    }
+
+    /// Flushes the device after the change if `syncs`.
+    pub(crate) fn synced(self, syncs: bool) -> Self {
+        Self { syncs, ..self }
+    }
+
+    fn sync(&self) -> Result<(), Failed> {
+        match self.client.device() {
+            Some(device) if self.syncs => Ok(device.flush()?),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Completion for Answer {
+    fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    fn done(&mut self, result: Result<(), Failed>) {
+        let result = result.and_then(|()| self.sync());
+        if let Some(reply) = self.reply.take() {
+            reply.send(result.map_err(|failed| Errno::from_i32(failed.errno())));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Open files. Each is a client of its export.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use fuser::{Errno, FileHandle};
+use pagefold_executor::{Client, ClientLimits, Device, Executor, Export, OpenError};
+
+/// Threads of the executor for one open file, and bytes of the buffers of changes that wait: as for
+/// a connection.
+const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 };
+
+/// Work of an open file that waits for its turn.
+type Paced = Box<dyn FnOnce() + Send>;
+
+/// An open file.
+pub(crate) struct OpenFile {
+    pub(crate) client: Arc<Client>,
+    /// Requests that must wait because of the rate of the export's clients. `None` if there are none,
+    /// else a thread runs them in turn.
+    paced: Mutex<Option<VecDeque<(Instant, Paced)>>>,
+}
+
+impl OpenFile {
+    /// Returns the device.
+    ///
+    /// # Errors
+    /// ESHUTDOWN once the export has been removed, or the server is stopping.
+    pub(crate) fn device(&self) -> Result<Arc<Device>, Errno> {
+        if self.client.has_ended() {
+            return Err(Errno::ESHUTDOWN);
+        }
+        self.client.device().ok_or(Errno::ESHUTDOWN)
+    }
+
+    /// Runs `work` at `start`, after other work that waits. One thread waits for all work of the
+    /// file: one of the executor or, if none is free, this one.
+    pub(crate) fn run_at(self: &Arc<Self>, start: Instant, work: impl FnOnce() + Send + 'static) {
+        let mut paced = self.paced.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(paced) = &mut *paced {
+            return paced.push_back((start, Box::new(work)));
+        }
+        *paced = Some(VecDeque::from([(start, Box::new(work) as Paced)]));
+        drop(paced);
+        let file = Arc::clone(self);
+        if let Err(run) = self.client.hand_on(move |_| file.run_paced()) {
+            run(&mut []);
+        }
+    }
+
+    fn run_paced(&self) {
+        loop {
+            let mut paced = self.paced.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some((start, work)) = paced.as_mut().and_then(VecDeque::pop_front) else {
+                *paced = None;
+                return;
+            };
+            drop(paced);
+            let access = self.client.access();
+            access.rate.wait_until(start, &|| self.client.has_ended() || access.is_closed());
+            work();
+        }
+    }
+}
+
+/// All open files of a mount.
+pub(crate) struct OpenFiles {
+    executor: Arc<Executor>,
+    files: RwLock<HashMap<u64, Arc<OpenFile>>>,
+    next: AtomicU64,
+    /// No file may be opened any more.
+    ended: AtomicBool,
+}
+
+impl OpenFiles {
+    pub(crate) fn new(executor: Arc<Executor>) -> Self {
+        Self { executor, files: RwLock::default(), next: AtomicU64::new(0), ended: AtomicBool::new(false) }
+    }
+
+    /// Opens an export's file.
+    ///
+    /// # Errors
+    /// ESTALE if the export was removed; EUSERS if it has as many clients as its quota allows; ENFILE
+    /// if the memory limit leaves no room for another; ESHUTDOWN if the server is stopping.
+    pub(crate) fn open(&self, export: &Export) -> Result<(FileHandle, Arc<OpenFile>), Errno> {
+        let client = Client::open(&self.executor, export, LIMITS).map_err(|error| match error {
+            OpenError::Full(_) => Errno::EUSERS,
+            OpenError::Memory => Errno::ENFILE,
+            _ => Errno::ESTALE,
+        })?;
+        let file = Arc::new(OpenFile { client, paced: Mutex::default() });
+        let handle = self.next.fetch_add(1, Relaxed);
+        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        // Checked under the lock, so that `end` finds all others.
+        if self.ended.load(Relaxed) {
+            return Err(Errno::ESHUTDOWN);
+        }
+        files.insert(handle, Arc::clone(&file));
+        Ok((FileHandle(handle), file))
+    }
+
+    /// Returns an open file.
+    ///
+    /// # Errors
+    /// EBADF if there is none.
+    pub(crate) fn get(&self, handle: FileHandle) -> Result<Arc<OpenFile>, Errno> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.get(&handle.0).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Closes a file. Its requests that are in progress go on.
+    pub(crate) fn close(&self, handle: FileHandle) {
+        let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        if let Some(file) = closed {
+            file.client.end();
+        }
+    }
+
+    /// Returns whether requests fail because of [`end`](Self::end).
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    /// Lets the requests of all files fail from now on: those that wait for room, and further ones.
+    pub(crate) fn end(&self) {
+        let files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        self.ended.store(true, Relaxed);
+        files.values().for_each(|file| file.client.end());
+    }
+}

@@ -1,0 +1,93 @@
+//! Where data and holes of files are.
+
+use std::sync::Arc;
+
+use fuser::{Errno, ReplyLseek};
+use pagefold_disk::BlockDevice;
+use pagefold_executor::Device;
+
+use crate::{open::OpenFile, read::errno};
+
+/// What is looked for in the thread that received the request, if storage cannot delay it.
+const FIRST_BYTES: u64 = 4 << 20;
+
+/// Between two ranges of this length, a search notices that it should end.
+const STEP_BYTES: u64 = 1 << 30;
+
+/// A search for the next data, or for the next hole. The end of a file counts as a hole.
+pub(crate) struct Search {
+    pub(crate) file: Arc<OpenFile>,
+    pub(crate) from: u64,
+    pub(crate) hole: bool,
+    pub(crate) reply: ReplyLseek,
+}
+
+impl Search {
+    /// Answers the request; a thread of the executor does what takes long.
+    pub(crate) fn run(mut self) {
+        match self.file.device().and_then(|device| self.first(&device)) {
+            Ok(Some(found)) => self.send(found),
+            Ok(None) => {
+                let client = Arc::clone(&self.file.client);
+                if let Err(work) = client.hand_on(move |_| self.finish()) {
+                    work(&mut []);
+                }
+            }
+            Err(errno) => self.reply.error(errno),
+        }
+    }
+
+    /// Looks at a short range, if that needs no waiting.
+    fn first(&mut self, device: &Device) -> Result<Option<u64>, Errno> {
+        let size = device.size_bytes();
+        if self.from >= size {
+            return Err(Errno::ENXIO);
+        }
+        if device.may_block() { Ok(None) } else { self.look(device, size.min(self.from.saturating_add(FIRST_BYTES))) }
+    }
+
+    fn finish(mut self) {
+        let result = loop {
+            // Asked for each step: a search must not keep a device that was removed.
+            let looked = self.file.device().and_then(|device| {
+                let size = device.size_bytes();
+                if self.from >= size {
+                    return if self.hole { Ok(Some(size)) } else { Err(Errno::ENXIO) };
+                }
+                self.look(&device, size.min(self.from.saturating_add(STEP_BYTES)))
+            });
+            match looked {
+                Ok(Some(found)) => break Ok(found),
+                Ok(None) => {}
+                Err(errno) => break Err(errno),
+            }
+        };
+        match result {
+            Ok(found) => self.send(found),
+            Err(errno) => self.reply.error(errno),
+        }
+    }
+
+    /// Looks at the range from the place that was reached to `end`, and moves on.
+    fn look(&mut self, device: &Device, end: u64) -> Result<Option<u64>, Errno> {
+        let (mut at, mut found, hole) = (self.from, None, self.hole);
+        let looked = device.extents(self.from, end - self.from, &mut |extent| {
+            if extent.hole == hole {
+                found = Some(at);
+                return false;
+            }
+            at += extent.len_bytes;
+            true
+        });
+        looked.map_err(|error| errno(&error))?;
+        self.from = end;
+        Ok(found)
+    }
+
+    fn send(self, found: u64) {
+        match i64::try_from(found) {
+            Ok(found) => self.reply.offset(found),
+            Err(_) => self.reply.error(Errno::EOVERFLOW),
+        }
+    }
+}

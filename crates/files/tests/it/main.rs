@@ -1,0 +1,8 @@
+//! Exports as files, as the kernel and its users see them.
+
+mod mounted;
+mod rules;
+mod same_bytes;
+mod sharing;
+mod tools;
+mod waiting;
