@@ -20,4 +20,5 @@ mod seek;
 mod tree;
 
 pub use mount::{Files, Options};
+pub use name::of_export as file_name;
 pub use pagefold_mount::Log;

@@ -15,7 +15,7 @@ const MAX_BYTES: usize = 255;
 const UNNAMED: &str = "%";
 
 /// Returns the name of an export's file; `None` if it would be too long.
-pub(crate) fn of_export(name: &str) -> Option<Cow<'_, str>> {
+pub fn of_export(name: &str) -> Option<Cow<'_, str>> {
     let name: Cow<str> = match name {
         "" => UNNAMED.into(),
         "." => "%2E".into(),

@@ -178,7 +178,8 @@ impl Control {
     /// Begins TLS with a client that has asked for it.
     pub(crate) fn start_tls(&self, stream: &mut Arc<Stream>) -> io::Result<()> {
         let Common { executor, limits, .. } = &*self.common;
-        let layer = self.tls.as_ref().map_or(Ok(None), |tls| tls.certificates.layer(executor.memory(), limits.io_timeout))?;
+        let layer =
+            self.tls.as_ref().map_or(Ok(None), |tls| tls.certificates.layer(executor.memory(), limits.io_timeout))?;
         match (layer, Arc::get_mut(stream)) {
             (Some(layer), Some(stream)) => {
                 stream.start_tls(layer);

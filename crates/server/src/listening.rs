@@ -224,9 +224,11 @@ impl Server {
             },
             observer: self.0.observer.clone(),
             ending: ending.clone(),
+            files: Arc::default(),
         };
         let transports = Started::start(transports, &host)?;
-        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, start };
+        let files = host.files;
+        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, files, start };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }

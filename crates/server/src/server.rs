@@ -17,6 +17,7 @@ use crate::{
     disks::{Disks, DisksConfig},
     ending::Ending,
     machine,
+    transport::FilePaths,
 };
 
 /// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
@@ -44,6 +45,7 @@ pub(crate) struct Listened {
     pub(crate) ending: Ending,
     /// Whether clients on TCP and vsock must have certificates.
     pub(crate) verifies_peers: bool,
+    pub(crate) files: Arc<FilePaths>,
     /// When it began to listen.
     pub(crate) start: Instant,
 }
@@ -172,6 +174,11 @@ impl Server {
         own.into_iter().chain(self.addresses().iter().map(|address| address.uri(export))).collect()
     }
 
+    /// Returns the path of a disk as a file.
+    fn file(&self, disk: &str) -> Option<String> {
+        self.0.listened.get()?.files.of(disk)?.into_os_string().into_string().ok()
+    }
+
     pub(crate) fn record(&self, found: Found) -> DiskRecord {
         let quota = self.0.disks.quota(&found.name);
         DiskRecord {
@@ -179,7 +186,7 @@ impl Server {
             bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
-            file: None,
+            file: self.file(&found.name),
             name: found.name,
             size_bytes: found.size_bytes,
             limit_bytes: found.limit_bytes,

@@ -1,6 +1,10 @@
 //! Further ways to a server's disks, in addition to NBD.
 
-use std::{error, fmt, sync::Arc};
+use std::{
+    error, fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 
@@ -27,6 +31,19 @@ pub trait Transport: Send {
 /// Why a transport cannot serve.
 pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
+/// Returns the path of a disk as a file.
+type FileOf = Box<dyn Fn(&str) -> Option<PathBuf> + Send + Sync>;
+
+/// Where disks are files, once a transport has announced it.
+#[derive(Default)]
+pub(crate) struct FilePaths(OnceLock<FileOf>);
+
+impl FilePaths {
+    pub(crate) fn of(&self, disk: &str) -> Option<PathBuf> {
+        self.0.get().and_then(|of| of(disk))
+    }
+}
+
 /// What a server offers a transport.
 #[derive(Clone)]
 pub struct Host {
@@ -35,6 +52,7 @@ pub struct Host {
     pub(crate) limits: ClientLimits,
     pub(crate) observer: Observer,
     pub(crate) ending: Ending,
+    pub(crate) files: Arc<FilePaths>,
 }
 
 impl Host {
@@ -56,6 +74,13 @@ impl Host {
     /// Returns how to end the server, and whether it ends.
     pub fn ending(&self) -> &Ending {
         &self.ending
+    }
+
+    /// Announces that disks are files: `of` returns the path of the one with that name, if it has one.
+    /// Only the first transport that announces files is heard.
+    pub fn announce_files(&self, of: impl Fn(&str) -> Option<PathBuf> + Send + Sync + 'static) {
+        // Others keep their files to themselves.
+        let _ = self.files.0.set(Box::new(of));
     }
 
     /// Opens an export for a client. Its disk is in use as long as the client exists.

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use pagefold_files::{Files, Log, Options};
+use pagefold_files::{Files, Log, Options, file_name};
 use pagefold_serve::Permissions;
 use pagefold_server::{Host, Level, Transport, TransportError};
 
@@ -36,6 +36,8 @@ impl Transport for Directory {
         let mounted = Files::mount(host.exports().clone(), host.executor(), &self.path, options, ended);
         let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
         host.observer().tell(Level::Info, &format!("files in {}", mounted.directory().display()));
+        let directory = mounted.directory().to_owned();
+        host.announce_files(move |disk| Some(directory.join(&*file_name(disk)?)));
         self.mounted = Some(mounted);
         Ok(())
     }

@@ -1,10 +1,17 @@
 //! Disks as block devices of a kernel.
 
-use std::path::Path;
+use std::{fs::OpenOptions, os::unix::fs::FileExt, path::Path, time::Duration};
 
+use pagefold_serve::Client;
+use pagefold_testing::skip_for_good;
+use rustix::process::geteuid;
 use sha2::Digest;
 
-use crate::guest::Machine;
+use crate::{
+    files::Place,
+    guest::Machine,
+    server::{Server, pagefold, run},
+};
 
 /// A server and its devices in a guest, whose kernel has NBD.
 const SCRIPT: &str = "
@@ -48,4 +55,41 @@ fn a_kernel_with_nbd_gets_devices() {
     assert_eq!(guest.wait_for("sum: "), format!("{sum}  -"));
     guest.wait_for("written: refused");
     guest.end();
+}
+
+/// The file of a disk as a loop device, on this machine.
+#[test]
+fn a_disk_with_a_file_gets_a_loop_device() {
+    let test = "a_disk_with_a_file_gets_a_loop_device";
+    if !geteuid().is_root() {
+        return skip_for_good(test, "only root can make block devices");
+    }
+    let Some(place) = Place::new(test) else { return };
+    let server = Server::start(&["--size", "16M", "--name", "disk", "--files", place.text()]);
+    let attach = || pagefold().args(["attach", "disk", "--via", "loop", "--control"]).arg(server.control()).output();
+    let attached = attach().expect("pagefold starts");
+    let message = String::from_utf8_lossy(&attached.stderr);
+    if message.contains("loop-control") {
+        return skip_for_good(test, &format!("no loop devices: {message}"));
+    }
+    assert!(attached.status.success(), "{message}");
+    let device = String::from_utf8(attached.stdout).expect("a path").trim().to_owned();
+    assert!(device.starts_with("/dev/loop"), "{device}");
+    let open = || OpenOptions::new().read(true).write(true).open(&device).expect("a device");
+    let written = open();
+    written.write_all_at(&[5; 8192], 1 << 20).expect("a write");
+    written.sync_all().expect("a flush");
+    drop(written);
+    let mut client = Client::unix(&server.socket(), "disk", Duration::from_secs(60)).expect("a server");
+    let mut bytes = [0; 8192];
+    client.read(1 << 20, &mut bytes).expect("a read");
+    assert!(bytes == [5; 8192]);
+    let again = attach().expect("pagefold starts");
+    let message = String::from_utf8_lossy(&again.stderr);
+    assert!(!again.status.success() && message.contains(&format!("is attached as {device}")), "{message}");
+    run(pagefold().args(["detach", "disk", "--control"]).arg(server.control()));
+    let listed = std::fs::read_dir("/sys/block")
+        .expect("/sys")
+        .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("loop/backing_file")).ok());
+    assert!(!listed.into_iter().any(|file| file.starts_with(place.text())), "a device is left");
 }

@@ -16,11 +16,11 @@ use tempfile::TempDir;
 use crate::server::{Server, is_ignored, make_image, pagefold, run, run_to_fail};
 
 /// A directory for the files of a server, unmounted when it is dropped.
-struct Place(TempDir);
+pub(crate) struct Place(TempDir);
 
 impl Place {
     /// Returns `None` if the machine does not allow such mounts, and says why.
-    fn new(test: &str) -> Option<Self> {
+    pub(crate) fn new(test: &str) -> Option<Self> {
         if !Path::new("/dev/fuse").exists() {
             skip_for_good(test, "this kernel has no /dev/fuse");
             return None;
@@ -39,7 +39,7 @@ impl Place {
         Some(place)
     }
 
-    fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         self.0.path().to_str().expect("a plain path")
     }
 
