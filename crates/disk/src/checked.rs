@@ -31,6 +31,7 @@ impl<D: BlockDevice> Checked<D> {
     }
 
     /// Checks the range, and returns whether it is not empty.
+    #[inline]
     fn check(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
         let size_bytes = self.device.size_bytes();
         match offset.checked_add(len_bytes) {
@@ -39,6 +40,7 @@ impl<D: BlockDevice> Checked<D> {
         }
     }
 
+    #[inline]
     fn check_change(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
         if self.read_only { Err(Error::ReadOnly) } else { self.check(offset, len_bytes) }
     }

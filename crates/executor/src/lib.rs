@@ -8,7 +8,7 @@
 //! Each connection, open file or queue is a [`Client`] of an [`Export`], and counts as such. A
 //! [`Change`] that finds no room waits without a thread if its device says so; when it is done, its
 //! [`Completion`] replies. A transport that mirrors the exports, such as a folder with a file for
-//! each, has a [`Watch`](crate::Watch).
+//! each, has a [`Watch`].
 #![forbid(unsafe_code)]
 
 mod change;
