@@ -91,7 +91,6 @@ impl Idle {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "a test")]
 fn idle_clients_take_no_threads_and_little_memory() {
     let clients: u64 = env::var("TEST_IDLE_CLIENTS").map_or(100, |number| number.parse().unwrap());
     let limit = getrlimit(Resource::Nofile);
