@@ -96,16 +96,22 @@ impl Machine {
     /// Boots a guest that runs `script` and powers off. Each disk is the value of a `-drive`:
     /// `file=URI` and options.
     pub(crate) fn start(&self, disks: &[String], script: &str) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, RUN, script))
+        self.start_from(&drives(disks), &initramfs(&self.parts, RUN, script))
     }
 
     /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes
     /// over.
     pub(crate) fn boot(&self, disks: &[String]) -> Guest {
-        self.start_from(disks, &initramfs(&self.parts, SWITCH_ROOT, ""))
+        self.start_from(&drives(disks), &initramfs(&self.parts, SWITCH_ROOT, ""))
     }
 
-    fn start_from(&self, disks: &[String], files: &[u8]) -> Guest {
+    /// The same with an object of qemu that the disks name.
+    pub(crate) fn boot_with(&self, object: &str, disks: &[String]) -> Guest {
+        let arguments = [vec!["-object".to_owned(), object.to_owned()], drives(disks)].concat();
+        self.start_from(&arguments, &initramfs(&self.parts, SWITCH_ROOT, ""))
+    }
+
+    fn start_from(&self, arguments: &[String], files: &[u8]) -> Guest {
         let folder = TempDir::new().expect("a folder");
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
         fs::write(&initramfs, files).expect("room for a file");
@@ -115,9 +121,7 @@ impl Machine {
         command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
         command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on"]);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        for disk in disks {
-            command.arg("-drive").arg(format!("if=virtio,format=raw,{disk}"));
-        }
+        command.args(arguments);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("qemu starts");
         let console = Arc::new(Console::default());
         let (output, reader) = (child.stdout.take().expect("a pipe"), Arc::clone(&console));
@@ -127,6 +131,10 @@ impl Machine {
         guest.qmp("qmp_capabilities", &json!({}));
         guest
     }
+}
+
+fn drives(disks: &[String]) -> Vec<String> {
+    disks.iter().flat_map(|disk| ["-drive".to_owned(), format!("if=virtio,format=raw,{disk}")]).collect()
 }
 
 impl Guest {
