@@ -12,6 +12,7 @@ use pagefold_testing::{copy_program, programs};
 use crate::{
     guest::{Guest, Machine},
     server::{Server, pagefold, run},
+    tls::Secure,
 };
 
 /// The disk's `/sbin/init`: runs each line that the test sends.
@@ -121,6 +122,32 @@ fn number(guest: &mut Guest) -> u32 {
 /// Returns the output of `seq FIRST LAST`.
 fn lines(first: u32, last: u32) -> String {
     (first..=last).map(|number| format!("{number}\n")).collect()
+}
+
+/// The root file system comes over TCP with TLS, and client and server have certificates.
+#[test]
+fn a_guest_boots_from_a_fork_over_tls() {
+    let test = "a_guest_boots_from_a_fork_over_tls";
+    let (Some(machine), Some(tools)) = (Machine::find(test), Tools::find(test)) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (tree, disk, image) =
+        (folder.path().join("tree"), folder.path().join("root.img"), folder.path().join("root.erofs"));
+    make_root(&machine, &tree);
+    run(Command::new(&tools.mkfs).args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(&tree).arg(&disk).arg("64M"));
+    run(pagefold().arg("pack").arg(&disk).arg("-o").arg(&image));
+    let secure = Secure::start(&[text(&image), "--tls-verify-peer"]);
+    run(&mut secure.server.ask(&["fork", "root", "job-1"]));
+    let (drive, object) = secure.drive("job-1");
+    let mut guest = machine.boot_with(&object, &[drive]);
+    guest.wait_for("ready");
+    guest.say(FIRST);
+    guest.wait_for("changed");
+    guest.cut();
+    let after = tools.copy(&secure.server, "job-1", "after.img");
+    tools.check_in_use(&after);
+    let found = folder.path().join("found");
+    tools.extract(&after, "/src/erofs", &found);
+    assert_eq!(fs::read_to_string(found.join("erofs/lib.rs")).expect("a file"), "first\n");
 }
 
 #[test]

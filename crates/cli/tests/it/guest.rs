@@ -141,6 +141,12 @@ impl Machine {
         self.start_from(&drives(disks), &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
     }
 
+    /// The same with an object of qemu that the disks name.
+    pub(crate) fn boot_with(&self, object: &str, disks: &[String]) -> Guest {
+        let arguments = [vec!["-object".to_owned(), object.to_owned()], drives(disks)].concat();
+        self.start_from(&arguments, &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
+    }
+
     fn start_from(&self, arguments: &[String], files: &[u8]) -> Guest {
         let folder = TempDir::new().expect("a folder");
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));

@@ -18,14 +18,14 @@ use tempfile::TempDir;
 use crate::server::{Server, is_ignored, make_image, pagefold, run};
 
 /// A server with TLS on TCP, and certificates for its clients.
-struct Secure {
-    server: Server,
+pub(crate) struct Secure {
+    pub(crate) server: Server,
     folder: TempDir,
     authority: Authority,
 }
 
 impl Secure {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let (folder, authority) = (TempDir::new().expect("a folder"), Authority::new());
         authority.server(&folder.path().join("server"), Valid::Now);
         authority.client(&folder.path().join("client"), Valid::Now);
@@ -40,6 +40,13 @@ impl Secure {
         let uris = run(&mut self.server.ask(&["uri", "--all", name]));
         let uri = uris.lines().find(|uri| uri.starts_with("nbds://")).expect("a URI with TLS");
         uri.to_owned()
+    }
+
+    /// Returns a disk's part of a `-drive` of qemu, and the object that it names.
+    pub(crate) fn drive(&self, name: &str) -> (String, String) {
+        let object = format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", self.client().display());
+        let server = format!("file.server.type=inet,file.server.host=127.0.0.1,file.server.port={}", self.port(name));
+        (format!("file.driver=nbd,{server},file.export={name},file.tls-creds=tls0"), object)
     }
 
     fn port(&self, name: &str) -> String {

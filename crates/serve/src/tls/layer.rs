@@ -107,7 +107,7 @@ impl Outgoing {
     }
 
     /// Encrypts as much of `bytes` as fits, after messages of TLS itself. Everything before has been
-    /// sent. Returns how many bytes were taken.
+    /// sent, which the end of the negotiation waits for. Returns how many bytes were taken.
     fn fill(&mut self, layer: &Layer, bytes: &[u8]) -> io::Result<usize> {
         (self.start, self.end) = (0, 0);
         let buffer = match &mut self.buffer {
@@ -186,8 +186,10 @@ impl Layer {
             }
             // While others wait for memory, nothing is received that the connection would have to keep
             // when its turn ends.
-            let most_bytes = if self.memory.is_short() { records.missing_bytes()? } else { usize::MAX };
-            let room = records.room(&self.share, self.is_in_handshake())?;
+            let is_in_handshake = self.is_in_handshake();
+            let is_short = !is_in_handshake && self.memory.is_short();
+            let most_bytes = if is_short { records.missing_bytes()? } else { usize::MAX };
+            let room = records.room(&self.share, is_in_handshake)?;
             let most_bytes = room.len().min(most_bytes);
             let room = room.get_mut(..most_bytes).unwrap_or_default();
             if room.is_empty() {
@@ -255,10 +257,14 @@ impl Layer {
         let deadline = Deadline::after(timeout);
         let mut sealed = lock(&self.sealed);
         loop {
-            deadline.send_all(socket, sealed.unsent())?;
             let taken_bytes = sealed.fill(self, bytes)?;
-            deadline.send_all(socket, sealed.unsent())?;
+            let sent = deadline.send_all(socket, sealed.unsent());
             (sealed.start, sealed.end) = (0, 0);
+            if let Err(error) = sent {
+                // Part of a record may have been sent: nothing can follow.
+                lock(&self.session).fail("a record was not sent");
+                return Err(error);
+            }
             if taken_bytes != 0 || bytes.is_empty() {
                 return Ok(taken_bytes);
             }

@@ -142,8 +142,7 @@ fn idle_clients_take_no_threads_and_little_memory() {
         }
         let (before, after) = (each(connected_bytes), each(served.figure("RssAnon")));
         assert!(before <= MOST_BYTES, "{before} bytes each before the first request");
-        let report = format!("TLS {tls}: {clients} clients, {before} bytes each, {after} after a request\n");
-        std::io::stderr().write_all(report.as_bytes()).unwrap();
+        println!("TLS {tls}: {clients} clients, {before} bytes each, {after} after a request");
         drop(all);
     }
 }
