@@ -1,6 +1,7 @@
 //! Disks of a server for virtual machines: the sockets, and a guest under qemu.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -48,6 +49,8 @@ fn each_disk_has_a_socket_that_follows_it() {
     let socket = |name: &str| sockets.join(format!("{name}.sock"));
     let mut first = client(&socket("a"));
     wait_for("the socket", || socket("b%2F%25").exists());
+    let mode = std::fs::metadata(socket("a")).expect("a socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
     first.queues[0].write(4096, &[7; 4096]).expect("a write");
     run(&mut server.ask(&["fork", "a", "c"]));
     run(&mut server.ask(&["snapshot", "a", "s"]));
