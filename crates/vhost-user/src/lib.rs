@@ -22,6 +22,9 @@
 //! socket. Whatever a driver or a frontend writes, it harms only itself: each word is read once and
 //! checked, and data is copied before a device sees it.
 //!
+//! When a frontend shares memory that cannot be sealed, the process gets a handler of SIGBUS. It acts
+//! only on such memory, and leaves other signals to the handler that was there before.
+//!
 //! `docs/vhost-user.md` describes features, limits and the use of threads.
 #[cfg(feature = "client")]
 pub mod client;

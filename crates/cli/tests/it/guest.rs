@@ -118,7 +118,8 @@ impl Machine {
         self.start_from(&[], &initramfs(&self.parts, RUN, script, &files))
     }
 
-    /// The same with one disk on a vhost-user socket. The guest has two CPUs, and a queue for each.
+    /// The same with one disk on a vhost-user socket, to which qemu connects again when the server is
+    /// gone. The guest has two CPUs, and a queue for each.
     pub(crate) fn start_vhost_user(&self, socket: &Path, script: &str) -> Guest {
         let arguments = [
             "-smp".to_owned(),
@@ -128,7 +129,7 @@ impl Machine {
             "-machine".to_owned(),
             "memory-backend=memory".to_owned(),
             "-chardev".to_owned(),
-            format!("socket,id=disk,path={}", socket.display()),
+            format!("socket,id=disk,path={},reconnect=1", socket.display()),
             "-device".to_owned(),
             "vhost-user-blk-pci,chardev=disk,num-queues=2".to_owned(),
         ];

@@ -1,6 +1,7 @@
 //! Disks of a server for virtual machines: the sockets, and a guest under qemu.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -48,6 +49,8 @@ fn each_disk_has_a_socket_that_follows_it() {
     let socket = |name: &str| sockets.join(format!("{name}.sock"));
     let mut first = client(&socket("a"));
     wait_for("the socket", || socket("b%2F%25").exists());
+    let mode = std::fs::metadata(socket("a")).expect("a socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
     first.queues[0].write(4096, &[7; 4096]).expect("a write");
     run(&mut server.ask(&["fork", "a", "c"]));
     run(&mut server.ask(&["snapshot", "a", "s"]));
@@ -166,6 +169,40 @@ fn a_guest_uses_a_disk_with_two_queues() {
     guest.end();
     let disk = std::fs::read(copy("resized.img")).expect("a copy");
     assert_eq!((disk.len(), &disk[(128 << 20) - 512..][..5]), (128 << 20, &b"tail\n"[..]));
+}
+
+const SUMS: &str = "
+(while :; do echo 3 >/proc/sys/vm/drop_caches; echo \"sum: $(sha256sum </dev/vda)\"; done) &
+read -r line
+kill $!
+";
+
+/// A guest that reads a base goes on when the server is killed and another takes its place: qemu hands
+/// over the log of the requests that were in flight.
+#[test]
+fn a_guest_goes_on_after_its_server_was_killed() {
+    let test = "a_guest_goes_on_after_its_server_was_killed";
+    let Some(machine) = Machine::find(test) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("base.img");
+    make_image(&image, 16);
+    let image = image.to_str().expect("a plain path");
+    let (mut server, sockets, _folder) = start(&[image]);
+    wait_for("the socket", || sockets.join("base.sock").exists());
+    let mut guest = machine.start_vhost_user(&sockets.join("base.sock"), SUMS);
+    let expected = guest.wait_for("sum: ");
+    let sum = run(Command::new("sha256sum").stdin(std::fs::File::open(image).expect("the image")));
+    assert_eq!(expected, sum.trim());
+    for _ in 0..2 {
+        server.kill();
+        server.start_again(&[image, "--vhost-user", sockets.to_str().expect("a plain path")]);
+        // The first of them began with the former server.
+        for _ in 0..3 {
+            assert_eq!(guest.wait_for("sum: "), expected);
+        }
+    }
+    guest.say("stop");
+    guest.end();
 }
 
 /// A disk whose base must be read from a file.

@@ -51,7 +51,13 @@ fn requests_in_flight_survive_the_server() {
     client.queues[0].write(0, &[9; 512]).expect("a write");
     device.is_full.store(true, SeqCst);
     submit_writes(&mut client, 10);
-    assert!(matches!(client.queues[0].wait_for(SHORT), Err(Error::Silence)), "there is no room");
+    // Later requests are answered before, so that the used ring does not say which are in flight.
+    for queue in &mut client.queues {
+        for _ in 0..3 {
+            queue.read(MIB / 2, 512).expect("a read");
+        }
+        assert_eq!(queue.in_flight(), 5);
+    }
     world.end();
     // These reach no server.
     for queue in &mut client.queues {
