@@ -195,8 +195,11 @@ impl<B: Keep> Change<B> {
         }
     }
 
-    /// Returns the same change with a payload of its own; if there is no memory for one, as it was.
-    pub(crate) fn keep(self, share: &Arc<Share>) -> Result<Change<Payload>, Self> {
+    /// Returns the same change with a payload of its own.
+    ///
+    /// # Errors
+    /// There is no memory for one; returns the change as it was.
+    pub fn keep(self, share: &Arc<Share>) -> Result<Change<Payload>, Self> {
         let Self { operation, offset, len_bytes, payload, done_bytes } = self;
         match payload.keep(share) {
             Ok(payload) => Ok(Change { operation, offset, len_bytes, payload, done_bytes }),

@@ -16,7 +16,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use pagefold_disk::{BlockDevice, Zeroes};
-use pagefold_executor::{Change, Keep};
+use pagefold_executor::{Attempt, Change, Completion, Keep, Storage};
 use pagefold_mount::Poller;
 use rustix::fs::{FallocateFlags, OFlags};
 
@@ -32,10 +32,11 @@ use crate::{
 const NOT_KEPT: Duration = Duration::ZERO;
 /// How long it may keep the attributes of the directory, which never change.
 const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The maximum number of background requests (readahead, asynchronous direct I/O) in flight.
-const MAX_BACKGROUND: u16 = 64;
-/// A longer range is discarded or zeroed by a thread of the executor.
-const INLINE_RANGE_BYTES: u64 = 4 << 20;
+/// The maximum number of background requests (readahead, asynchronous direct I/O) in flight, of all
+/// files together. A base that hangs then rarely uses up all.
+const MAX_BACKGROUND: u16 = 1024;
+/// A longer change runs in a thread of the executor. No write is as long.
+const INLINE_BYTES: u64 = 4 << 20;
 
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
@@ -79,28 +80,33 @@ fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: Rep
     let data = &data[..len];
     let answer = Answer::new(file, Reply::Written(reply, len as u32)).synced(syncs);
     let access = file.client.access();
-    let Some(start) = access.rate.begin(len as u64) else { return Change::write(offset, data).start(answer) };
+    let Some(start) = access.rate.begin(len as u64) else { return run(file, Change::write(offset, data), answer) };
     match data.keep(file.client.share()) {
         Ok(payload) => file.run_at(start, move || Change::write(offset, payload).finish(answer)),
         Err(data) => {
             access.rate.wait_until(start, &|| file.client.has_ended() || access.is_closed());
-            Change::write(offset, data).start(answer);
+            run(file, Change::write(offset, data), answer);
         }
     }
 }
 
-/// Runs a change of a range, here if it is short.
-fn change(change: Change<&'static [u8]>, answer: Answer) {
-    if change.left_bytes() <= INLINE_RANGE_BYTES {
-        change.start(answer);
-    } else if let Err((change, answer)) = change.hand_on(answer) {
-        change.finish(answer);
+/// Runs a change, here if it is short and as far as it need not wait.
+fn run(file: &Arc<OpenFile>, mut change: Change<&[u8]>, mut answer: Answer) {
+    if change.left_bytes() <= INLINE_BYTES
+        && let Attempt::Done(result) = change.attempt(file.client.device().as_deref(), Storage::DoNotWait)
+    {
+        return answer.done(result);
+    }
+    match change.keep(file.client.share()) {
+        Ok(change) => file.hand_on(move |_| change.finish(answer)),
+        // Without memory for a copy of the data, this thread waits.
+        Err(change) => change.finish(answer),
     }
 }
 
 /// Discards or zeroes the part of a range that is within the device. Room cannot be reserved, so
 /// other modes are not supported.
-fn allocate(file: &OpenFile, offset: u64, len: u64, mode: FallocateFlags, reply: ReplyEmpty) {
+fn allocate(file: &Arc<OpenFile>, offset: u64, len: u64, mode: FallocateFlags, reply: ReplyEmpty) {
     let size = match file.device() {
         Ok(device) => device.size_bytes(),
         Err(errno) => return reply.error(errno),
@@ -121,7 +127,7 @@ fn allocate(file: &OpenFile, offset: u64, len: u64, mode: FallocateFlags, reply:
     if len == 0 {
         return reply.ok();
     }
-    change(asked, Answer::new(file, Reply::Empty(reply)));
+    run(file, asked, Answer::new(file, Reply::Empty(reply)));
 }
 
 /// Flushes the device, in a thread of the executor if that takes long.
@@ -137,9 +143,7 @@ fn flush(file: &Arc<OpenFile>, reply: ReplyEmpty) {
         let flushed = flushing.device().and_then(|device| device.flush().map_err(|error| errno(&error)));
         Reply::Empty(reply).send(flushed);
     };
-    if let Err(work) = file.client.hand_on(work) {
-        work(&mut []);
-    }
+    file.hand_on(work);
 }
 
 impl Filesystem for ExportFilesystem {
@@ -228,7 +232,7 @@ impl Filesystem for ExportFilesystem {
             let size = file.device().map_or(0, |device| device.size_bytes());
             if empties && size > 0 {
                 let reply = Reply::Opened(reply, handle, flags, Arc::clone(&self.open));
-                return change(Change::discard(0, size), Answer::new(&file, reply));
+                return run(&file, Change::discard(0, size), Answer::new(&file, reply));
             }
             reply.opened(handle, flags);
         });

@@ -21,9 +21,7 @@ const MIN_REQUEST_BYTES: usize = 64 << 10;
 /// Threads that receive requests, at least: while one runs a request, another receives the next.
 const MIN_THREADS: usize = 2;
 /// Threads that receive requests, at most.
-const MAX_THREADS: usize = 16;
-/// Bytes of buffers for reads, in addition to those of the threads.
-const BUFFER_BYTES: usize = 16 << 20;
+const MAX_THREADS: usize = 8;
 /// How long the end of a mount waits for programs that have files open.
 const GRACE: Duration = Duration::from_secs(1);
 /// Interval between two looks.
@@ -98,7 +96,7 @@ impl Files {
         mount_options.read_ahead_kib = (request_bytes >> 10) as u32;
         mount_options.own_directory = true;
         let open = Arc::new(OpenFiles::new(Arc::clone(executor)));
-        let buffers = Arc::new(Buffers::new(memory, request_bytes, BUFFER_BYTES)?);
+        let buffers = Arc::new(Buffers::new(threads, request_bytes)?);
         let mount = Mount::new(at, &mount_options, |poller| ExportFilesystem {
             tree: Tree::new(exports, mode, group, log),
             open: Arc::clone(&open),
@@ -157,8 +155,8 @@ impl Drop for Files {
     }
 }
 
-/// What the threads that receive requests take: a buffer for the longest write, and another of that
-/// length for reads that find no memory.
+/// What the threads that receive requests take: each a buffer for the longest write and one for the
+/// longest read, and one more for reads that find no memory.
 struct Reserve {
     threads: usize,
     request_bytes: usize,
@@ -171,7 +169,7 @@ impl Reserve {
         let mut threads = thread::available_parallelism().map_or(1, usize::from).clamp(MIN_THREADS, MAX_THREADS);
         let mut request_bytes = MAX_REQUEST_BYTES;
         loop {
-            let bytes = threads as u64 * (THREAD_BYTES + request_bytes as u64) + request_bytes as u64;
+            let bytes = threads as u64 * (THREAD_BYTES + 2 * request_bytes as u64) + request_bytes as u64;
             if let Some(taken) = memory.lend(bytes) {
                 return Some(Self { threads, request_bytes, taken });
             }

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
@@ -19,12 +19,39 @@ const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 }
 /// Work of an open file that waits for its turn.
 type Paced = Box<dyn FnOnce() + Send>;
 
+/// Work that may wait for storage. It gets a buffer of
+/// [`SCRATCH_BYTES`](pagefold_executor::SCRATCH_BYTES), or an empty one.
+type Work = Box<dyn FnOnce(&mut [u8]) + Send>;
+
 /// An open file.
 pub(crate) struct OpenFile {
     pub(crate) client: Arc<Client>,
     /// Requests that must wait because of the rate of the export's clients. `None` if there are none,
     /// else a thread runs them in turn.
     paced: Mutex<Option<VecDeque<(Instant, Paced)>>>,
+    queue: Mutex<Queue>,
+}
+
+/// Work of a file for which it has no thread yet. Threads that are done take it.
+#[derive(Default)]
+struct Queue {
+    /// Threads that work for the file. If there are none, nothing waits.
+    running: usize,
+    waiting: VecDeque<Work>,
+}
+
+/// Counts a thread that works for a file. If its work panics and it was the only one, what waits is
+/// dropped, which replies EIO.
+struct Running<'a>(&'a OpenFile);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.lock_queue();
+        queue.running -= 1;
+        let dropped = if queue.running == 0 { std::mem::take(&mut queue.waiting) } else { VecDeque::new() };
+        drop(queue);
+        drop(dropped);
+    }
 }
 
 impl OpenFile {
@@ -49,9 +76,49 @@ impl OpenFile {
         *paced = Some(VecDeque::from([(start, Box::new(work) as Paced)]));
         drop(paced);
         let file = Arc::clone(self);
-        if let Err(run) = self.client.hand_on(move |_| file.run_paced()) {
-            run(&mut []);
+        self.hand_on(move |_| file.run_paced());
+    }
+
+    /// Lets a thread of the executor run `work`. If the file has as many as it may have, one of them
+    /// does when it is done. So a file whose storage hangs keeps none of the threads that receive
+    /// requests; only if the executor has no thread at all, this one does the work.
+    pub(crate) fn hand_on(self: &Arc<Self>, work: impl FnOnce(&mut [u8]) + Send + 'static) {
+        let work: Work = Box::new(work);
+        let mut queue = self.lock_queue();
+        let thread = self.client.reserve();
+        if thread.is_none() && queue.running > 0 {
+            return queue.waiting.push_back(work);
         }
+        queue.running += 1;
+        drop(queue);
+        match thread {
+            Some(thread) => {
+                let file = Arc::clone(self);
+                self.client.run_on(thread, move |scratch| file.run(work, scratch));
+            }
+            None => self.run(work, &mut []),
+        }
+    }
+
+    fn lock_queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work`, and then what waits.
+    fn run(&self, mut work: Work, scratch: &mut [u8]) {
+        let running = Running(self);
+        loop {
+            work(scratch);
+            let mut queue = self.lock_queue();
+            match queue.waiting.pop_front() {
+                Some(next) => work = next,
+                None => {
+                    queue.running -= 1;
+                    break;
+                }
+            }
+        }
+        std::mem::forget(running);
     }
 
     fn run_paced(&self) {
@@ -94,7 +161,7 @@ impl OpenFiles {
             OpenError::Memory => Errno::ENFILE,
             _ => Errno::ESTALE,
         })?;
-        let file = Arc::new(OpenFile { client, paced: Mutex::default() });
+        let file = Arc::new(OpenFile { client, paced: Mutex::default(), queue: Mutex::default() });
         let handle = self.next.fetch_add(1, Relaxed);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         // Checked under the lock, so that `end` finds all others.

@@ -1,34 +1,47 @@
 //! Reads of files.
+//!
+//! A read is tried by the thread that received it, in one of as many buffers as there are such
+//! threads. What has to wait for storage goes on in a buffer of the file's own, so that a file whose
+//! storage hangs keeps no buffer from others.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use fuser::{Errno, ReplyData};
 use memmap2::MmapMut;
 use pagefold_disk::{BlockDevice, Error};
-use pagefold_executor::{Device, Lent, Memory, Share};
+use pagefold_executor::{Device, Lent};
 
 use crate::open::OpenFile;
-
-/// The shortest buffer, so that small reads of different lengths use the same ones.
-const LEAST_BYTES: usize = 16 << 10;
 
 /// How often a read begins again because its device was resized.
 const MOST_TRIES: usize = 8;
 
-/// Buffers of reads.
+/// Buffers of reads, each for the longest one.
 pub(crate) struct Buffers {
-    share: Arc<Share>,
-    /// For one read at a time if there is no memory for more. As long as the longest read.
+    /// For the threads that receive requests. The last one used is taken first, because it is in the
+    /// CPU's caches.
+    receiving: Mutex<Vec<MmapMut>>,
+    /// For one long read at a time that waits for storage while there is no memory for it.
     reserve: Mutex<MmapMut>,
     request_bytes: usize,
 }
 
 impl Buffers {
-    /// Creates buffers for reads of at most `request_bytes`. The caller has counted those of the
-    /// reserve; at most `limit_bytes` more are taken from `memory`.
-    pub(crate) fn new(memory: &Arc<Memory>, request_bytes: usize, limit_bytes: usize) -> std::io::Result<Self> {
-        let reserve = Mutex::new(MmapMut::map_anon(request_bytes)?);
-        Ok(Self { share: Share::new(Arc::clone(memory), limit_bytes), reserve, request_bytes })
+    /// Creates buffers for `threads` threads and one more, all of which the caller has counted.
+    pub(crate) fn new(threads: usize, request_bytes: usize) -> io::Result<Self> {
+        let receiving = (0..threads).map(|_| MmapMut::map_anon(request_bytes)).collect::<io::Result<_>>()?;
+        Ok(Self {
+            receiving: Mutex::new(receiving),
+            reserve: Mutex::new(MmapMut::map_anon(request_bytes)?),
+            request_bytes,
+        })
+    }
+
+    fn receiving(&self) -> MutexGuard<'_, Vec<MmapMut>> {
+        self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a read.
@@ -40,60 +53,82 @@ impl Buffers {
         if len == 0 {
             return reply.data(&[]);
         }
-        let reading = Reading { file: Arc::clone(file), offset, len, reply };
+        let reading = Reading { buffers: Arc::clone(self), file: Arc::clone(file), offset, len, reply };
         match file.client.access().rate.begin(len as u64) {
             None => self.begin(reading),
-            Some(start) => {
-                let buffers = Arc::clone(self);
-                file.run_at(start, move || buffers.begin(reading));
-            }
+            Some(start) => file.run_at(start, move || reading.finish(&mut [], None)),
         }
     }
 
-    /// Reads what is in memory here; a thread of the executor waits for the rest.
+    /// Reads what is in memory; a thread of the executor waits for the rest.
     fn begin(&self, reading: Reading) {
-        let Some(mut buffer) = self.share.lend(reading.len.max(LEAST_BYTES)) else {
-            let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
-            return reading.finish(&mut reserve, 0);
-        };
+        // There is one for each thread that is here.
+        let Some(mut buffer) = self.receiving().pop() else { return reading.reply.error(Errno::ENOMEM) };
         let tried = reading.file.device().and_then(|device| {
-            let tried = device.try_read(reading.offset, &mut buffer.as_mut()[..reading.len]);
+            let tried = device.try_read(reading.offset, &mut buffer[..reading.len]);
             tried.or_else(|error| if is_outside(&error) { Ok(0) } else { Err(errno(&error)) })
         });
         match tried {
-            Ok(filled) if filled == reading.len => reading.reply.data(&buffer.as_ref()[..filled]),
-            Ok(filled) => reading.hand_on(buffer, filled),
+            Ok(filled) if filled == reading.len => reading.reply.data(&buffer[..filled]),
+            Ok(filled) => reading.hand_on(&buffer[..filled]),
             Err(errno) => reading.reply.error(errno),
         }
+        self.receiving().push(buffer);
     }
 }
 
 /// A read in progress, of at least a byte.
 struct Reading {
+    buffers: Arc<Buffers>,
     file: Arc<OpenFile>,
     offset: u64,
     len: usize,
     reply: ReplyData,
 }
 
+/// A buffer of a file's own, and how many of its bytes are read.
+struct Begun {
+    buffer: Lent,
+    filled: usize,
+}
+
 impl Reading {
-    /// Lets a thread of the executor read the rest; without one, reads it here.
-    fn hand_on(self, mut buffer: Lent, filled: usize) {
-        let client = Arc::clone(&self.file.client);
-        if let Err(work) = client.hand_on(move |_| self.finish(buffer.as_mut(), filled)) {
-            work(&mut []);
-        }
+    /// Lets a thread of the executor read what follows `start`; without memory to keep that, all.
+    fn hand_on(self, start: &[u8]) {
+        let begun = if start.is_empty() { None } else { self.file.client.share().lend(self.len) };
+        let begun = begun.map(|mut buffer| {
+            buffer.as_mut()[..start.len()].copy_from_slice(start);
+            Begun { buffer, filled: start.len() }
+        });
+        let file = Arc::clone(&self.file);
+        file.hand_on(move |scratch| self.finish(scratch, begun));
     }
 
     /// Reads the rest, waiting for storage, and replies.
-    fn finish(self, buffer: &mut [u8], mut filled: usize) {
-        let mut len = self.len.min(buffer.len());
+    fn finish(self, scratch: &mut [u8], begun: Option<Begun>) {
+        if let Some(Begun { mut buffer, filled }) = begun {
+            return self.finish_in(buffer.as_mut(), filled);
+        }
+        if scratch.len() >= self.len {
+            return self.finish_in(scratch, 0);
+        }
+        if let Some(mut buffer) = self.file.client.share().lend(self.len) {
+            return self.finish_in(buffer.as_mut(), 0);
+        }
+        let buffers = Arc::clone(&self.buffers);
+        let mut reserve = buffers.reserve.lock().unwrap_or_else(PoisonError::into_inner);
+        self.finish_in(&mut reserve, 0);
+    }
+
+    /// The same in a buffer of at least `len` bytes, of which the first are read.
+    fn finish_in(self, buffer: &mut [u8], mut filled: usize) {
+        let mut len = self.len;
         let result = self.file.device().and_then(|device| {
             for _ in 0..MOST_TRIES {
                 match device.read(self.offset + filled as u64, &mut buffer[filled..len]) {
                     Ok(()) => return Ok(()),
                     // The device shrank, and may have grown again since.
-                    Err(error) if is_outside(&error) => len = within(&device, self.offset, self.len.min(buffer.len())),
+                    Err(error) if is_outside(&error) => len = within(&device, self.offset, self.len),
                     Err(error) => return Err(errno(&error)),
                 }
                 filled = filled.min(len);

@@ -28,10 +28,8 @@ impl Search {
         match self.file.device().and_then(|device| self.first(&device)) {
             Ok(Some(found)) => self.send(found),
             Ok(None) => {
-                let client = Arc::clone(&self.file.client);
-                if let Err(work) = client.hand_on(move |_| self.finish()) {
-                    work(&mut []);
-                }
+                let file = Arc::clone(&self.file);
+                file.hand_on(move |_| self.finish());
             }
             Err(errno) => self.reply.error(errno),
         }

@@ -4,5 +4,6 @@ mod mounted;
 mod rules;
 mod same_bytes;
 mod sharing;
+mod storage;
 mod tools;
 mod waiting;

@@ -4,15 +4,12 @@ use std::{
     fs::{File, OpenOptions},
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use pagefold_disk::{BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Zeroes};
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_executor::{Executor, Export, Exports, Memory};
 use pagefold_files::{Files, Options};
 use pagefold_testing::{programs, skip, skip_for_good};
@@ -136,59 +133,4 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
         state.to_le_bytes()
     };
     (0..len.div_ceil(8)).flat_map(|_| next()).take(len).collect()
-}
-
-/// A read-only device that counts what is read of it, and lets reads wait for storage.
-pub(crate) struct Counting {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) read_bytes: AtomicU64,
-    /// Only this much from each read's start is in memory.
-    pub(crate) in_memory: usize,
-}
-
-impl BlockDevice for Counting {
-    fn size_bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn read_only(&self) -> bool {
-        true
-    }
-
-    fn may_block(&self) -> bool {
-        true
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        self.read_bytes.fetch_add(buf.len() as u64, SeqCst);
-        buf.copy_from_slice(&self.bytes[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        let len = buf.len().min(self.in_memory);
-        self.read(offset, &mut buf[..len])?;
-        Ok(len)
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> Result<(), Error> {
-        Err(Error::ReadOnly)
-    }
-
-    fn extents(&self, _: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        each(Extent { len_bytes, hole: false, zero: false });
-        Ok(())
-    }
 }

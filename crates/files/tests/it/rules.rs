@@ -9,12 +9,13 @@ use std::{
 
 use pagefold_disk::{BlockDevice, RamDisk};
 use pagefold_executor::{Export, Quota};
+use pagefold_faulty::Faulty;
 use rustix::{
     fs::{FallocateFlags, XattrFlags, fallocate, fsetxattr, getxattr},
     io::Errno,
 };
 
-use crate::mounted::{Counting, Mounted, noise, until};
+use crate::mounted::{Mounted, noise, until};
 
 #[track_caller]
 fn fails<T: std::fmt::Debug>(result: Result<T, Error>, errno: Errno) {
@@ -126,7 +127,8 @@ fn a_truncated_file_reads_as_zeros() {
 fn read_only_files_cannot_be_changed() {
     let Some(mounted) = Mounted::new("read_only_files_cannot_be_changed") else { return };
     let bytes = noise(1 << 20, 1);
-    let base = Arc::new(Counting { bytes: bytes.clone(), read_bytes: 0.into(), in_memory: 3000 });
+    let base = Arc::new(Faulty::new(bytes.clone()).slow(64 << 10));
+    base.set_short(true);
     mounted.base("base", base);
     let path = mounted.path("base");
     let metadata = fs::metadata(&path).unwrap();

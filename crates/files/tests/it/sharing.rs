@@ -4,13 +4,14 @@ use std::{
     fs,
     os::unix::fs::FileExt,
     process::{Command, Stdio},
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::Arc,
 };
 
 use pagefold_disk::BlockDevice;
+use pagefold_faulty::Faulty;
 use pagefold_testing::programs;
 
-use crate::mounted::{Counting, Mounted, noise, run};
+use crate::mounted::{Mounted, noise, run};
 
 const MIB: usize = 1 << 20;
 
@@ -29,7 +30,7 @@ fn processes_share_the_pages_of_a_base() {
     let test = "processes_share_the_pages_of_a_base";
     let Some(mounted) = Mounted::new(test) else { return };
     let Some([python]) = programs(test, ["python3"]) else { return };
-    let base = Arc::new(Counting { bytes: noise(16 * MIB, 1), read_bytes: 0.into(), in_memory: usize::MAX });
+    let base = Arc::new(Faulty::new(noise(16 * MIB, 1)).slow(4096));
     mounted.base("base", Arc::clone(&base) as _);
     let map = || {
         let mut command = Command::new(&python);
@@ -40,13 +41,13 @@ fn processes_share_the_pages_of_a_base() {
     let sums: Vec<_> = maps.into_iter().map(|map| map.wait_with_output().expect("an end").stdout).collect();
     assert!(sums.iter().all(|sum| *sum == sums[0] && sum.len() > 2), "{sums:?}");
     // Four that begin together may ask for the same pages, but none asks again.
-    let read_bytes = base.read_bytes.load(SeqCst) as usize;
+    let read_bytes = base.units() as usize * 4096;
     assert!((4 * MIB..12 * MIB).contains(&read_bytes), "{read_bytes}");
     fs::read(mounted.path("base")).expect("the data");
-    let read_bytes = base.read_bytes.load(SeqCst);
-    assert!(fs::read(mounted.path("base")).expect("the data") == base.bytes);
+    let reads = base.reads();
+    assert!(fs::read(mounted.path("base")).expect("the data") == base.bytes());
     assert_eq!(map().wait_with_output().expect("an end").stdout, sums[0]);
-    assert_eq!(base.read_bytes.load(SeqCst), read_bytes, "pages are kept when all users have closed the file");
+    assert_eq!(base.reads(), reads, "pages are kept when all users have closed the file");
 }
 
 /// Writes through a shared map, and reads through a private one.

@@ -10,9 +10,10 @@ use std::{
 };
 
 use pagefold_disk::BlockDevice;
+use pagefold_faulty::Faulty;
 use pagefold_testing::{programs, skip_for_good};
 
-use crate::mounted::{Counting, Mounted, noise, run, until};
+use crate::mounted::{Mounted, noise, run, until};
 
 const MIB: usize = 1 << 20;
 
@@ -160,7 +161,7 @@ fn a_file_system_is_on_a_loop_device_on_a_file() {
         // The same file system by a loop device on another file of the same content.
         let mut bytes = vec![0; 32 * MIB];
         disk.read(0, &mut bytes).expect("data");
-        mounted.base("copy", Arc::new(Counting { bytes, read_bytes: 0.into(), in_memory: 1000 }));
+        mounted.base("copy", Arc::new(Faulty::new(bytes).slow(4096)));
         let attached = run(Command::new(&losetup).args(["--find", "--show", "--read-only"]).arg(mounted.path("copy")));
         let device = Loop(attached.trim().to_owned());
         run(Command::new("mount").args(["-o", "ro,noload"]).arg(&device.0).arg(&root));
