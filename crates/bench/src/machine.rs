@@ -133,6 +133,16 @@ pub(crate) fn thread_cpu_time() -> Duration {
     time_of(ClockId::ThreadCPUTime)
 }
 
+/// Returns the CPU time that a process has used, in seconds.
+pub(crate) fn cpu_seconds(process: u32) -> anyhow::Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).context("no such process")?;
+    // The name may contain anything; the fields after it are numbers. The user's and the system's
+    // time are the 14th and the 15th field.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 fn time_of(clock: ClockId) -> Duration {
     let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

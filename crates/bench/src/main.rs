@@ -30,6 +30,7 @@ mod synthetic;
 mod tool;
 mod training;
 mod verdict;
+mod ways;
 mod written;
 
 use clap::{Parser, Subcommand};
@@ -61,6 +62,11 @@ enum Bench {
     StoreInstructions(disks::instructions::Args),
     /// Requests over NBD to RAM disks and forks, compared with nbdkit and with qcow2 overlays
     Nbd(nbd::Args),
+    /// Files, vhost-user-blk and TLS, compared with qemu-storage-daemon and nbdkit
+    Ways(ways::Args),
+    /// A process of 'ways'
+    #[command(hide = true)]
+    Map(ways::mapped::Args),
     /// Writes at the memory limit, each read back and verified
     Soak(soak::Args),
     /// EROFS images: building, reading, mounting and extracting, compared with erofs-utils,
@@ -109,6 +115,8 @@ fn main() -> anyhow::Result<()> {
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::StoreInstructions(args) => disks::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
+        Bench::Ways(args) => ways::run(&args),
+        Bench::Map(args) => ways::mapped::run(&args),
         Bench::Soak(args) => soak::run(&args),
         Bench::Image(args) => image::run(&args),
         Bench::ImageSoak(args) => image_soak::run(&args),

@@ -116,17 +116,21 @@ impl Server {
     /// serves the export, unless this version aborts when a client of such a thread leaves.
     pub(crate) fn qemu_storage_daemon(program: &Path, image: &Path) -> anyhow::Result<Self> {
         let has_thread = major_version(program)? >= DAEMON_THREADS;
+        let iothread: &[&str] = if has_thread { &["--object", "iothread,id=server"] } else { &[] };
+        let on = if has_thread { ",iothread=server" } else { "" };
+        let export = format!("type=nbd,id=export,node-name=disk,name={DAEMON_EXPORT},writable=on{on}");
+        Self::daemon(program, image, "qcow2", &[iothread, &["--export", &export]].concat())
+    }
+
+    /// Starts `qemu-storage-daemon` with an image, which is the node `disk`, and with more options. It
+    /// listens for NBD on its own socket.
+    pub(crate) fn daemon(program: &Path, image: &Path, format: &str, options: &[&str]) -> anyhow::Result<Self> {
         Self::start(|socket| {
             let mut command = Command::new(program);
             command.args(["--blockdev", &format!("driver=file,node-name=file,filename={}", image.display())]);
-            command.args(["--blockdev", "driver=qcow2,node-name=disk,file=file,discard=unmap"]);
+            command.args(["--blockdev", &format!("driver={format},node-name=disk,file=file,discard=unmap")]);
             command.args(["--nbd-server", &format!("addr.type=unix,addr.path={}", socket.display())]);
-            let mut export = format!("type=nbd,id=export,node-name=disk,name={DAEMON_EXPORT},writable=on");
-            if has_thread {
-                command.args(["--object", "iothread,id=server"]);
-                export += ",iothread=server";
-            }
-            command.args(["--export", &export]);
+            command.args(options);
             command
         })
     }
@@ -162,6 +166,11 @@ impl Server {
     /// Returns a folder that is removed with the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Returns the server's process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
     }
 
     /// Returns the resident memory of the server's process.

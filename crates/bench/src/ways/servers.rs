@@ -1,0 +1,291 @@
+//! The servers to measure, and what they serve.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context;
+use pagefold_attach::loop_device;
+use tempfile::TempDir;
+
+use super::{
+    Case, Measured, Times, files, rings,
+    secure::{self, Export},
+};
+use crate::{
+    client::Control,
+    server::{Server, qcow2_overlay},
+    synthetic::{self, KINDS},
+    tool,
+};
+
+/// The name of a disk.
+pub(super) const NAME: &str = "disk";
+
+/// Bytes of a write that fills a disk.
+const LONG_BYTES: usize = 1 << 20;
+
+/// The seed of the content.
+const SEED: u64 = 39;
+
+/// A way to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A file of pagefold.
+    File,
+    /// A file of qemu-storage-daemon, over a raw file in tmpfs.
+    QemuFile,
+    /// The same over a qcow2 overlay.
+    QemuFileOverlay,
+    /// A loop device of the kernel over a raw file in tmpfs.
+    Loop,
+    /// A loop device of the kernel over a file of pagefold.
+    LoopFile,
+    /// A vhost-user-blk socket of pagefold.
+    Ring,
+    /// One of qemu-storage-daemon, over a raw file in tmpfs.
+    QemuRing,
+    /// The same over a qcow2 overlay.
+    QemuRingOverlay,
+    /// NBD with TLS.
+    Tls,
+    /// The same by nbdkit's memory plugin, uncompressed.
+    NbdkitTls,
+}
+
+use Subject::{
+    File as OwnFile, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls,
+};
+
+impl Subject {
+    pub(super) const ALL: [Self; 10] =
+        [OwnFile, QemuFile, QemuFileOverlay, Loop, LoopFile, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            OwnFile => "file",
+            QemuFile => "qemu-file",
+            QemuFileOverlay => "qemu-file-overlay",
+            Loop => "loop-tmpfs",
+            LoopFile => "loop-file",
+            Ring => "vhost-user",
+            QemuRing => "qemu-vhost-user",
+            QemuRingOverlay => "qemu-vhost-user-overlay",
+            Tls => "tls",
+            NbdkitTls => "nbdkit-tls",
+        }
+    }
+}
+
+/// What all subjects have in common.
+pub(super) struct Setup {
+    pagefold: PathBuf,
+    content: Vec<u8>,
+    certificates: Option<PathBuf>,
+    tmpfs: TempDir,
+}
+
+/// What a client uses.
+enum Way {
+    Path(PathBuf),
+    Socket(PathBuf),
+    Tls { socket: PathBuf, export: &'static str },
+}
+
+/// A disk that is served.
+pub(super) struct Disk {
+    way: Way,
+    /// Before the server, which it uses.
+    _loop: Option<LoopDevice>,
+    server: Option<Server>,
+    folder: TempDir,
+}
+
+struct LoopDevice(u32);
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // It goes with the machine at the latest.
+        let _ = loop_device::detach(self.0);
+    }
+}
+
+/// A base that is served as a file.
+pub(super) struct Base {
+    pub(super) path: PathBuf,
+    server: Server,
+    _folder: TempDir,
+}
+
+impl Base {
+    pub(super) fn process(&self) -> u32 {
+        self.server.process()
+    }
+}
+
+impl Setup {
+    pub(super) fn new(
+        pagefold: PathBuf,
+        mib: u64,
+        tmpfs: &Path,
+        certificates: Option<PathBuf>,
+    ) -> anyhow::Result<Self> {
+        let heap = KINDS.iter().find(|(name, _)| *name == "heap").map(|&(_, make)| make).context("no such pages")?;
+        let content = synthetic::of_kind(heap, SEED, (mib as usize) << 8).as_flattened().to_vec();
+        let tmpfs = TempDir::new_in(tmpfs).with_context(|| tmpfs.display().to_string())?;
+        Ok(Self { pagefold, content, certificates, tmpfs })
+    }
+
+    /// Returns the size of each disk.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.content.len() as u64
+    }
+
+    /// Returns a new raw file in memory, empty or with the content.
+    fn raw(&self, is_full: bool) -> anyhow::Result<PathBuf> {
+        let (mut file, path) = tempfile::NamedTempFile::new_in(self.tmpfs.path())?.keep()?;
+        file.set_len(self.size_bytes())?;
+        if is_full {
+            file.write_all(&self.content)?;
+        }
+        Ok(path)
+    }
+
+    /// Returns a new qcow2 overlay in memory, of a file that is there too.
+    fn overlay(&self) -> anyhow::Result<PathBuf> {
+        let below = self.raw(true)?;
+        let path = below.with_extension("qcow2");
+        qcow2_overlay(&below, &path)?;
+        Ok(path)
+    }
+
+    fn own(&self, options: &[&str]) -> anyhow::Result<Server> {
+        let size = self.size_bytes().to_string();
+        Server::pagefold(&self.pagefold, &[&["--size", &size, "--name", NAME], options].concat())
+    }
+
+    fn certificates(&self) -> anyhow::Result<&Path> {
+        self.certificates.as_deref().context("no --tls-certificates")
+    }
+
+    fn tls(&self, socket: &Path, export: &'static str) -> anyhow::Result<Export> {
+        Ok(Export { socket: socket.to_owned(), name: export, certificates: self.certificates()?.to_owned() })
+    }
+
+    /// Starts a subject's server, and writes the content to the disk.
+    pub(super) fn start(&self, subject: Subject) -> anyhow::Result<Disk> {
+        let folder = TempDir::new()?;
+        let shown = |name: &str| folder.path().join(name);
+        let text = |path: &Path| path.display().to_string();
+        let daemon = |overlay: bool, export: &str| {
+            let program = tool::find("qemu-storage-daemon")?;
+            let (image, format) = if overlay { (self.overlay()?, "qcow2") } else { (self.raw(false)?, "raw") };
+            Server::daemon(&program, &image, format, &["--export", export])
+        };
+        let fuse = |overlay| {
+            let at = shown(NAME);
+            File::create(&at)?;
+            let export = format!("type=fuse,id=export,node-name=disk,mountpoint={},writable=on", text(&at));
+            anyhow::Ok((Way::Path(at), daemon(overlay, &export)?))
+        };
+        let ring = |overlay| {
+            let at = shown("disk.sock");
+            let address = format!("addr.type=unix,addr.path={}", text(&at));
+            let export = format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on,num-queues=2");
+            anyhow::Ok((Way::Socket(at), daemon(overlay, &export)?))
+        };
+        let mut device = None;
+        let mut attach = |file: &Path| {
+            let number = loop_device::attach(file, false).context("no loop device")?;
+            device = Some(LoopDevice(number));
+            anyhow::Ok(Way::Path(loop_device::path(number)))
+        };
+        let (way, server) = match subject {
+            OwnFile | LoopFile => {
+                let files = shown("files");
+                let server = self.own(&["--files", &text(&files)])?;
+                let at = files.join(NAME);
+                (if subject == LoopFile { attach(&at)? } else { Way::Path(at) }, Some(server))
+            }
+            QemuFile => fuse(false).map(|(way, server)| (way, Some(server)))?,
+            QemuFileOverlay => fuse(true).map(|(way, server)| (way, Some(server)))?,
+            Loop => (attach(&self.raw(false)?)?, None),
+            Ring => {
+                let sockets = shown("sockets");
+                let server = self.own(&["--vhost-user", &text(&sockets)])?;
+                (Way::Socket(sockets.join("disk.sock")), Some(server))
+            }
+            QemuRing => ring(false).map(|(way, server)| (way, Some(server)))?,
+            QemuRingOverlay => ring(true).map(|(way, server)| (way, Some(server)))?,
+            Tls => {
+                let server = self.own(&["--tls", "require", "--tls-certificates", &text(self.certificates()?)])?;
+                (Way::Tls { socket: server.socket(), export: NAME }, Some(server))
+            }
+            NbdkitTls => {
+                let certificates = format!("--tls-certificates={}", text(self.certificates()?));
+                let size = format!("size={}", self.size_bytes());
+                let args = ["--tls=require", &certificates, "memory", &size, "allocator=malloc"];
+                let server = Server::nbdkit(&tool::find("nbdkit")?, &args, self.tmpfs.path())?;
+                (Way::Tls { socket: server.socket(), export: "" }, Some(server))
+            }
+        };
+        let disk = Disk { way, _loop: device, server, folder };
+        disk.fill(self)?;
+        Ok(disk)
+    }
+
+    /// Starts a server with an image of the content, whose file it serves.
+    pub(super) fn start_base(&self) -> anyhow::Result<Base> {
+        let folder = TempDir::new()?;
+        let (image, files) = (folder.path().join("base.erofs"), folder.path().join("files"));
+        let raw = self.raw(true)?;
+        tool::run(Command::new(&self.pagefold).args(["pack", "--codec", "lz4"]).arg(&raw).arg("-o").arg(&image))?;
+        fs::remove_file(raw)?;
+        let base = format!("{NAME}={}", image.display());
+        let server = Server::pagefold(&self.pagefold, &["--files", &files.display().to_string(), &base])?;
+        Ok(Base { path: files.join(NAME), server, _folder: folder })
+    }
+}
+
+impl Disk {
+    /// Returns the folder with its file.
+    pub(super) fn folder(&self) -> PathBuf {
+        self.folder.path().join("files")
+    }
+
+    pub(super) fn control(&self) -> anyhow::Result<Control> {
+        let server = self.server.as_ref().context("no server")?;
+        Control::connect(&server.folder().join("control.sock"))
+    }
+
+    fn fill(&self, setup: &Setup) -> anyhow::Result<()> {
+        match &self.way {
+            Way::Path(path) => {
+                let file = File::options().write(true).open(path).with_context(|| path.display().to_string())?;
+                for (part, at) in setup.content.chunks(LONG_BYTES).zip((0..).step_by(LONG_BYTES)) {
+                    file.write_all_at(part, at)?;
+                }
+                Ok(file.sync_all()?)
+            }
+            Way::Socket(socket) => rings::fill(socket, &setup.content),
+            Way::Tls { socket, export } => {
+                let raw = setup.raw(true)?;
+                secure::fill(&setup.tls(socket, export)?, &raw)?;
+                Ok(fs::remove_file(raw)?)
+            }
+        }
+    }
+
+    /// Runs one case.
+    pub(super) fn run(&self, setup: &Setup, case: Case, times: Times, seed: u64) -> anyhow::Result<Measured> {
+        match &self.way {
+            Way::Path(path) => files::run(path, setup.size_bytes(), case, times, seed),
+            Way::Socket(socket) => rings::run(socket, &setup.content, case, times, seed),
+            Way::Tls { socket, export } => secure::run(&setup.tls(socket, export)?, case),
+        }
+    }
+}
