@@ -1,0 +1,261 @@
+//! Decides whether a page is searched again as a page of fields, from what the first search left.
+//!
+//! ```text
+//! need := sequences / 4 + 3/2 of the bytes that the literals' code saves (twice these in a page of
+//!     words) + 64
+//! if there are less than 2000 literals, or less than eight for each byte of need: no
+//! for each of four residues:
+//!     for each four literals whose mixed bytes have this residue modulo 16:
+//!         if the last four with the same hash are the same, and the two after them are not:
+//!             count them
+//!     if 16 times the mean count is more than need: yes
+//!     if it is less than half of it: leave the loop
+//! of the literals 256 to 383, count all such repeats
+//! if 32 times this count is more than need: yes
+//! no
+//! ```
+//!
+//! `need` is about how many bytes what the first search found saves over LZ4. A repeat saves LZ4 one
+//! byte. Where six bytes repeat among the literals, the first search passed them in steps, as it does
+//! in pages that hardly compress: another search would find them, but takes longer than they are
+//! worth. Four bytes with few values may have none with the residues, so some literals are all
+//! counted.
+
+use core::ops::Range;
+
+use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
+use crate::PAGE_SIZE;
+
+/// Literals are sampled at one place in about this many, which their bytes select.
+const RATE: usize = 16;
+
+/// The mixed bytes of the places in each sample, modulo [`RATE`].
+const RESIDUES: [u8; 4] = [5, 14, 3, 8];
+
+/// With fewer literals, another search does not pay.
+const LITERALS: usize = 2000;
+
+/// Repeats are fewer than one literal in this many.
+const SHARE: usize = 8;
+
+/// Repeats that do not pay for another search, which takes longer than the first.
+pub(super) const LEAST: usize = 64;
+
+/// If less than an eighth of the repeats that are needed has been counted up to here, the rest is not
+/// sampled. Most pages that do not compress have none.
+const GIVE_UP: usize = 1536;
+
+/// Literals of which all are counted.
+const WHOLE: Range<usize> = 256..384;
+
+/// Literals that are sampled together.
+const CHUNK: usize = 64;
+
+/// Bytes that are compared: those of the shortest match that the first search takes.
+const COMPARED: usize = 6;
+
+/// Literals from the first of a chunk to the end of the last load.
+type Loaded = [u8; CHUNK + 8];
+
+/// By hash, the last place in the sample.
+type Seen = [u16; 1 << WORD_HASH_BITS];
+
+/// Returns whether four or five bytes repeat more than `need` times among the first `count`
+/// literals, which a search for longer matches left.
+#[inline]
+pub(super) fn has_fields(isa: Isa, literals: &Room, count: usize, need: usize, seen: &mut Seen) -> bool {
+    if count < LITERALS || SHARE * need >= count {
+        return false;
+    }
+    let repeats = Repeats { literals, seen, count: 0 };
+    match isa {
+        // SAFETY: both builds need AVX2, which the stream detected.
+        #[cfg(target_arch = "x86_64")]
+        #[allow(unsafe_code)] // Calls what is built for AVX2.
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need) },
+        Isa::Portable => repeats.are_enough(count, need, sample_of),
+    }
+}
+
+/// Counts repeats.
+struct Repeats<'a> {
+    literals: &'a Room,
+    seen: &'a mut Seen,
+    count: usize,
+}
+
+impl Repeats<'_> {
+    /// Does what [`has_fields`] does. `sample_of` returns a bit for each of the chunk's bytes: 1 if
+    /// the sample of this residue has it.
+    #[inline(always)]
+    fn are_enough(mut self, count: usize, need: usize, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
+        self.seen.fill(0);
+        let end = count.min(PAGE_SIZE) - (COMPARED - 1);
+        let mut needed = 0;
+        'samples: for residue in RESIDUES {
+            needed += need;
+            for start in (0..end).step_by(CHUNK) {
+                if start == GIVE_UP && 8 * RATE * self.count < needed {
+                    break 'samples;
+                }
+                let bytes: &Loaded = self.literals[start..].first_chunk().expect("SLACK bytes after the literals");
+                let mut sample = sample_of(bytes, residue);
+                if end - start < CHUNK {
+                    sample &= (1 << (end - start)) - 1;
+                }
+                while sample != 0 {
+                    let at = sample.trailing_zeros() as usize;
+                    sample &= sample - 1;
+                    self.look_up(start + at, word(&bytes[at..]));
+                }
+            }
+            if RATE * self.count > needed {
+                return true;
+            }
+            if 2 * RATE * self.count < needed {
+                break;
+            }
+        }
+        self.count = 0;
+        for at in WHOLE {
+            self.look_up(at, word(&self.literals[at..]));
+        }
+        PAGE_SIZE / WHOLE.len() * self.count > need
+    }
+
+    /// Counts the bytes `here`, which are at a place of the literals, if they repeat.
+    #[inline(always)]
+    fn look_up(&mut self, at: usize, here: u64) {
+        let slot = &mut self.seen[((here as u32).wrapping_mul(0x9E37_79B1) >> (32 - WORD_HASH_BITS)) as usize];
+        let difference = here ^ word(&self.literals[usize::from(*slot) % PAGE_SIZE..]);
+        *slot = at as u16;
+        self.count += usize::from(difference as u32 == 0 && difference << (64 - 8 * COMPARED) != 0);
+    }
+}
+
+/// Returns the first eight bytes.
+#[inline(always)]
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("eight bytes"))
+}
+
+/// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
+fn sample_of(bytes: &Loaded, residue: u8) -> u64 {
+    let mut flags = [0_u8; CHUNK];
+    for (flag, bytes) in flags.iter_mut().zip(bytes.array_windows()) {
+        let [a, b, c, d]: &[u8; 4] = bytes;
+        let mixed = a ^ (b << 1) ^ (c << 2) ^ d;
+        *flag = u8::from(mixed % RATE as u8 == residue);
+    }
+    let eights = flags.as_chunks().0.iter().enumerate();
+    eights.fold(0, |sample, (at, flags)| {
+        sample | (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Loads of whole registers.
+mod x86 {
+    use core::arch::x86_64::*;
+
+    use super::*;
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
+    #[inline(never)]
+    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize) -> bool {
+        repeats.are_enough(count, need, |bytes, residue| sample_of(bytes, residue))
+    }
+
+    /// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(super) fn sample_of(bytes: &Loaded, residue: u8) -> u64 {
+        let mut sample = 0;
+        for at in [0, CHUNK / 2] {
+            // SAFETY: a load ends three bytes after the chunk at most.
+            let [a, b, c, d] = [0, 1, 2, 3].map(|offset| unsafe {
+                _mm256_loadu_si256(bytes.as_ptr().add(at + offset).cast())
+            });
+            let twice = |of| _mm256_add_epi8(of, of);
+            let mixed = _mm256_xor_si256(twice(_mm256_xor_si256(twice(c), b)), _mm256_xor_si256(a, d));
+            let low = _mm256_and_si256(mixed, _mm256_set1_epi8(RATE as i8 - 1));
+            let is_sampled = _mm256_cmpeq_epi8(low, _mm256_set1_epi8(residue as i8));
+            sample |= u64::from(_mm256_movemask_epi8(is_sampled) as u32) << at;
+        }
+        sample
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{literals::EMPTY, pages::Lcg},
+        *,
+    };
+
+    /// Fields of four bytes with this many values, each followed by three to five random bytes.
+    fn fields(seed: u64, values: u64) -> (Room, usize) {
+        let mut literals = EMPTY;
+        let mut random = Lcg(seed);
+        let mut at = 0;
+        while at < 3000 {
+            let value = (random.below(values) as u32).wrapping_mul(0x9E37_79B1).to_le_bytes();
+            literals[at..at + 4].copy_from_slice(&value);
+            let gap = 3 + random.below(3) as usize;
+            literals[at + 4..][..gap].fill_with(|| random.below(256) as u8);
+            at += 4 + gap;
+        }
+        (literals, at)
+    }
+
+    /// Asks every build.
+    fn has_fields(literals: &Room, count: usize, gain: usize) -> bool {
+        let mut seen = [7; 1 << WORD_HASH_BITS];
+        let found = Isa::all_of_this_cpu().into_iter().map(|isa| super::has_fields(isa, literals, count, gain, &mut seen));
+        let found: Vec<bool> = found.collect();
+        assert!(found.iter().all(|&is_found| is_found == found[0]), "{found:?}");
+        found[0]
+    }
+
+    #[test]
+    fn short_fields_that_repeat_are_found_and_random_bytes_are_not() {
+        for seed in 0..50 {
+            for values in [40, 100] {
+                let (literals, count) = fields(seed, values);
+                assert!(has_fields(&literals, count, 0), "{values} values");
+                assert!(!has_fields(&literals, count, count / 5), "the gain is larger");
+                assert!(!has_fields(&literals, LITERALS - 1, 0), "few literals");
+            }
+            let mut random = EMPTY;
+            let mut bytes = Lcg(seed);
+            random[..PAGE_SIZE].fill_with(|| bytes.below(256) as u8);
+            assert!(!has_fields(&random, PAGE_SIZE, 0), "random bytes");
+        }
+    }
+
+    #[test]
+    fn what_six_bytes_repeat_is_left_to_the_first_search() {
+        let mut literals = EMPTY;
+        let mut random = Lcg(1);
+        literals[..300].fill_with(|| random.below(256) as u8);
+        for at in 300..PAGE_SIZE {
+            literals[at] = literals[at - 300];
+        }
+        assert!(!has_fields(&literals, PAGE_SIZE, 0));
+    }
+
+    #[test]
+    fn every_build_takes_the_same_sample() {
+        for seed in 0..50 {
+            let literals = fields(seed, 90).0;
+            for chunk in literals.as_chunks::<{ CHUNK + 8 }>().0 {
+                // SAFETY: the CPU has AVX2.
+                #[cfg(target_arch = "x86_64")]
+                #[allow(unsafe_code)]
+                if is_x86_feature_detected!("avx2") {
+                    assert_eq!(unsafe { x86::sample_of(chunk, 5) }, sample_of(chunk, 5));
+                }
+            }
+        }
+    }
+}
