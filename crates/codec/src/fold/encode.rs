@@ -275,7 +275,6 @@ impl Encoder {
     /// Searches a page of a kind, which is [`Kind::Fields`] if `FIELDS`. That search is a function of
     /// its own: in one function, the others take 2 % more instructions.
     fn find<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
-        self.seen[..1 << HASH_BITS[kind as usize]].fill(0);
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
@@ -327,13 +326,13 @@ impl Encoder {
     }
 
     /// Fills `literals`, `extra` and `tokens` from the page behind the `REACH` bytes of the window.
-    /// `seen`, and in a page of words (`WORDS`) `seen_words`, must be all zero or hold positions in
-    /// these bytes.
+    /// In a page of words (`WORDS`) `seen_words` must be all zero or hold positions in these bytes.
     #[inline(always)]
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
     ) -> Found {
+        mem::clear(&mut self.seen[..1 << HASH_BITS[KIND]]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
         let is_of_words = const { KIND == Kind::Words as usize };

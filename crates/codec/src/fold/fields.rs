@@ -21,7 +21,7 @@
 //! worth. Four bytes with few values may have none with the residues, so some literals are all
 //! counted.
 
-use core::ops::Range;
+use core::{hint::cold_path, ops::Range};
 
 use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
 use crate::PAGE_SIZE;
@@ -50,6 +50,12 @@ const WHOLE: Range<usize> = 256..384;
 
 /// Literals that are sampled together.
 const CHUNK: usize = 64;
+
+/// Literals whose samples are looked up together.
+const BATCH: usize = 512;
+
+/// Places that are always put for a chunk: twice as many as there are in most.
+const PUT: usize = 8;
 
 /// Bytes that are compared: those of the shortest match that the first search takes.
 const COMPARED: usize = 6;
@@ -90,23 +96,23 @@ impl Repeats<'_> {
     #[inline(always)]
     fn are_enough(mut self, count: usize, need: usize, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
         self.seen.fill(0);
-        let end = count.min(PAGE_SIZE) - (COMPARED - 1);
+        let literals = &self.literals[..count.min(PAGE_SIZE) - COMPARED];
+        let mut places = [0; BATCH + PUT];
         let mut needed = 0;
         'samples: for residue in RESIDUES {
             needed += need;
-            for start in (0..end).step_by(CHUNK) {
+            for start in (0..literals.len()).step_by(BATCH) {
                 if start == GIVE_UP && 8 * RATE * self.count < needed {
                     break 'samples;
                 }
-                let bytes: &Loaded = self.literals[start..].first_chunk().expect("SLACK bytes after the literals");
-                let mut sample = sample_of(bytes, residue);
-                if end - start < CHUNK {
-                    sample &= (1 << (end - start)) - 1;
+                let batch = literals.len().min(start + BATCH);
+                let mut sampled = 0;
+                for at in (start..batch - batch % CHUNK).step_by(CHUNK) {
+                    let sample = sample_of(self.literals[at..].first_chunk().expect("SLACK bytes"), residue);
+                    sampled += put(at, sample, &mut places[sampled..]);
                 }
-                while sample != 0 {
-                    let at = sample.trailing_zeros() as usize;
-                    sample &= sample - 1;
-                    self.look_up(start + at, word(&bytes[at..]));
+                for &place in &places[..sampled] {
+                    self.look_up(usize::from(place));
                 }
             }
             if RATE * self.count > needed {
@@ -118,19 +124,44 @@ impl Repeats<'_> {
         }
         self.count = 0;
         for at in WHOLE {
-            self.look_up(at, word(&self.literals[at..]));
+            self.look_up(at);
         }
         PAGE_SIZE / WHOLE.len() * self.count > need
     }
 
-    /// Counts the bytes `here`, which are at a place of the literals, if they repeat.
+    /// Counts the four bytes at a place of the literals, if they repeat.
     #[inline(always)]
-    fn look_up(&mut self, at: usize, here: u64) {
+    fn look_up(&mut self, at: usize) {
+        let here = word(&self.literals[at % PAGE_SIZE..]);
         let slot = &mut self.seen[((here as u32).wrapping_mul(0x9E37_79B1) >> (32 - WORD_HASH_BITS)) as usize];
         let difference = here ^ word(&self.literals[usize::from(*slot) % PAGE_SIZE..]);
         *slot = at as u16;
-        self.count += usize::from(difference as u32 == 0 && difference << (64 - 8 * COMPARED) != 0);
+        if difference as u32 == 0 {
+            cold_path();
+            self.count += usize::from(difference << (64 - 8 * COMPARED) != 0);
+        }
     }
+}
+
+/// Puts the places of the sample's bits from `at` on to the start of `places`, and returns their
+/// number. It always puts some, because a loop over as many as there are is mispredicted.
+#[inline(always)]
+fn put(at: usize, mut sample: u64, places: &mut [u16]) -> usize {
+    let count = sample.count_ones() as usize;
+    let (first, rest) = places.split_first_chunk_mut::<PUT>().expect("room for PUT places more");
+    let mut next = || {
+        let place = at as u16 + sample.trailing_zeros() as u16;
+        sample &= sample.wrapping_sub(1);
+        place
+    };
+    for place in first {
+        *place = next();
+    }
+    if count > PUT {
+        cold_path();
+        rest[..count - PUT].fill_with(next);
+    }
+    count
 }
 
 /// Returns the first eight bytes.
@@ -153,6 +184,8 @@ fn sample_of(bytes: &Loaded, residue: u8) -> u64 {
     })
 }
 
+const _: () = assert!(GIVE_UP.is_multiple_of(BATCH) && BATCH.is_multiple_of(CHUNK));
+
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Loads of whole registers.
 mod x86 {
@@ -160,7 +193,7 @@ mod x86 {
 
     use super::*;
 
-    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     #[inline(never)]
     pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize) -> bool {
         repeats.are_enough(count, need, |bytes, residue| sample_of(bytes, residue))
