@@ -55,7 +55,7 @@ use core::hint::select_unpredictable;
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    fields::{LEAST, has_fields},
+    fields::has_fields,
     kind::kind_of,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
@@ -199,12 +199,9 @@ impl Encoder {
         let search = Search::<REACH> { format, starts, window };
         let mut found = self.find::<false, REACH>(&search, kind);
         let len = self.write(format, kind, &mut found, &mut out[..room]);
-        // About how many bytes what was found saves over LZ4. In code, which pages of words are if their
-        // literals can be coded, more repeats are needed (`binary-debug` compresses 15 % slower
-        // otherwise).
-        let saved = if kind == Kind::Words { 2 * found.saved } else { found.saved * 3 / 2 };
-        let need = found.sequences / 4 + saved + LEAST;
-        if !has_fields(self.isa, &self.literals, found.literals, need, &mut self.seen_words) {
+        // Code, which pages of words are if their literals can be coded, needs more repeats.
+        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
+        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
             return len;
         }
         let mut found = self.find::<true, REACH>(&search, Kind::Fields);
@@ -618,13 +615,7 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<u
 /// # Safety
 /// That of [`common_length`].
 #[inline(always)]
-unsafe fn length_of<C: Compare>(
-    page: *const u8,
-    pos: usize,
-    offset: usize,
-    difference: u64,
-    page_end: usize,
-) -> usize {
+unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
     if difference == 0 {
         // SAFETY: the caller's.
         unsafe { common_length::<C>(page, pos, offset, page_end) }

@@ -1,30 +1,29 @@
 //! Decides whether a page is searched again as a page of fields, from what the first search left.
 //!
 //! ```text
-//! need := sequences / 4 + 3/2 of the bytes that the literals' code saves (twice these in a page of
-//!     words) + 64
-//! if there are less than 2000 literals, or less than eight for each byte of need: no
+//! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
+//! need := sequences / 4 + 3/2 saved + 64; if there are less than 32 sequences, + 128
+//! if there are less than 2000 literals, or not more than eight for each byte of need: no
+//! repeats := places whose four literals are those of the last place with the same hash, and whose
+//!     next two are not those after it
+//! if there are less than 32 sequences, and none of the literals 256 to 447 repeats: no
 //! for each of four residues:
-//!     for each four literals whose mixed bytes have this residue modulo 16:
-//!         if the last four with the same hash are the same, and the two after them are not:
-//!             count them
+//!     count the repeats among the places whose mixed bytes have this residue modulo 16
 //!     if 16 times the mean count is more than need: yes
-//!     if it is less than half of it: leave the loop
-//! of the literals 256 to 383, count all such repeats
-//! if 32 times this count is more than need: yes
-//! no
+//!     if it is less than a quarter of need, or 1/16 in the first 1536 literals: leave the loop
+//! yes if 21 times the repeats among literals 256 to 447 are more than need
 //! ```
 //!
-//! `need` is about how many bytes what the first search found saves over LZ4. A repeat saves LZ4 one
-//! byte. Where six bytes repeat among the literals, the first search passed them in steps, as it does
-//! in pages that hardly compress: another search would find them, but takes longer than they are
-//! worth. Four bytes with few values may have none with the residues, so some literals are all
+//! `need` is about how many bytes what the first search found saves over LZ4, for which a repeat of
+//! four or five bytes saves one. Where six bytes repeat, the first search passed them in steps, as it
+//! does in pages that hardly compress. Another search would find them, but takes longer than they are
+//! worth. If few values repeat, none of their bytes may have the residues, so 192 literals are all
 //! counted.
 
 use core::{hint::cold_path, ops::Range};
 
 use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
-use crate::PAGE_SIZE;
+use crate::{PAGE_SIZE, mem::clear};
 
 /// Literals are sampled at one place in about this many, which their bytes select.
 const RATE: usize = 16;
@@ -39,14 +38,20 @@ const LITERALS: usize = 2000;
 const SHARE: usize = 8;
 
 /// Repeats that do not pay for another search, which takes longer than the first.
-pub(super) const LEAST: usize = 64;
+const LEAST: usize = 64;
 
-/// If less than an eighth of the repeats that are needed has been counted up to here, the rest is not
-/// sampled. Most pages that do not compress have none.
+/// With fewer sequences, a page hardly compresses: its first search was short.
+const FEW: usize = 32;
+
+/// The same as [`LEAST`] in such a page. At 96, objects of images are 0.05 % smaller.
+const LEAST_OF_FEW: usize = 128;
+
+/// If less than 1/16 of the repeats that are needed has been counted up to here, the rest is not
+/// sampled.
 const GIVE_UP: usize = 1536;
 
-/// Literals of which all are counted.
-const WHOLE: Range<usize> = 256..384;
+/// Literals of which all are counted in such a page. Most such pages have no repeats.
+const WHOLE: Range<usize> = 256..448;
 
 /// Literals that are sampled together.
 const CHUNK: usize = 64;
@@ -66,10 +71,19 @@ type Loaded = [u8; CHUNK + 8];
 /// By hash, the last place in the sample.
 type Seen = [u16; 1 << WORD_HASH_BITS];
 
-/// Returns whether four or five bytes repeat more than `need` times among the first `count`
-/// literals, which a search for longer matches left.
+/// Returns whether four or five bytes repeat often among the first `count` literals, which a search
+/// for longer matches left apart from its `sequences`. Their code saves `saved` bytes.
 #[inline]
-pub(super) fn has_fields(isa: Isa, literals: &Room, count: usize, need: usize, seen: &mut Seen) -> bool {
+pub(super) fn has_fields(
+    isa: Isa,
+    literals: &Room,
+    count: usize,
+    sequences: usize,
+    saved: usize,
+    seen: &mut Seen,
+) -> bool {
+    let is_hardly_matched = sequences < FEW;
+    let need = sequences / 4 + 3 * saved / 2 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
     if count < LITERALS || SHARE * need >= count {
         return false;
     }
@@ -78,8 +92,8 @@ pub(super) fn has_fields(isa: Isa, literals: &Room, count: usize, need: usize, s
         // SAFETY: both builds need AVX2, which the stream detected.
         #[cfg(target_arch = "x86_64")]
         #[allow(unsafe_code)] // Calls what is built for AVX2.
-        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need) },
-        Isa::Portable => repeats.are_enough(count, need, sample_of),
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need, is_hardly_matched) },
+        Isa::Portable => repeats.are_enough(count, need, is_hardly_matched, sample_of),
     }
 }
 
@@ -94,15 +108,32 @@ impl Repeats<'_> {
     /// Does what [`has_fields`] does. `sample_of` returns a bit for each of the chunk's bytes: 1 if
     /// the sample of this residue has it.
     #[inline(always)]
-    fn are_enough(mut self, count: usize, need: usize, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
-        self.seen.fill(0);
+    fn are_enough(
+        mut self,
+        count: usize,
+        need: usize,
+        is_hardly_matched: bool,
+        sample_of: impl Fn(&Loaded, u8) -> u64,
+    ) -> bool {
+        clear(self.seen);
+        if is_hardly_matched {
+            // Nothing repeats in most pages that do not compress.
+            for at in WHOLE {
+                self.look_up(at);
+            }
+            if self.count == 0 {
+                return false;
+            }
+        }
+        let whole = self.count;
+        self.count = 0;
         let literals = &self.literals[..count.min(PAGE_SIZE) - COMPARED];
         let mut places = [0; BATCH + PUT];
         let mut needed = 0;
         'samples: for residue in RESIDUES {
             needed += need;
             for start in (0..literals.len()).step_by(BATCH) {
-                if start == GIVE_UP && 8 * RATE * self.count < needed {
+                if start == GIVE_UP && 16 * RATE * self.count < needed {
                     break 'samples;
                 }
                 let batch = literals.len().min(start + BATCH);
@@ -118,15 +149,11 @@ impl Repeats<'_> {
             if RATE * self.count > needed {
                 return true;
             }
-            if 2 * RATE * self.count < needed {
+            if 4 * RATE * self.count < needed {
                 break;
             }
         }
-        self.count = 0;
-        for at in WHOLE {
-            self.look_up(at);
-        }
-        PAGE_SIZE / WHOLE.len() * self.count > need
+        PAGE_SIZE / WHOLE.len() * whole > need
     }
 
     /// Counts the four bytes at a place of the literals, if they repeat.
@@ -195,8 +222,8 @@ mod x86 {
 
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     #[inline(never)]
-    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize) -> bool {
-        repeats.are_enough(count, need, |bytes, residue| sample_of(bytes, residue))
+    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize, is_hardly_matched: bool) -> bool {
+        repeats.are_enough(count, need, is_hardly_matched, |bytes, residue| sample_of(bytes, residue))
     }
 
     /// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
@@ -206,9 +233,8 @@ mod x86 {
         let mut sample = 0;
         for at in [0, CHUNK / 2] {
             // SAFETY: a load ends three bytes after the chunk at most.
-            let [a, b, c, d] = [0, 1, 2, 3].map(|offset| unsafe {
-                _mm256_loadu_si256(bytes.as_ptr().add(at + offset).cast())
-            });
+            let [a, b, c, d] =
+                [0, 1, 2, 3].map(|offset| unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at + offset).cast()) });
             let twice = |of| _mm256_add_epi8(of, of);
             let mixed = _mm256_xor_si256(twice(_mm256_xor_si256(twice(c), b)), _mm256_xor_si256(a, d));
             let low = _mm256_and_si256(mixed, _mm256_set1_epi8(RATE as i8 - 1));
@@ -242,10 +268,10 @@ mod tests {
     }
 
     /// Asks every build.
-    fn has_fields(literals: &Room, count: usize, gain: usize) -> bool {
+    fn has_fields(literals: &Room, count: usize, sequences: usize, saved: usize) -> bool {
         let mut seen = [7; 1 << WORD_HASH_BITS];
-        let found = Isa::all_of_this_cpu().into_iter().map(|isa| super::has_fields(isa, literals, count, gain, &mut seen));
-        let found: Vec<bool> = found.collect();
+        let mut ask = |isa| super::has_fields(isa, literals, count, sequences, saved, &mut seen);
+        let found: Vec<bool> = Isa::all_of_this_cpu().into_iter().map(&mut ask).collect();
         assert!(found.iter().all(|&is_found| is_found == found[0]), "{found:?}");
         found[0]
     }
@@ -255,14 +281,16 @@ mod tests {
         for seed in 0..50 {
             for values in [40, 100] {
                 let (literals, count) = fields(seed, values);
-                assert!(has_fields(&literals, count, 0), "{values} values");
-                assert!(!has_fields(&literals, count, count / 5), "the gain is larger");
-                assert!(!has_fields(&literals, LITERALS - 1, 0), "few literals");
+                assert!(has_fields(&literals, count, FEW, 0), "{values} values");
+                assert!(!has_fields(&literals, count, FEW, count / 12), "the literals' code saves more");
+                assert!(!has_fields(&literals, LITERALS - 1, FEW, 0), "few literals");
             }
             let mut random = EMPTY;
             let mut bytes = Lcg(seed);
             random[..PAGE_SIZE].fill_with(|| bytes.below(256) as u8);
-            assert!(!has_fields(&random, PAGE_SIZE, 0), "random bytes");
+            for sequences in [0, FEW] {
+                assert!(!has_fields(&random, PAGE_SIZE, sequences, 0), "random bytes");
+            }
         }
     }
 
@@ -274,7 +302,31 @@ mod tests {
         for at in 300..PAGE_SIZE {
             literals[at] = literals[at - 300];
         }
-        assert!(!has_fields(&literals, PAGE_SIZE, 0));
+        for sequences in [0, FEW] {
+            assert!(!has_fields(&literals, PAGE_SIZE, sequences, 0));
+        }
+    }
+
+    /// Places are selected by their bytes, so that there may be none.
+    #[test]
+    fn few_values_are_found_without_the_sample() {
+        for seed in 0..50 {
+            let (literals, count) = fields(seed, 3);
+            assert!(has_fields(&literals, count, 0, 0));
+        }
+    }
+
+    #[test]
+    fn what_follows_the_literals_does_not_matter() {
+        for seed in 0..50 {
+            let (mut literals, count) = fields(seed, 90);
+            for count in count - 70..count {
+                let found = has_fields(&literals, count, FEW, 0);
+                literals[count..].fill(seed as u8);
+                assert_eq!(has_fields(&literals, count, FEW, 0), found);
+                literals = fields(seed, 90).0;
+            }
+        }
     }
 
     #[test]
