@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
-//! need := sequences / 4 + 3/2 saved + 64; if there are less than 32 sequences, + 128
-//! if there are less than 2000 literals, or not more than eight for each byte of need: no
+//! need := sequences / 4 + 5/4 saved + 64; if there are less than 32 sequences, + 128
+//! if there are less than 2000 literals, or not more than five for each byte of need: no
 //! repeats := places whose four literals are those of the last place with the same hash, and whose
 //!     next two are not those after it
 //! if there are less than 32 sequences, and none of the literals 256 to 447 repeats: no
 //! for each of four residues:
 //!     count the repeats among the places whose mixed bytes have this residue modulo 16
-//!     if 16 times the mean count is more than need: yes
-//!     if it is less than a quarter of need, or 1/16 in the first 1536 literals: leave the loop
+//!     if 16 times all that were counted is more than need times the residues so far: yes
+//!     if it is 64 less than that, or an eighth at literal 1536: leave the loop
 //! yes if 21 times the repeats among literals 256 to 447 are more than need
 //! ```
 //!
@@ -35,7 +35,7 @@ const RESIDUES: [u8; 4] = [5, 14, 3, 8];
 const LITERALS: usize = 2000;
 
 /// Repeats are fewer than one literal in this many.
-const SHARE: usize = 8;
+const SHARE: usize = 5;
 
 /// Repeats that do not pay for another search, which takes longer than the first.
 const LEAST: usize = 64;
@@ -46,7 +46,7 @@ const FEW: usize = 32;
 /// The same as [`LEAST`] in such a page. At 96, objects of images are 0.05 % smaller.
 const LEAST_OF_FEW: usize = 128;
 
-/// If less than 1/16 of the repeats that are needed has been counted up to here, the rest is not
+/// If less than 1/8 of the repeats that are needed has been counted up to here, the rest is not
 /// sampled.
 const GIVE_UP: usize = 1536;
 
@@ -83,7 +83,7 @@ pub(super) fn has_fields(
     seen: &mut Seen,
 ) -> bool {
     let is_hardly_matched = sequences < FEW;
-    let need = sequences / 4 + 3 * saved / 2 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
+    let need = sequences / 4 + 5 * saved / 4 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
     if count < LITERALS || SHARE * need >= count {
         return false;
     }
@@ -133,7 +133,7 @@ impl Repeats<'_> {
         'samples: for residue in RESIDUES {
             needed += need;
             for start in (0..literals.len()).step_by(BATCH) {
-                if start == GIVE_UP && 16 * RATE * self.count < needed {
+                if start == GIVE_UP && 8 * RATE * self.count < needed {
                     break 'samples;
                 }
                 let batch = literals.len().min(start + BATCH);
@@ -149,7 +149,7 @@ impl Repeats<'_> {
             if RATE * self.count > needed {
                 return true;
             }
-            if 4 * RATE * self.count < needed {
+            if RATE * self.count + LEAST < needed {
                 break;
             }
         }
@@ -282,7 +282,7 @@ mod tests {
             for values in [40, 100] {
                 let (literals, count) = fields(seed, values);
                 assert!(has_fields(&literals, count, FEW, 0), "{values} values");
-                assert!(!has_fields(&literals, count, FEW, count / 12), "the literals' code saves more");
+                assert!(!has_fields(&literals, count, FEW, count / 6), "the literals' code saves more");
                 assert!(!has_fields(&literals, LITERALS - 1, FEW, 0), "few literals");
             }
             let mut random = EMPTY;
