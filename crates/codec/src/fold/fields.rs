@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
-//! need := sequences / 4 + 5/4 saved + 64; if there are less than 32 sequences, + 128
+//! need := sequences / 4 + 5/4 saved + 64, or + 128 if the page hardly compresses: if there are less
+//!     than 32 sequences, and no literals are coded
 //! if there are less than 2000 literals, or not more than five for each byte of need: no
 //! repeats := places whose four literals are those of the last place with the same hash, and whose
 //!     next two are not those after it
-//! if there are less than 32 sequences, and none of the literals 256 to 447 repeats: no
+//! if the page hardly compresses, and none of the literals 256 to 447 repeats: no
 //! for each of four residues:
 //!     count the repeats among the places whose mixed bytes have this residue modulo 16
 //!     if 16 times all that were counted is more than need times the residues so far: yes
@@ -40,7 +41,7 @@ const SHARE: usize = 5;
 /// Repeats that do not pay for another search, which takes longer than the first.
 const LEAST: usize = 64;
 
-/// With fewer sequences, a page hardly compresses: its first search was short.
+/// With fewer sequences and no coded literals, a page hardly compresses: its first search was short.
 const FEW: usize = 32;
 
 /// The same as [`LEAST`] in such a page. At 96, objects of images are 0.05 % smaller.
@@ -82,7 +83,7 @@ pub(super) fn has_fields(
     saved: usize,
     seen: &mut Seen,
 ) -> bool {
-    let is_hardly_matched = sequences < FEW;
+    let is_hardly_matched = sequences < FEW && saved == 0;
     let need = sequences / 4 + 5 * saved / 4 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
     if count < LITERALS || SHARE * need >= count {
         return false;
