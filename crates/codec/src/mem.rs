@@ -7,6 +7,8 @@
 //! machine.
 #![allow(unsafe_code)] // Unaligned access; callers check bounds once per sequence.
 
+use core::hint;
+
 use crate::Page;
 
 /// Loads the 16 bits at `p`.
@@ -67,6 +69,17 @@ pub(crate) unsafe fn store32(p: *mut u8, value: u32) {
 pub(crate) unsafe fn store64(p: *mut u8, value: u64) {
     // SAFETY: upheld by the caller; the write is unaligned.
     unsafe { p.cast::<u64>().write_unaligned(value.to_le()) }
+}
+
+/// Fills a small table, a multiple of 32 bytes, with zeros by whole registers. The system's function
+/// takes an instruction that starts slowly.
+#[inline(always)]
+pub(crate) fn clear(table: &mut [u16]) {
+    // Opaque, or the compiler would call the system's function.
+    let zeros = hint::black_box([0; 16]);
+    for part in table.as_chunks_mut().0 {
+        *part = zeros;
+    }
 }
 
 /// Copies `N` bytes (8, 16, 32: one or two registers). All are read before the first is written, so

@@ -31,6 +31,8 @@ unsafe impl RawMutex for RawSpin {
         !self.0.load(Relaxed) && !self.0.swap(true, Acquire)
     }
 
+    /// # Safety
+    /// The caller holds the lock: it alone may clear the flag.
     unsafe fn unlock(&self) {
         self.0.store(false, Release);
     }

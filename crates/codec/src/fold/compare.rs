@@ -6,6 +6,8 @@ use crate::mem;
 /// Maximum number of bytes compared before a place.
 pub(super) const BACK: usize = 32;
 
+const _: () = assert!(BACK.is_multiple_of(8));
+
 /// Compares the bytes at a place with those `offset` bytes before it.
 pub(super) trait Compare {
     /// Number of bytes compared forward, at most 64.
@@ -40,18 +42,22 @@ pub(super) struct Words;
 impl Compare for Words {
     const BYTES: usize = 8;
 
+    /// # Safety
+    /// 8 bytes can be read from `p` and from `p - offset`.
     #[inline(always)]
     unsafe fn forward(p: *const u8, offset: usize) -> usize {
-        // SAFETY: upheld by the caller.
+        // SAFETY: a word is the 8 bytes that the caller lets be read at both places.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         difference.trailing_zeros() as usize / 8
     }
 
+    /// # Safety
+    /// 8 bytes can be read from every place from `p` to `end`, and `offset` before it.
     #[inline(never)]
     unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
         let mut equal = 0;
         while p.wrapping_add(equal) < end {
-            // SAFETY: upheld by the caller.
+            // SAFETY: `p + equal` is before `end`, where the caller lets 8 bytes be read.
             match unsafe { Self::forward(p.add(equal), offset) } {
                 8 => equal += 8,
                 more => return equal + more,
@@ -60,11 +66,14 @@ impl Compare for Words {
         equal
     }
 
+    /// # Safety
+    /// [`BACK`] bytes can be read before `p` and before `p - offset`.
     #[inline(always)]
     unsafe fn backward(p: *const u8, offset: usize) -> usize {
         let mut equal = 0;
         while equal < BACK {
-            // SAFETY: upheld by the caller; `equal + 8` is at most BACK.
+            // SAFETY: `equal + 8` is at most BACK, a multiple of 8, so the word is among the bytes
+            // that the caller lets be read.
             let difference = unsafe {
                 let p = p.sub(equal + 8);
                 mem::load64(p) ^ mem::load64(p.sub(offset))
@@ -93,21 +102,28 @@ mod x86 {
     impl Compare for Avx2 {
         const BYTES: usize = 32;
 
+        /// # Safety
+        /// 32 bytes can be read from `p` and from `p - offset`, and the CPU has AVX2.
         #[inline(always)]
         unsafe fn forward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller vouches for the 32 bytes at both places and for the CPU.
             unsafe { differences32(p, offset) }.trailing_zeros() as usize
         }
 
+        /// # Safety
+        /// 32 bytes can be read from every place from `p` to `end`, and `offset` before it, and the
+        /// CPU has AVX2.
         #[inline(always)]
         unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the two functions ask the same of the caller.
             unsafe { forward_long32(p, offset, end) }
         }
 
+        /// # Safety
+        /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has AVX2.
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the 32 bytes are the BACK ones before `p`, which the caller lets be read.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
     }
@@ -118,21 +134,29 @@ mod x86 {
     impl Compare for Avx512 {
         const BYTES: usize = 64;
 
+        /// # Safety
+        /// 64 bytes can be read from `p` and from `p - offset`, and the CPU has AVX-512 (F, BW).
         #[inline(always)]
         unsafe fn forward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller vouches for the 64 bytes at both places and for the CPU.
             unsafe { differences64(p, offset) }.trailing_zeros() as usize
         }
 
+        /// # Safety
+        /// 64 bytes can be read from every place from `p` to `end`, and `offset` before it, and the
+        /// CPU has AVX-512 (F, BW).
         #[inline(always)]
         unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the two functions ask the same of the caller.
             unsafe { forward_long64(p, offset, end) }
         }
 
+        /// # Safety
+        /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has AVX-512.
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: upheld by the caller; AVX-512 includes AVX2.
+            // SAFETY: the 32 bytes are the BACK ones before `p`, which the caller lets be read; a
+            // CPU with AVX-512 has AVX2.
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
     }
@@ -146,7 +170,7 @@ mod x86 {
     unsafe fn forward_long32(p: *const u8, offset: usize, end: *const u8) -> usize {
         let mut equal = 0;
         while p.wrapping_add(equal) < end {
-            // SAFETY: upheld by the caller.
+            // SAFETY: `p + equal` is before `end`, where the caller lets 32 bytes be read.
             match unsafe { differences32(p.add(equal), offset) } {
                 0 => equal += 32,
                 differences => return equal + differences.trailing_zeros() as usize,
@@ -162,7 +186,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn differences32(p: *const u8, offset: usize) -> u32 {
-        // SAFETY: upheld by the caller.
+        // SAFETY: a register is the 32 bytes that the caller lets be read at both places.
         let (here, there) = unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.sub(offset).cast())) };
         !(_mm256_movemask_epi8(_mm256_cmpeq_epi8(here, there)) as u32)
     }
@@ -176,7 +200,7 @@ mod x86 {
     unsafe fn forward_long64(p: *const u8, offset: usize, end: *const u8) -> usize {
         let mut equal = 0;
         while p.wrapping_add(equal) < end {
-            // SAFETY: upheld by the caller.
+            // SAFETY: `p + equal` is before `end`, where the caller lets 64 bytes be read.
             match unsafe { differences64(p.add(equal), offset) } {
                 0 => equal += 64,
                 differences => return equal + differences.trailing_zeros() as usize,
@@ -192,7 +216,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn differences64(p: *const u8, offset: usize) -> u64 {
-        // SAFETY: upheld by the caller.
+        // SAFETY: a register is the 64 bytes that the caller lets be read at both places.
         let (here, there) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.sub(offset).cast())) };
         _mm512_cmpneq_epi8_mask(here, there)
     }

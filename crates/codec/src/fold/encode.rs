@@ -55,7 +55,8 @@ use core::hint::select_unpredictable;
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    kind::{has_fields, kind_of},
+    fields::has_fields,
+    kind::kind_of,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
@@ -89,6 +90,13 @@ pub(super) struct Sequence {
     pub(super) class: usize,
     pub(super) run: usize,
     pub(super) length: usize,
+}
+
+/// What is searched: the page behind the `REACH` bytes of the window.
+struct Search<'a, const REACH: usize> {
+    format: &'a Format,
+    starts: &'a Starts,
+    window: &'a [u8],
 }
 
 /// The match finder's results; the data are in the encoder.
@@ -188,15 +196,15 @@ impl Encoder {
         assert!(window.len() == FRONT + REACH + PAGE_SIZE + BACK);
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
         let room = out.len().min(PAGE_SIZE - 1);
-        let mut found = self.find::<false, REACH>(format, starts, window, kind);
+        let search = Search::<REACH> { format, starts, window };
+        let mut found = self.find::<false, REACH>(&search, kind);
         let len = self.write(format, kind, &mut found, &mut out[..room]);
-        // In code, which pages of words are if their literals can be coded, more repeats are needed
-        // (`binary-debug` compresses 15 % slower otherwise).
-        let gain = found.sequences + if kind == Kind::Words { 2 * found.saved } else { found.saved };
-        if !has_fields(&self.literals, found.literals, gain, &mut self.seen_words) {
+        // Code, which pages of words are if their literals can be coded, needs more repeats.
+        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
+        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
             return len;
         }
-        let mut found = self.find::<true, REACH>(format, starts, window, Kind::Fields);
+        let mut found = self.find::<true, REACH>(&search, Kind::Fields);
         let mut shorter = [0; PAGE_SIZE];
         let room = len.map_or(room, |len| len - 1);
         let Some(len_of_fields) = self.write(format, Kind::Fields, &mut found, &mut shorter[..room]) else {
@@ -263,97 +271,69 @@ impl Encoder {
 
     /// Searches a page of a kind, which is [`Kind::Fields`] if `FIELDS`. That search is a function of
     /// its own: in one function, the others take 2 % more instructions.
-    fn find<const FIELDS: bool, const REACH: usize>(
-        &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
-        kind: Kind,
-    ) -> Found {
-        self.seen[..1 << HASH_BITS[kind as usize]].fill(0);
+    fn find<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2::<FIELDS, REACH>(format, starts, window, kind) },
+            Isa::Avx2 => unsafe { self.find_avx2::<FIELDS, REACH>(search, kind) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512::<FIELDS, REACH>(format, starts, window, kind) },
-            Isa::Portable => self.find_portable::<FIELDS, REACH>(format, starts, window, kind),
+            Isa::Avx512 => unsafe { self.find_avx512::<FIELDS, REACH>(search, kind) },
+            Isa::Portable => self.find_portable::<FIELDS, REACH>(search, kind),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const FIELDS: bool, const REACH: usize>(
-        &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
-        kind: Kind,
-    ) -> Found {
-        self.find_by::<compare::Avx2, FIELDS, REACH>(format, starts, window, kind)
+    fn find_avx2<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
+        self.find_by::<compare::Avx2, FIELDS, REACH>(search, kind)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_avx512<const FIELDS: bool, const REACH: usize>(
-        &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
-        kind: Kind,
-    ) -> Found {
-        self.find_by::<compare::Avx512, FIELDS, REACH>(format, starts, window, kind)
+    fn find_avx512<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
+        self.find_by::<compare::Avx512, FIELDS, REACH>(search, kind)
     }
 
     #[inline(never)]
     fn find_portable<const FIELDS: bool, const REACH: usize>(
         &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
+        search: &Search<'_, REACH>,
         kind: Kind,
     ) -> Found {
-        self.find_by::<compare::Words, FIELDS, REACH>(format, starts, window, kind)
+        self.find_by::<compare::Words, FIELDS, REACH>(search, kind)
     }
 
     #[inline(always)]
     fn find_by<C: Compare + Emit, const FIELDS: bool, const REACH: usize>(
         &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
+        search: &Search<'_, REACH>,
         kind: Kind,
     ) -> Found {
         if FIELDS {
-            return self.find_matches::<C, { Kind::Fields as usize }, REACH>(format, starts, window);
+            return self.find_matches::<C, { Kind::Fields as usize }, REACH>(search);
         }
         match kind {
-            Kind::Others | Kind::Fields => {
-                self.find_matches::<C, { Kind::Others as usize }, REACH>(format, starts, window)
-            }
-            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(format, starts, window),
-            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(format, starts, window),
+            Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search),
+            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search),
+            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(search),
         }
     }
 
     /// Fills `literals`, `extra` and `tokens` from the page behind the `REACH` bytes of the window.
-    /// `seen`, and in a page of words (`WORDS`) `seen_words`, must be all zero or hold positions in
-    /// these bytes.
+    /// In a page of words (`WORDS`) `seen_words` must be all zero or hold positions in these bytes.
     #[inline(always)]
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
-        format: &Format,
-        starts: &Starts,
-        window: &[u8],
+        &Search { format, starts, window }: &Search<'_, REACH>,
     ) -> Found {
+        mem::clear(&mut self.seen[..1 << HASH_BITS[KIND]]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
         let is_of_words = const { KIND == Kind::Words as usize };
-        // Bits of eight bytes that a match at a new offset need not include.
-        let unused = const { 64 - 8 * length_min_new(KIND) as u32 };
+        let unused = const { unused(KIND) };
         let last_bytes = if is_of_words { 0xFF_FFFF } else { u32::MAX };
         // The window's start, from which positions are counted. The pointer is derived from the
         // whole slice because bytes before the window are read, too.
@@ -402,10 +382,7 @@ impl Encoder {
                     let mut stop = (pos + TRIES[KIND]).min(searched);
                     loop {
                         while pos < stop {
-                            let here = mem::load64(page.add(pos));
-                            let slot = seen.add(hash::<KIND>(here << unused));
-                            let candidate = usize::from(*slot);
-                            *slot = pos as u16;
+                            let (here, candidate) = look_up::<KIND>(seen, page, pos);
                             let at_last = here ^ mem::load64(last_page.add(pos));
                             if at_last as u32 & last_bytes == 0 {
                                 // A longer run needs a class with matches of LENGTH_MIN_NEW bytes
@@ -442,11 +419,7 @@ impl Encoder {
                     }
                 }
                 {
-                    let length = if difference == 0 {
-                        common_length::<C>(page, pos, offset, page_end)
-                    } else {
-                        difference.trailing_zeros() as usize / 8
-                    };
+                    let length = length_of::<C>(page, pos, offset, difference, page_end);
                     let run = start - anchor;
                     mem::copy::<32>(page.add(anchor), literals_end);
                     if run > 32 {
@@ -467,12 +440,9 @@ impl Encoder {
                         break 'page;
                     }
                     if !is_of_words {
-                        *seen.add(hash::<KIND>(mem::load64(page.add(pos - 2)) << unused)) = (pos - 2) as u16;
+                        look_up::<KIND>(seen, page, pos - 2);
                     }
-                    let here = mem::load64(page.add(pos));
-                    let slot = seen.add(hash::<KIND>(here << unused));
-                    let candidate = usize::from(*slot);
-                    *slot = pos as u16;
+                    let (here, candidate) = look_up::<KIND>(seen, page, pos);
                     let at_before = here ^ mem::load64(page.add(pos - before));
                     let (offset, difference);
                     if at_before as u32 & 0xFF_FFFF == 0 {
@@ -519,11 +489,7 @@ impl Encoder {
                             break;
                         }
                     }
-                    let length = if difference == 0 {
-                        common_length::<C>(page, pos, offset, page_end)
-                    } else {
-                        difference.trailing_zeros() as usize / 8
-                    };
+                    let length = length_of::<C>(page, pos, offset, difference, page_end);
                     put(at, 0, length, offset, before);
                     before = last;
                     last = offset;
@@ -589,10 +555,26 @@ impl Rest<'_> {
     }
 }
 
-/// Hashes the bytes of `bytes` that are not 0 by the golden ratio.
+/// Returns how many bits of eight bytes a match at a new offset need not include.
+const fn unused(kind: usize) -> u32 {
+    64 - 8 * length_min_new(kind) as u32
+}
+
+/// Returns the eight bytes at `pos`, and where those that a match at a new offset includes were last
+/// seen; remembers that they are here.
+///
+/// # Safety
+/// 8 bytes can be read from `pos`, and `seen` has a place for each hash.
 #[inline(always)]
-fn hash<const KIND: usize>(bytes: u64) -> usize {
-    (bytes.wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - const { HASH_BITS[KIND] })) as usize
+unsafe fn look_up<const KIND: usize>(seen: *mut u16, page: *const u8, pos: usize) -> (u64, usize) {
+    // SAFETY: the caller lets 8 bytes be read; a hash has HASH_BITS bits.
+    unsafe {
+        let here = mem::load64(page.add(pos));
+        // By the golden ratio.
+        let hash = (here << const { unused(KIND) }).wrapping_mul(0x9E37_79B1_85EB_CA87);
+        let slot = seen.add((hash >> (64 - const { HASH_BITS[KIND] })) as usize);
+        (here, usize::from(slot.replace(pos as u16)))
+    }
 }
 
 /// Hashes a word's upper seven bytes.
@@ -625,6 +607,21 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<u
     // SAFETY: the caller's.
     let is_here = here == unsafe { mem::load64(window.add(place)) };
     is_here.then_some(place)
+}
+
+/// Returns how many bytes from `pos` on equal those `offset` bytes back; `difference` is that of the
+/// first eight.
+///
+/// # Safety
+/// That of [`common_length`].
+#[inline(always)]
+unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
+    if difference == 0 {
+        // SAFETY: the caller's.
+        unsafe { common_length::<C>(page, pos, offset, page_end) }
+    } else {
+        difference.trailing_zeros() as usize / 8
+    }
 }
 
 /// Returns how many bytes from `pos` on equal those `offset` bytes back. The first 8 must be equal,

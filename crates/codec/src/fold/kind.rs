@@ -1,4 +1,5 @@
-//! Decides which kind of page a page is, from samples of its bytes.
+//! Decides which kind of page a page is, from samples of its bytes. Pages of fields are found
+//! later ([`fields`](super::fields)).
 //!
 //! ```text
 //! samples := 16 bytes of every 256, from 0, 48, 96, … modulo 256 on
@@ -12,17 +13,6 @@
 //! else another page
 //! ```
 //!
-//! Pages of fields are found by what a search for another kind leaves:
-//!
-//! ```text
-//! gain := number of sequences + bytes that the literals' code saves
-//! if there are 2000 literals or more, and gain is less than a fifth of them:
-//!     for each four literals if their mixed bytes end in four certain bits, and if gain is less
-//!         than 64, of the literals 256 to 383 always:
-//!         count them if the last four with the same hash were the same
-//!     if 16 times this count is more than gain + 96: search again as a page of fields
-//! ```
-//!
 //! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
 //! the page is: pages that are half zeros and half random bytes, as fio writes them, are not of
 //! words. If all samples began at a multiple of 256, they would see only the heads of records whose
@@ -32,9 +22,7 @@
 //! do not. A multiple of the size of an element or a record is among the distances if that size is
 //! 2, 4, 5, 6, 8, 10, 12, 16, 20, 24 or 32 bytes. In text and code, all four residues are alike.
 
-use core::ops::Range;
-
-use super::{encode::WORD_HASH_BITS, literals::Room, tables::Kind};
+use super::tables::Kind;
 use crate::{PAGE_SIZE, Page};
 
 /// Samples for words are 16 bytes of every 256, this much further on in each.
@@ -152,109 +140,6 @@ fn has_records(page: &Page) -> bool {
     has_records_bytewise(page)
 }
 
-/// Literals are sampled at one place in about this many, which their bytes select.
-const FIELDS_RATE: usize = 16;
-
-/// With fewer literals, another search does not pay.
-const FIELDS_LITERALS: usize = 2000;
-
-/// Repeats are fewer than one literal in this many.
-const FIELDS_SHARE: usize = 5;
-
-/// Repeats that do not pay for another search, which takes longer than the first: they would save
-/// about 2 % of a page. At 16, objects of images are 0.3 % smaller, and take 1.3 times as long.
-const FIELDS_LEAST: usize = 96;
-
-/// With less gain than this, the sample has all places of [`WHOLE`]. The others may miss all of a
-/// few values, but count where more repeats anyway.
-const LITTLE: usize = 64;
-const WHOLE: Range<usize> = 256..384;
-
-/// If nothing has repeated up to here, the rest is not sampled.
-const GIVE_UP: usize = 1536;
-
-/// Literals that are sampled together.
-const CHUNK: usize = 64;
-
-/// Returns whether four bytes repeat more than `gain` times among the first `count` literals, which
-/// a search for longer matches left. `gain` is about how many bytes what it found saves over LZ4.
-#[inline(never)]
-pub(super) fn has_fields(literals: &Room, count: usize, gain: usize, seen: &mut [u16; 1 << WORD_HASH_BITS]) -> bool {
-    if count < FIELDS_LITERALS || FIELDS_SHARE * gain >= count {
-        return false;
-    }
-    seen.fill(0);
-    let mut repeats = 0;
-    let end = count - 3;
-    for start in (0..end).step_by(CHUNK) {
-        // Nothing repeats in most pages that do not compress.
-        if repeats == 0 && start >= GIVE_UP {
-            return false;
-        }
-        let bytes = literals[start..].first_chunk().expect("SLACK bytes after the literals");
-        let mut sample = if gain < LITTLE && WHOLE.contains(&start) { !0 } else { sample_of(bytes) };
-        if end - start < CHUNK {
-            sample &= (1 << (end - start)) - 1;
-        }
-        while sample != 0 {
-            let at = sample.trailing_zeros() as usize;
-            sample &= sample - 1;
-            let four: &[u8; 4] = bytes[at..].first_chunk().expect("three bytes after the chunk");
-            let product = u32::from_le_bytes(*four).wrapping_mul(0x9E37_79B1);
-            let slot = &mut seen[(product >> (32 - WORD_HASH_BITS)) as usize];
-            let tag = (product >> 7) as u16;
-            repeats += usize::from(*slot == tag);
-            *slot = tag;
-        }
-    }
-    FIELDS_RATE * repeats > gain + FIELDS_LEAST
-}
-
-/// Returns a bit for each of the chunk's bytes: 1 if the sample has it.
-#[cfg(target_arch = "x86_64")]
-#[allow(unsafe_code)] // Loads of whole registers.
-#[inline]
-fn sample_of(bytes: &[u8; CHUNK + 3]) -> u64 {
-    use core::arch::x86_64::*;
-
-    let mut sample = 0;
-    for at in (0..CHUNK).step_by(16) {
-        // SAFETY: every x86-64 processor has SSE2. A load ends three bytes after the chunk at most.
-        let bits = unsafe {
-            let from = |offset: usize| _mm_loadu_si128(bytes.as_ptr().add(at + offset).cast());
-            let twice = |of| _mm_add_epi8(of, of);
-            let mixed = _mm_xor_si128(twice(_mm_xor_si128(twice(from(2)), from(1))), _mm_xor_si128(from(0), from(3)));
-            let low = _mm_and_si128(mixed, _mm_set1_epi8(FIELDS_RATE as i8 - 1));
-            _mm_movemask_epi8(_mm_cmpeq_epi8(low, _mm_set1_epi8(SAMPLED as i8)))
-        };
-        sample |= (bits as u64) << at;
-    }
-    sample
-}
-
-/// Returns a bit for each of the chunk's bytes: 1 if the sample has it.
-#[cfg(not(target_arch = "x86_64"))]
-fn sample_of(bytes: &[u8; CHUNK + 3]) -> u64 {
-    sample_of_bytewise(bytes)
-}
-
-#[cfg(any(test, not(target_arch = "x86_64")))]
-fn sample_of_bytewise(bytes: &[u8; CHUNK + 3]) -> u64 {
-    let mut flags = [0_u8; CHUNK];
-    for (flag, bytes) in flags.iter_mut().zip(bytes.array_windows()) {
-        let [a, b, c, d]: &[u8; 4] = bytes;
-        let mixed = a ^ (b << 1) ^ (c << 2) ^ d;
-        *flag = u8::from(mixed % FIELDS_RATE as u8 == SAMPLED);
-    }
-    let eights = flags.as_chunks().0.iter().enumerate();
-    eights.fold(0, |sample, (at, flags)| {
-        sample | (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
-    })
-}
-
-/// The mixed bytes of the places in the sample, modulo [`FIELDS_RATE`].
-const SAMPLED: u8 = 5;
-
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn has_records_bytewise(page: &Page) -> bool {
     DISTANCES.into_iter().any(|distance| {
@@ -275,7 +160,7 @@ const _: () = assert!(SAMPLES_STEP.is_multiple_of(SAMPLE) && SAMPLE_EVERY.is_mul
 
 #[cfg(test)]
 mod tests {
-    use super::{super::literals::EMPTY, *};
+    use super::*;
 
     /// A page whose bytes `of` gives by their number and a random one.
     fn filled(seed: u32, of: impl Fn(usize, u8) -> u8) -> Page {
@@ -345,42 +230,5 @@ mod tests {
             }
         }
         assert!(found[0] > 50 && found[1] > 50, "{found:?}");
-    }
-
-    /// Fields of four bytes with this many values, each followed by three to five random bytes.
-    fn fields(seed: u32, values: u8) -> (Room, usize) {
-        let mut literals = EMPTY;
-        let mut random = filled(seed, |_, random| random).into_iter().cycle();
-        let mut next = || random.next().expect("endless");
-        let mut at = 0;
-        while at < 3000 {
-            let value = u32::from(next() % values).wrapping_mul(0x9E37_79B1).to_le_bytes();
-            literals[at..at + 4].copy_from_slice(&value);
-            at += 4;
-            for _ in 0..3 + next() % 3 {
-                literals[at] = next();
-                at += 1;
-            }
-        }
-        (literals, at)
-    }
-
-    #[test]
-    fn short_fields_that_repeat_are_found_and_random_bytes_are_not() {
-        let mut seen = [7; 1 << WORD_HASH_BITS];
-        for seed in 0..50 {
-            for values in [40, 100] {
-                let (literals, count) = fields(seed, values);
-                assert!(has_fields(&literals, count, 0, &mut seen), "{values} values");
-                assert!(!has_fields(&literals, count, count / 5, &mut seen), "the gain is larger");
-                assert!(!has_fields(&literals, FIELDS_LITERALS - 1, 0, &mut seen), "few literals");
-            }
-            for chunk in fields(seed, 90).0.as_chunks::<{ CHUNK + 3 }>().0 {
-                assert_eq!(sample_of(chunk), sample_of_bytewise(chunk));
-            }
-            let mut random = EMPTY;
-            random[..PAGE_SIZE].copy_from_slice(&filled(seed, |_, random| random));
-            assert!(!has_fields(&random, PAGE_SIZE, 0, &mut seen), "random bytes");
-        }
     }
 }

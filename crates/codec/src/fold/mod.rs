@@ -19,6 +19,7 @@ mod compare;
 mod decode;
 mod dict;
 mod encode;
+mod fields;
 mod kind;
 mod literals;
 #[cfg(all(test, not(miri)))]

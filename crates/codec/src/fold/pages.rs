@@ -66,6 +66,36 @@ pub(super) fn float_page(seed: u64) -> Page {
     page_of(floats.flat_map(f32::to_le_bytes).collect::<Vec<_>>())
 }
 
+/// Records of 16 bytes whose changing bytes lie apart, so that none of four bytes repeats among the
+/// literals.
+pub(super) fn record_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    let byte = |at: usize| if [0, 1, 4, 8].contains(&(at % 16)) { random.below(256) } else { at as u64 % 16 + 1 };
+    page_of((0..PAGE_SIZE).map(byte).map(|byte| byte as u8).collect::<Vec<_>>())
+}
+
+/// Rows of a table space like InnoDB's: headers, a rising key, a transaction, and fields of four or
+/// five bytes with 40 to 80 values among random bytes.
+pub(super) fn row_page(seed: u64) -> Page {
+    let mut random = Lcg(seed);
+    let first = random.below(1 << 24) as u32;
+    let value =
+        |column: u64, number: u64| ((column << 32) + number + 1).wrapping_mul(0x9E37_79B1_85EB_CA87).to_be_bytes();
+    let mut bytes = Vec::new();
+    for row in 0..PAGE_SIZE as u32 / 40 {
+        bytes.extend([0, 0, (row >> 5) as u8, (row << 3) as u8, 0, 30 + random.below(20) as u8]);
+        bytes.extend((0x8000_0000 | (first + row)).to_be_bytes());
+        bytes.extend(&value(0, u64::from(first))[..6]);
+        bytes.extend([0x80, 0, 0, 1, (row >> 8) as u8, row as u8]);
+        bytes.extend(&value(1, random.below(60))[..4]);
+        bytes.extend((0..4).map(|_| random.below(256) as u8));
+        bytes.extend(&value(2, random.below(40))[..4]);
+        bytes.extend((0..2).map(|_| random.below(256) as u8));
+        bytes.extend(&value(3, random.below(80))[..5]);
+    }
+    page_of(bytes)
+}
+
 /// Rows of `fields` with `values` values each, of four or five bytes, and as many random bytes
 /// between them as `gaps` says; with one more or less of them if `varies`.
 pub(super) fn table_page(seed: u64, fields: u64, values: u64, gaps: u64, varies: bool) -> Page {

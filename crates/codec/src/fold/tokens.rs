@@ -100,7 +100,8 @@ impl Bits {
     unsafe fn put(&mut self, bits: u64, count: usize) {
         self.word |= bits << (self.count & 63);
         self.count += count;
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller lets 8 bytes be written; at most 63 bits are, so `to` moves at most to
+        // their end.
         unsafe {
             mem::store64(self.to, self.word);
             self.to = self.to.add(self.count >> 3);
@@ -123,6 +124,9 @@ pub(super) fn class_of(run: usize, offset: usize, last: usize, before: usize) ->
 }
 
 impl Emit for compare::Words {
+    /// # Safety
+    /// The first `count` sequences are valid: there are not more of them, and their runs, lengths and
+    /// offsets are not larger, than a page has.
     #[inline(always)]
     unsafe fn emit(
         columns: &Columns,
@@ -175,6 +179,8 @@ mod x86 {
     };
 
     impl Emit for Avx2 {
+        /// # Safety
+        /// The first `count` sequences are valid, and the CPU has AVX2, BMI1, BMI2, LZCNT and POPCNT.
         #[inline(always)]
         unsafe fn emit(
             columns: &Columns,
@@ -184,12 +190,14 @@ mod x86 {
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller vouches for the sequences and for the features of `emit_avx2`.
             unsafe { emit_avx2(columns, codes, count, end, tokens, extra) }
         }
     }
 
     impl Emit for Avx512 {
+        /// # Safety
+        /// The first `count` sequences are valid, and the CPU has those features and AVX-512 (F, BW).
         #[inline(always)]
         unsafe fn emit(
             columns: &Columns,
@@ -199,7 +207,7 @@ mod x86 {
             tokens: &mut [u8; TOKENS_ROOM],
             extra: &mut [u8; EXTRA_ROOM],
         ) -> Emitted {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller vouches for the sequences and for the features of `emit_avx512`.
             unsafe { emit_avx512(columns, codes, count, end, tokens, extra) }
         }
     }

@@ -1,0 +1,348 @@
+//! Decides whether a page is searched again as a page of fields, from what the first search left.
+//!
+//! ```text
+//! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
+//! need := sequences / 4 + 5/4 saved + 64, or + 128 if the page hardly compresses: if there are less
+//!     than 32 sequences, and no literals are coded
+//! if there are less than 2000 literals, or not more than five for each byte of need: no
+//! repeats := places whose four literals are those of the last place with the same hash, and whose
+//!     next two are not those after it
+//! if the page hardly compresses, and none of the literals 256 to 447 repeats: no
+//! for each of four residues:
+//!     count the repeats among the places whose mixed bytes have this residue modulo 16
+//!     if 16 times all that were counted is more than need times the residues so far: yes
+//!     if it is 64 less than that, or an eighth at literal 1536: leave the loop
+//! yes if 21 times the repeats among literals 256 to 447 are more than need
+//! ```
+//!
+//! `need` is about how many bytes what the first search found saves over LZ4, for which a repeat of
+//! four or five bytes saves one. Where six bytes repeat, the first search passed them in steps, as it
+//! does in pages that hardly compress. Another search would find them, but takes longer than they are
+//! worth. If few values repeat, none of their bytes may have the residues, so 192 literals are all
+//! counted.
+
+use core::{hint::cold_path, ops::Range};
+
+use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
+use crate::{PAGE_SIZE, mem::clear};
+
+/// Literals are sampled at one place in about this many, which their bytes select.
+const RATE: usize = 16;
+
+/// The mixed bytes of the places in each sample, modulo [`RATE`].
+const RESIDUES: [u8; 4] = [5, 14, 3, 8];
+
+/// With fewer literals, another search does not pay.
+const LITERALS: usize = 2000;
+
+/// Repeats are fewer than one literal in this many.
+const SHARE: usize = 5;
+
+/// Repeats that do not pay for another search, which takes longer than the first.
+const LEAST: usize = 64;
+
+/// With fewer sequences and no coded literals, a page hardly compresses: its first search was short.
+const FEW: usize = 32;
+
+/// The same as [`LEAST`] in such a page. At 96, objects of images are 0.05 % smaller.
+const LEAST_OF_FEW: usize = 128;
+
+/// If less than 1/8 of the repeats that are needed has been counted up to here, the rest is not
+/// sampled.
+const GIVE_UP: usize = 1536;
+
+/// Literals of which all are counted in such a page. Most such pages have no repeats.
+const WHOLE: Range<usize> = 256..448;
+
+/// Literals that are sampled together.
+const CHUNK: usize = 64;
+
+/// Literals whose samples are looked up together.
+const BATCH: usize = 512;
+
+/// Places that are always put for a chunk: twice as many as there are in most.
+const PUT: usize = 8;
+
+/// Bytes that are compared: those of the shortest match that the first search takes.
+const COMPARED: usize = 6;
+
+/// Literals from the first of a chunk to the end of the last load.
+type Loaded = [u8; CHUNK + 8];
+
+/// By hash, the last place in the sample.
+type Seen = [u16; 1 << WORD_HASH_BITS];
+
+/// Returns whether four or five bytes repeat often among the first `count` literals, which a search
+/// for longer matches left apart from its `sequences`. Their code saves `saved` bytes.
+#[inline]
+pub(super) fn has_fields(
+    isa: Isa,
+    literals: &Room,
+    count: usize,
+    sequences: usize,
+    saved: usize,
+    seen: &mut Seen,
+) -> bool {
+    let is_hardly_matched = sequences < FEW && saved == 0;
+    let need = sequences / 4 + 5 * saved / 4 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
+    if count < LITERALS || SHARE * need >= count {
+        return false;
+    }
+    let repeats = Repeats { literals, seen, count: 0 };
+    match isa {
+        #[allow(unsafe_code)]
+        // SAFETY: both builds have AVX2, BMI1, BMI2, LZCNT and POPCNT, which the stream detected.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need, is_hardly_matched) },
+        Isa::Portable => repeats.are_enough(count, need, is_hardly_matched, sample_of),
+    }
+}
+
+/// Counts repeats.
+struct Repeats<'a> {
+    literals: &'a Room,
+    seen: &'a mut Seen,
+    count: usize,
+}
+
+impl Repeats<'_> {
+    /// Does what [`has_fields`] does. `sample_of` returns a bit for each of the chunk's bytes: 1 if
+    /// the sample of this residue has it.
+    #[inline(always)]
+    fn are_enough(
+        mut self,
+        count: usize,
+        need: usize,
+        is_hardly_matched: bool,
+        sample_of: impl Fn(&Loaded, u8) -> u64,
+    ) -> bool {
+        clear(self.seen);
+        if is_hardly_matched {
+            // Nothing repeats in most pages that do not compress.
+            for at in WHOLE {
+                self.look_up(at);
+            }
+            if self.count == 0 {
+                return false;
+            }
+        }
+        let whole = self.count;
+        self.count = 0;
+        let literals = &self.literals[..count.min(PAGE_SIZE) - COMPARED];
+        let mut places = [0; BATCH + PUT];
+        let mut needed = 0;
+        'samples: for residue in RESIDUES {
+            needed += need;
+            for start in (0..literals.len()).step_by(BATCH) {
+                if start == GIVE_UP && 8 * RATE * self.count < needed {
+                    break 'samples;
+                }
+                let batch = literals.len().min(start + BATCH);
+                let mut sampled = 0;
+                for at in (start..batch - batch % CHUNK).step_by(CHUNK) {
+                    let sample = sample_of(self.literals[at..].first_chunk().expect("SLACK bytes"), residue);
+                    sampled += put(at, sample, &mut places[sampled..]);
+                }
+                for &place in &places[..sampled] {
+                    self.look_up(usize::from(place));
+                }
+            }
+            if RATE * self.count > needed {
+                return true;
+            }
+            if RATE * self.count + LEAST < needed {
+                break;
+            }
+        }
+        PAGE_SIZE / WHOLE.len() * whole > need
+    }
+
+    /// Counts the four bytes at a place of the literals, if they repeat.
+    #[inline(always)]
+    fn look_up(&mut self, at: usize) {
+        let here = word(&self.literals[at % PAGE_SIZE..]);
+        let slot = &mut self.seen[((here as u32).wrapping_mul(0x9E37_79B1) >> (32 - WORD_HASH_BITS)) as usize];
+        let difference = here ^ word(&self.literals[usize::from(*slot) % PAGE_SIZE..]);
+        *slot = at as u16;
+        if difference as u32 == 0 {
+            cold_path();
+            self.count += usize::from(difference << (64 - 8 * COMPARED) != 0);
+        }
+    }
+}
+
+/// Puts the places of the sample's bits from `at` on to the start of `places`, and returns their
+/// number. It always puts some, because a loop over as many as there are is mispredicted.
+#[inline(always)]
+fn put(at: usize, mut sample: u64, places: &mut [u16]) -> usize {
+    let count = sample.count_ones() as usize;
+    let (first, rest) = places.split_first_chunk_mut::<PUT>().expect("room for PUT places more");
+    let mut next = || {
+        let place = at as u16 + sample.trailing_zeros() as u16;
+        sample &= sample.wrapping_sub(1);
+        place
+    };
+    for place in first {
+        *place = next();
+    }
+    if count > PUT {
+        cold_path();
+        rest[..count - PUT].fill_with(next);
+    }
+    count
+}
+
+/// Returns the first eight bytes.
+#[inline(always)]
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("eight bytes"))
+}
+
+/// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
+fn sample_of(bytes: &Loaded, residue: u8) -> u64 {
+    let mut flags = [0_u8; CHUNK];
+    for (flag, bytes) in flags.iter_mut().zip(bytes.array_windows()) {
+        let [a, b, c, d]: &[u8; 4] = bytes;
+        let mixed = a ^ (b << 1) ^ (c << 2) ^ d;
+        *flag = u8::from(mixed % RATE as u8 == residue);
+    }
+    let eights = flags.as_chunks().0.iter().enumerate();
+    eights.fold(0, |sample, (at, flags)| {
+        sample | (u64::from_le_bytes(*flags).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+    })
+}
+
+const _: () = assert!(GIVE_UP.is_multiple_of(BATCH) && BATCH.is_multiple_of(CHUNK));
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Loads of whole registers.
+mod x86 {
+    use core::arch::x86_64::*;
+
+    use super::*;
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+    #[inline(never)]
+    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize, is_hardly_matched: bool) -> bool {
+        repeats.are_enough(count, need, is_hardly_matched, |bytes, residue| sample_of(bytes, residue))
+    }
+
+    /// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(super) fn sample_of(bytes: &Loaded, residue: u8) -> u64 {
+        let mut sample = 0;
+        for at in [0, CHUNK / 2] {
+            // SAFETY: a load ends three bytes after the chunk at most.
+            let [a, b, c, d] =
+                [0, 1, 2, 3].map(|offset| unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at + offset).cast()) });
+            let twice = |of| _mm256_add_epi8(of, of);
+            let mixed = _mm256_xor_si256(twice(_mm256_xor_si256(twice(c), b)), _mm256_xor_si256(a, d));
+            let low = _mm256_and_si256(mixed, _mm256_set1_epi8(RATE as i8 - 1));
+            let is_sampled = _mm256_cmpeq_epi8(low, _mm256_set1_epi8(residue as i8));
+            sample |= u64::from(_mm256_movemask_epi8(is_sampled) as u32) << at;
+        }
+        sample
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{literals::EMPTY, pages::Lcg},
+        *,
+    };
+
+    /// Fields of four bytes with this many values, each followed by three to five random bytes.
+    fn fields(seed: u64, values: u64) -> (Room, usize) {
+        let mut literals = EMPTY;
+        let mut random = Lcg(seed);
+        let mut at = 0;
+        while at < 3000 {
+            let value = (random.below(values) as u32).wrapping_mul(0x9E37_79B1).to_le_bytes();
+            literals[at..at + 4].copy_from_slice(&value);
+            let gap = 3 + random.below(3) as usize;
+            literals[at + 4..][..gap].fill_with(|| random.below(256) as u8);
+            at += 4 + gap;
+        }
+        (literals, at)
+    }
+
+    /// Asks every build.
+    fn has_fields(literals: &Room, count: usize, sequences: usize, saved: usize) -> bool {
+        let mut seen = [7; 1 << WORD_HASH_BITS];
+        let mut ask = |isa| super::has_fields(isa, literals, count, sequences, saved, &mut seen);
+        let found: Vec<bool> = Isa::all_of_this_cpu().into_iter().map(&mut ask).collect();
+        assert!(found.iter().all(|&is_found| is_found == found[0]), "{found:?}");
+        found[0]
+    }
+
+    #[test]
+    fn short_fields_that_repeat_are_found_and_random_bytes_are_not() {
+        for seed in 0..50 {
+            for values in [40, 100] {
+                let (literals, count) = fields(seed, values);
+                assert!(has_fields(&literals, count, FEW, 0), "{values} values");
+                assert!(!has_fields(&literals, count, FEW, count / 6), "the literals' code saves more");
+                assert!(!has_fields(&literals, LITERALS - 1, FEW, 0), "few literals");
+            }
+            let mut random = EMPTY;
+            let mut bytes = Lcg(seed);
+            random[..PAGE_SIZE].fill_with(|| bytes.below(256) as u8);
+            for sequences in [0, FEW] {
+                assert!(!has_fields(&random, PAGE_SIZE, sequences, 0), "random bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn what_six_bytes_repeat_is_left_to_the_first_search() {
+        let mut literals = EMPTY;
+        let mut random = Lcg(1);
+        literals[..300].fill_with(|| random.below(256) as u8);
+        for at in 300..PAGE_SIZE {
+            literals[at] = literals[at - 300];
+        }
+        for sequences in [0, FEW] {
+            assert!(!has_fields(&literals, PAGE_SIZE, sequences, 0));
+        }
+    }
+
+    /// Places are selected by their bytes, so that there may be none.
+    #[test]
+    fn few_values_are_found_without_the_sample() {
+        for seed in 0..50 {
+            let (literals, count) = fields(seed, 3);
+            assert!(has_fields(&literals, count, 0, 0));
+        }
+    }
+
+    #[test]
+    fn what_follows_the_literals_does_not_matter() {
+        for seed in 0..50 {
+            let (mut literals, count) = fields(seed, 90);
+            for count in count - 70..count {
+                let found = has_fields(&literals, count, FEW, 0);
+                literals[count..].fill(seed as u8);
+                assert_eq!(has_fields(&literals, count, FEW, 0), found);
+                literals = fields(seed, 90).0;
+            }
+        }
+    }
+
+    #[test]
+    fn every_build_takes_the_same_sample() {
+        for seed in 0..50 {
+            let literals = fields(seed, 90).0;
+            for chunk in literals.as_chunks::<{ CHUNK + 8 }>().0 {
+                #[cfg(target_arch = "x86_64")]
+                #[allow(unsafe_code)]
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the CPU has AVX2.
+                    let sample = unsafe { x86::sample_of(chunk, 5) };
+                    assert_eq!(sample, sample_of(chunk, 5));
+                }
+            }
+        }
+    }
+}
