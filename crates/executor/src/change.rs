@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pagefold_disk::{BlockDevice, Error, Waits, Zeroes};
 
 use crate::{
-    client::{Completion, Failed},
+    client::{Called, Completion, Failed},
     export::Device,
     memory::{Lent, Share},
     waiting,
@@ -150,8 +150,7 @@ impl Change<&[u8]> {
     /// Runs the change as far as it need not wait for storage or for room. A thread of the executor
     /// does the rest; if there is none, or no memory for a copy of the payload, this thread does.
     pub fn start<C: Completion>(mut self, mut completion: C) {
-        let client = Arc::clone(completion.client());
-        let attempt = self.attempt(client.device().as_deref(), Storage::DoNotWait);
+        let attempt = self.attempt(completion.client().device().as_deref(), Storage::DoNotWait);
         if let Attempt::Done(result) = attempt {
             completion.done(result);
         } else if let Err((change, completion)) = self.hand_on(completion) {
@@ -168,7 +167,7 @@ impl Change<&[u8]> {
         let Some(thread) = client.reserve() else { return Err((self, completion)) };
         match self.keep(client.share()) {
             Ok(change) => {
-                client.run_on(thread, move |_| change.finish(completion));
+                client.run_on(thread, move |_| change.run(completion));
                 Ok(())
             }
             Err(change) => Err((change, completion)),
@@ -179,15 +178,20 @@ impl Change<&[u8]> {
 impl<B: Keep> Change<B> {
     /// Does the rest in this thread, which waits for storage. If there is no room, the change is set
     /// aside, and the thread is free; if that is impossible, this thread waits.
-    pub fn finish<C: Completion>(mut self, mut completion: C) {
-        let client = Arc::clone(completion.client());
+    pub fn finish<C: Completion>(self, completion: C) {
+        drop(self.run(completion));
+    }
+
+    /// As [`finish`](Self::finish). Returns the completion if it was called.
+    pub(crate) fn run<C: Completion>(mut self, mut completion: C) -> Called<C> {
         loop {
-            let attempt = self.attempt(client.device().as_deref(), Storage::Wait);
+            let attempt = self.attempt(completion.client().device().as_deref(), Storage::Wait);
             match attempt {
                 Attempt::Done(result) => {
                     // Its memory is then free while the transport replies.
                     drop(self);
-                    return completion.done(result);
+                    completion.done(result);
+                    return Called::Own(completion);
                 }
                 Attempt::NoRoom(waits) => return waiting::set_aside(self, completion, &waits),
                 Attempt::Blocks => {}

@@ -63,6 +63,16 @@ pub trait Completion: Send + 'static {
     fn done(&mut self, result: Result<(), Failed>);
 }
 
+/// A completion that was called. It may be what keeps a transport from ending, so a thread drops it
+/// last.
+#[allow(dead_code, reason = "what it holds is only dropped")]
+pub(crate) enum Called<C> {
+    Own(C),
+    Boxed(Box<dyn Completion>),
+    /// It will be called later.
+    Not,
+}
+
 /// Why an export cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -191,8 +201,8 @@ impl Client {
     }
 
     /// Lets a thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
-    /// any content.
-    pub fn run_on(self: &Arc<Self>, thread: Reserved, work: impl FnOnce(&mut [u8]) + Send + 'static) {
+    /// any content. What it returns is dropped once the thread no longer uses the client.
+    pub fn run_on<R>(self: &Arc<Self>, thread: Reserved, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
         thread.run(Box::new(Work { work, in_progress: self.begin_task() }));
     }
 
@@ -274,10 +284,11 @@ struct Work<F> {
     in_progress: InProgress,
 }
 
-impl<F: FnOnce(&mut [u8]) + Send> Task for Work<F> {
+impl<R, F: FnOnce(&mut [u8]) -> R + Send> Task for Work<F> {
     fn run(self: Box<Self>, scratch: &mut [u8]) {
         let Self { work, in_progress } = *self;
-        work(scratch);
+        let last = work(scratch);
         drop(in_progress);
+        drop(last);
     }
 }

@@ -27,7 +27,7 @@ use pagefold_disk::{Waiting, Waits};
 
 use crate::{
     change::{Attempt, Change, Keep, Payload, Storage},
-    client::{Client, Completion, Failed, InProgress},
+    client::{Called, Client, Completion, Failed, InProgress},
     executor::{THREAD_BYTES, Task, spawn},
     memory::{Memory, Taken},
 };
@@ -97,45 +97,57 @@ impl Drop for Place {
 }
 
 /// Sets aside a change that found no room. If that is impossible, waits in this thread.
-pub(crate) fn set_aside<B: Keep, C: Completion>(mut change: Change<B>, mut completion: C, waits: &Arc<Waits>) {
-    let client = Arc::clone(completion.client());
+/// Returns the completion if it was called.
+pub(crate) fn set_aside<B: Keep, C: Completion>(
+    mut change: Change<B>,
+    mut completion: C,
+    waits: &Arc<Waits>,
+) -> Called<C> {
     let waiting = waits.begin();
     let seen = waits.seen();
     // From now on, more room is signalled.
-    let attempt = change.attempt(client.device().as_deref(), Storage::Wait);
+    let attempt = change.attempt(completion.client().device().as_deref(), Storage::Wait);
     if let Attempt::Done(result) = attempt {
         drop((change, waiting));
-        return completion.done(result);
+        completion.done(result);
+        return Called::Own(completion);
     }
-    let kept = match Place::take(&client) {
-        Some(place) => change.keep(client.share()).map(|change| (change, place)),
+    let kept = match Place::take(completion.client()) {
+        Some(place) => change.keep(completion.client().share()).map(|change| (change, place)),
         None => Err(change),
     };
     match kept {
         Ok((change, place)) => {
             let (completion, waits) = (Box::new(completion), Arc::clone(waits));
-            put(Stalled { change, completion, result: None, seen: Some(seen), waits, waiting, place });
+            let stalled = Stalled { change, completion, result: None, seen: Some(seen), waits, waiting, place };
+            put(stalled).map_or(Called::Not, Called::Boxed)
         }
         Err(mut change) => {
-            let result = client.outlast(&mut change, waits, &|| completion.is_ending());
+            let result = completion.client().outlast(&mut change, waits, &|| completion.is_ending());
             drop((change, waiting));
             completion.done(result);
+            Called::Own(completion)
         }
     }
 }
 
-/// Lets the room's thread retry a change. Without one, waits in this thread.
-fn put(stalled: Stalled) {
-    let (client, seen, waits) = (Arc::clone(stalled.completion.client()), stalled.seen, Arc::clone(&stalled.waits));
-    let executor = client.executor();
+/// Lets the room's thread retry a change. Without one, waits in this thread, and returns the
+/// completion, which was called.
+fn put(stalled: Stalled) -> Option<Box<dyn Completion>> {
+    let (seen, waits) = (stalled.seen, Arc::clone(&stalled.waits));
+    let executor = Arc::clone(stalled.completion.client().executor());
     match WaitingChanges::put(&executor.waiting, stalled, executor.memory()) {
-        // The thread may have gone back to sleep before the change was there.
-        Ok(()) if Some(waits.seen()) != seen => waits.signal(),
-        Ok(()) => {}
+        Ok(()) => {
+            // The thread may have gone back to sleep before the change was there.
+            if Some(waits.seen()) != seen {
+                waits.signal();
+            }
+            None
+        }
         Err(mut stalled) => {
             let Stalled { change, completion, result, .. } = &mut *stalled;
-            *result = Some(client.outlast(change, &waits, &|| completion.is_ending()));
-            stalled.finish();
+            *result = Some(completion.client().outlast(change, &waits, &|| completion.is_ending()));
+            Some(stalled.finish())
         }
     }
 }
@@ -240,13 +252,12 @@ enum Retried {
 
 impl Stalled {
     fn retry(mut self, seen: u64) -> Retried {
-        let client = Arc::clone(self.completion.client());
         if self.result.is_none() {
             let is_long = self.change.left_bytes() > LONG_BYTES;
             let attempt = if is_long {
                 Attempt::Blocks
             } else {
-                self.change.attempt(client.device().as_deref(), Storage::DoNotWait)
+                self.change.attempt(self.completion.client().device().as_deref(), Storage::DoNotWait)
             };
             match attempt {
                 Attempt::Done(result) => self.set_result(result),
@@ -255,28 +266,32 @@ impl Stalled {
                 Attempt::Blocks => self.seen = None,
             }
         }
+        let client = self.completion.client();
         match client.reserve() {
-            Some(thread) => thread.run(Box::new(Rest { stalled: self, in_progress: client.begin_task() })),
+            Some(thread) => {
+                let in_progress = client.begin_task();
+                thread.run(Box::new(Rest { stalled: self, in_progress }));
+            }
             None if client.executor().has_threads() => return Retried::NoThread(self),
             // Without memory for a single thread, this one does everything.
-            None => self.run(),
+            None => drop(self.run()),
         }
         Retried::Gone
     }
 
-    /// Runs the rest, which may wait for storage. If there is no room again, sets it aside.
-    fn run(mut self) {
-        let client = Arc::clone(self.completion.client());
+    /// Runs the rest, which may wait for storage. If there is no room again, sets it aside. Returns
+    /// the completion if it was called.
+    fn run(mut self) -> Option<Box<dyn Completion>> {
         while self.result.is_none() {
             self.seen = Some(self.waits.seen());
-            let attempt = self.change.attempt(client.device().as_deref(), Storage::Wait);
+            let attempt = self.change.attempt(self.completion.client().device().as_deref(), Storage::Wait);
             match attempt {
                 Attempt::Done(result) => self.set_result(result),
                 Attempt::NoRoom(_) => return put(self),
                 Attempt::Blocks => {}
             }
         }
-        self.finish();
+        Some(self.finish())
     }
 
     /// Sets the result, and frees the payload.
@@ -285,13 +300,14 @@ impl Stalled {
         self.change = Change::discard(0, 0);
     }
 
-    /// Reports the result.
-    fn finish(self) {
+    /// Reports the result, and returns what was called.
+    fn finish(self) -> Box<dyn Completion> {
         let Self { mut completion, result, change, waiting, place, .. } = self;
         drop((change, waiting, place));
         if let Some(result) = result {
             completion.done(result);
         }
+        completion
     }
 }
 
@@ -304,8 +320,9 @@ struct Rest {
 impl Task for Rest {
     fn run(self: Box<Self>, _: &mut [u8]) {
         let Self { stalled, in_progress } = *self;
-        stalled.run();
+        let last = stalled.run();
         drop(in_progress);
+        drop(last);
     }
 }
 
