@@ -1,10 +1,10 @@
 //! Further ways to a server's disks, in addition to NBD.
 
-use std::{error, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 
-use crate::{Ending, Observer};
+use crate::{Ending, Observer, TransportError};
 
 /// A further way to a server's disks, attached with [`Sockets::transport`](crate::Sockets::transport).
 ///
@@ -23,9 +23,6 @@ pub trait Transport: Send {
     /// ends; the disks still exist.
     fn stop(&mut self);
 }
-
-/// Why a transport cannot serve.
-pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
 /// What a server offers a transport.
 #[derive(Clone)]
