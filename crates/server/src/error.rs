@@ -2,7 +2,8 @@
 
 use std::{error, io};
 
-use crate::transport::TransportError;
+/// Why a transport cannot serve.
+pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
 /// Why a server cannot listen or has stopped.
 #[derive(Debug, thiserror::Error)]

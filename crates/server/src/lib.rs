@@ -64,7 +64,7 @@ pub use address::Address;
 pub use bases::BaseFile;
 pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use ending::{Ending, waits_for};
-pub use error::Error;
+pub use error::{Error, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use observer::{Level, Observer};
@@ -73,4 +73,4 @@ pub use pagefold_control::{Add, AddBase, Code, DiskRecord, Failure, Fork, Manage
 pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;
 pub use socket::{parse_group, parse_mode};
-pub use transport::{Host, Transport, TransportError};
+pub use transport::{Host, Transport};

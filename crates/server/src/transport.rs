@@ -1,14 +1,14 @@
 //! Further ways to a server's disks, in addition to NBD.
 
 use std::{
-    error, fmt,
+    fmt,
     path::PathBuf,
     sync::{Arc, OnceLock},
 };
 
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 
-use crate::{Ending, Observer};
+use crate::{Ending, Observer, TransportError};
 
 /// A further way to a server's disks, attached with [`Sockets::transport`](crate::Sockets::transport).
 ///
@@ -27,9 +27,6 @@ pub trait Transport: Send {
     /// ends; the disks still exist.
     fn stop(&mut self);
 }
-
-/// Why a transport cannot serve.
-pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
 /// Returns the path of a disk as a file.
 type FileOf = Box<dyn Fn(&str) -> Option<PathBuf> + Send + Sync>;
