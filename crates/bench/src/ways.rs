@@ -27,9 +27,8 @@ use servers::{Setup, Subject};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Every disk holds the same pages, like those of heaps, and is written once before it is measured. \
-fio sends the requests to files and devices (O_DIRECT; psync at depth 1, io_uring beyond); 'qemu-img \
-bench', a process for each client, those over NBD with TLS, each 1 MiB and 4 KiB behind the one before; \
-a client of pagefold's own, on rust-vmm's frontend, those to vhost-user-blk, a queue for each client. \
+fio sends the requests to files and devices (O_DIRECT; psync at depth 1, io_uring beyond); nbdcopy, a \
+process for each client, those over NBD with TLS, which are in order and of the whole disk; a client of pagefold's own, on rust-vmm's frontend, those to vhost-user-blk, a queue for each client. \
 Subjects take turns, for each round; a figure is the median of the rounds. The base is an image with \
 LZ4 in the page cache.")]
 pub(crate) struct Args {
@@ -134,8 +133,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for round in 0..args.rounds {
         for case in Case::all() {
             for (subject, disk) in &running {
-                let measured = disk.run(&setup, case, times, round as u64);
-                let measured = measured.with_context(|| format!("{}: {}", subject.name(), case.name()))?;
+                let measured = match disk.run(&setup, case, times, round as u64) {
+                    Ok(measured) => measured,
+                    Err(error) => {
+                        out.skip(&format!("{}/{}", subject.name(), case.name()), &format!("{error:#}"));
+                        continue;
+                    }
+                };
                 match all.iter_mut().find(|(one, other, _)| (one, other) == (subject, &case)) {
                     Some((.., rounds)) => rounds.push(measured),
                     None => all.push((*subject, case, vec![measured])),

@@ -2,7 +2,7 @@
 
 use std::{path::Path, thread, time::Instant};
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context, anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_vhost_user::client::{Client, Layout, Operation, Options, Queue};
 
@@ -67,7 +67,7 @@ fn drive(
     let mut sent = vec![begin; case.depth];
     loop {
         let now = Instant::now();
-        while now < end {
+        while queue.in_flight() < case.depth && now < end {
             let at = random.below(pages) * PAGE_SIZE as u64;
             // Another page's content: what is written changes.
             let from = random.below(pages) as usize * PAGE_SIZE;
@@ -75,10 +75,8 @@ fn drive(
                 true => Operation::Write(at, &content[from..from + PAGE_SIZE]),
                 false => Operation::Read(at, PAGE_SIZE as u64),
             };
-            match queue.submit(operation, Layout::default())? {
-                Some(slot) => sent[usize::from(slot)] = now,
-                None => break,
-            }
+            let slot = queue.submit(operation, Layout::default())?.context("no room for a request")?;
+            sent[usize::from(slot)] = now;
         }
         queue.kick()?;
         if queue.in_flight() == 0 {

@@ -1,68 +1,60 @@
-//! Requests over NBD with TLS, by qemu-img.
+//! Requests over NBD with TLS, by nbdcopy.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context, ensure};
+use pagefold_codec::PAGE_SIZE;
 
 use super::{Case, Measured};
 use crate::tool;
-
-/// Requests of a client in a run.
-const REQUESTS: usize = 20_000;
-
-/// From the start of a request to that of the next.
-const STEP_BYTES: usize = (1 << 20) + 4096;
 
 /// An export, and where the certificates are: the authority's and the server's.
 pub(super) struct Export {
     pub(super) socket: PathBuf,
     pub(super) name: &'static str,
     pub(super) certificates: PathBuf,
+    /// A file with the content.
+    pub(super) raw: PathBuf,
+    pub(super) size_bytes: u64,
 }
 
 impl Export {
-    /// Returns a command of qemu-img that may use the certificates.
-    fn qemu_img(&self, command: &str) -> anyhow::Result<Command> {
-        let mut qemu_img = Command::new(tool::find("qemu-img")?);
-        let object = format!("tls-creds-x509,id=tls,endpoint=client,dir={}", self.certificates.display());
-        qemu_img.arg(command).args(["--object", &object]);
-        Ok(qemu_img)
-    }
-
-    fn image(&self) -> String {
-        let Self { socket, name, .. } = self;
-        let socket = socket.display();
-        format!("driver=nbd,server.type=unix,server.path={socket},export={name},tls-creds=tls,tls-hostname=localhost")
+    fn uri(&self) -> String {
+        let (socket, certificates) = (self.socket.display(), self.certificates.display());
+        format!("nbds+unix://localhost/{}?socket={socket}&tls-certificates={certificates}", self.name)
     }
 }
 
-/// Copies a raw file to an export.
-pub(super) fn fill(export: &Export, raw: &Path) -> anyhow::Result<()> {
-    let mut convert = export.qemu_img("convert")?;
-    tool::run(convert.args(["-n", "-f", "raw", "--target-image-opts"]).arg(raw).arg(export.image()))
+/// Copies the content to an export.
+pub(super) fn fill(export: &Export) -> anyhow::Result<()> {
+    tool::run(Command::new(tool::find("nbdcopy")?).arg(&export.raw).arg(export.uri()))
 }
 
-/// Runs one case.
+/// Runs one case: each client copies the whole disk once, in pages.
 pub(super) fn run(export: &Export, case: Case) -> anyhow::Result<Measured> {
+    let program = tool::find("nbdcopy")?;
+    let uri = export.uri();
     let start = || {
-        let mut bench = export.qemu_img("bench")?;
-        bench.args(["-s", "4096", "-S", &STEP_BYTES.to_string(), "-c", &REQUESTS.to_string()]);
-        bench.args(["-d", &case.depth.to_string(), "-t", "none"]);
-        bench.args(case.is_write.then_some("-w"));
-        bench.arg("--image-opts").arg(export.image()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        bench.spawn().context("cannot start qemu-img")
+        let mut copy = Command::new(&program);
+        copy.args(["--connections=1", "--threads=1", &format!("--request-size={PAGE_SIZE}")]);
+        copy.arg(format!("--requests={}", case.depth));
+        if case.is_write {
+            copy.arg(&export.raw).arg(&uri);
+        } else {
+            copy.arg(&uri).arg("null:");
+        }
+        copy.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start nbdcopy")
     };
+    let begin = Instant::now();
     let clients = (0..case.clients).map(|_| start()).collect::<anyhow::Result<Vec<_>>>()?;
-    let mut rate = 0.0;
     for client in clients {
         let output = client.wait_with_output()?;
-        ensure!(output.status.success(), "qemu-img failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        let text = String::from_utf8_lossy(&output.stdout);
-        let seconds = text.split_whitespace().filter_map(|word| word.parse::<f64>().ok()).next_back();
-        rate += REQUESTS as f64 / seconds.context("qemu-img does not say how long it took")?;
+        ensure!(output.status.success(), "nbdcopy failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    Ok(Measured { rate, p99_us: f64::NAN })
+    let requests = export.size_bytes / PAGE_SIZE as u64 * case.clients as u64;
+    Ok(Measured { rate: requests as f64 / begin.elapsed().as_secs_f64(), p99_us: f64::NAN })
 }

@@ -2,13 +2,14 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use pagefold_attach::loop_device;
 use tempfile::TempDir;
 
@@ -86,6 +87,8 @@ pub(super) struct Setup {
     pagefold: PathBuf,
     content: Vec<u8>,
     certificates: Option<PathBuf>,
+    /// A raw file with the content.
+    full: PathBuf,
     tmpfs: TempDir,
 }
 
@@ -137,7 +140,9 @@ impl Setup {
         let heap = KINDS.iter().find(|(name, _)| *name == "heap").map(|&(_, make)| make).context("no such pages")?;
         let content = synthetic::of_kind(heap, SEED, (mib as usize) << 8).as_flattened().to_vec();
         let tmpfs = TempDir::new_in(tmpfs).with_context(|| tmpfs.display().to_string())?;
-        Ok(Self { pagefold, content, certificates, tmpfs })
+        let full = tmpfs.path().join("full");
+        fs::write(&full, &content)?;
+        Ok(Self { pagefold, content, certificates, full, tmpfs })
     }
 
     /// Returns the size of each disk.
@@ -145,21 +150,17 @@ impl Setup {
         self.content.len() as u64
     }
 
-    /// Returns a new raw file in memory, empty or with the content.
-    fn raw(&self, is_full: bool) -> anyhow::Result<PathBuf> {
-        let (mut file, path) = tempfile::NamedTempFile::new_in(self.tmpfs.path())?.keep()?;
+    /// Returns a new raw file in memory, without content.
+    fn raw(&self) -> anyhow::Result<PathBuf> {
+        let (file, path) = tempfile::NamedTempFile::new_in(self.tmpfs.path())?.keep()?;
         file.set_len(self.size_bytes())?;
-        if is_full {
-            file.write_all(&self.content)?;
-        }
         Ok(path)
     }
 
-    /// Returns a new qcow2 overlay in memory, of a file that is there too.
+    /// Returns a new qcow2 overlay of the content, in memory.
     fn overlay(&self) -> anyhow::Result<PathBuf> {
-        let below = self.raw(true)?;
-        let path = below.with_extension("qcow2");
-        qcow2_overlay(&below, &path)?;
+        let path = tempfile::Builder::new().suffix(".qcow2").tempfile_in(self.tmpfs.path())?.into_temp_path().keep()?;
+        qcow2_overlay(&self.full, &path)?;
         Ok(path)
     }
 
@@ -173,7 +174,13 @@ impl Setup {
     }
 
     fn tls(&self, socket: &Path, export: &'static str) -> anyhow::Result<Export> {
-        Ok(Export { socket: socket.to_owned(), name: export, certificates: self.certificates()?.to_owned() })
+        Ok(Export {
+            socket: socket.to_owned(),
+            name: export,
+            certificates: self.certificates()?.to_owned(),
+            raw: self.full.clone(),
+            size_bytes: self.size_bytes(),
+        })
     }
 
     /// Starts a subject's server, and writes the content to the disk.
@@ -183,7 +190,7 @@ impl Setup {
         let text = |path: &Path| path.display().to_string();
         let daemon = |overlay: bool, export: &str| {
             let program = tool::find("qemu-storage-daemon")?;
-            let (image, format) = if overlay { (self.overlay()?, "qcow2") } else { (self.raw(false)?, "raw") };
+            let (image, format) = if overlay { (self.overlay()?, "qcow2") } else { (self.raw()?, "raw") };
             Server::daemon(&program, &image, format, &["--export", export])
         };
         let fuse = |overlay| {
@@ -209,15 +216,18 @@ impl Setup {
                 let files = shown("files");
                 let server = self.own(&["--files", &text(&files)])?;
                 let at = files.join(NAME);
+                wait_for(&at)?;
                 (if subject == LoopFile { attach(&at)? } else { Way::Path(at) }, Some(server))
             }
             QemuFile => fuse(false).map(|(way, server)| (way, Some(server)))?,
             QemuFileOverlay => fuse(true).map(|(way, server)| (way, Some(server)))?,
-            Loop => (attach(&self.raw(false)?)?, None),
+            Loop => (attach(&self.raw()?)?, None),
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
-                (Way::Socket(sockets.join("disk.sock")), Some(server))
+                let at = sockets.join("disk.sock");
+                wait_for(&at)?;
+                (Way::Socket(at), Some(server))
             }
             QemuRing => ring(false).map(|(way, server)| (way, Some(server)))?,
             QemuRingOverlay => ring(true).map(|(way, server)| (way, Some(server)))?,
@@ -242,12 +252,13 @@ impl Setup {
     pub(super) fn start_base(&self) -> anyhow::Result<Base> {
         let folder = TempDir::new()?;
         let (image, files) = (folder.path().join("base.erofs"), folder.path().join("files"));
-        let raw = self.raw(true)?;
-        tool::run(Command::new(&self.pagefold).args(["pack", "--codec", "lz4"]).arg(&raw).arg("-o").arg(&image))?;
-        fs::remove_file(raw)?;
+        let mut pack = Command::new(&self.pagefold);
+        tool::run(pack.args(["pack", "--codec", "lz4"]).arg(&self.full).arg("-o").arg(&image))?;
         let base = format!("{NAME}={}", image.display());
         let server = Server::pagefold(&self.pagefold, &["--files", &files.display().to_string(), &base])?;
-        Ok(Base { path: files.join(NAME), server, _folder: folder })
+        let path = files.join(NAME);
+        wait_for(&path)?;
+        Ok(Base { path, server, _folder: folder })
     }
 }
 
@@ -272,11 +283,7 @@ impl Disk {
                 Ok(file.sync_all()?)
             }
             Way::Socket(socket) => rings::fill(socket, &setup.content),
-            Way::Tls { socket, export } => {
-                let raw = setup.raw(true)?;
-                secure::fill(&setup.tls(socket, export)?, &raw)?;
-                Ok(fs::remove_file(raw)?)
-            }
+            Way::Tls { socket, export } => secure::fill(&setup.tls(socket, export)?),
         }
     }
 
@@ -288,4 +295,14 @@ impl Disk {
             Way::Tls { socket, export } => secure::run(&setup.tls(socket, export)?, case),
         }
     }
+}
+
+/// Waits until a transport has made a file.
+fn wait_for(path: &Path) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !path.exists() {
+        ensure!(start.elapsed().as_secs() < 10, "{} does not appear", path.display());
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
