@@ -38,7 +38,7 @@ pub fn path(number: u32) -> PathBuf {
     format!("/dev/loop{number}").into()
 }
 
-/// Returns the devices in use, whoever made them.
+/// Returns the devices in use, also those of other programs.
 ///
 /// # Errors
 /// `/sys` cannot be read.

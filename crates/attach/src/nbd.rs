@@ -86,7 +86,7 @@ pub fn path(number: u32) -> PathBuf {
     format!("/dev/nbd{number}").into()
 }
 
-/// Returns the devices in use that have an identifier (Linux 5.15), whoever connected them.
+/// Returns the devices in use that have an identifier (Linux 5.15), also those of other programs.
 ///
 /// # Errors
 /// `/sys` cannot be read.
