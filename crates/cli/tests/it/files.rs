@@ -43,7 +43,7 @@ impl Place {
         self.0.path().to_str().expect("a plain path")
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 

@@ -45,4 +45,5 @@ mod swap;
 mod tls;
 mod vhost_user;
 mod waiting;
+mod ways;
 mod wrong;

@@ -55,11 +55,11 @@ impl Secure {
     }
 
     /// Returns the URI for clients with the certificates in a folder.
-    fn uri_with(&self, name: &str, certificates: &Path) -> String {
+    pub(crate) fn uri_with(&self, name: &str, certificates: &Path) -> String {
         format!("{}?tls-certificates={}", self.uri(name), certificates.display())
     }
 
-    fn client(&self) -> PathBuf {
+    pub(crate) fn client(&self) -> PathBuf {
         self.folder.path().join("client")
     }
 }
