@@ -10,9 +10,11 @@ use std::{
 use pagefold_testing::{copy_program, programs};
 
 use crate::{
+    files::Place,
     guest::{Guest, Machine},
     server::{Server, pagefold, run},
     tls::Secure,
+    ways::wait_for,
 };
 
 /// The disk's `/sbin/init`: runs each line that the test sends.
@@ -124,30 +126,60 @@ fn lines(first: u32, last: u32) -> String {
     (first..=last).map(|number| format!("{number}\n")).collect()
 }
 
+/// Packs a root file system. Returns the image's path.
+fn make_image(machine: &Machine, tools: &Tools, folder: &Path) -> PathBuf {
+    let (tree, disk, image) = (folder.join("tree"), folder.join("root.img"), folder.join("root.erofs"));
+    make_root(machine, &tree);
+    run(Command::new(&tools.mkfs).args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(&tree).arg(&disk).arg("64M"));
+    run(pagefold().arg("pack").arg(&disk).arg("-o").arg(&image));
+    image
+}
+
+/// Lets a guest change its disk `job-1`, and reads the changes over NBD.
+fn change(mut guest: Guest, tools: &Tools, server: &Server, folder: &Path) {
+    guest.wait_for("ready");
+    guest.say(FIRST);
+    guest.wait_for("changed");
+    guest.cut();
+    let after = tools.copy(server, "job-1", "after.img");
+    tools.check_in_use(&after);
+    let found = folder.join("found");
+    tools.extract(&after, "/src/erofs", &found);
+    assert_eq!(fs::read_to_string(found.join("erofs/lib.rs")).expect("a file"), "first\n");
+}
+
 /// The root file system comes over TCP with TLS, and client and server have certificates.
 #[test]
 fn a_guest_boots_from_a_fork_over_tls() {
     let test = "a_guest_boots_from_a_fork_over_tls";
     let (Some(machine), Some(tools)) = (Machine::find(test), Tools::find(test)) else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let (tree, disk, image) =
-        (folder.path().join("tree"), folder.path().join("root.img"), folder.path().join("root.erofs"));
-    make_root(&machine, &tree);
-    run(Command::new(&tools.mkfs).args(["-q", "-F", "-E", "root_owner=0:0", "-d"]).arg(&tree).arg(&disk).arg("64M"));
-    run(pagefold().arg("pack").arg(&disk).arg("-o").arg(&image));
+    let image = make_image(&machine, &tools, folder.path());
     let secure = Secure::start(&[text(&image), "--tls-verify-peer"]);
     run(&mut secure.server.ask(&["fork", "root", "job-1"]));
     let (drive, object) = secure.drive("job-1");
-    let mut guest = machine.boot_with(&object, &[drive]);
-    guest.wait_for("ready");
-    guest.say(FIRST);
-    guest.wait_for("changed");
-    guest.cut();
-    let after = tools.copy(&secure.server, "job-1", "after.img");
-    tools.check_in_use(&after);
-    let found = folder.path().join("found");
-    tools.extract(&after, "/src/erofs", &found);
-    assert_eq!(fs::read_to_string(found.join("erofs/lib.rs")).expect("a file"), "first\n");
+    change(machine.boot_with(&object, &[drive]), &tools, &secure.server, folder.path());
+}
+
+/// The root file system is a file that qemu opens, and a disk on a vhost-user socket with two queues.
+#[test]
+fn a_guest_boots_from_a_file_and_from_a_vhost_user_socket() {
+    let test = "a_guest_boots_from_a_file_and_from_a_vhost_user_socket";
+    let (Some(machine), Some(tools)) = (Machine::find(test), Tools::find(test)) else { return };
+    let Some(place) = Place::new(test) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = make_image(&machine, &tools, folder.path());
+    let sockets = folder.path().join("sockets");
+    let server = Server::start(&[text(&image), "--files", place.text(), "--vhost-user", text(&sockets)]);
+    run(&mut server.ask(&["fork", "root", "job-1"]));
+    wait_for(&place.path("job-1"));
+    let drive = format!("file={},cache=none", text(&place.path("job-1")));
+    change(machine.boot(&[drive]), &tools, &server, folder.path());
+    run(&mut server.ask(&["drop", "job-1"]));
+    run(&mut server.ask(&["fork", "root", "job-1"]));
+    wait_for(&sockets.join("job-1.sock"));
+    fs::remove_dir_all(folder.path().join("found")).expect("a folder");
+    change(machine.boot_vhost_user(&sockets.join("job-1.sock")), &tools, &server, folder.path());
 }
 
 #[test]

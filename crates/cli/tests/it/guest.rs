@@ -121,25 +121,18 @@ impl Machine {
     /// The same with one disk on a vhost-user socket, to which qemu connects again when the server is
     /// gone. The guest has two CPUs, and a queue for each.
     pub(crate) fn start_vhost_user(&self, socket: &Path, script: &str) -> Guest {
-        let arguments = [
-            "-smp".to_owned(),
-            "2".to_owned(),
-            "-object".to_owned(),
-            "memory-backend-memfd,id=memory,size=512M,share=on".to_owned(),
-            "-machine".to_owned(),
-            "memory-backend=memory".to_owned(),
-            "-chardev".to_owned(),
-            format!("socket,id=disk,path={},reconnect=1", socket.display()),
-            "-device".to_owned(),
-            "vhost-user-blk-pci,chardev=disk,num-queues=2".to_owned(),
-        ];
-        self.start_from(&arguments, &initramfs(&self.parts, RUN, script, &[]))
+        self.start_from(&vhost_user(socket), &initramfs(&self.parts, RUN, script, &[]))
     }
 
     /// Boots a guest whose root is the ext4 file system on the first disk: its `/sbin/init` takes
     /// over.
     pub(crate) fn boot(&self, disks: &[String]) -> Guest {
         self.start_from(&drives(disks), &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
+    }
+
+    /// The same with the root file system on a vhost-user socket.
+    pub(crate) fn boot_vhost_user(&self, socket: &Path) -> Guest {
+        self.start_from(&vhost_user(socket), &initramfs(&self.parts, SWITCH_ROOT, "", &[]))
     }
 
     /// The same with an object of qemu that the disks name.
@@ -170,6 +163,23 @@ impl Machine {
     }
 }
 
+/// Returns the options for a disk on a vhost-user socket, with a queue for each of two CPUs.
+fn vhost_user(socket: &Path) -> [String; 10] {
+    [
+        "-smp".to_owned(),
+        "2".to_owned(),
+        "-object".to_owned(),
+        "memory-backend-memfd,id=memory,size=512M,share=on".to_owned(),
+        "-machine".to_owned(),
+        "memory-backend=memory".to_owned(),
+        "-chardev".to_owned(),
+        format!("socket,id=disk,path={},reconnect=1", socket.display()),
+        "-device".to_owned(),
+        "vhost-user-blk-pci,chardev=disk,num-queues=2".to_owned(),
+    ]
+}
+
+/// Returns the options for disks, each the value of a `-drive`.
 fn drives(disks: &[String]) -> Vec<String> {
     disks.iter().flat_map(|disk| ["-drive".to_owned(), format!("if=virtio,format=raw,{disk}")]).collect()
 }

@@ -139,7 +139,7 @@ fn open(path: &Path, write: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(write).open(path)
 }
 
-fn wait_for(path: &Path) {
+pub(crate) fn wait_for(path: &Path) {
     let start = Instant::now();
     while !path.exists() {
         assert!(start.elapsed() < Duration::from_secs(60), "{} does not appear", path.display());
