@@ -107,6 +107,8 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["disks"],
         &["uri", "a"],
         &["uri", "none"],
+        &["attach", "none"],
+        &["detach", "a"],
         &["stat"],
         &["diff", "a"],
         &["diff", "a", "--to", &changes],
