@@ -4,6 +4,7 @@
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 
 use std::{
+    io::ErrorKind,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -248,10 +249,10 @@ impl Disks {
             return Err(Failure::new(Code::WouldShrink, what));
         }
         ram.resize(size_bytes).map_err(|error| {
-            let code = match error {
+            let code = match &error {
                 BlockError::NoSpace => Code::NoMemory,
-                // A RAM disk does no I/O; it reports an impossible size this way.
-                BlockError::Io(_) => Code::InvalidSize,
+                // The disk reports an impossible size this way. Other errors are those of its base.
+                BlockError::Io(error) if error.kind() == ErrorKind::InvalidInput => Code::InvalidSize,
                 _ => Code::Failed,
             };
             Failure::new(code, error.to_string())
