@@ -200,10 +200,17 @@ impl Client {
         InProgress(Arc::clone(self))
     }
 
+    /// Counts a task until the result is dropped, unless the client uses as many threads as it may.
+    pub fn try_begin_task(self: &Arc<Self>) -> Option<InProgress> {
+        let more = |tasks| (tasks < self.most_threads).then_some(tasks + 1);
+        self.tasks.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(InProgress(Arc::clone(self)))
+    }
+
     /// Lets a thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
     /// any content. What it returns is dropped once the thread no longer uses the client.
     pub fn run_on<R>(self: &Arc<Self>, thread: Reserved, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
-        thread.run(Box::new(Work { work, in_progress: self.begin_task() }));
+        self.begin_task().run_on(thread, work);
     }
 
     /// The same with a thread that is free.
@@ -275,6 +282,13 @@ impl Drop for InProgress {
         if client.tasks.fetch_sub(1, AcqRel) == 1 && !client.keeps_buffers.load(SeqCst) {
             client.share.trim();
         }
+    }
+}
+
+impl InProgress {
+    /// Lets a thread call `work`, which is the task. See [`Client::run_on`].
+    pub(crate) fn run_on<R>(self, thread: Reserved, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
+        thread.run(Box::new(Work { work, in_progress: self }));
     }
 }
 

@@ -72,7 +72,8 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut [u8]) {
         let connection = &self.connection;
-        let in_progress = connection.client.begin_task();
+        // Several threads may have been on their way.
+        let Some(in_progress) = connection.client.try_begin_task() else { return };
         let unwinding = EndOnUnwind(connection);
         let mut replies = Replies::new(&mut scratch[COMMON_BYTES..]);
         let mut reads = Vec::new();
