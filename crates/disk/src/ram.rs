@@ -463,6 +463,7 @@ impl From<store::Error> for Error {
                 len_bytes: PAGE_BYTES,
                 size_bytes: slots.saturating_mul(PAGE_BYTES),
             },
+            store::Error::TooLarge { .. } => Self::Io(io::Error::new(io::ErrorKind::InvalidInput, error)),
             other => Self::Io(io::Error::other(other)),
         }
     }
