@@ -131,6 +131,7 @@ unsafe impl Ioctl for GetFree {
         ptr::null_mut()
     }
 
+    // SAFETY: the pointer, which is null, is not used.
     unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
         u32::try_from(out).map_err(|_| Errno::INVAL)
     }

@@ -164,12 +164,10 @@ impl Change<&[u8]> {
     /// There is no thread, or no memory for a copy of the payload. Nothing has happened.
     pub fn hand_on<C: Completion>(self, completion: C) -> Result<(), (Self, C)> {
         let client = Arc::clone(completion.client());
-        // Several threads may be here.
-        let Some(in_progress) = client.try_begin_task() else { return Err((self, completion)) };
-        let Some(thread) = client.executor().reserve() else { return Err((self, completion)) };
+        let Some(thread) = client.reserve() else { return Err((self, completion)) };
         match self.keep(client.share()) {
             Ok(change) => {
-                in_progress.run_on(thread, move |_| change.run(completion));
+                thread.run(move |_| change.run(completion));
                 Ok(())
             }
             Err(change) => Err((change, completion)),

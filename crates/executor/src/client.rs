@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::{
     change::{Attempt, Change, Storage},
-    executor::{Executor, Reserved, Task},
+    executor::{Batch, Executor, Reserved, Task},
     export::{Access, Device, Export},
     memory::{Share, Taken},
     waiting::{RECHECK, RETRY_PAUSE},
@@ -185,19 +185,15 @@ impl Client {
     }
 
     /// Reserves a thread, unless the client uses as many as it may.
-    pub fn reserve(&self) -> Option<Reserved> {
-        if self.may_have_thread() { self.executor.reserve() } else { None }
+    pub fn reserve(self: &Arc<Self>) -> Option<Thread> {
+        let in_progress = self.try_begin_task()?;
+        Some(Thread { reserved: self.executor.reserve()?, in_progress })
     }
 
     /// The same for a thread with a CPU that is spare.
-    pub fn reserve_spare(&self) -> Option<Reserved> {
-        if self.may_have_thread() { self.executor.reserve_spare() } else { None }
-    }
-
-    /// Counts a task until the result is dropped.
-    pub fn begin_task(self: &Arc<Self>) -> InProgress {
-        self.tasks.fetch_add(1, Relaxed);
-        InProgress(Arc::clone(self))
+    pub fn reserve_spare(self: &Arc<Self>) -> Option<Thread> {
+        let in_progress = self.try_begin_task()?;
+        Some(Thread { reserved: self.executor.reserve_spare()?, in_progress })
     }
 
     /// Counts a task until the result is dropped, unless the client uses as many threads as it may.
@@ -207,20 +203,14 @@ impl Client {
         Some(InProgress(Arc::clone(self)))
     }
 
-    /// Lets a thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
-    /// any content. What it returns is dropped once the thread no longer uses the client.
-    pub fn run_on<R>(self: &Arc<Self>, thread: Reserved, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
-        self.begin_task().run_on(thread, work);
-    }
-
-    /// The same with a thread that is free.
+    /// Lets a thread that is free call `work`. See [`Thread::run`].
     ///
     /// # Errors
     /// There is none; returns `work`.
     pub fn hand_on<F: FnOnce(&mut [u8]) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
         match self.reserve() {
             Some(thread) => {
-                self.run_on(thread, work);
+                thread.run(work);
                 Ok(())
             }
             None => Err(work),
@@ -285,10 +275,37 @@ impl Drop for InProgress {
     }
 }
 
-impl InProgress {
-    /// Lets a thread call `work`, which is the task. See [`Client::run_on`].
-    pub(crate) fn run_on<R>(self, thread: Reserved, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
-        thread.run(Box::new(Work { work, in_progress: self }));
+/// A thread of the executor that is free for a client's work. It counts as one of the client's until
+/// the work is done.
+pub struct Thread {
+    reserved: Reserved,
+    in_progress: InProgress,
+}
+
+impl Thread {
+    /// Lets the thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
+    /// any content. What it returns is dropped once the thread no longer uses the client.
+    pub fn run<R>(self, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
+        self.run_task(|in_progress| Box::new(Work { work, in_progress }));
+    }
+
+    /// Lets the thread run the task that `make` makes. The task keeps the count.
+    pub fn run_task(self, make: impl FnOnce(InProgress) -> Box<dyn Task>) {
+        self.reserved.run(make(self.in_progress));
+    }
+
+    /// Lets the thread, and others for which a CPU is spare, help with the batch that `make` makes. The
+    /// batch keeps the count of its first helper; others have their own.
+    pub fn share<B: Batch + 'static>(self, make: impl FnOnce(InProgress) -> Arc<B>) -> Arc<B> {
+        let batch = make(self.in_progress);
+        self.reserved.share(Arc::clone(&batch) as _);
+        batch
+    }
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Thread").field("in_progress", &self.in_progress).finish_non_exhaustive()
     }
 }
 

@@ -21,7 +21,7 @@ mod waiting;
 mod watch;
 
 pub use change::{Attempt, Change, Keep, Payload, Storage};
-pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError};
+pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError, Thread};
 pub use executor::{Batch, Executor, Reserved, SCRATCH_BYTES, THREAD_BYTES, Task, Working, spawn};
 pub use export::{Access, Device, Export, ExportError, Exports, MAX_NAME_BYTES};
 pub use memory::{Account, Claim, Growing, IDLE_BYTES, Lent, Memory, Share, Taken, WORK_BYTES};

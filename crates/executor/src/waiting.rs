@@ -268,10 +268,7 @@ impl Stalled {
         }
         let client = self.completion.client();
         match client.reserve() {
-            Some(thread) => {
-                let in_progress = client.begin_task();
-                thread.run(Box::new(Rest { stalled: self, in_progress }));
-            }
+            Some(thread) => thread.run_task(|in_progress| Box::new(Rest { stalled: self, in_progress })),
             None if client.executor().has_threads() => return Retried::NoThread(self),
             // Without memory for a single thread, this one does everything.
             None => drop(self.run()),

@@ -94,7 +94,7 @@ impl OpenFile {
         match thread {
             Some(thread) => {
                 let file = Arc::clone(self);
-                self.client.run_on(thread, move |scratch| file.run(work, scratch));
+                thread.run(move |scratch| file.run(work, scratch));
             }
             None => self.run(work, &mut []),
         }

@@ -166,6 +166,14 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         drop(work);
     }
 
+    /// Lets the transport release its buffers if the connection rests or has ended. To be called after
+    /// a task.
+    fn rest_if_idle(&self) {
+        if !self.client.is_busy() && self.lock_work().is_none() {
+            self.transport.rest();
+        }
+    }
+
     fn lock_work(&self) -> MutexGuard<'_, Option<Work>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -345,7 +345,7 @@ impl Queues {
             };
             let thread = if device.may_block() { client.reserve() } else { client.reserve_spare() };
             match thread {
-                Some(thread) => client.run_on(thread, move |scratch| job.run(scratch)),
+                Some(thread) => thread.run(move |scratch| job.run(scratch)),
                 None => job.run(&mut self.buf),
             }
         }

@@ -13,7 +13,10 @@ use pagefold_testing::{copy_program, programs, skip, skip_for_good};
 use rustix::process::{Signal, geteuid};
 use tempfile::TempDir;
 
-use crate::server::{Server, is_ignored, make_image, pagefold, run, run_to_fail};
+use crate::{
+    server::{Server, is_ignored, make_image, pagefold, run, run_to_fail},
+    user::User,
+};
 
 /// A directory for the files of a server, unmounted when it is dropped.
 pub(crate) struct Place(TempDir);
@@ -198,17 +201,8 @@ fn files_need_little_memory() {
     drop(server);
 }
 
-/// Serves files as an unprivileged user, in a separate mount namespace. If `/dev/fuse` is not open to
-/// all users, the script creates one that is.
+/// Serves files as an unprivileged user.
 const AS_A_USER: &str = r#"
-set -e
-cd "$1"
-if [ "$(stat -c %a /dev/fuse)" != 666 ]; then
-    mknod -m 666 fuse c 10 229
-    mount --bind fuse /dev/fuse
-fi
-fails() { if "$@"; then echo "this should fail: $*" >&2; exit 1; fi; }
-user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
 serve() { user ./pagefold serve --dir run --size 1M --name a --files mount "$@"; }
 serve --run '
     set -e
@@ -237,13 +231,10 @@ fails grep -q " $1/mount " /proc/self/mounts
 #[test]
 fn a_user_who_is_not_root_has_files() {
     let test = "a_user_who_is_not_root_has_files";
-    if !geteuid().is_root() {
-        return skip_for_good(test, "it takes root to become a user; the other tests of files are that user's then");
-    }
+    let Some(user) = User::find(test) else { return };
     if Place::new(test).is_none() {
         return;
     }
-    let Some([shell, unshare, _]) = programs(test, ["sh", "unshare", "setpriv"]) else { return };
     let folder = TempDir::new().expect("a folder");
     copy_program(env!("CARGO_BIN_EXE_pagefold"), folder.path().join("pagefold"));
     for name in ["mount", "run"] {
@@ -251,13 +242,8 @@ fn a_user_who_is_not_root_has_files() {
         std::os::unix::fs::chown(folder.path().join(name), Some(65_534), Some(65_534)).expect("an owner");
     }
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
-    let mut command = Command::new(unshare);
-    command.args(["--mount", "--propagation", "private"]).arg(shell).args(["-c", AS_A_USER, "as-a-user"]);
-    let output = command.arg(folder.path()).output().expect("the program starts");
+    let Some(output) = user.run(test, AS_A_USER, folder.path()) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("unshare:") {
-        return skip(test, &said);
-    }
     let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
     assert!(output.status.success(), "{}: {said}\n{log}", output.status);
 }

@@ -43,6 +43,7 @@ mod starting;
 mod stat;
 mod swap;
 mod tls;
+mod user;
 mod vhost_user;
 mod waiting;
 mod ways;

@@ -22,7 +22,10 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::server::{Ended, is_ignored, pagefold, run, run_to_fail, send};
+use crate::{
+    server::{Ended, is_ignored, pagefold, run, run_to_fail, send},
+    user::User,
+};
 
 /// Returns whether FUSE is available; otherwise prints why not.
 fn can_mount(test: &str) -> bool {
@@ -408,18 +411,9 @@ fn threads_read_anywhere_at_once() {
     until("the process ends with the last user", || place.servers() == 0);
 }
 
-/// Mounts, reads and unmounts as an unprivileged user, in a separate mount namespace. A mount in
-/// the foreground is killed if the script fails. If `/dev/fuse` is not open to all users, the
-/// script creates one that is.
+/// Mounts, reads and unmounts as an unprivileged user. A mount in the foreground is killed if the
+/// script fails.
 const AS_A_USER: &str = r#"
-set -e
-cd "$1"
-if [ "$(stat -c %a /dev/fuse)" != 666 ]; then
-    mknod -m 666 fuse c 10 229
-    mount --bind fuse /dev/fuse
-fi
-fails() { if "$@"; then echo "this should fail: $*" >&2; exit 1; fi; }
-user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
 user ./pagefold mount -o ro,dev,nodev,suid,nosuid image mount
 user cmp tree/text mount/text
 user cmp tree/text mount/below/linked
@@ -449,11 +443,7 @@ fn a_user_who_is_not_root_mounts() {
     if !can_mount(test) {
         return;
     }
-    if !rustix::process::geteuid().is_root() {
-        skip_for_good(test, "it takes root to become a user; the other tests of mounts are that user's then");
-        return;
-    }
-    let Some([shell, unshare, _]) = programs(test, ["sh", "unshare", "setpriv"]) else { return };
+    let Some(user) = User::find(test) else { return };
     let place = Place::new(|root| {
         fs::write(root.join("text"), text(300_000, 1)).expect("a file");
         fs::create_dir(root.join("below")).expect("a folder");
@@ -467,14 +457,8 @@ fn a_user_who_is_not_root_mounts() {
     let all_may_pass = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.folder.path(), all_may_pass).expect("a mode");
     std::os::unix::fs::chown(place.at("mount"), Some(65_534), Some(65_534)).expect("an owner");
-    let mut command = Command::new(unshare);
-    command.args(["--mount", "--propagation", "private"]).arg(shell).args(["-c", AS_A_USER, "as-a-user"]);
-    let output = command.arg(place.folder.path()).output().expect("the program starts");
+    let Some(output) = user.run(test, AS_A_USER, place.folder.path()) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("unshare:") {
-        skip(test, &said);
-        return;
-    }
     assert!(output.status.success(), "{}: {said}", output.status);
 }
 

@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -25,9 +25,20 @@ pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     /// The number of requests that are taken; more, once all are.
     taken: AtomicUsize,
     input: Option<Lent>,
+    /// Whether a thread has helped, which `_in_progress` counts.
+    has_helper: AtomicBool,
     /// Dropped after the buffer, which is back by then.
     _in_progress: InProgress,
-    connection: Arc<Connection<T, G>>,
+    connection: Resting<T, G>,
+}
+
+/// A connection that may rest when this is dropped.
+struct Resting<T: Transport, G: Keeper<T>>(Arc<Connection<T, G>>);
+
+impl<T: Transport, G: Keeper<T>> Drop for Resting<T, G> {
+    fn drop(&mut self) {
+        self.0.rest_if_idle();
+    }
 }
 
 impl<T: Transport, G: Keeper<T>> Batch<T, G> {
@@ -35,9 +46,16 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
         connection: &Arc<Connection<T, G>>,
         requests: Vec<(Request, Range<usize>)>,
         input: Option<Lent>,
+        in_progress: InProgress,
     ) -> Arc<Self> {
-        let _in_progress = connection.client.begin_task();
-        Arc::new(Self { requests, taken: AtomicUsize::new(0), input, _in_progress, connection: Arc::clone(connection) })
+        Arc::new(Self {
+            requests,
+            taken: AtomicUsize::new(0),
+            input,
+            has_helper: AtomicBool::new(false),
+            _in_progress: in_progress,
+            connection: Resting(Arc::clone(connection)),
+        })
     }
 
     /// Takes requests and runs them until none is left. Returns whether this thread took all.
@@ -46,7 +64,7 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
         replies: &mut Replies<B>,
         reads: &mut Vec<Reading>,
     ) -> Result<bool, Ended> {
-        let connection = &self.connection;
+        let connection = &self.connection.0;
         let device = connection.device();
         let mut count = 0;
         while let Some((request, payload)) = self.requests.get(self.taken.fetch_add(1, Relaxed)) {
@@ -71,9 +89,14 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut [u8]) {
-        let connection = &self.connection;
-        // Several threads may have been on their way.
-        let Some(in_progress) = connection.client.try_begin_task() else { return };
+        let connection = &self.connection.0;
+        // The first one must help: nobody else may run the requests. Of the others, several may have
+        // been on their way.
+        let is_first = !self.has_helper.swap(true, Relaxed);
+        let in_progress = if is_first { None } else { connection.client.try_begin_task() };
+        if !is_first && in_progress.is_none() {
+            return;
+        }
         let unwinding = EndOnUnwind(connection);
         let mut replies = Replies::new(&mut scratch[COMMON_BYTES..]);
         let mut reads = Vec::new();
@@ -89,6 +112,6 @@ impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     }
 
     fn wants_help(&self) -> bool {
-        self.taken.load(Relaxed) < self.requests.len() && self.connection.client.may_have_thread()
+        self.taken.load(Relaxed) < self.requests.len() && self.connection.0.client.may_have_thread()
     }
 }

@@ -194,8 +194,7 @@ impl<T: Transport> Leader<T> {
             None
         };
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
-        let batch = Batch::new(connection, requests, input);
-        thread.share(Arc::clone(&batch) as _);
+        let batch = thread.share(|in_progress| Batch::new(connection, requests, input, in_progress));
         (self.deadline, self.is_paced) = (None, false);
         if is_dispatched {
             return Ok(());

@@ -57,5 +57,7 @@ impl<T: Transport, G: Keeper<T>> Drop for Piece<T, G> {
         if !self.is_done {
             self.connection.end(true);
         }
+        // The thread that has run it no longer counts as one of the connection's.
+        self.connection.rest_if_idle();
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_disk::{BlockDevice, Read};
-use pagefold_executor::{self as executor, Change, InProgress, Lent, Payload, Reserved};
+use pagefold_executor::{self as executor, Change, InProgress, Lent, Payload, Thread};
 
 use super::{Connection, EndOnUnwind, Keeper, piece::Piece};
 use crate::{
@@ -46,21 +46,15 @@ impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
         }
         std::mem::forget(unwinding);
         drop(in_progress);
-        if !connection.client.is_busy() && connection.lock_work().is_none() {
-            // The connection rests, or has ended: the transport's buffers are not needed.
-            connection.transport.rest();
-        }
+        connection.rest_if_idle();
     }
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Lets a thread run a task.
-    pub(super) fn hand_on(connection: &Arc<Self>, thread: Reserved, task: Task) {
-        thread.run(Box::new(Job {
-            task,
-            in_progress: connection.client.begin_task(),
-            connection: Arc::clone(connection),
-        }));
+    pub(super) fn hand_on(connection: &Arc<Self>, thread: Thread, task: Task) {
+        let connection = Arc::clone(connection);
+        thread.run_task(|in_progress| Box::new(Job { task, in_progress, connection }));
     }
 
     /// Runs a task, which may wait for storage, and replies.

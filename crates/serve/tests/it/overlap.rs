@@ -225,3 +225,37 @@ fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
         }
     }
 }
+
+/// A connection whose threads are all but one busy: what it hands to the last one is answered.
+#[test]
+fn with_one_thread_left_every_request_is_answered() {
+    let device = Ram::gated(1 << 20);
+    let server = Running::limited(Arc::clone(&device) as _, limits_with(|limits| limits.threads_per_connection = 2));
+    let mut raw = server.simple();
+    raw.request(command::READ, 0, 1, 0, 16);
+    wait_for("the slow request", || device.gate.waiting() == 1);
+    let len_bytes = 16 << 10;
+    for round in 0..1000 {
+        // A thread that has just helped with several requests looks for more, and gets a single one.
+        for cookies in [10..16, 16..17, 17..18] {
+            let requests = cookies.map(|cookie| {
+                let offset = 4096 * (1 + (round + cookie) % 200);
+                Request { flags: 0, kind: command::READ, cookie, offset, len_bytes }.encode()
+            });
+            raw.send(&requests.collect::<Vec<_>>().concat());
+            std::thread::sleep(Duration::from_micros(round % 80));
+        }
+        let mut answered: Vec<u64> = (10..18)
+            .map(|_| {
+                let (errno, cookie) = raw.simple_reply();
+                assert_eq!(errno, 0);
+                raw.bytes(len_bytes as usize);
+                cookie
+            })
+            .collect();
+        answered.sort_unstable();
+        assert_eq!(answered, (10..18).collect::<Vec<_>>());
+    }
+    device.gate.open();
+    assert_eq!(raw.simple_reply(), (0, 1));
+}
