@@ -2,10 +2,13 @@
 
 use std::{fs::File, io, ops::Deref, os::fd::OwnedFd, sync::Arc};
 
-use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
+use rustix::fs::{FsWord, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::truncated::Listed;
+
+/// The kind of a file system of huge pages (Linux, `include/uapi/linux/magic.h`).
+const HUGETLBFS: FsWord = 0x9584_58f6;
 
 /// The guest's memory as requests use it. Guests change it at any time, so bytes are copied before
 /// they are looked at.
@@ -51,6 +54,8 @@ pub(crate) enum MemoryError {
     Overlap,
     #[error("no region of memory is at guest address {0:#x}")]
     Unknown(u64),
+    #[error("memory at guest address {guest:#x} is not of whole huge pages, which its file consists of")]
+    HugePages { guest: u64 },
     #[error("cannot map memory of the guest: {0}")]
     Map(#[source] io::Error),
 }
@@ -70,7 +75,7 @@ pub(crate) struct Description {
 #[derive(Clone, Debug)]
 struct Region {
     description: Description,
-    /// `None` if the file cannot become shorter. Dropped before the mapping.
+    /// `None` if its pages cannot fail to be there. Dropped before the mapping.
     listed: Option<Arc<Listed>>,
     mapped: Arc<GuestRegionMmap<()>>,
 }
@@ -143,7 +148,14 @@ impl Regions {
 fn map(description: Description, file: OwnedFd, end: u64) -> Result<Region, MemoryError> {
     let Description { guest, len_bytes, offset, .. } = description;
     let failed = |error: io::Error| MemoryError::Map(error);
-    let can_shrink = !is_sealed(&file);
+    let system = fstatfs(&file).map_err(|error| failed(error.into()))?;
+    let page_bytes = u64::try_from(system.f_bsize).unwrap_or(1).max(1);
+    let is_huge = system.f_type == HUGETLBFS;
+    if is_huge && !(len_bytes.is_multiple_of(page_bytes) && offset.is_multiple_of(page_bytes)) {
+        return Err(MemoryError::HugePages { guest });
+    }
+    // The first use of a huge page fails like that of a page beyond the file's end if there are none.
+    let may_fail = !is_sealed(&file) || is_huge;
     let size = fstat(&file).map_err(|error| failed(error.into()))?.st_size;
     let file_bytes = u64::try_from(size).unwrap_or_default();
     if file_bytes < end {
@@ -152,7 +164,7 @@ fn map(description: Description, file: OwnedFd, end: u64) -> Result<Region, Memo
     let len = usize::try_from(len_bytes).map_err(|_| MemoryError::TooLarge)?;
     let mapped = MmapRegion::from_file(FileOffset::new(File::from(file), offset), len);
     let mapped = mapped.map_err(|error| failed(io::Error::other(error)))?;
-    let listed = if can_shrink { Some(Arc::new(Listed::new(mapped.as_ptr(), len).map_err(failed)?)) } else { None };
+    let listed = if may_fail { Some(Arc::new(Listed::new(mapped.as_ptr(), len).map_err(failed)?)) } else { None };
     let mapped = GuestRegionMmap::new(mapped, GuestAddress(guest));
     let mapped = Arc::new(mapped.ok_or(MemoryError::Overflow { guest, len_bytes })?);
     Ok(Region { description, listed, mapped })

@@ -193,6 +193,11 @@ fn each_piece(
     (left == 0).then_some(())
 }
 
+/// Returns whether the device is flushed; it is not if that would have to wait and may not.
+fn flush(device: &Device, mode: Mode) -> Result<bool, Error> {
+    if mode.may_wait { device.flush().map(|()| true) } else { device.try_flush() }
+}
+
 fn copy_in(memory: &GuestMemory, segments: &[Segment], skip: u64, buf: &mut [u8]) -> Option<()> {
     let (mut at, len) = (0, buf.len());
     let copy = |start, len| {
@@ -313,7 +318,7 @@ impl Request {
 
     /// Returns the bytes that count against an export's rate.
     pub(crate) fn cost_bytes(&self) -> u64 {
-        self.data_bytes
+        if matches!(self.kind, Kind::Read(_) | Kind::Write(_)) { self.data_bytes } else { 0 }
     }
 
     /// Returns where a read begins.
@@ -372,8 +377,7 @@ impl Request {
             Kind::Refused(status) => return Ok(Some(*status)),
             Kind::Read(offset) => self.read(*offset, device, memory, buf, mode)?,
             Kind::Write(offset) => self.write(*offset, device, memory, buf, mode)?,
-            Kind::Flush if mode.may_wait => device.flush().map(|()| true)?,
-            Kind::Flush => device.try_flush()?,
+            Kind::Flush => flush(device, mode)?,
             Kind::Identify => {
                 let mut id = [0; ID_BYTES];
                 id.iter_mut().zip(name().bytes()).for_each(|(to, from)| *to = from);
@@ -386,6 +390,29 @@ impl Request {
         Ok(done.then_some(Status::Ok))
     }
 
+    /// Moves the data in pieces of `buf`. `step` gets the segments, how many bytes are moved before and
+    /// its piece; it returns how many bytes it moved. Returns whether all are moved.
+    fn transfer(
+        &mut self,
+        buf: &mut [u8],
+        mode: Mode,
+        step: impl Fn(&[Segment], u64, &mut [u8]) -> Result<usize, Error>,
+    ) -> Result<bool, Error> {
+        while self.done < self.data_bytes {
+            let left = self.data_bytes - self.done;
+            if !mode.may_wait && left > mode.most_bytes {
+                return Ok(false);
+            }
+            let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
+            let moved = step(&self.data, self.done, &mut buf[..len])?;
+            self.done += moved as u64;
+            if moved < len {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn read(
         &mut self,
         offset: u64,
@@ -394,25 +421,13 @@ impl Request {
         buf: &mut [u8],
         mode: Mode,
     ) -> Result<bool, Error> {
-        while self.done < self.data_bytes {
-            let left = self.data_bytes - self.done;
-            if !mode.may_wait && left > mode.most_bytes {
-                return Ok(false);
-            }
-            let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-            let part = &mut buf[..len];
-            let got = if mode.may_wait {
-                device.read(offset + self.done, part).map(|()| len)?
-            } else {
-                device.try_read(offset + self.done, part)?
-            };
-            copy_out(memory, &self.data, self.done, &part[..got]).ok_or_else(gone)?;
-            self.done += got as u64;
-            if got < len {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.transfer(buf, mode, |segments, done, part| {
+            let at = offset + done;
+            let got =
+                if mode.may_wait { device.read(at, part).map(|()| part.len()) } else { device.try_read(at, part) }?;
+            copy_out(memory, segments, done, &part[..got]).ok_or_else(gone)?;
+            Ok(got)
+        })
     }
 
     fn write(
@@ -423,29 +438,12 @@ impl Request {
         buf: &mut [u8],
         mode: Mode,
     ) -> Result<bool, Error> {
-        while self.done < self.data_bytes {
-            let left = self.data_bytes - self.done;
-            if !mode.may_wait && left > mode.most_bytes {
-                return Ok(false);
-            }
-            let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-            let part = &mut buf[..len];
-            copy_in(memory, &self.data, self.done, part).ok_or_else(gone)?;
-            let put = if mode.may_wait {
-                device.write(offset + self.done, part).map(|()| len)?
-            } else {
-                device.try_write(offset + self.done, part)?
-            };
-            self.done += put as u64;
-            if put < len {
-                return Ok(false);
-            }
-        }
-        match mode {
-            Mode { write_through: false, .. } => Ok(true),
-            Mode { may_wait: true, .. } => device.flush().map(|()| true),
-            Mode { .. } => device.try_flush(),
-        }
+        let is_written = self.transfer(buf, mode, |segments, done, part| {
+            copy_in(memory, segments, done, part).ok_or_else(gone)?;
+            let at = offset + done;
+            if mode.may_wait { device.write(at, part).map(|()| part.len()) } else { device.try_write(at, part) }
+        })?;
+        Ok(is_written && (!mode.write_through || flush(device, mode)?))
     }
 
     fn clear(&mut self, device: &Device, mode: Mode) -> Result<bool, Error> {

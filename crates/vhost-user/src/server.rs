@@ -296,11 +296,14 @@ struct Connected {
     shared: Arc<Shared>,
     number: u64,
     export: Arc<Export>,
-    client: Arc<Client>,
+    /// `None` once the session has it, which ends before this.
+    client: Option<Arc<Client>>,
 }
 
 impl Drop for Connected {
     fn drop(&mut self) {
+        // The next frontend may be the only one that the export may have.
+        self.client = None;
         self.shared.lock().sessions.remove(&self.number);
         self.shared.left.notify_all();
         self.shared.accept_next(self.number);
@@ -319,25 +322,26 @@ fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Exp
     }
     state.sessions.insert(number, Arc::clone(&handle));
     drop(state);
-    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), client };
-    let serve = move || connected.serve(&handle, &socket);
+    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), client: Some(client) };
+    let serve = move || connected.serve(handle, &socket);
     thread::Builder::new().name("vhost frontend".to_owned()).spawn(serve).map(drop).map_err(system)
 }
 
 impl Connected {
-    fn serve(self, handle: &Arc<Handle>, socket: &UnixStream) {
+    fn serve(mut self, handle: Arc<Handle>, socket: &UnixStream) {
+        let Some(client) = self.client.take() else { return };
         let Shared { config, tell, .. } = &*self.shared;
         let (shared, export, number) = (Arc::clone(&self.shared), Arc::clone(&self.export), self.number);
         let context = Arc::new(Context {
             export: Arc::clone(&self.export),
-            client: Arc::clone(&self.client),
+            client,
             write_back: AtomicBool::new(true),
             tell: Box::new(move |queue, why| {
                 shared.report(number, &export, Event::QueueBroken(queue, why.to_string()));
             }),
         });
         tell(&self.export.name(), Event::Connected);
-        let mut session = Session::new(context, Arc::clone(handle), config.threads, config.queues);
+        let mut session = Session::new(context, handle, config.threads, config.queues);
         let served = session.serve(socket);
         // When the next frontend connects, no request of this one runs any longer.
         drop(session);

@@ -115,6 +115,13 @@ fn signal(eventfd: Option<&OwnedFd>) {
     }
 }
 
+/// Heads that were taken.
+pub(crate) struct Heads {
+    pub(crate) table: Table,
+    /// How many of them, at the front, were taken before.
+    pub(crate) again: usize,
+}
+
 impl Vring {
     pub(crate) fn new(number: u16) -> Self {
         let state = State {
@@ -225,7 +232,7 @@ impl Vring {
     ///
     /// # Errors
     /// The driver has broken the queue, which is not used until the frontend starts it again.
-    pub(crate) fn take(&self, heads: &mut Vec<u16>, most: usize, with_waiting: bool) -> Result<Option<Table>, Broken> {
+    pub(crate) fn take(&self, heads: &mut Vec<u16>, most: usize, with_waiting: bool) -> Result<Option<Heads>, Broken> {
         let mut state = self.lock();
         if !state.runs() {
             return Ok(None);
@@ -242,10 +249,10 @@ impl Vring {
             state.waiting -= 1;
         }
         let available = most.saturating_sub(heads.len());
-        if available == 0 {
-            return Ok(Some(table));
-        }
         let first = heads.len();
+        if available == 0 {
+            return Ok(Some(Heads { table, again: first }));
+        }
         let State { queue, .. } = &mut *state;
         match queue.iter(&**table.memory) {
             Ok(chains) => heads.extend(chains.take(available).map(|chain| chain.head_index())),
@@ -270,7 +277,7 @@ impl Vring {
             state.is_notified = false;
             let _ = state.queue.disable_notification(&**table.memory);
         }
-        Ok(Some(table))
+        Ok(Some(Heads { table, again: first }))
     }
 
     /// Answers requests: each head, with the number of bytes that were written. Notifies the driver
@@ -332,6 +339,9 @@ impl Vring {
         if state.counted.len() < state.waiting {
             state.counted.push(waits.begin());
         }
+        if !state.is_started {
+            self.drained.notify_all();
+        }
     }
 
     /// Returns how many requests wait for room.
@@ -367,20 +377,7 @@ impl Vring {
     pub(crate) fn stop(&self) -> u16 {
         let mut state = self.lock();
         state.is_started = false;
-        if let Some(table) = state.table() {
-            let heads = std::mem::take(&mut state.again);
-            state.waiting = 0;
-            state.counted.clear();
-            drop(state);
-            for head in heads {
-                match Request::decode(&table, head, Vec::new()) {
-                    Ok(request) => self.answer(&[(head, request.finish(&table.memory, Status::Failed))]),
-                    Err(why) => drop(self.break_off(why)),
-                }
-            }
-            state = self.lock();
-        }
-        state = self.drain(state);
+        state = self.drain(state, true);
         // A request that broke the queue has no answer, and is not to be run when the queue starts again.
         state.log.iter().for_each(Log::clear);
         state.call = None;
@@ -391,18 +388,34 @@ impl Vring {
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         state.is_started = false;
-        state.in_flight = state.in_flight.saturating_sub(state.again.len());
-        state.again.clear();
-        state.waiting = 0;
-        state.counted.clear();
-        drop(self.drain(state));
+        drop(self.drain(state, false));
     }
 
-    fn drain<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        while state.in_flight > 0 {
-            let waited = self.drained.wait_timeout(state, PAUSE);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    /// Waits until nothing is in flight. Requests that wait for room end: they fail if `fails`, or else
+    /// have no answer. One that runs may still find no room and begin to wait.
+    fn drain<'a>(&'a self, mut state: MutexGuard<'a, State>, fails: bool) -> MutexGuard<'a, State> {
+        loop {
+            let heads = std::mem::take(&mut state.again);
+            state.waiting = 0;
+            state.counted.clear();
+            match state.table().filter(|_| fails && !heads.is_empty()) {
+                Some(table) => {
+                    drop(state);
+                    for head in heads {
+                        match Request::decode(&table, head, Vec::new()) {
+                            Ok(request) => self.answer(&[(head, request.finish(&table.memory, Status::Failed))]),
+                            Err(why) => drop(self.break_off(why)),
+                        }
+                    }
+                    state = self.lock();
+                }
+                // Without the guest's memory there is no answer either.
+                None => state.in_flight = state.in_flight.saturating_sub(heads.len()),
+            }
+            if state.in_flight == 0 {
+                return state;
+            }
+            state = self.drained.wait_timeout(state, PAUSE).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state
     }
 }

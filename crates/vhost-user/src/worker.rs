@@ -36,7 +36,7 @@ use rustix::{
 use crate::{
     memory::GuestMemory,
     request::{Mode, Request, Segment, Status, read_together},
-    vring::{Broken, Vring},
+    vring::{Broken, Heads, Vring},
 };
 
 /// Requests that are taken from a queue together.
@@ -126,7 +126,15 @@ impl Worker {
         });
         let of_thread = Arc::clone(&shared);
         let serve = move || {
-            Queues { shared: of_thread, buf, heads: Vec::new(), answers: Vec::new(), spare: Vec::new() }.work();
+            Queues {
+                shared: of_thread,
+                buf,
+                heads: Vec::new(),
+                answers: Vec::new(),
+                spare: Vec::new(),
+                tried: Instant::now(),
+            }
+            .work();
             drop(taken);
         };
         let thread = thread::Builder::new().name("vhost queue".to_owned()).spawn(serve)?;
@@ -215,7 +223,10 @@ struct Queues {
     buf: MmapMut,
     heads: Vec<u16>,
     answers: Vec<(u16, u32)>,
-    spare: Vec<Vec<Segment>>,
+    /// The allocation of the last request's segments.
+    spare: Vec<Segment>,
+    /// When requests that wait for room were last tried.
+    tried: Instant,
 }
 
 impl Queues {
@@ -251,6 +262,10 @@ impl Queues {
             retry = found_room;
             if ran {
                 idle_since = Instant::now();
+                // Queues that are always busy leave no pause in which the others' would be tried.
+                if idle_since.duration_since(self.tried) >= ROOM_PAUSE {
+                    (self.tried, retry) = (idle_since, true);
+                }
                 continue;
             }
             let is_spare = !poll.is_zero() && self.shared.context.client.executor().has_spare_cpu();
@@ -275,8 +290,8 @@ impl Queues {
     fn run(&mut self, vring: &Arc<Vring>, with_waiting: bool) -> bool {
         let context = Arc::clone(&self.shared.context);
         self.heads.clear();
-        let table = match vring.take(&mut self.heads, BATCH, with_waiting) {
-            Ok(Some(table)) if !self.heads.is_empty() => table,
+        let Heads { table, again } = match vring.take(&mut self.heads, BATCH, with_waiting) {
+            Ok(Some(heads)) if !self.heads.is_empty() => heads,
             Ok(_) => return false,
             Err(why) => {
                 (context.tell)(vring.number, why);
@@ -286,8 +301,9 @@ impl Queues {
         let _lost = IfPanics(vring);
         let (device, mut left) = (context.client.device(), Vec::new());
         self.answers.clear();
-        for head in std::mem::take(&mut self.heads) {
-            let request = match Request::decode(&table, head, self.spare.pop().unwrap_or_default()) {
+        let mut heads = std::mem::take(&mut self.heads);
+        for (number, head) in heads.drain(..).enumerate() {
+            let request = match Request::decode(&table, head, std::mem::take(&mut self.spare)) {
                 Ok(request) => request,
                 Err(why) => {
                     (context.tell)(vring.number, vring.break_off(why));
@@ -298,8 +314,12 @@ impl Queues {
                 self.finish(request, &table.memory, Status::Failed);
                 continue;
             };
+            if number >= again {
+                context.pace(&request, || vring.answer(&std::mem::take(&mut self.answers)));
+            }
             left.extend(self.begin(vring, request, device, &table.memory));
         }
+        self.heads = heads;
         vring.answer(&self.answers);
         if let Some(device) = device {
             self.hand_on(vring, left, &device, &table.memory);
@@ -310,14 +330,13 @@ impl Queues {
     /// Runs a request if it need not wait. Returns it if it has to.
     fn begin(&mut self, vring: &Vring, mut request: Request, device: &Device, memory: &GuestMemory) -> Option<Request> {
         let context = Arc::clone(&self.shared.context);
-        context.pace(&request, || vring.answer(&std::mem::take(&mut self.answers)));
         match request.run(device, &|| context.export.name(), memory, &mut self.buf, context.mode(false)) {
             Ok(Some(status)) => self.finish(request, memory, status),
             Ok(None) => return Some(request),
             Err(error) => match waits(device, &error) {
                 Some(waits) => {
                     vring.wait_for_room(request.head, waits);
-                    self.spare.push(request.into_segments());
+                    self.spare = request.into_segments();
                 }
                 None => self.finish(request, memory, Status::Failed),
             },
@@ -327,9 +346,7 @@ impl Queues {
 
     fn finish(&mut self, request: Request, memory: &GuestMemory, status: Status) {
         self.answers.push((request.head, request.finish(memory, status)));
-        if self.spare.len() < BATCH {
-            self.spare.push(request.into_segments());
-        }
+        self.spare = request.into_segments();
     }
 
     /// Lets other threads run requests, or runs them here if none is free.

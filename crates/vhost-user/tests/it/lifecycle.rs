@@ -103,6 +103,32 @@ fn requests_wait_for_room() {
     assert_eq!(waits.count(), 1);
 }
 
+/// A request that finds no room while its queue stops does not keep the queue from stopping.
+#[test]
+fn a_queue_stops_while_a_request_finds_no_room() {
+    for is_abandoned in [false, true] {
+        let waits = Arc::new(Waits::new(&Arc::new(Room::default())));
+        let device = Fickle::new(MIB, Some(Arc::clone(&waits)));
+        let world = World::new(device.clone());
+        let mut client = world.client(Options::default());
+        device.is_full.store(true, SeqCst);
+        device.set_gate(false);
+        submit_writes(&mut client, 1);
+        wait_for("a write at the gate", || device.at_gate.load(SeqCst) == 1);
+        let stopping = thread::spawn(move || {
+            if !is_abandoned {
+                client.stop(0).expect("it stops");
+            }
+        });
+        // The queue has been told to stop, most likely.
+        thread::sleep(Duration::from_millis(50));
+        device.set_gate(true);
+        stopping.join().expect("no panic");
+        world.client(Options::default()).queues[0].read(0, 512).expect("a read");
+        assert_eq!(waits.count(), 0);
+    }
+}
+
 #[test]
 fn without_room_a_write_fails() {
     let device = Fickle::new(MIB, None);
