@@ -474,6 +474,10 @@ impl BlockDevice for RamDisk {
         self.size_bytes.load(Acquire)
     }
 
+    fn read_only(&self) -> bool {
+        self.snapshot_of.is_some()
+    }
+
     fn may_block(&self) -> bool {
         self.base().is_some_and(|base| base.may_block())
     }

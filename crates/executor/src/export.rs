@@ -143,6 +143,12 @@ impl Export {
         self.read_only
     }
 
+    /// Returns whether its content never changes, as that of a base or a snapshot. That of another
+    /// export that refuses every change may be replaced by its server.
+    pub fn never_changes(&self) -> bool {
+        lock(&self.state).device.as_ref().is_some_and(|device| device.read_only())
+    }
+
     /// Returns the number of open connections that have chosen this export.
     pub fn connections(&self) -> usize {
         lock(&self.state).connections()

@@ -224,7 +224,7 @@ impl Filesystem for ExportFilesystem {
                 Ok(opened) => opened,
                 Err(errno) => return reply.error(errno),
             };
-            let flags = if read_only {
+            let flags = if export.never_changes() {
                 FopenFlags::FOPEN_KEEP_CACHE
             } else {
                 FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES

@@ -228,6 +228,23 @@ serve --run 'test -e "$files/a"' 2> log
 fails grep -q " $1/mount " /proc/self/mounts
 "#;
 
+/// What `reset` does to a read-only disk is seen in its file, although it was read before.
+#[test]
+fn a_read_only_disk_that_is_reset_is_seen_in_its_file() {
+    let Some(place) = Place::new("a_read_only_disk_that_is_reset_is_seen_in_its_file") else { return };
+    let server = Server::start(&["--size", "1M", "--name", "a", "--files", place.text()]);
+    fs::write(place.path("a"), [7; 8192]).expect("a write");
+    run(&mut server.ask(&["fork", "a", "b", "--read-only"]));
+    run(&mut server.ask(&["snapshot", "a", "s"]));
+    for name in ["b", "a@s"] {
+        assert_eq!(fs::read(place.path(name)).expect("a file")[..8192], [7; 8192], "{name}");
+    }
+    run(&mut server.ask(&["reset", "b"]));
+    assert!(fs::read(place.path("b")).expect("a file").iter().all(|byte| *byte == 0));
+    assert_eq!(fs::read(place.path("a@s")).expect("a file")[..8192], [7; 8192]);
+    OpenOptions::new().write(true).open(place.path("a@s")).expect_err("a snapshot");
+}
+
 #[test]
 fn a_user_who_is_not_root_has_files() {
     let test = "a_user_who_is_not_root_has_files";

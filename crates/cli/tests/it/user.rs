@@ -1,7 +1,7 @@
 //! Scripts with FUSE as a user who is not root, in a mount namespace of their own.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
