@@ -115,7 +115,7 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
             Err(why) => {
                 let done = attach_loop(&disk);
                 let device = done.map_err(|error| anyhow!("nbd: {why:#}; loop: {error:#}"))?;
-                (device, format!(", as there is no nbd: {why:#}"))
+                (device, format!("; not by nbd: {why:#}"))
             }
         },
     };

@@ -1,4 +1,4 @@
-//! Reports errors of a mounted image, because the failing system call can only return `EIO`.
+//! Reports errors of a mounted file system, because the failing system call can only return `EIO`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

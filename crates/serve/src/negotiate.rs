@@ -135,9 +135,9 @@ pub(crate) fn negotiate<T: Transport>(
 /// ```
 ///
 /// It asks for no byte beyond the option that ends it, or that starts TLS: what a client, or somebody
-/// between, sends after that in plain text is never taken for encrypted data. An option of more than [`MAX_OPTION_BYTES`]
-/// is refused and ends the connection, so neither memory nor time depends on the length that a peer
-/// claims.
+/// between, sends after that in plain text is never taken for encrypted data. An option of more than
+/// [`MAX_OPTION_BYTES`] is refused and ends the connection, so neither memory nor time depends on
+/// the length that a peer claims.
 pub(crate) struct Negotiation {
     exports: Exports,
     memory: Arc<Memory>,

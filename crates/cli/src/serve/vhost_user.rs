@@ -14,6 +14,7 @@ use std::{
 };
 
 use pagefold_executor::{Event as ExportEvent, Export, Stopper};
+use pagefold_files::file_name;
 use pagefold_serve::{Permissions, SocketFile, listen_with};
 use pagefold_server::{Ending, Host, Level, Observer, Transport, TransportError};
 use pagefold_vhost_user::{Config, Event, Listening, Server};
@@ -133,9 +134,9 @@ impl Sockets {
             ExportEvent::Renamed { number, name, .. } => {
                 let path = self.path(&name);
                 if let Some(socket) = self.open.get_mut(&number)
-                    && let Err(error) = socket.file.rename(&path)
+                    && let Err(why) = path.and_then(|path| socket.file.rename(&path).map_err(|error| error.to_string()))
                 {
-                    let why = format!("it keeps '{}': {error}", socket.file.path().display());
+                    let why = format!("it keeps '{}': {why}", socket.file.path().display());
                     self.warn(&name, &why);
                 }
             }
@@ -144,15 +145,15 @@ impl Sockets {
     }
 
     fn listen(&self, name: &str, export: Arc<Export>) -> Result<Socket, String> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         let (listener, file) = listen_with(&path, self.permissions).map_err(|error| error.to_string())?;
         let listening = self.server.listen(listener, export).map_err(|error| error.to_string())?;
         self.observer.tell(Level::Info, &format!("disk '{name}' for virtual machines: {}", path.display()));
         Ok(Socket { _listening: listening, file })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(file_name(name))
+    fn path(&self, name: &str) -> Result<PathBuf, String> {
+        Ok(self.directory.join(socket_name(name).ok_or("the name is too long for a file")?))
     }
 
     fn warn(&self, name: &str, why: &str) {
@@ -161,9 +162,8 @@ impl Sockets {
 }
 
 /// Returns the name of a disk's socket.
-fn file_name(name: &str) -> String {
-    let name = if name.is_empty() { "%".to_owned() } else { name.replace('%', "%25").replace('/', "%2F") };
-    name + ".sock"
+fn socket_name(name: &str) -> Option<String> {
+    Some(file_name(name)?.into_owned() + ".sock")
 }
 
 #[cfg(test)]
@@ -178,9 +178,9 @@ mod tests {
             ("", "%.sock"),
             ("%", "%25.sock"),
             ("a/b%", "a%2Fb%25.sock"),
-            ("..", "...sock"),
+            ("..", "%2E%2E.sock"),
         ] {
-            assert_eq!(file_name(name), expected);
+            assert_eq!(socket_name(name).as_deref(), Some(expected));
         }
     }
 }
