@@ -17,8 +17,8 @@ use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use crate::error::{Error, Result};
 use crate::format::{
-    DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
-    XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
+    DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET,
+    SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
 };
 
 /// The number of inodes that are placed together, the longest first, so that shorter ones fill the
@@ -79,8 +79,8 @@ pub(crate) fn write(
     let meta_start = u64::from(next_block) * block;
     let packed = data.packed.take().map(|(size, stored)| file_record(size, Some(stored)));
     let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
-    let blocks =
-        u32::try_from(image_bytes / block).map_err(|_| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
+    let blocks = u32::try_from(image_bytes / block).ok().filter(|blocks| *blocks <= plan.devices.limit());
+    let blocks = blocks.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
 
     let mut metadata = Metadata {
         front: vec![0; plan.front_bytes as usize],
@@ -90,6 +90,7 @@ pub(crate) fn write(
     if plan.plain_prefixes {
         metadata.put(plan.prefixes_at(), &plan.prefixes.table());
     }
+    metadata.put(plan.devices_at(), &plan.devices.encode());
     metadata.put(meta_start, &plan.shared_xattrs);
     let mut digest = Xxh3::new();
     digest.update(&data.digest.to_le_bytes());
@@ -137,8 +138,8 @@ pub(crate) fn write(
         volume_name: options.volume_name,
         feature_incompat: features(options, &plan, chunked, files_with_extents > 0, packed_nid > 0),
         available_compr_algs: plan.choices.formats(),
-        extra_devices: 0,
-        devt_slotoff: 0,
+        extra_devices: plan.devices.count(),
+        devt_slotoff: if plan.devices.is_empty() { 0 } else { (plan.devices_at() / DeviceSlot::SIZE as u64) as u16 },
         dirblkbits: 0,
         xattr_prefix_count: plan.prefixes.count(),
         xattr_prefix_start: if plan.plain_prefixes { (plan.prefixes_at() / 4) as u32 } else { 0 },
@@ -272,6 +273,7 @@ fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, p
     set(incompat::COMPR_CFGS, plan.choices.has_configs());
     set(incompat::CHUNKED_FILE, chunked);
     set(incompat::ADDRESSES_48BIT, extents);
+    set(incompat::DEVICE_TABLE_OR_HEAD2, !plan.devices.is_empty());
     set(incompat::ZTAILPACKING, options.ztailpacking);
     set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
     set(incompat::XATTR_PREFIXES, plan.prefixes.count() > 0);

@@ -39,6 +39,8 @@ pub(crate) struct Devices {
     unified: Vec<Mapped>,
     /// Empty if all devices are within the image.
     sources: Vec<Box<dyn ReadAt>>,
+    /// By number, minus 1.
+    tags: Vec<[u8; 64]>,
 }
 
 impl Devices {
@@ -60,12 +62,13 @@ impl Devices {
             number,
         };
         let table: Vec<_> = (1..).zip(slots).map(mapped).collect();
+        let tags = slots.iter().map(|slot| slot.tag).collect();
         let mut unified: Vec<_> = table.iter().filter(|device| device.start > 0).copied().collect();
         unified.sort_unstable();
         let in_image =
             |device: &Mapped| device.start > 0 && device.start.saturating_add(device.len_bytes) <= image_bytes;
         if sources.is_empty() && table.iter().all(in_image) {
-            return Ok(Self { table, unified: Vec::new(), sources });
+            return Ok(Self { table, unified: Vec::new(), sources, tags });
         }
         if sources.len() != table.len() {
             let needed = match table.len() {
@@ -91,7 +94,13 @@ impl Devices {
                 )));
             }
         }
-        Ok(Self { table, unified, sources })
+        Ok(Self { table, unified, sources, tags })
+    }
+
+    /// Returns the devices that are not within the image, with their tags and lengths in bytes.
+    pub(crate) fn others(&self) -> impl Iterator<Item = ([u8; 64], u64)> + '_ {
+        let others = if self.sources.is_empty() { &[][..] } else { &self.table };
+        others.iter().zip(&self.tags).map(|(device, tag)| (*tag, device.len_bytes))
     }
 
     /// Resolves an address on the device `number`. Returns `None` if there is no such device.
