@@ -156,6 +156,17 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
+    /// Appends bytes and zeros up to a whole block; after an unused block if `leaves_gap`.
+    pub(super) fn append_padded(&mut self, bytes: &[u8], leaves_gap: bool) -> Result<u32> {
+        let block = 1 << self.block_bits;
+        if leaves_gap {
+            self.append(&vec![0; block])?;
+        }
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().next_multiple_of(block), 0);
+        self.append(&padded)
+    }
+
     /// Adds the origin of blocks of another image to [`digest`](Self::digest).
     pub(super) fn digest_origin(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) {
         self.digest.update(&base.base_image().uuid);

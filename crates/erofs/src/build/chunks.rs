@@ -94,7 +94,12 @@ impl Chunking {
 
     /// Returns the inode's field for the chunk size: log2 of its blocks.
     pub(super) fn format(self) -> u32 {
-        (self.chunk_bytes / self.block_bytes).trailing_zeros()
+        self.blocks().trailing_zeros()
+    }
+
+    /// Returns the number of blocks in a chunk.
+    pub(super) fn blocks(self) -> u32 {
+        self.chunk_bytes / self.block_bytes
     }
 
     /// Adds the chunks of a segment to the file's addresses. The segment must consist of whole

@@ -269,17 +269,21 @@ impl Writer<'_> {
                 self.add_raw(file, &vec![0; tail as usize])
             }
             Work::Chunks(KeptChunks { addresses, own }) => {
-                let (Some(chunking), Some(base)) = (chunking, file.copied_from.clone()) else { return Ok(()) };
+                let Some(chunking) = chunking else { return Ok(()) };
                 let mut own = own.chunks(chunking.chunk_bytes() as usize);
-                for kept in addresses {
+                for (kept, at) in addresses.into_iter().zip((part.offset..).step_by(chunking.chunk_bytes() as usize)) {
                     match kept {
-                        Some(address) => {
-                            self.blocks.digest_origin(&*base, address.into(), chunking.chunk_bytes() as usize);
+                        Some(address) if !self.is_mistaken(file, address) => {
+                            self.blocks.digest_more(&address.to_le_bytes());
                             file.chunks.push(address);
                         }
-                        None => {
-                            chunking.add(own.next().unwrap_or_default(), &mut self.blocks, &mut file.chunks)?;
+                        Some(_) => {
+                            let (mut bytes, len) = (Vec::new(), chunking.chunk_bytes().min(part.end() - at));
+                            read_bytes(&part.source, at, len, &mut bytes)?;
+                            let address = self.append_apart(file, &bytes)?;
+                            file.chunks.push(address);
                         }
+                        None => self.add_own_chunk(file, chunking, own.next().unwrap_or_default())?,
                     }
                 }
                 Ok(())
@@ -325,6 +329,30 @@ impl Writer<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Returns whether a chunk at `address` must not follow the file's last chunk.
+    fn is_mistaken(&self, file: &OpenFile, address: u32) -> bool {
+        file.chunks.last().is_some_and(|last| self.devices.is_mistaken(*last, file.chunk_blocks, address))
+    }
+
+    /// Appends a chunk at an address that may follow the file's last chunk, and preferably not at the
+    /// next one, which could have the same trouble with the chunk that comes next.
+    fn append_apart(&mut self, file: &OpenFile, bytes: &[u8]) -> Result<u32> {
+        let is_next = self.is_mistaken(file, self.blocks.next() + 1);
+        self.blocks.append_padded(bytes, !is_next)
+    }
+
+    /// Adds a chunk of a file that also has chunks on devices.
+    fn add_own_chunk(&mut self, file: &mut OpenFile, chunking: Chunking, bytes: &[u8]) -> Result<()> {
+        let before = file.chunks.len();
+        chunking.add(bytes, &mut self.blocks, &mut file.chunks)?;
+        let added = file.chunks.split_off(before);
+        for address in added {
+            let address = if self.is_mistaken(file, address) { self.append_apart(file, bytes)? } else { address };
+            file.chunks.push(address);
+        }
+        Ok(())
     }
 
     /// Adds the pieces of a segment that was compressed with choice `way`.
@@ -558,6 +586,8 @@ struct OpenFile {
     copied_from: Option<Arc<dyn OverlayBase>>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
+    /// The number of blocks in a chunk.
+    chunk_blocks: u32,
     /// The end of the last part that was added.
     at: u64,
     /// Zeros after the extents that no extent covers yet.
@@ -578,6 +608,7 @@ impl OpenFile {
             copied_from: base.cloned(),
             extents: Vec::new(),
             chunks: Vec::new(),
+            chunk_blocks: source.shape.chunking().map_or(1, Chunking::blocks),
             at: 0,
             zeros: 0,
             tail: Vec::new(),

@@ -87,6 +87,24 @@ impl Devices {
         is_there.then(|| start + (spot.offset >> self.block_bits) as u32)
     }
 
+    /// Returns the device and the block on it that an address stands for.
+    pub(super) fn locate(&self, address: u32) -> (u16, u32) {
+        let number = self.table.partition_point(|(start, _)| *start <= address);
+        let start = number.checked_sub(1).map_or(0, |last| self.table[last].0);
+        (number as u16, address - start)
+    }
+
+    /// Returns whether Linux would mistake the chunk at `next` for the continuation of one of `blocks`
+    /// blocks at `address`. It compares only the blocks' numbers, not the devices, when it joins the
+    /// reads of uncompressed chunks (seen in 6.18, `iomap`).
+    pub(super) fn is_mistaken(&self, address: u32, blocks: u32, next: u32) -> bool {
+        if address == NULL_ADDR || next == NULL_ADDR {
+            return false;
+        }
+        let ((device, block), (next_device, next_block)) = (self.locate(address), self.locate(next));
+        device != next_device && u64::from(block) + u64::from(blocks) == u64::from(next_block)
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let slot = |(start, device): &(u32, Device)| DeviceSlot {
             tag: device.tag,

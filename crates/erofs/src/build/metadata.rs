@@ -17,8 +17,9 @@ use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use crate::error::{Error, Result};
 use crate::format::{
-    DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET,
-    SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
+    CHUNK_INDEXES, ChunkIndex, DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT,
+    SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat,
+    mode,
 };
 
 /// The number of inodes that are placed together, the longest first, so that shorter ones fill the
@@ -77,7 +78,7 @@ pub(crate) fn write(
     }
 
     let meta_start = u64::from(next_block) * block;
-    let packed = data.packed.take().map(|(size, stored)| file_record(size, Some(stored)));
+    let packed = data.packed.take().map(|(size, stored)| file_record(&plan, size, Some(stored)));
     let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
     let blocks = u32::try_from(image_bytes / block).ok().filter(|blocks| *blocks <= plan.devices.limit());
     let blocks = blocks.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
@@ -301,7 +302,7 @@ fn record(
     let inode = &plan.inodes[&id];
     let block = u64::from(options.block_bytes);
     match &tree.node(id).kind {
-        NodeKind::Regular { size, .. } => file_record(*size, stored),
+        NodeKind::Regular { size, .. } => file_record(plan, *size, stored),
         NodeKind::Directory(_) => {
             let size = inode.directory.as_ref().map_or(0, super::directory::DirShape::bytes);
             let tail = size % block;
@@ -338,13 +339,17 @@ fn record(
     }
 }
 
-fn file_record(size: u64, stored: Option<FileData>) -> Record {
+fn file_record(plan: &Plan, size: u64, stored: Option<FileData>) -> Record {
     match stored {
         None => Record::flat(DataLayout::FlatPlain, 0, NULL_ADDR, Vec::new()),
         Some(FileData::Flat { blkaddr, tail }) if tail.is_empty() => {
             Record::flat(DataLayout::FlatPlain, size, blkaddr, tail)
         }
         Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
+        Some(FileData::Chunks { addresses, format }) if !plan.devices.is_empty() => Record {
+            indexes: addresses.iter().flat_map(|address| chunk_index(plan, *address).encode()).collect(),
+            ..Record::flat(DataLayout::ChunkBased, size, format | CHUNK_INDEXES, Vec::new())
+        },
         Some(FileData::Chunks { addresses, format }) => Record {
             indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
             indexes_align: 4,
@@ -362,6 +367,13 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
             ..Record::flat(DataLayout::CompressedFull, size, 0, Vec::new())
         },
     }
+}
+
+/// Returns the index of a chunk at `address`. It names the device, because fsck.erofs 1.9 reads
+/// uncompressed chunks of other devices only by their numbers.
+fn chunk_index(plan: &Plan, address: u32) -> ChunkIndex {
+    let (device_id, startblk_lo) = if address == NULL_ADDR { (0, NULL_ADDR) } else { plan.devices.locate(address) };
+    ChunkIndex { startblk_hi: 0, device_id, startblk_lo }
 }
 
 fn directory_bytes(tree: &Tree, visit: &Visit, inode: &InodePlan, offsets: &HashMap<NodeId, u64>) -> Option<Vec<u8>> {

@@ -140,10 +140,16 @@ fn what_did_not_change_is_not_stored() {
     }
 }
 
+/// Of compressed files it reads the image instead of the device (`erofs_map_dev` of 1.9.4).
 #[test]
-fn fsck_reads_a_chain() {
-    for (name, chain, disk) in long_chains() {
-        let Some(found) = chain.extracted() else { return skip("fsck_reads_a_chain", "fsck.erofs is not installed") };
+fn fsck_reads_a_chain_of_uncompressed_images() {
+    const TEST: &str = "fsck_reads_a_chain_of_uncompressed_images";
+    match Command::new("fsck.erofs").arg("-V").output() {
+        Ok(said) if String::from_utf8_lossy(&said.stdout).contains(" 1.9") => {}
+        _ => return skip(TEST, "fsck.erofs 1.9 is not installed; older ones do not read other devices"),
+    }
+    for (name, chain, disk) in long_chains().into_iter().filter(|(name, ..)| *name == "plain") {
+        let Some(found) = chain.extracted() else { return skip(TEST, "fsck.erofs is not installed") };
         assert!(found == disk, "{name}: fsck.erofs extracts something else");
     }
 }
