@@ -12,7 +12,7 @@ use std::{
 
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Changes, Code, Compacted, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
+    Add, Batch, Changes, Code, Compacted, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
     MAX_NAME_BYTES, Resize,
 };
 use pagefold_disk::{BlockDevice, Error as BlockError, NewPoolError, Pool, PoolConfig};
@@ -114,7 +114,7 @@ impl Disks {
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
-        let Add { name, size_bytes, limit_bytes, read_only, socket } = disk;
+        let Add { name, size_bytes, limit_bytes, read_only, socket, quota } = disk;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
         let record_bytes = RECORD_BYTES + socket::asked_bytes(socket.as_ref());
@@ -122,7 +122,7 @@ impl Disks {
         let backing = Backing::empty(&self.table.pool, *size_bytes, *limit_bytes)?;
         let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.table.new_waits());
         let disk = Disk { limit_bytes, read_only, waits, ..Disk::read_only(backing, record) };
-        self.table.insert(&mut entries, name, disk, socket.as_ref())
+        self.table.insert(&mut entries, name, disk, socket.as_ref(), *quota)
     }
 
     /// Serves a file. `tell` receives its later events. Also returns the number of zeros with which
@@ -131,6 +131,7 @@ impl Disks {
         &self,
         file: &BaseFile,
         socket: Option<&DiskSocket>,
+        quota: DiskQuota,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<(Found, u64), Failure> {
         let name = &file.name;
@@ -140,19 +141,26 @@ impl Disks {
         let base = bases::open(file, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
         let backing = Backing::of_file(pool, &self.base_caches, base, file.to_string())?;
-        Ok((self.insert_base(name, backing, socket)?, padding_bytes))
+        Ok((self.insert_base(name, backing, socket, quota)?, padding_bytes))
     }
 
     /// Serves a device of the program, whose content never changes.
     pub(crate) fn add_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<Found, Failure> {
-        self.insert_base(name, Backing::of_device(&self.table.pool, &self.base_caches, device)?, None)
+        let backing = Backing::of_device(&self.table.pool, &self.base_caches, device)?;
+        self.insert_base(name, backing, None, DiskQuota::default())
     }
 
-    fn insert_base(&self, name: &str, backing: Backing, socket: Option<&DiskSocket>) -> Result<Found, Failure> {
+    fn insert_base(
+        &self,
+        name: &str,
+        backing: Backing,
+        socket: Option<&DiskSocket>,
+        quota: DiskQuota,
+    ) -> Result<Found, Failure> {
         let record = Counted::record(&self.table.pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
-        self.table.insert(&mut entries, name, Disk::read_only(backing, record), socket)
+        self.table.insert(&mut entries, name, Disk::read_only(backing, record), socket, quota)
     }
 
     /// Creates disks that all have the content of another at one instant.
@@ -243,8 +251,8 @@ impl Disks {
         if size_bytes < before_bytes && !shrink {
             let what = format!(
                 "disk '{name}' has {}: shrinking it loses the data past {}; set shrink (--shrink) to allow this",
-                pagefold_size::show(before_bytes),
-                pagefold_size::show(size_bytes)
+                pagefold_size::written(before_bytes),
+                pagefold_size::written(size_bytes)
             );
             return Err(Failure::new(Code::WouldShrink, what));
         }
@@ -401,12 +409,12 @@ impl Disks {
     }
 
     /// Returns what an export's clients may take.
-    pub(crate) fn quota(&self, name: &str) -> pagefold_serve::Quota {
+    pub(crate) fn quota(&self, name: &str) -> DiskQuota {
         self.table.quota(name)
     }
 
     /// Sets what an export's clients may take.
-    pub(crate) fn set_quota(&self, name: &str, quota: pagefold_serve::Quota) -> Result<Found, Failure> {
+    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
         self.table.set_quota(name, quota)
     }
 
@@ -433,7 +441,7 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
+        let add = Add::new("a", 4096);
         disks.add(&add).expect("a disk");
         disks.device("a").expect("a disk").0.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
@@ -445,12 +453,40 @@ mod tests {
         );
     }
 
+    /// A client that connects as soon as a disk exists is bound by the disk's quota.
+    #[test]
+    fn no_disk_is_without_its_quota() {
+        let disks = disks();
+        let quota = DiskQuota { connections: Some(3), bytes_per_second: Some(1 << 20) };
+        disks.add(&Add { quota, ..Add::new("a", 4096) }).expect("a disk");
+        assert_eq!((disks.quota("a"), disks.quota("none")), (quota, DiskQuota::default()));
+        let exports = disks.exports();
+        thread::scope(|scope| {
+            let last = "fork-199";
+            scope.spawn(|| {
+                while exports.get(last).is_none() {
+                    for export in exports.list() {
+                        assert_eq!(export.quota().connections, Some(3), "{}", export.name());
+                    }
+                }
+            });
+            for number in 0..100 {
+                let names = [format!("fork-{number}"), format!("fork-{}", 100 + number)];
+                let forks = disks.fork(&Fork { quota, ..Fork::new("a", names) }).expect("forks");
+                assert_eq!(forks.len(), 2);
+            }
+        });
+        // A fork takes nothing over from the disk that it is forked from.
+        disks.fork(&Fork::new("a", ["b"])).expect("a fork");
+        assert_eq!(disks.quota("b"), DiskQuota::default());
+    }
+
     /// If several threads grow a disk at the same time, none makes it smaller than another has made
     /// it.
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false, socket: None };
+        let add = Add::new("a", 512);
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;
         let largest = AtomicU64::new(0);

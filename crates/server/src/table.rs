@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use pagefold_control::{Batch, Code, DiskSocket, Failure, snapshot_name, split_snapshot_name};
+use pagefold_control::{Batch, Code, DiskQuota, DiskSocket, Failure, snapshot_name, split_snapshot_name};
 use pagefold_disk::{Pool, Room, Waits};
-use pagefold_serve::{Export, ExportError, Exports, ServerHandle};
+use pagefold_serve::{Export, ExportError, Exports, Quota, ServerHandle};
 
 use crate::{
     WhenFull,
@@ -65,17 +65,18 @@ impl Table {
         }
     }
 
-    /// Serves a disk under a name that no other disk has.
+    /// Serves a disk under a name that no other disk has, and with its quota from the start.
     pub(crate) fn insert(
         &self,
         entries: &mut Entries,
         name: &str,
         mut disk: Disk,
         socket: Option<&DiskSocket>,
+        quota: DiskQuota,
     ) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
-        self.exports.add(export).map_err(failure)?;
+        self.exports.add(export.with_quota(of_clients(quota))).map_err(failure)?;
         if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
             let opened = ServedSocket::open(self.server.get(), &export, socket);
             disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
@@ -176,6 +177,12 @@ impl Entries {
         self.get(name)?;
         Ok(self.snapshots(name).map(|(name, _)| name.clone()).collect())
     }
+}
+
+/// Returns a quota as the transports take it.
+pub(crate) fn of_clients(quota: DiskQuota) -> Quota {
+    let DiskQuota { connections, bytes_per_second } = quota;
+    Quota { connections: connections.map(|most| usize::try_from(most).unwrap_or(usize::MAX)), bytes_per_second }
 }
 
 fn failure(error: ExportError) -> Failure {
