@@ -70,6 +70,7 @@ impl ModelState {
 fn record(name: String, size_bytes: u64) -> DiskRecord {
     DiskRecord {
         name,
+        id: String::new(),
         size_bytes,
         limit_bytes: None,
         read_only: false,

@@ -221,7 +221,7 @@ impl Disks {
             );
             return Err(Failure::new(Code::HasSnapshots, what));
         }
-        let (removed, clients) = self.table.take(&mut entries, name)?;
+        let (removed, exported) = self.table.take(&mut entries, name)?;
         let mut gone = vec![removed];
         for snapshot in &snapshots {
             gone.push(self.table.take(&mut entries, snapshot)?.0);
@@ -231,7 +231,7 @@ impl Disks {
             disk.backing.as_base().map_or(0, |base| entries.iter().filter(|(_, other)| other.is_over(base)).count());
         // This may be the last reference. Freeing a disk takes time, so the lock is released first.
         drop(entries);
-        let found = disk.found(name, clients, snapshots.len() as u64);
+        let found = disk.found(name, exported, snapshots.len() as u64);
         drop(gone);
         self.table.signal_room();
         Ok((found, over as u64))
@@ -300,7 +300,7 @@ impl Disks {
         ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.table.signal_room();
         let snapshots = self.table.lock().snapshots(name).count() as u64;
-        Ok(disk.found(name, self.table.clients(name), snapshots))
+        Ok(disk.found(name, self.table.exported(name), snapshots))
     }
 
     /// Sets the limit of a disk or of all disks together; returns the previous one, and the memory
@@ -340,7 +340,7 @@ impl Disks {
     /// Returns a batch of disks in the order of their names.
     pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
         let disks = self.table.batch(batch).into_iter();
-        disks.map(|(name, disk, snapshots)| disk.found(&name, self.table.clients(&name), snapshots)).collect()
+        disks.map(|(name, disk, snapshots)| disk.found(&name, self.table.exported(&name), snapshots)).collect()
     }
 
     /// Returns the figures of a batch of disks in the order of their names.
@@ -408,11 +408,6 @@ impl Disks {
             .collect()
     }
 
-    /// Returns what an export's clients may take.
-    pub(crate) fn quota(&self, name: &str) -> DiskQuota {
-        self.table.quota(name)
-    }
-
     /// Sets what an export's clients may take.
     pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
         self.table.set_quota(name, quota)
@@ -453,13 +448,34 @@ mod tests {
         );
     }
 
+    /// A disk's identity stays when it is renamed; a later disk of that name has another one.
+    #[test]
+    fn an_identity_is_that_of_one_disk() {
+        let disks = disks();
+        let id = |name: &str| disks.table.exported(name).id;
+        let made = disks.add(&Add::new("a", 4096)).expect("a disk").exported.id;
+        disks.snapshot("a", "s").expect("a snapshot");
+        let snapshot = id("a@s");
+        assert!(!made.is_empty() && made != snapshot);
+        disks.rename("a", "b").expect("a free name");
+        disks.add(&Add::new("a", 4096)).expect("a disk");
+        assert_eq!((id("b"), id("b@s")), (made.clone(), snapshot.clone()));
+        assert!(id("a") != made && id("a") != snapshot);
+        let (dropped, _) = disks.remove("b", true, false).expect("a disk");
+        assert_eq!(dropped.exported.id, made);
+        disks.rename("a", "b").expect("a free name");
+        assert_ne!(id("b"), made);
+        let other = super::tests::disks();
+        assert_ne!(other.add(&Add::new("a", 4096)).expect("a disk").exported.id, made);
+    }
+
     /// A client that connects as soon as a disk exists is bound by the disk's quota.
     #[test]
     fn no_disk_is_without_its_quota() {
         let disks = disks();
         let quota = DiskQuota { connections: Some(3), bytes_per_second: Some(1 << 20) };
         disks.add(&Add { quota, ..Add::new("a", 4096) }).expect("a disk");
-        assert_eq!((disks.quota("a"), disks.quota("none")), (quota, DiskQuota::default()));
+        assert_eq!(disks.table.exported("a").quota, quota);
         let exports = disks.exports();
         thread::scope(|scope| {
             let last = "fork-199";
@@ -478,7 +494,7 @@ mod tests {
         });
         // A fork takes nothing over from the disk that it is forked from.
         disks.fork(&Fork::new("a", ["b"])).expect("a fork");
-        assert_eq!(disks.quota("b"), DiskQuota::default());
+        assert_eq!(disks.table.exported("b").quota, DiskQuota::default());
     }
 
     /// If several threads grow a disk at the same time, none makes it smaller than another has made

@@ -82,7 +82,7 @@ impl Table {
         self.check_unused(name, force)?;
         disk.backing.become_as(name, &kept.backing)?;
         self.signal_room();
-        Ok(disk.found(name, self.clients(name), snapshots))
+        Ok(disk.found(name, self.exported(name), snapshots))
     }
 
     /// Returns the ranges of a disk that have changed since it was created, starting at `offset`,

@@ -6,7 +6,6 @@ use std::{
 };
 
 use pagefold_control::{Batch, BusyDisk, DiskQuota, Failure};
-use pagefold_serve::Quota;
 
 use crate::{
     disk::Found,
@@ -28,14 +27,6 @@ pub(crate) fn words(quota: DiskQuota) -> String {
 }
 
 impl Table {
-    /// Returns what an export's clients may take.
-    pub(crate) fn quota(&self, name: &str) -> DiskQuota {
-        self.exports.get(name).map_or_else(DiskQuota::default, |export| {
-            let Quota { connections, bytes_per_second } = export.quota();
-            DiskQuota { connections: connections.map(|most| most as u64), bytes_per_second }
-        })
-    }
-
     /// Sets what an export's clients may take.
     pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
         let export = self.exports.get(name).filter(|_| self.lock().has(name));

@@ -13,7 +13,7 @@ use pagefold_serve::{Limits, ServerHandle, unix_uri};
 use crate::{
     Address, BaseFile, Config, Frozen, Level, MemoryLimit, Observer,
     config::WhenConnections,
-    disk::Found,
+    disk::{Exported, Found},
     disks::{Disks, DisksConfig},
     ending::Ending,
     in_use::words,
@@ -186,8 +186,9 @@ impl Server {
     }
 
     pub(crate) fn record(&self, found: Found) -> DiskRecord {
-        let quota = self.0.disks.quota(&found.name);
+        let Exported { id, clients, quota } = found.exported;
         DiskRecord {
+            id,
             max_connections: quota.connections,
             bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
@@ -204,7 +205,7 @@ impl Server {
             changed_bytes: found.changed_bytes,
             own_bytes: found.own_bytes,
             snapshots: found.snapshots,
-            clients: found.clients,
+            clients,
         }
     }
 
@@ -216,7 +217,7 @@ impl Server {
             (None, Some(path)) => of += &format!(", of {path}"),
             (None, None) => {}
         }
-        let quota = self.0.disks.quota(&found.name);
+        let quota = found.exported.quota;
         if !quota.is_none() {
             of += &format!(", {}", words(quota));
         }

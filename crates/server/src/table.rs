@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    hash::{BuildHasher, Hasher, RandomState},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -12,7 +13,7 @@ use pagefold_serve::{Export, ExportError, Exports, Quota, ServerHandle};
 
 use crate::{
     WhenFull,
-    disk::{Disk, Found},
+    disk::{Disk, Exported, Found},
     socket::ServedSocket,
 };
 
@@ -26,6 +27,8 @@ pub(crate) struct Table {
     entries: Mutex<Entries>,
     /// Set once the server listens; disks can then have sockets of their own.
     server: OnceLock<ServerHandle>,
+    /// Differs from that of every other server.
+    id: u64,
 }
 
 /// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
@@ -39,6 +42,8 @@ impl Table {
             room: (when_full == WhenFull::Wait).then(Arc::default),
             entries: Mutex::new(Entries(BTreeMap::new())),
             server: OnceLock::new(),
+            // Each of them has random keys.
+            id: RandomState::new().build_hasher().finish(),
         }
     }
 
@@ -81,17 +86,18 @@ impl Table {
             let opened = ServedSocket::open(self.server.get(), &export, socket);
             disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
         }
-        let found = disk.found(name, 0, 0);
+        let found = disk.found(name, self.exported(name), 0);
         entries.0.insert(name.to_owned(), disk);
         Ok(found)
     }
 
-    /// Removes a disk from the lists. Also returns the number of clients that it had.
-    pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, u64), Failure> {
+    /// Removes a disk from the lists. Also returns its export as it was.
+    pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, Exported), Failure> {
         entries.get(name)?;
         let disk = entries.0.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
-        let export = self.exports.remove(name);
-        Ok((disk, export.map_or(0, |export| export.connections() as u64)))
+        let exported = self.exported(name);
+        self.exports.remove(name);
+        Ok((disk, exported))
     }
 
     /// Gives an entry another name. `change` changes the entry.
@@ -114,12 +120,23 @@ impl Table {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 
+    /// Returns a disk's export as it is now; the default if there is none.
+    pub(crate) fn exported(&self, name: &str) -> Exported {
+        let Some((number, export)) = self.exports.get_numbered(name) else { return Exported::default() };
+        let Quota { connections, bytes_per_second } = export.quota();
+        Exported {
+            id: format!("{:016x}-{number}", self.id),
+            clients: export.connections() as u64,
+            quota: DiskQuota { connections: connections.map(|most| most as u64), bytes_per_second },
+        }
+    }
+
     /// Returns the disk `name` as it is described to clients.
     pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
         let entries = self.lock();
         let (disk, snapshots) = (entries.get(name)?.clone(), entries.snapshots(name).count() as u64);
         drop(entries);
-        Ok(disk.found(name, self.clients(name), snapshots))
+        Ok(disk.found(name, self.exported(name), snapshots))
     }
 
     /// Returns a batch of the current disks, with the number of snapshots of each. A disk that is
