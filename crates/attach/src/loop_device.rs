@@ -11,11 +11,12 @@ use std::{
 };
 
 use linux_raw_sys::loop_device::{
-    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LOOP_CLR_FD, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, loop_config, loop_info64,
+    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LOOP_CLR_FD, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, LOOP_GET_STATUS64,
+    loop_config, loop_info64,
 };
 use rustix::{
     io::Errno,
-    ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl},
+    ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl},
 };
 
 /// The device's block size: what every partition table and file system can work with.
@@ -48,6 +49,18 @@ pub fn devices() -> io::Result<Vec<Device>> {
         Ok(file?.map(|file| Device { number, file: file.into() }))
     };
     super::numbers("loop")?.into_iter().filter_map(|number| of(number).transpose()).collect()
+}
+
+/// Returns the file below a device, as the numbers of its file system's device and of its inode. They
+/// identify it even if it was renamed.
+///
+/// # Errors
+/// The caller is not root, or there is no such device in use.
+pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
+    let device = File::open(path(number))?;
+    // SAFETY: this command fills a `loop_info64`, of which every bit pattern is valid.
+    let info = unsafe { ioctl(device, Getter::<{ LOOP_GET_STATUS64 as Opcode }, loop_info64>::new()) }?;
+    Ok((info.lo_device, info.lo_inode))
 }
 
 /// Makes a device over a file, which it reads and writes past the page cache if the file allows that.
@@ -139,7 +152,10 @@ unsafe impl Ioctl for GetFree {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::FileExt};
+    use std::{
+        fs,
+        os::unix::fs::{FileExt, MetadataExt},
+    };
 
     use super::*;
 
@@ -154,6 +170,8 @@ mod tests {
             Err(error) => return pagefold_testing::skip(test, &format!("no loop device: {error}")),
         };
         assert!(devices().expect("/sys").contains(&Device { number, file: file.clone() }));
+        let metadata = fs::metadata(&file).expect("a file");
+        assert_eq!(file_of(number).expect("a device in use"), (metadata.dev(), metadata.ino()));
         let device = OpenOptions::new().read(true).write(true).open(path(number)).expect("a device");
         let mut sector = [0; 512];
         device.read_exact_at(&mut sector, 512).expect("a read");

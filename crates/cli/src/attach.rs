@@ -1,8 +1,12 @@
 //! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
 
 use std::{
+    fs,
     io::{self, ErrorKind, Write},
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::{
+        fd::AsFd,
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -25,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The most connections of a device by default.
 const MOST_CONNECTIONS: usize = 4;
 
-/// What the identifiers of our NBD devices begin with. A URI follows.
+/// What the identifiers of our NBD devices begin with. The disk's id and one of its URIs follow.
 const OURS: &str = "pagefold ";
 
 /// Make a disk a block device of this machine
@@ -103,9 +107,13 @@ impl Device {
 
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
-    let disk = find(&args.peer, &args.name)?;
-    if let Some(device) = devices_of(&disk)?.first() {
-        bail!("'{}' is attached as {}: detach it first", disk.name, device.path().display());
+    let (disk, all) = find(&args.peer, &args.name)?;
+    if let Some((device, owner)) = devices_of(&disk, &all)?.first() {
+        let (name, path) = (&disk.name, device.path());
+        match owner {
+            Owner::Disk => bail!("'{name}' is attached as {}: detach it first", path.display()),
+            Owner::Earlier => bail!("{} is left from an earlier disk '{name}': detach it first", path.display()),
+        }
     }
     let (device, how) = match args.via {
         Some(Way::Nbd) => (attach_nbd(args, &disk)?, String::new()),
@@ -134,10 +142,10 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         let devices = if name.starts_with('/') {
             vec![device_at(Path::new(name))?]
         } else {
-            let disk = find(&args.peer, name)?;
-            let devices = devices_of(&disk)?;
+            let (disk, all) = find(&args.peer, name)?;
+            let devices = devices_of(&disk, &all)?;
             ensure!(!devices.is_empty(), "'{name}' is not attached");
-            devices
+            devices.into_iter().map(|(device, _)| device).collect()
         };
         for device in devices {
             let done = match device.way {
@@ -150,22 +158,53 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn find(peer: &Peer, name: &str) -> anyhow::Result<DiskRecord> {
+/// Returns a disk of a server, and all of them.
+fn find(peer: &Peer, name: &str) -> anyhow::Result<(DiskRecord, Vec<DiskRecord>)> {
     let Listing { disks, .. } = peer.connect()?.call(&Command::List {})?;
-    let known = Failure::no_disk_among(name, disks.iter().map(|disk| disk.name.as_str()));
-    disks.into_iter().find(|disk| disk.name == name).ok_or_else(|| known.into())
+    let known = || Failure::no_disk_among(name, disks.iter().map(|disk| disk.name.as_str()));
+    let found = disks.iter().find(|disk| disk.name == name).cloned().ok_or_else(known)?;
+    Ok((found, disks))
 }
 
-/// Returns the devices of a disk.
-fn devices_of(disk: &DiskRecord) -> anyhow::Result<Vec<Device>> {
-    let is_of =
-        |identifier: &str| identifier.strip_prefix(OURS).is_some_and(|uri| disk.uris.iter().any(|own| own == uri));
-    let nbd = nbd::devices()?.into_iter().filter(|device| is_of(&device.identifier));
-    let nbd = nbd.map(|device| Device { way: Way::Nbd, number: device.number });
-    let file = disk.file.as_deref().map(Path::new);
-    let loops = loop_device::devices()?.into_iter().filter(|device| file == Some(&*device.file));
-    let loops = loops.map(|device| Device { way: Way::Loop, number: device.number });
-    Ok(nbd.chain(loops).collect())
+/// Whose a device is that belongs to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The disk's, whatever its name was when it was attached.
+    Disk,
+    /// That of a disk with the same address that no longer exists.
+    Earlier,
+}
+
+/// Returns the devices of a disk, which is one of `all`.
+fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
+    let mut found = Vec::new();
+    for nbd::Device { number, identifier } in nbd::devices()? {
+        let owner = nbd_owner(&identifier, disk, all);
+        found.extend(owner.map(|owner| (Device { way: Way::Nbd, number }, owner)));
+    }
+    let Some(file) = disk.file.as_deref().map(Path::new) else { return Ok(found) };
+    let id_of = |file: &Path| fs::metadata(file).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let own = id_of(file);
+    for loop_device::Device { number, file: path } in loop_device::devices()? {
+        // The device may just have gone.
+        let below = loop_device::file_of(number).ok();
+        let is_known = || all.iter().filter_map(|disk| disk.file.as_deref()).any(|file| id_of(file.as_ref()) == below);
+        let owner = match below {
+            Some(_) if below == own => Some(Owner::Disk),
+            _ => (path == file && !is_known()).then_some(Owner::Earlier),
+        };
+        found.extend(owner.map(|owner| (Device { way: Way::Loop, number }, owner)));
+    }
+    Ok(found)
+}
+
+/// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
+fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<Owner> {
+    let (id, uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
+    match all.iter().find(|disk| disk.id == id) {
+        Some(known) => (known.name == disk.name).then_some(Owner::Disk),
+        None => disk.uris.iter().any(|own| own == uri).then_some(Owner::Earlier),
+    }
 }
 
 /// Returns the device at a path, if it is one of ours or a loop device.
@@ -188,7 +227,7 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     })?;
     let found = disk.uris.iter().find_map(|uri| Some((uri, of_unix_uri(uri)?)));
     let (uri, (socket, export)) = found.context("the server has no Unix socket, which a device is connected to")?;
-    let identifier = format!("{OURS}{uri}");
+    let identifier = format!("{OURS}{} {uri}", disk.id);
     ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let count = args.connections.map_or(processors.min(MOST_CONNECTIONS), usize::from);
@@ -223,4 +262,34 @@ fn attach_loop(disk: &DiskRecord) -> anyhow::Result<Device> {
     let file = disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes one of each")?;
     let number = loop_device::attach(Path::new(file), disk.read_only).with_context(|| file.to_owned())?;
     Ok(Device { way: Way::Loop, number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_belongs_to_the_disk_that_it_was_made_of() {
+        let named = |name: &str, id: &str| -> DiskRecord {
+            let uri = format!("nbd+unix:///{name}?socket=/s");
+            let record = serde_json::json!({
+                "name": name, "id": id, "size_bytes": 512, "limit_bytes": null, "read_only": false, "clients": 0,
+                "uris": [uri],
+            });
+            serde_json::from_value(record).expect("a record")
+        };
+        let owner = |identifier: &str, disk: usize, all: &[DiskRecord]| nbd_owner(identifier, &all[disk], all);
+        let made = "pagefold f-1 nbd+unix:///a?socket=/s";
+        let all = [named("a", "f-1"), named("b", "f-2")];
+        assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Disk), None));
+        // Disk 1 was renamed, and another disk has its former name.
+        let all = [named("a", "f-3"), named("c", "f-1")];
+        assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (None, Some(Owner::Disk)));
+        // Disk 1 was dropped.
+        let all = [named("a", "f-3"), named("b", "f-2")];
+        assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Earlier), None));
+        for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 nbd+unix:///a?socket=/t"] {
+            assert_eq!(owner(other, 0, &all), None, "{other}");
+        }
+    }
 }

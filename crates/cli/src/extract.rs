@@ -149,7 +149,7 @@ impl Args {
         }
         let has = |what: fn(&Error) -> bool| report.problems.iter().any(|problem| what(&problem.error));
         if let Some(limit) = self.max_size.filter(|_| has(|error| matches!(error, Error::TooMuch { .. }))) {
-            parts.push(format!("--max-size {} was reached: raise it or leave it out", size::show(limit)));
+            parts.push(format!("--max-size {} was reached: raise it or leave it out", size::written(limit)));
         }
         if !self.keep && !self.overwrite && has(|error| matches!(error, Error::Exists)) {
             parts.push("--keep leaves existing files as they are, --overwrite replaces them".to_owned());

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_line_says_how_far_and_how_fast() {
-        assert_eq!(line(512 << 10, 2 << 20, Duration::from_secs(2)), " 25 %  512 KiB of 2.00 MiB, 256 KiB/s");
+        assert_eq!(line(512 << 10, 2 << 20, Duration::from_secs(2)), " 25 %  512 KiB of 2 MiB, 256 KiB/s");
         assert_eq!(line(0, 0, Duration::ZERO), "  0 %  0 B of 0 B, 0 B/s");
     }
 }

@@ -106,10 +106,10 @@ fn server_words(out: &mut dyn Write, server: &ServerStat) -> io::Result<()> {
 
 fn disk_words(out: &mut dyn Write, disk: &DiskStat, _: &str) -> io::Result<()> {
     if disk.kind == DiskKind::Base {
-        let (name, size) = (show(disk.name.as_bytes()), size::show(disk.size_bytes));
+        let (name, size) = (show(disk.name.as_bytes()), size::written(disk.size_bytes));
         return writeln!(out, "base '{name}': {size}, read-only");
     }
-    writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::show(disk.size_bytes))?;
+    writeln!(out, "disk '{}': {}", show(disk.name.as_bytes()), size::written(disk.size_bytes))?;
     figures_words(out, &disk.figures, disk.limit_bytes)
 }
 
@@ -120,7 +120,7 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     writeln!(out, "  stored      {:>10}   pages written and not discarded", size::show(stored))?;
     let part = percent(compressed, stored);
     writeln!(out, "  compressed  {:>10}   {part:.1} % of what is stored", size::show(compressed))?;
-    let limit = limit.map_or_else(|| "no limit".to_owned(), |limit| format!("limit {}", size::show(limit)));
+    let limit = limit.map_or_else(|| "no limit".to_owned(), |limit| format!("limit {}", size::written(limit)));
     let spent = get(figures, "spent_bytes");
     let most =
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
@@ -234,7 +234,7 @@ mod tests {
         let text = words("fold-dict", &[("codec_tables", 1), ("tables_id", 0)]);
         assert!(text.contains("tables            none") && text.contains("not trained yet"), "{text}");
         let text = words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("training_bytes", 29360128)]);
-        assert!(text.contains("being trained on pages written, with 28.0 MiB"), "{text}");
+        assert!(text.contains("being trained on pages written, with 28 MiB"), "{text}");
         let text =
             words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 1)]);
         assert!(text.contains("trained once, which did not help"), "{text}");
@@ -254,7 +254,7 @@ mod tests {
                 ("training_bytes", 131072),
             ],
         );
-        let line = "dictionary    abcdef12   64.0 KiB, trained 2 hours ago on pages written, 12.3 % off such pages";
+        let line = "dictionary    abcdef12   64 KiB, trained 2 hours ago on pages written, 12.3 % off such pages";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("trained 3 times: 2 times it helped, once not"), "{text}");
         assert!(text.contains("128 KiB for 2 of them in memory"), "{text}");

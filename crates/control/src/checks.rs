@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Add, Code, Failure, Fork, Quota, Resize, check_name};
+use crate::{Add, AddBase, Code, DiskQuota, Failure, Fork, Quota, Resize, check_name};
 
 /// Maximum number of disks per fork request: the answer has a record of each.
 pub const MAX_FORKS: usize = 512;
@@ -17,14 +17,26 @@ pub const MIN_RATE_BYTES: u64 = 64 << 10;
 pub const MIN_LIMIT_BYTES: u64 = 8 << 10;
 
 impl Add {
-    /// Checks the name, the size and the limit.
+    /// Checks the name, the size, the limit and the quota.
     ///
     /// # Errors
-    /// See [`check_name`], [`check_size`] and [`check_limit`].
+    /// See [`check_name`], [`check_size`], [`check_limit`] and [`DiskQuota::check`].
     pub fn check(&self) -> Result<(), Failure> {
         check_name(&self.name)?;
         check_size(self.size_bytes)?;
-        check_limit(self.limit_bytes)
+        check_limit(self.limit_bytes)?;
+        self.quota.check()
+    }
+}
+
+impl AddBase {
+    /// Checks the name and the quota.
+    ///
+    /// # Errors
+    /// See [`check_name`] and [`DiskQuota::check`].
+    pub fn check(&self) -> Result<(), Failure> {
+        check_name(&self.name)?;
+        self.quota.check()
     }
 }
 
@@ -39,14 +51,15 @@ impl Resize {
 }
 
 impl Fork {
-    /// Checks the names and the limit.
+    /// Checks the names, the limit and the quota.
     ///
     /// # Errors
-    /// See [`check_name`] and [`check_limit`]; a name is given twice, or there are too many for the
-    /// answer or for the socket.
+    /// See [`check_name`], [`check_limit`] and [`DiskQuota::check`]; a name is given twice, or there are
+    /// too many for the answer or for the socket.
     pub fn check(&self) -> Result<(), Failure> {
-        let Self { names, limit_bytes, socket, .. } = self;
+        let Self { names, limit_bytes, socket, quota, .. } = self;
         check_limit(*limit_bytes)?;
+        quota.check()?;
         if names.is_empty() || names.len() > MAX_FORKS {
             let what = format!("field `names`: expected 1 to {MAX_FORKS} names, got {}", names.len());
             return Err(Failure::new(Code::InvalidRequest, what));
@@ -70,6 +83,16 @@ impl Fork {
 }
 
 impl Quota {
+    /// Checks the number of connections and the rate.
+    ///
+    /// # Errors
+    /// [`Code::InvalidRequest`].
+    pub fn check(&self) -> Result<(), Failure> {
+        self.of_disk().check()
+    }
+}
+
+impl DiskQuota {
     /// Checks the number of connections and the rate.
     ///
     /// # Errors

@@ -137,12 +137,22 @@ pub struct Add {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+    /// What all clients of the disk together may take of the server.
+    #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
+    pub quota: DiskQuota,
 }
 
 impl Add {
-    /// Describes a disk without a limit.
+    /// Describes a disk without a limit and without a quota.
     pub fn new(name: impl Into<String>, size_bytes: u64) -> Self {
-        Self { name: name.into(), size_bytes, limit_bytes: None, read_only: false, socket: None }
+        Self {
+            name: name.into(),
+            size_bytes,
+            limit_bytes: None,
+            read_only: false,
+            socket: None,
+            quota: DiskQuota::default(),
+        }
     }
 }
 
@@ -179,13 +189,23 @@ pub struct Fork {
     /// A Unix socket on which only the new disk is served; `names` must have one name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+    /// What all clients of each fork together may take of the server.
+    #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
+    pub quota: DiskQuota,
 }
 
 impl Fork {
-    /// Describes writable forks without a limit.
+    /// Describes writable forks without a limit and without a quota.
     pub fn new<N: Into<String>>(from: impl Into<String>, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(Into::into).collect();
-        Self { from: from.into(), names, limit_bytes: None, read_only: false, socket: None }
+        Self {
+            from: from.into(),
+            names,
+            limit_bytes: None,
+            read_only: false,
+            socket: None,
+            quota: DiskQuota::default(),
+        }
     }
 }
 
@@ -207,6 +227,9 @@ pub struct AddBase {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+    /// What all clients of the disk together may take of the server.
+    #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
+    pub quota: DiskQuota,
 }
 
 /// What all clients of a disk together may take of the server.
@@ -222,6 +245,33 @@ pub struct Quota {
     /// 4096 bytes.
     #[serde(deserialize_with = "Option::deserialize")]
     pub bytes_per_second: Option<u64>,
+}
+
+/// The quota that a disk has from its creation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskQuota {
+    /// Maximum number of connections, at least 1; by default, there is no maximum of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+    /// Maximum rate of reads and writes, at least 65536; none by default. A request counts as at least
+    /// 4096 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+}
+
+impl DiskQuota {
+    /// Returns whether it bounds nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Quota {
+    /// Returns the new quota without the disk's name.
+    pub fn of_disk(&self) -> DiskQuota {
+        DiskQuota { connections: self.connections, bytes_per_second: self.bytes_per_second }
+    }
 }
 
 /// A Unix socket of one disk. It is removed with the disk.

@@ -13,7 +13,7 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit, check_name,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit,
     name::{check_new_name, check_snapshot},
 };
 
@@ -277,7 +277,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.add(&disk)?)
         }
         Command::AddBase(base) => {
-            check_name(&base.name)?;
+            base.check()?;
             json(disks.add_base(&base)?)
         }
         Command::Fork(fork) => {

@@ -31,7 +31,7 @@ mod server;
 
 pub use checks::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, check_limit, check_size};
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, DiskSocket, Fork, Quota, Resize};
+pub use command::{Add, AddBase, Command, DiskQuota, DiskSocket, Fork, Quota, Resize};
 pub use dispatch::answer;
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;

@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Quota, Renamed, Resize, Resized,
-    ServerStat, Stopping, snapshot_name,
+    Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskQuota, DiskRecord, DiskStat, Dropped, Failure,
+    Figures, Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Quota, Renamed,
+    Resize, Resized, ServerStat, Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -70,6 +70,7 @@ impl ModelState {
 fn record(name: String, size_bytes: u64) -> DiskRecord {
     DiskRecord {
         name,
+        id: String::new(),
         size_bytes,
         limit_bytes: None,
         read_only: false,
@@ -87,6 +88,10 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         file: None,
         uris: Vec::new(),
     }
+}
+
+fn bounded(disk: DiskRecord, quota: DiskQuota) -> DiskRecord {
+    DiskRecord { max_connections: quota.connections, bytes_per_second: quota.bytes_per_second, ..disk }
 }
 
 fn stat(disk: &DiskRecord) -> DiskStat {
@@ -126,21 +131,22 @@ impl Manage for Model {
     }
 
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
-        let Add { name, size_bytes, limit_bytes, read_only, socket } = disk.clone();
+        let Add { name, size_bytes, limit_bytes, read_only, socket, quota } = disk.clone();
         let socket = socket.map(|socket| socket.path);
-        self.insert(DiskRecord { limit_bytes, read_only, socket, ..record(name, size_bytes) })
+        self.insert(bounded(DiskRecord { limit_bytes, read_only, socket, ..record(name, size_bytes) }, quota))
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
         let path = Some(base.path.clone());
         let record = record(base.name.clone(), 512);
         let socket = base.socket.as_ref().map(|socket| socket.path.clone());
-        self.insert(DiskRecord { read_only: true, kind: DiskKind::Base, path, socket, ..record })
+        let record = DiskRecord { read_only: true, kind: DiskKind::Base, path, socket, ..record };
+        self.insert(bounded(record, base.quota))
     }
 
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
         let mut state = self.lock();
-        let Fork { from, names, limit_bytes, read_only, socket } = fork;
+        let Fork { from, names, limit_bytes, read_only, socket, quota } = fork;
         let source = state.get(from)?.clone();
         if let Some(name) = names.iter().find(|name| state.disks.contains_key(*name)) {
             return Err(Failure::name_in_use(name));
@@ -153,7 +159,7 @@ impl Manage for Model {
             socket: socket.as_ref().map(|socket| socket.path.clone()),
             ..record(name.clone(), source.size_bytes)
         });
-        let forks: Vec<_> = forks.collect();
+        let forks: Vec<_> = forks.map(|fork| bounded(fork, *quota)).collect();
         state.disks.extend(forks.iter().map(|fork| (fork.name.clone(), fork.clone())));
         Ok(forks)
     }
@@ -244,7 +250,7 @@ impl Manage for Model {
     fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
         let mut state = self.lock();
         let disk = state.get(&quota.name)?;
-        (disk.max_connections, disk.bytes_per_second) = (quota.connections, quota.bytes_per_second);
+        *disk = bounded(disk.clone(), quota.of_disk());
         Ok(disk.clone())
     }
 

@@ -36,6 +36,10 @@ pub enum DiskKind {
 pub struct DiskRecord {
     /// Name of its export.
     pub name: String,
+    /// Identifies the disk among those of all servers, as long as it exists; empty from a server that
+    /// does not say.
+    #[serde(default)]
+    pub id: String,
     /// Size of the disk.
     pub size_bytes: u64,
     /// Maximum memory of this disk, if it has its own limit.

@@ -122,6 +122,13 @@ impl Export {
         self
     }
 
+    /// Bounds what its clients may take from the start.
+    #[must_use]
+    pub fn with_quota(self, quota: Quota) -> Self {
+        self.set_quota(quota);
+        self
+    }
+
     /// Returns whether the export is kept from lists.
     pub fn is_private(&self) -> bool {
         self.private

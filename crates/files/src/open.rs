@@ -69,14 +69,14 @@ impl OpenFile {
     /// Runs `work` at `start`, after other work that waits. One thread waits for all work of the
     /// file: one of the executor or, if none is free, this one.
     pub(crate) fn run_at(self: &Arc<Self>, start: Instant, work: impl FnOnce() + Send + 'static) {
-        let mut paced = self.paced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paced = self.lock_paced();
         if let Some(paced) = &mut *paced {
             return paced.push_back((start, Box::new(work)));
         }
         *paced = Some(VecDeque::from([(start, Box::new(work) as Paced)]));
         drop(paced);
-        let file = Arc::clone(self);
-        self.hand_on(move |_| file.run_paced());
+        let pacing = Pacing { file: Arc::clone(self), is_done: false };
+        self.hand_on(move |_| pacing.run());
     }
 
     /// Lets a thread of the executor run `work`. If the file has as many as it may have, one of them
@@ -121,17 +121,41 @@ impl OpenFile {
         std::mem::forget(running);
     }
 
-    fn run_paced(&self) {
+    fn lock_paced(&self) -> MutexGuard<'_, Option<VecDeque<(Instant, Paced)>>> {
+        self.paced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs a file's paced work in turn. If work panics, or no thread runs this, what waits is dropped, which
+/// replies EIO, and further work begins again.
+struct Pacing {
+    file: Arc<OpenFile>,
+    is_done: bool,
+}
+
+impl Pacing {
+    fn run(mut self) {
         loop {
-            let mut paced = self.paced.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut paced = self.file.lock_paced();
             let Some((start, work)) = paced.as_mut().and_then(VecDeque::pop_front) else {
                 *paced = None;
+                self.is_done = true;
                 return;
             };
             drop(paced);
-            let access = self.client.access();
-            access.rate.wait_until(start, &|| self.client.has_ended() || access.is_closed());
+            let client = &self.file.client;
+            let access = client.access();
+            access.rate.wait_until(start, &|| client.has_ended() || access.is_closed());
             work();
+        }
+    }
+}
+
+impl Drop for Pacing {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let dropped = self.file.lock_paced().take();
+            drop(dropped);
         }
     }
 }
@@ -199,5 +223,43 @@ impl OpenFiles {
         let files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         self.ended.store(true, Relaxed);
         files.values().for_each(|file| file.client.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use pagefold_disk::{Pool, PoolConfig, RamDisk};
+    use pagefold_executor::Memory;
+
+    use super::*;
+
+    fn file(threads: usize) -> Arc<OpenFile> {
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let export = Export::new("a", Arc::new(RamDisk::new(&pool, 4096).expect("a disk")));
+        let executor = Arc::new(Executor::new(threads, Memory::new(u64::MAX, None)));
+        OpenFiles::new(executor).open(&export).expect("a client").1
+    }
+
+    /// Work that panics takes what waits behind it, and nothing that comes later.
+    #[test]
+    fn paced_work_goes_on_after_a_panic() {
+        let file = file(4);
+        let (sender, receiver) = mpsc::channel();
+        let (open, gate) = mpsc::channel();
+        file.run_at(Instant::now(), move || {
+            let () = gate.recv().expect("the test");
+            panic!("the test's own");
+        });
+        let lost = sender.clone();
+        file.run_at(Instant::now(), move || lost.send("lost").expect("a receiver"));
+        open.send(()).expect("work that waits");
+        while file.lock_paced().is_some() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        file.run_at(Instant::now(), move || sender.send("run").expect("a receiver"));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok("run"));
+        assert!(receiver.recv().is_err(), "work behind the panic has run");
     }
 }

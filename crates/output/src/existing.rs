@@ -106,7 +106,7 @@ impl Written {
         refuse!(
             "{}, {}, holds {found}: write to another device, or overwrite it with --force",
             shown(),
-            pagefold_size::show(size_bytes)
+            pagefold_size::written(size_bytes)
         )
     }
 }

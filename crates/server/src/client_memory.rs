@@ -129,7 +129,7 @@ impl ClientMemoryState {
             return None;
         };
         let enough = size::show(enough_bytes(self.limits));
-        let limit = size::show(limit_bytes);
+        let limit = size::written(limit_bytes);
         Some(format!("with a memory limit of {limit}, {what}: raise it to {enough}, or allow fewer connections"))
     }
 }

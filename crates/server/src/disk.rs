@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_control::{DiskKind, DiskStat, Figures};
+use pagefold_control::{DiskKind, DiskQuota, DiskStat, Figures};
 use pagefold_disk::{BlockDevice, Figure, Waits};
 
 use crate::{
@@ -66,9 +66,18 @@ pub(crate) struct Found {
     pub(crate) changed_bytes: u64,
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
-    pub(crate) clients: u64,
+    pub(crate) exported: Exported,
     /// Its own socket.
     pub(crate) socket: Option<PathBuf>,
+}
+
+/// A disk's export at one moment.
+#[derive(Clone, Default)]
+pub(crate) struct Exported {
+    /// Identifies the disk among those of all servers, whatever its name.
+    pub(crate) id: String,
+    pub(crate) clients: u64,
+    pub(crate) quota: DiskQuota,
 }
 
 impl Disk {
@@ -113,7 +122,7 @@ impl Disk {
     }
 
     /// Describes the disk under this name.
-    pub(crate) fn found(&self, name: &str, clients: u64, snapshots: u64) -> Found {
+    pub(crate) fn found(&self, name: &str, exported: Exported, snapshots: u64) -> Found {
         let stats = self.backing.stats().unwrap_or_default();
         Found {
             name: name.to_owned(),
@@ -127,7 +136,7 @@ impl Disk {
             changed_bytes: stats.orig_data_size,
             own_bytes: stats.spent_bytes,
             snapshots,
-            clients,
+            exported,
             socket: self.socket.as_ref().map(|socket| socket.path.clone()),
         }
     }

@@ -12,7 +12,7 @@ use std::{
 
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Changes, Code, Compacted, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
+    Add, Batch, Changes, Code, Compacted, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
     MAX_NAME_BYTES, Resize,
 };
 use pagefold_disk::{BlockDevice, Error as BlockError, NewPoolError, Pool, PoolConfig};
@@ -119,7 +119,7 @@ impl Disks {
     }
 
     pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
-        let Add { name, size_bytes, limit_bytes, read_only, socket } = disk;
+        let Add { name, size_bytes, limit_bytes, read_only, socket, quota } = disk;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
         let record_bytes = RECORD_BYTES + socket::asked_bytes(socket.as_ref());
@@ -127,7 +127,7 @@ impl Disks {
         let backing = Backing::empty(&self.table.pool, *size_bytes, *limit_bytes)?;
         let (limit_bytes, read_only, waits) = (*limit_bytes, *read_only, self.table.new_waits());
         let disk = Disk { limit_bytes, read_only, waits, ..Disk::read_only(backing, record) };
-        self.table.insert(&mut entries, name, disk, socket.as_ref())
+        self.table.insert(&mut entries, name, disk, socket.as_ref(), *quota)
     }
 
     /// Serves a file. `tell` receives its later events. Also returns the number of zeros with which
@@ -136,6 +136,7 @@ impl Disks {
         &self,
         file: &BaseFile,
         socket: Option<&DiskSocket>,
+        quota: DiskQuota,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<(Found, u64), Failure> {
         let name = &file.name;
@@ -145,19 +146,26 @@ impl Disks {
         let base = bases::open(file, &*self.open, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
         let backing = Backing::of_file(pool, &self.base_caches, base, file.to_string())?;
-        Ok((self.insert_base(name, backing, socket)?, padding_bytes))
+        Ok((self.insert_base(name, backing, socket, quota)?, padding_bytes))
     }
 
     /// Serves a device of the program, whose content never changes.
     pub(crate) fn add_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<Found, Failure> {
-        self.insert_base(name, Backing::of_device(&self.table.pool, &self.base_caches, device)?, None)
+        let backing = Backing::of_device(&self.table.pool, &self.base_caches, device)?;
+        self.insert_base(name, backing, None, DiskQuota::default())
     }
 
-    fn insert_base(&self, name: &str, backing: Backing, socket: Option<&DiskSocket>) -> Result<Found, Failure> {
+    fn insert_base(
+        &self,
+        name: &str,
+        backing: Backing,
+        socket: Option<&DiskSocket>,
+        quota: DiskQuota,
+    ) -> Result<Found, Failure> {
         let record = Counted::record(&self.table.pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
-        self.table.insert(&mut entries, name, Disk::read_only(backing, record), socket)
+        self.table.insert(&mut entries, name, Disk::read_only(backing, record), socket, quota)
     }
 
     /// Creates disks that all have the content of another at one instant.
@@ -218,7 +226,7 @@ impl Disks {
             );
             return Err(Failure::new(Code::HasSnapshots, what));
         }
-        let (removed, clients) = self.table.take(&mut entries, name)?;
+        let (removed, exported) = self.table.take(&mut entries, name)?;
         let mut gone = vec![removed];
         for snapshot in &snapshots {
             gone.push(self.table.take(&mut entries, snapshot)?.0);
@@ -228,7 +236,7 @@ impl Disks {
             disk.backing.as_base().map_or(0, |base| entries.iter().filter(|(_, other)| other.is_over(base)).count());
         // This may be the last reference. Freeing a disk takes time, so the lock is released first.
         drop(entries);
-        let found = disk.found(name, clients, snapshots.len() as u64);
+        let found = disk.found(name, exported, snapshots.len() as u64);
         drop(gone);
         self.table.signal_room();
         Ok((found, over as u64))
@@ -248,8 +256,8 @@ impl Disks {
         if size_bytes < before_bytes && !shrink {
             let what = format!(
                 "disk '{name}' has {}: shrinking it loses the data past {}; set shrink (--shrink) to allow this",
-                pagefold_size::show(before_bytes),
-                pagefold_size::show(size_bytes)
+                pagefold_size::written(before_bytes),
+                pagefold_size::written(size_bytes)
             );
             return Err(Failure::new(Code::WouldShrink, what));
         }
@@ -297,7 +305,7 @@ impl Disks {
         ram.reset().map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
         self.table.signal_room();
         let snapshots = self.table.lock().snapshots(name).count() as u64;
-        Ok(disk.found(name, self.table.clients(name), snapshots))
+        Ok(disk.found(name, self.table.exported(name), snapshots))
     }
 
     /// Sets the limit of a disk or of all disks together; returns the previous one, and the memory
@@ -337,7 +345,7 @@ impl Disks {
     /// Returns a batch of disks in the order of their names.
     pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
         let disks = self.table.batch(batch).into_iter();
-        disks.map(|(name, disk, snapshots)| disk.found(&name, self.table.clients(&name), snapshots)).collect()
+        disks.map(|(name, disk, snapshots)| disk.found(&name, self.table.exported(&name), snapshots)).collect()
     }
 
     /// Returns the figures of a batch of disks in the order of their names.
@@ -405,13 +413,8 @@ impl Disks {
             .collect()
     }
 
-    /// Returns what an export's clients may take.
-    pub(crate) fn quota(&self, name: &str) -> pagefold_serve::Quota {
-        self.table.quota(name)
-    }
-
     /// Sets what an export's clients may take.
-    pub(crate) fn set_quota(&self, name: &str, quota: pagefold_serve::Quota) -> Result<Found, Failure> {
+    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
         self.table.set_quota(name, quota)
     }
 
@@ -440,7 +443,7 @@ mod tests {
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
+        let add = Add::new("a", 4096);
         disks.add(&add).expect("a disk");
         disks.device("a").expect("a disk").0.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
@@ -452,12 +455,61 @@ mod tests {
         );
     }
 
+    /// A disk's identity stays when it is renamed; a later disk of that name has another one.
+    #[test]
+    fn an_identity_is_that_of_one_disk() {
+        let disks = disks();
+        let id = |name: &str| disks.table.exported(name).id;
+        let made = disks.add(&Add::new("a", 4096)).expect("a disk").exported.id;
+        disks.snapshot("a", "s").expect("a snapshot");
+        let snapshot = id("a@s");
+        assert!(!made.is_empty() && made != snapshot);
+        disks.rename("a", "b").expect("a free name");
+        disks.add(&Add::new("a", 4096)).expect("a disk");
+        assert_eq!((id("b"), id("b@s")), (made.clone(), snapshot.clone()));
+        assert!(id("a") != made && id("a") != snapshot);
+        let (dropped, _) = disks.remove("b", true, false).expect("a disk");
+        assert_eq!(dropped.exported.id, made);
+        disks.rename("a", "b").expect("a free name");
+        assert_ne!(id("b"), made);
+        let other = super::tests::disks();
+        assert_ne!(other.add(&Add::new("a", 4096)).expect("a disk").exported.id, made);
+    }
+
+    /// A client that connects as soon as a disk exists is bound by the disk's quota.
+    #[test]
+    fn no_disk_is_without_its_quota() {
+        let disks = disks();
+        let quota = DiskQuota { connections: Some(3), bytes_per_second: Some(1 << 20) };
+        disks.add(&Add { quota, ..Add::new("a", 4096) }).expect("a disk");
+        assert_eq!(disks.table.exported("a").quota, quota);
+        let exports = disks.exports();
+        thread::scope(|scope| {
+            let last = "fork-199";
+            scope.spawn(|| {
+                while exports.get(last).is_none() {
+                    for export in exports.list() {
+                        assert_eq!(export.quota().connections, Some(3), "{}", export.name());
+                    }
+                }
+            });
+            for number in 0..100 {
+                let names = [format!("fork-{number}"), format!("fork-{}", 100 + number)];
+                let forks = disks.fork(&Fork { quota, ..Fork::new("a", names) }).expect("forks");
+                assert_eq!(forks.len(), 2);
+            }
+        });
+        // A fork takes nothing over from the disk that it is forked from.
+        disks.fork(&Fork::new("a", ["b"])).expect("a fork");
+        assert_eq!(disks.table.exported("b").quota, DiskQuota::default());
+    }
+
     /// If several threads grow a disk at the same time, none makes it smaller than another has made
     /// it.
     #[test]
     fn a_disk_that_many_grow_never_shrinks() {
         let disks = disks();
-        let add = Add { name: "a".to_owned(), size_bytes: 512, limit_bytes: None, read_only: false, socket: None };
+        let add = Add::new("a", 512);
         disks.add(&add).expect("a disk");
         let size_bytes = || disks.list(Batch { after: None, most: 1 })[0].size_bytes;
         let largest = AtomicU64::new(0);

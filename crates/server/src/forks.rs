@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use pagefold_control::{ChangedRange, Changes, Failure, Fork, snapshot_name};
+use pagefold_control::{ChangedRange, Changes, DiskQuota, Failure, Fork, snapshot_name};
 
 use crate::{
     counted::Counted,
@@ -21,7 +21,7 @@ const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 impl Table {
     /// Creates disks that all have the content of another at one instant.
     pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<Found>, Failure> {
-        let Fork { from, names, limit_bytes, read_only, socket } = fork;
+        let Fork { from, names, limit_bytes, read_only, socket, quota } = fork;
         let source = self.lock().get(from)?.clone();
         let origin = Arc::new(Origin { name: from.clone(), base: source.base().cloned() });
         let backings = source.backing.forks(names.len(), *limit_bytes)?;
@@ -48,7 +48,7 @@ impl Table {
                     socket: None,
                     _record: record,
                 };
-                self.insert(&mut entries, name, disk, socket.as_ref())
+                self.insert(&mut entries, name, disk, socket.as_ref(), *quota)
             })
             .collect()
     }
@@ -68,7 +68,7 @@ impl Table {
         entries.check_free(&snapshot)?;
         let origin = Arc::new(Origin { name: name.to_owned(), base: source.base().cloned() });
         let disk = Disk { origin: Some(origin), ..Disk::read_only(kept, record) };
-        self.insert(&mut entries, &snapshot, disk, None)
+        self.insert(&mut entries, &snapshot, disk, None, DiskQuota::default())
     }
 
     /// Restores a disk to one of its snapshots.
@@ -82,7 +82,7 @@ impl Table {
         self.check_unused(name, force)?;
         disk.backing.become_as(name, &kept.backing)?;
         self.signal_room();
-        Ok(disk.found(name, self.clients(name), snapshots))
+        Ok(disk.found(name, self.exported(name), snapshots))
     }
 
     /// Returns the ranges of a disk that have changed since it was created, starting at `offset`,

@@ -5,26 +5,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_control::{Batch, BusyDisk, Failure};
-use pagefold_serve::Quota;
+use pagefold_control::{Batch, BusyDisk, DiskQuota, Failure};
 
-use crate::{disk::Found, table::Table};
+use crate::{
+    disk::Found,
+    table::{Table, of_clients},
+};
 
 /// How long a client that has just closed its connection may take to be noticed.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// Interval between two looks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-impl Table {
-    /// Returns what an export's clients may take.
-    pub(crate) fn quota(&self, name: &str) -> Quota {
-        self.exports.get(name).map_or_else(Quota::default, |export| export.quota())
-    }
+/// Says what the clients of a disk may have.
+pub(crate) fn words(quota: DiskQuota) -> String {
+    let connections = quota.connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
+    let rate = quota
+        .bytes_per_second
+        .map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", pagefold_size::written(rate)));
+    format!("{connections} connections and {rate}")
+}
 
+impl Table {
     /// Sets what an export's clients may take.
-    pub(crate) fn set_quota(&self, name: &str, quota: Quota) -> Result<Found, Failure> {
+    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
         let export = self.exports.get(name).filter(|_| self.lock().has(name));
-        export.ok_or_else(|| Failure::no_such_disk(name))?.set_quota(quota);
+        export.ok_or_else(|| Failure::no_such_disk(name))?.set_quota(of_clients(quota));
         self.find(name)
     }
 

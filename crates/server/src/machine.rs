@@ -51,7 +51,7 @@ impl Memory {
     /// Returns what is wrong with a limit that is larger than the memory.
     pub(crate) fn warning(&self, limit_bytes: u64) -> Option<String> {
         (limit_bytes > self.bytes).then(|| {
-            let limit = size::show(limit_bytes);
+            let limit = size::written(limit_bytes);
             format!("the memory limit of {limit} exceeds {self}: when that is used up, the system may end the server")
         })
     }
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(machine.half_bytes(), 12 * GIB);
         assert_eq!(machine.warning(24 * GIB), None);
         let text = machine.warning(99999 * GIB).expect("a warning");
-        assert!(text.contains("97.7 TiB") && text.contains("24.0 GiB"), "{text}");
+        assert!(text.contains("99999 GiB") && text.contains("24 GiB"), "{text}");
         let file = Some("/sys/fs/cgroup/memory.max".into());
         let text = Memory { bytes: GIB, limit_file: file }.warning(2 * GIB).expect("a warning");
         assert!(text.contains("memory.max"), "{text}");

@@ -8,7 +8,7 @@ use pagefold_control::{
     check_new_name, check_snapshot,
 };
 
-use crate::{Address, BaseFile, Server, server::Listened};
+use crate::{Address, BaseFile, Server, in_use::words, server::Listened};
 
 impl Manage for Server {
     fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord> {
@@ -53,7 +53,8 @@ impl Manage for Server {
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
-        self.serve_on(&BaseFile::try_from(base)?, base.socket.as_ref())
+        base.check()?;
+        self.serve_on(&BaseFile::try_from(base)?, base.socket.as_ref(), base.quota)
     }
 
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
@@ -95,7 +96,7 @@ impl Manage for Server {
         resize.check()?;
         let before_bytes = self.0.disks.resize(resize)?;
         let Resize { name, size_bytes, .. } = resize;
-        self.0.observer.info(&format!("disk '{name}' has {} now", pagefold_size::show(*size_bytes)));
+        self.0.observer.info(&format!("disk '{name}' has {} now", pagefold_size::written(*size_bytes)));
         Ok(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
     }
 
@@ -119,7 +120,7 @@ impl Manage for Server {
         let (before_bytes, spent_bytes) = self.0.disks.set_limit(name, limit_bytes)?;
         let what = name.map_or_else(|| "the server".to_owned(), |name| format!("disk '{name}'"));
         let limit = limit_bytes
-            .map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", pagefold_size::show(bytes)));
+            .map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", pagefold_size::written(bytes)));
         self.0.observer.info(&format!("{what} has {limit} now"));
         let warnings = if name.is_none() { self.limit_warnings(limit_bytes) } else { Vec::new() };
         Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
@@ -144,14 +145,9 @@ impl Manage for Server {
 
     fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
         quota.check()?;
-        let Quota { name, connections, bytes_per_second } = quota.clone();
-        let connections = connections.map(|connections| usize::try_from(connections).unwrap_or(usize::MAX));
-        let found = self.0.disks.set_quota(&name, pagefold_serve::Quota { connections, bytes_per_second })?;
-        let words =
-            |what: &str, value: Option<String>| value.map_or_else(String::new, |value| format!(", {what} {value}"));
-        let connections = words("connections", connections.map(|connections| connections.to_string()));
-        let rate = words("bytes per second", bytes_per_second.map(|rate| rate.to_string()));
-        self.0.observer.info(&format!("disk '{name}' has another quota{connections}{rate}"));
+        let name = &quota.name;
+        let found = self.0.disks.set_quota(name, quota.of_disk())?;
+        self.0.observer.info(&format!("disk '{name}' may have {} now", words(quota.of_disk())));
         Ok(self.record(found))
     }
 

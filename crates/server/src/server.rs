@@ -6,16 +6,17 @@ use std::{
     time::Instant,
 };
 
-use pagefold_control::{Batch, DiskKind, DiskRecord, DiskSocket, Failure, Manage, check_name};
+use pagefold_control::{Batch, DiskKind, DiskQuota, DiskRecord, DiskSocket, Failure, Manage, check_name};
 use pagefold_disk::{BlockDevice, Checked, NewPoolError};
 use pagefold_serve::{Limits, ServerHandle, unix_uri};
 
 use crate::{
     Address, BaseFile, Config, Frozen, Level, MemoryLimit, Observer,
     config::WhenConnections,
-    disk::Found,
+    disk::{Exported, Found},
     disks::{Disks, DisksConfig},
     ending::Ending,
+    in_use::words,
     machine,
     transport::FilePaths,
 };
@@ -70,7 +71,7 @@ impl Server {
     /// The name is invalid or in use, the file cannot be opened as a disk, or the limit leaves no
     /// room for it.
     pub fn serve_file(&self, file: &BaseFile) -> Result<DiskRecord, Failure> {
-        self.serve_on(file, None)
+        self.serve_on(file, None, DiskQuota::default())
     }
 
     /// Serves a device of the program as a read-only disk, which can be forked as one of a file can.
@@ -119,11 +120,16 @@ impl Server {
     }
 
     /// Serves a file, and reports later events of it.
-    pub(crate) fn serve_on(&self, file: &BaseFile, socket: Option<&DiskSocket>) -> Result<DiskRecord, Failure> {
+    pub(crate) fn serve_on(
+        &self,
+        file: &BaseFile,
+        socket: Option<&DiskSocket>,
+        quota: DiskQuota,
+    ) -> Result<DiskRecord, Failure> {
         check_name(&file.name)?;
         let (name, observer) = (file.name.clone(), self.0.observer.clone());
         let tell = move |line: &str| observer.warn(&format!("base '{name}': {line}"));
-        let (found, padding_bytes) = self.0.disks.add_base(file, socket, tell)?;
+        let (found, padding_bytes) = self.0.disks.add_base(file, socket, quota, tell)?;
         if padding_bytes > 0 {
             let (name, size_bytes) = (&found.name, found.size_bytes - padding_bytes);
             self.0.observer.warn(&format!(
@@ -181,9 +187,10 @@ impl Server {
     }
 
     pub(crate) fn record(&self, found: Found) -> DiskRecord {
-        let quota = self.0.disks.quota(&found.name);
+        let Exported { id, clients, quota } = found.exported;
         DiskRecord {
-            max_connections: quota.connections.map(|connections| connections as u64),
+            id,
+            max_connections: quota.connections,
             bytes_per_second: quota.bytes_per_second,
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
@@ -199,7 +206,7 @@ impl Server {
             changed_bytes: found.changed_bytes,
             own_bytes: found.own_bytes,
             snapshots: found.snapshots,
-            clients: found.clients,
+            clients,
         }
     }
 
@@ -211,6 +218,10 @@ impl Server {
             (None, Some(path)) => of += &format!(", of {path}"),
             (None, None) => {}
         }
+        let quota = found.exported.quota;
+        if !quota.is_none() {
+            of += &format!(", {}", words(quota));
+        }
         let what = match found.kind {
             DiskKind::Base => "base",
             DiskKind::Snapshot => "snapshot",
@@ -220,7 +231,7 @@ impl Server {
             self.0.observer.info(&format!(
                 "{what} '{}', {}{of}: '{uri}'",
                 found.name,
-                pagefold_size::show(found.size_bytes)
+                pagefold_size::written(found.size_bytes)
             ));
         }
     }

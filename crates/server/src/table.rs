@@ -2,17 +2,18 @@
 
 use std::{
     collections::BTreeMap,
+    hash::{BuildHasher, Hasher, RandomState},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use pagefold_control::{Batch, Code, DiskSocket, Failure, snapshot_name, split_snapshot_name};
+use pagefold_control::{Batch, Code, DiskQuota, DiskSocket, Failure, snapshot_name, split_snapshot_name};
 use pagefold_disk::{Pool, Room, Waits};
-use pagefold_serve::{Export, ExportError, Exports, ServerHandle};
+use pagefold_serve::{Export, ExportError, Exports, Quota, ServerHandle};
 
 use crate::{
     WhenFull,
-    disk::{Disk, Found},
+    disk::{Disk, Exported, Found},
     socket::ServedSocket,
 };
 
@@ -26,6 +27,8 @@ pub(crate) struct Table {
     entries: Mutex<Entries>,
     /// Set once the server listens; disks can then have sockets of their own.
     server: OnceLock<ServerHandle>,
+    /// Differs from that of every other server.
+    id: u64,
 }
 
 /// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
@@ -39,6 +42,8 @@ impl Table {
             room: (when_full == WhenFull::Wait).then(Arc::default),
             entries: Mutex::new(Entries(BTreeMap::new())),
             server: OnceLock::new(),
+            // Each of them has random keys.
+            id: RandomState::new().build_hasher().finish(),
         }
     }
 
@@ -65,32 +70,34 @@ impl Table {
         }
     }
 
-    /// Serves a disk under a name that no other disk has.
+    /// Serves a disk under a name that no other disk has, and with its quota from the start.
     pub(crate) fn insert(
         &self,
         entries: &mut Entries,
         name: &str,
         mut disk: Disk,
         socket: Option<&DiskSocket>,
+        quota: DiskQuota,
     ) -> Result<Found, Failure> {
         let device = disk.device();
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
-        self.exports.add(export).map_err(failure)?;
+        self.exports.add(export.with_quota(of_clients(quota))).map_err(failure)?;
         if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
             let opened = ServedSocket::open(self.server.get(), &export, socket);
             disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
         }
-        let found = disk.found(name, 0, 0);
+        let found = disk.found(name, self.exported(name), 0);
         entries.0.insert(name.to_owned(), disk);
         Ok(found)
     }
 
-    /// Removes a disk from the lists. Also returns the number of clients that it had.
-    pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, u64), Failure> {
+    /// Removes a disk from the lists. Also returns its export as it was.
+    pub(crate) fn take(&self, entries: &mut Entries, name: &str) -> Result<(Disk, Exported), Failure> {
         entries.get(name)?;
         let disk = entries.0.remove(name).ok_or_else(|| Failure::no_such_disk(name))?;
-        let export = self.exports.remove(name);
-        Ok((disk, export.map_or(0, |export| export.connections() as u64)))
+        let exported = self.exported(name);
+        self.exports.remove(name);
+        Ok((disk, exported))
     }
 
     /// Gives an entry another name. `change` changes the entry.
@@ -113,12 +120,23 @@ impl Table {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 
+    /// Returns a disk's export as it is now; the default if there is none.
+    pub(crate) fn exported(&self, name: &str) -> Exported {
+        let Some((number, export)) = self.exports.get_numbered(name) else { return Exported::default() };
+        let Quota { connections, bytes_per_second } = export.quota();
+        Exported {
+            id: format!("{:016x}-{number}", self.id),
+            clients: export.connections() as u64,
+            quota: DiskQuota { connections: connections.map(|most| most as u64), bytes_per_second },
+        }
+    }
+
     /// Returns the disk `name` as it is described to clients.
     pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
         let entries = self.lock();
         let (disk, snapshots) = (entries.get(name)?.clone(), entries.snapshots(name).count() as u64);
         drop(entries);
-        Ok(disk.found(name, self.clients(name), snapshots))
+        Ok(disk.found(name, self.exported(name), snapshots))
     }
 
     /// Returns a batch of the current disks, with the number of snapshots of each. A disk that is
@@ -176,6 +194,12 @@ impl Entries {
         self.get(name)?;
         Ok(self.snapshots(name).map(|(name, _)| name.clone()).collect())
     }
+}
+
+/// Returns a quota as the transports take it.
+pub(crate) fn of_clients(quota: DiskQuota) -> Quota {
+    let DiskQuota { connections, bytes_per_second } = quota;
+    Quota { connections: connections.map(|most| usize::try_from(most).unwrap_or(usize::MAX)), bytes_per_second }
 }
 
 fn failure(error: ExportError) -> Failure {

@@ -88,7 +88,7 @@ impl Near {
                     Some(name) => (format!("disk '{name}'"), format!("pagefold limit '{name}' SIZE")),
                     None => ("the server".to_owned(), "pagefold limit SIZE".to_owned()),
                 };
-                let (spent, limit) = (size::show(spent_bytes), size::show(limit_bytes));
+                let (spent, limit) = (size::show(spent_bytes), size::written(limit_bytes));
                 lines.push(format!("{what} uses {spent} of its limit of {limit}; raise it with {option}"));
             }
             if reaches(if was_near { FAR_PERCENT } else { NEAR_PERCENT }) {

@@ -2,7 +2,9 @@
 //!
 //! ```
 //! assert_eq!(pagefold_size::parse("1.5G"), Ok(3 << 29));
-//! assert_eq!(pagefold_size::show(3 << 29), "1.50 GiB");
+//! assert_eq!(pagefold_size::show(3 << 29), "1.5 GiB");
+//! assert_eq!(pagefold_size::show((3 << 29) + 7), "1.50 GiB");
+//! assert_eq!(pagefold_size::written(99_999 << 30), "99999 GiB");
 //! ```
 #![forbid(unsafe_code)]
 
@@ -52,20 +54,59 @@ fn bad(text: &str) -> String {
     format!("'{text}' is not a size; write for example 512M, 8G or 8GiB")
 }
 
-/// Formats `bytes` for humans: three digits and a binary unit.
+/// Binary units from the largest, each with the decimal unit of the same power.
+const UNITS: [(u64, &str, u64, &str); 6] = [
+    (1 << 60, "EiB", 10u64.pow(18), "EB"),
+    (1 << 50, "PiB", 10u64.pow(15), "PB"),
+    (1 << 40, "TiB", 10u64.pow(12), "TB"),
+    (1 << 30, "GiB", 10u64.pow(9), "GB"),
+    (1 << 20, "MiB", 10u64.pow(6), "MB"),
+    (1 << 10, "KiB", 1000, "kB"),
+];
+
+/// Formats an amount that was measured: three digits and a binary unit. A fraction ends in zeros only
+/// where the number is rounded.
 pub fn show(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
+    let Some(mut at) = UNITS.iter().position(|(unit, ..)| bytes >= *unit) else { return format!("{bytes} B") };
+    if let Some(number) = exact(bytes, UNITS[at].0) {
+        return format!("{number} {}", UNITS[at].1);
     }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
+    // What is rounded to 1000 or more of a unit is shown in the next.
+    if bytes as f64 / UNITS[at].0 as f64 >= 999.5 && at > 0 {
+        at -= 1;
     }
+    let (unit, name, ..) = UNITS[at];
+    let value = bytes as f64 / unit as f64;
     let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.digits$} {}", UNITS[unit])
+    format!("{value:.digits$} {name}")
+}
+
+/// Formats an amount that someone chose, as people write it: exactly, in the unit of any kind that
+/// needs the fewest digits. An amount that needs more than five is shown as [`show`] does.
+pub fn written(bytes: u64) -> String {
+    let each =
+        UNITS.iter().flat_map(|&(binary, name, decimal, other)| [(binary, name), (decimal, other)]).chain([(1, "B")]);
+    let exact = each.filter(|(unit, _)| bytes >= *unit).filter_map(|(unit, name)| Some((exact(bytes, unit)?, name)));
+    let digits = |number: &str| number.bytes().filter(u8::is_ascii_digit).count();
+    match exact.min_by_key(|(number, name)| (digits(number), !name.contains('i'))) {
+        Some((number, name)) if digits(&number) <= 5 => format!("{number} {name}"),
+        _ => show(bytes),
+    }
+}
+
+/// Returns `bytes` in a unit if two digits after the point suffice.
+fn exact(bytes: u64, unit: u64) -> Option<String> {
+    let hundredths = u128::from(bytes) * 100;
+    let unit = u128::from(unit);
+    if hundredths % unit != 0 {
+        return None;
+    }
+    let (whole, part) = (hundredths / unit / 100, hundredths / unit % 100);
+    Some(match part {
+        0 => whole.to_string(),
+        part if part % 10 == 0 => format!("{whole}.{}", part / 10),
+        part => format!("{whole}.{part:02}"),
+    })
 }
 
 #[cfg(test)]
@@ -100,17 +141,69 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_with_three_figures() {
+    fn measured_sizes_have_three_figures() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (10 << 20, "10.0 MiB"),
-            (1023 << 20, "1.00 GiB"),
+            (1024, "1 KiB"),
+            (1025, "1.00 KiB"),
+            (1536, "1.5 KiB"),
+            (10 << 20, "10 MiB"),
+            ((10 << 20) + 1, "10.0 MiB"),
+            (1023 << 20, "1023 MiB"),
+            ((1023 << 20) + 1, "1.00 GiB"),
+            ((1 << 30) - 1, "1.00 GiB"),
             (345 << 30, "345 GiB"),
             (u64::MAX, "16.0 EiB"),
         ] {
             assert_eq!(show(bytes), text);
+        }
+    }
+
+    #[test]
+    fn chosen_sizes_are_as_people_write_them() {
+        for text in [
+            "0 B",
+            "512 B",
+            "7 B",
+            "4 KiB",
+            "64 MiB",
+            "100 GiB",
+            "1.5 GiB",
+            "1.25 TiB",
+            "1000 MiB",
+            "10000 MiB",
+            "99999 GiB",
+            "8 GB",
+            "1.44 MB",
+            "1440 KiB",
+            "15 EiB",
+            "1 kB",
+        ] {
+            assert_eq!(written(parse(text).expect("a size")), text);
+        }
+        assert_eq!(written(12_345_678_848), "11.5 GiB");
+        assert_eq!(written(u64::MAX), "16.0 EiB");
+    }
+
+    proptest::proptest! {
+        /// What is shown is what was given, except that five digits may be rounded to three.
+        #[test]
+        fn sizes_are_shown_truly(number in 0u64..100_000, power in 0u32..6, decimal: bool, any: u64, shift in 0u32..64) {
+            let unit = if decimal { 1000u64.pow(power) } else { 1 << (10 * power) };
+            if let Some(bytes) = number.checked_mul(unit) {
+                proptest::prop_assert_eq!(parse(&written(bytes)), Ok(bytes), "{}", written(bytes));
+            }
+            let bytes = any >> shift;
+            for text in [show(bytes), written(bytes)] {
+                let (digits, unit) = text.split_once(' ').expect("a unit");
+                let number: f64 = digits.parse().expect("a number");
+                let unit = parse(&format!("1{unit}")).expect("a unit") as f64;
+                let difference = (number * unit - bytes as f64).abs();
+                proptest::prop_assert!(difference <= 0.0051 * bytes as f64, "{} is not {}", text, bytes);
+                let is_round = digits.contains('.') && digits.ends_with('0');
+                proptest::prop_assert!(!is_round || difference > 0.0, "{} ends in zeros", text);
+            }
         }
     }
 }

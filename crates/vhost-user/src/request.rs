@@ -10,8 +10,8 @@
 
 use std::sync::Arc;
 
-use pagefold_disk::{BlockDevice, Error, Read, Zeroes};
-use pagefold_executor::Device;
+use pagefold_disk::{BlockDevice, Error, Read, Waits, Zeroes};
+use pagefold_executor::{Attempt, Change, Device, Failed, Storage};
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, Permissions};
 
@@ -111,8 +111,27 @@ pub(crate) struct Request {
     data: Vec<Segment>,
     data_bytes: u64,
     status: GuestAddress,
-    /// Bytes of data, or ranges, that are done.
-    done: u64,
+    progress: Progress,
+}
+
+/// How much of a request is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Ranges that are done.
+    ranges: u32,
+    /// Bytes of the data, or of the next range.
+    bytes: u64,
+}
+
+/// Where a request stopped.
+#[derive(Debug)]
+pub(crate) enum Ran {
+    /// At its end.
+    Done(Status),
+    /// It would have to wait for storage, and may not.
+    Blocks,
+    /// It found no room.
+    NoRoom(Arc<Waits>),
 }
 
 /// How a request is run.
@@ -193,9 +212,24 @@ fn each_piece(
     (left == 0).then_some(())
 }
 
-/// Returns whether the device is flushed; it is not if that would have to wait and may not.
-fn flush(device: &Device, mode: Mode) -> Result<bool, Error> {
-    if mode.may_wait { device.flush().map(|()| true) } else { device.try_flush() }
+fn flush(device: &Device, mode: Mode) -> Result<Ran, Error> {
+    let is_flushed = if mode.may_wait { device.flush().map(|()| true) } else { device.try_flush() }?;
+    Ok(if is_flushed { Ran::Done(Status::Ok) } else { Ran::Blocks })
+}
+
+/// Runs a change, and adds what is done of it to `done_bytes`. Returns where it stopped.
+fn attempt(mut change: Change<&[u8]>, done_bytes: &mut u64, device: &Device, mode: Mode) -> Result<Ran, Error> {
+    let storage = if mode.may_wait { Storage::Wait } else { Storage::DoNotWait };
+    let all_bytes = change.left_bytes();
+    let result = change.attempt(Some(device), storage);
+    *done_bytes += all_bytes - change.left_bytes();
+    match result {
+        Attempt::Done(Ok(())) => Ok(Ran::Done(Status::Ok)),
+        Attempt::Done(Err(Failed::Device(error))) => Err(error),
+        Attempt::Done(Err(_)) => Ok(Ran::Done(Status::Failed)),
+        Attempt::NoRoom(waits) => Ok(Ran::NoRoom(waits)),
+        Attempt::Blocks => Ok(Ran::Blocks),
+    }
 }
 
 fn copy_in(memory: &GuestMemory, segments: &[Segment], skip: u64, buf: &mut [u8]) -> Option<()> {
@@ -229,12 +263,40 @@ impl Request {
         if !table.memory.check_range(status, 1, Permissions::Write) {
             return Err(Malformed::NoStatus);
         }
-        let mut request =
-            Self { head, kind: Kind::Refused(Status::Failed), data: segments, data_bytes: 0, status, done: 0 };
+        let mut request = Self {
+            head,
+            kind: Kind::Refused(Status::Failed),
+            data: segments,
+            data_bytes: 0,
+            status,
+            progress: Progress::default(),
+        };
         if let Some(kind) = request.decode_kind(&table.memory, readable) {
             request.kind = kind;
         }
         Ok(request)
+    }
+
+    /// Goes on with a change where an earlier attempt has stopped. The driver must not have changed the
+    /// chain since; if it has, the request begins again unless it is as long as it was.
+    pub(crate) fn resume(&mut self, progress: Progress) {
+        let Progress { ranges, bytes } = progress;
+        let is_within = match &self.kind {
+            Kind::Write(_) => ranges == 0 && bytes <= self.data_bytes,
+            Kind::Discard(all) | Kind::WriteZeroes(all) => {
+                let next_bytes = usize::try_from(ranges).ok().and_then(|next| all.get(next)).map(|next| next.len_bytes);
+                next_bytes.is_some_and(|next_bytes| bytes <= next_bytes)
+            }
+            _ => false,
+        };
+        if is_within {
+            self.progress = progress;
+        }
+    }
+
+    /// Returns how much of it is done.
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress
     }
 
     /// Returns what is to be done, and keeps only the data's segments.
@@ -323,13 +385,13 @@ impl Request {
 
     /// Returns where a read begins.
     pub(crate) fn read_offset(&self) -> Option<u64> {
-        if let Kind::Read(offset) = self.kind { offset.checked_add(self.done) } else { None }
+        if let Kind::Read(offset) = self.kind { offset.checked_add(self.progress.bytes) } else { None }
     }
 
     /// Returns how many bytes of data are left.
     pub(crate) fn left_bytes(&self) -> u64 {
         match self.kind {
-            Kind::Read(_) | Kind::Write(_) => self.data_bytes - self.done,
+            Kind::Read(_) | Kind::Write(_) => self.data_bytes - self.progress.bytes,
             _ => 0,
         }
     }
@@ -357,11 +419,8 @@ impl Request {
         }
     }
 
-    /// Runs it, with `buf` for its data. Returns its status, or `None` if it would have to wait and
-    /// may not; what is done is then not done again.
-    ///
-    /// # Errors
-    /// The device's.
+    /// Runs it, with `buf` for its data. What is done before it stops is not done again: another
+    /// request may have changed that since.
     pub(crate) fn run(
         &mut self,
         device: &Device,
@@ -369,48 +428,43 @@ impl Request {
         memory: &GuestMemory,
         buf: &mut [u8],
         mode: Mode,
-    ) -> Result<Option<Status>, Error> {
-        if self.done == 0 {
+    ) -> Ran {
+        self.try_run(device, name, memory, buf, mode).unwrap_or(Ran::Done(Status::Failed))
+    }
+
+    fn try_run(
+        &mut self,
+        device: &Device,
+        name: &dyn Fn() -> Arc<str>,
+        memory: &GuestMemory,
+        buf: &mut [u8],
+        mode: Mode,
+    ) -> Result<Ran, Error> {
+        if self.progress == Progress::default() {
             self.check(device)?;
         }
-        let done = match &self.kind {
-            Kind::Refused(status) => return Ok(Some(*status)),
-            Kind::Read(offset) => self.read(*offset, device, memory, buf, mode)?,
-            Kind::Write(offset) => self.write(*offset, device, memory, buf, mode)?,
-            Kind::Flush => flush(device, mode)?,
+        match &self.kind {
+            Kind::Refused(status) => Ok(Ran::Done(*status)),
+            Kind::Read(offset) => self.read(*offset, device, memory, buf, mode),
+            Kind::Write(offset) => self.write(*offset, device, memory, buf, mode),
+            Kind::Flush => flush(device, mode),
             Kind::Identify => {
                 let mut id = [0; ID_BYTES];
                 id.iter_mut().zip(name().bytes()).for_each(|(to, from)| *to = from);
                 let len = usize::try_from(self.data_bytes).unwrap_or(ID_BYTES).min(ID_BYTES);
                 copy_out(memory, &self.data, 0, &id[..len]).ok_or_else(gone)?;
-                true
+                Ok(Ran::Done(Status::Ok))
             }
-            Kind::Discard(_) | Kind::WriteZeroes(_) => self.clear(device, mode)?,
-        };
-        Ok(done.then_some(Status::Ok))
+            Kind::Discard(_) | Kind::WriteZeroes(_) => self.clear(device, mode),
+        }
     }
 
-    /// Moves the data in pieces of `buf`. `step` gets the segments, how many bytes are moved before and
-    /// its piece; it returns how many bytes it moved. Returns whether all are moved.
-    fn transfer(
-        &mut self,
-        buf: &mut [u8],
-        mode: Mode,
-        step: impl Fn(&[Segment], u64, &mut [u8]) -> Result<usize, Error>,
-    ) -> Result<bool, Error> {
-        while self.done < self.data_bytes {
-            let left = self.data_bytes - self.done;
-            if !mode.may_wait && left > mode.most_bytes {
-                return Ok(false);
-            }
-            let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
-            let moved = step(&self.data, self.done, &mut buf[..len])?;
-            self.done += moved as u64;
-            if moved < len {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// Returns the length of the next piece of the data, which `buf` holds; `None` if what is left is too
+    /// much without waiting.
+    fn piece(&self, buf: &[u8], mode: Mode) -> Option<usize> {
+        let left = self.left_bytes();
+        let fits = mode.may_wait || left <= mode.most_bytes;
+        fits.then(|| usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len())))
     }
 
     fn read(
@@ -420,14 +474,18 @@ impl Request {
         memory: &GuestMemory,
         buf: &mut [u8],
         mode: Mode,
-    ) -> Result<bool, Error> {
-        self.transfer(buf, mode, |segments, done, part| {
-            let at = offset + done;
-            let got =
-                if mode.may_wait { device.read(at, part).map(|()| part.len()) } else { device.try_read(at, part) }?;
-            copy_out(memory, segments, done, &part[..got]).ok_or_else(gone)?;
-            Ok(got)
-        })
+    ) -> Result<Ran, Error> {
+        while self.left_bytes() > 0 {
+            let Some(len) = self.piece(buf, mode) else { return Ok(Ran::Blocks) };
+            let (at, part) = (offset + self.progress.bytes, &mut buf[..len]);
+            let got = if mode.may_wait { device.read(at, part).map(|()| len) } else { device.try_read(at, part) }?;
+            copy_out(memory, &self.data, self.progress.bytes, &part[..got]).ok_or_else(gone)?;
+            self.progress.bytes += got as u64;
+            if got < len {
+                return Ok(Ran::Blocks);
+            }
+        }
+        Ok(Ran::Done(Status::Ok))
     }
 
     fn write(
@@ -437,39 +495,40 @@ impl Request {
         memory: &GuestMemory,
         buf: &mut [u8],
         mode: Mode,
-    ) -> Result<bool, Error> {
-        let is_written = self.transfer(buf, mode, |segments, done, part| {
-            copy_in(memory, segments, done, part).ok_or_else(gone)?;
-            let at = offset + done;
-            if mode.may_wait { device.write(at, part).map(|()| part.len()) } else { device.try_write(at, part) }
-        })?;
-        Ok(is_written && (!mode.write_through || flush(device, mode)?))
+    ) -> Result<Ran, Error> {
+        while self.left_bytes() > 0 {
+            let Some(len) = self.piece(buf, mode) else { return Ok(Ran::Blocks) };
+            let (at, part) = (offset + self.progress.bytes, &mut buf[..len]);
+            copy_in(memory, &self.data, self.progress.bytes, part).ok_or_else(gone)?;
+            match attempt(Change::write(at, &*part), &mut self.progress.bytes, device, mode)? {
+                Ran::Done(Status::Ok) => {}
+                stopped => return Ok(stopped),
+            }
+        }
+        if mode.write_through { flush(device, mode) } else { Ok(Ran::Done(Status::Ok)) }
     }
 
-    fn clear(&mut self, device: &Device, mode: Mode) -> Result<bool, Error> {
+    fn clear(&mut self, device: &Device, mode: Mode) -> Result<Ran, Error> {
         let (ranges, discards) = match &self.kind {
             Kind::Discard(ranges) => (ranges, true),
             Kind::WriteZeroes(ranges) => (ranges, false),
-            _ => return Ok(true),
+            _ => return Ok(Ran::Done(Status::Ok)),
         };
-        for range in ranges.iter().skip(usize::try_from(self.done).unwrap_or(usize::MAX)) {
-            let Range { offset, len_bytes, unmap } = *range;
-            if !mode.may_wait && len_bytes > mode.most_bytes {
-                return Ok(false);
+        let progress = &mut self.progress;
+        while let Some(&Range { offset, len_bytes, unmap }) = ranges.get(progress.ranges as usize) {
+            let (at, left_bytes) = (offset + progress.bytes, len_bytes - progress.bytes);
+            if !mode.may_wait && left_bytes > mode.most_bytes {
+                return Ok(Ran::Blocks);
             }
             let zeroes = if unmap { Zeroes::MayUnmap } else { Zeroes::Allocated };
-            let done = match (discards, mode.may_wait) {
-                (true, true) => device.discard(offset, len_bytes).map(|()| true)?,
-                (true, false) => device.try_discard(offset, len_bytes)?,
-                (false, true) => device.write_zeroes(offset, len_bytes, zeroes).map(|()| true)?,
-                (false, false) => device.try_write_zeroes(offset, len_bytes, zeroes)?,
-            };
-            if !done {
-                return Ok(false);
+            let change =
+                if discards { Change::discard(at, left_bytes) } else { Change::write_zeroes(at, left_bytes, zeroes) };
+            match attempt(change, &mut progress.bytes, device, mode)? {
+                Ran::Done(Status::Ok) => *progress = Progress { ranges: progress.ranges + 1, bytes: 0 },
+                stopped => return Ok(stopped),
             }
-            self.done += 1;
         }
-        Ok(true)
+        Ok(Ran::Done(Status::Ok))
     }
 
     /// Writes the status, and returns how many bytes of the chain were written.
@@ -501,8 +560,8 @@ pub(crate) fn read_together(
     device.read_together(&mut reads);
     let finish = |(request, read): (&mut Request, Read<'_>)| {
         read.result?;
-        copy_out(memory, &request.data, request.done, read.buf).ok_or_else(gone)?;
-        request.done += read.buf.len() as u64;
+        copy_out(memory, &request.data, request.progress.bytes, read.buf).ok_or_else(gone)?;
+        request.progress.bytes += read.buf.len() as u64;
         Ok(())
     };
     requests.iter_mut().zip(reads).map(finish).collect()

@@ -23,7 +23,7 @@ use crate::{
     config::MAX_QUEUE_SIZE,
     inflight::Log,
     memory::GuestMemory,
-    request::{Malformed, Request, Status, Table},
+    request::{Malformed, Progress, Request, Status, Table},
 };
 
 /// How long a queue that stops waits between two looks at what is in flight.
@@ -52,8 +52,8 @@ struct State {
     error: Option<OwnedFd>,
     log: Option<Log>,
     in_flight: usize,
-    /// Heads that are in flight, and to be run again.
-    again: VecDeque<u16>,
+    /// Requests that are in flight, and to be run again.
+    again: VecDeque<InFlight>,
     /// How many of `again` wait for room, the last ones.
     waiting: usize,
     /// Counts those that wait, and those of them that are tried again at this moment.
@@ -96,7 +96,7 @@ impl State {
     }
 
     /// Breaks the queue while requests are taken. The first `in_flight` of them count as in flight.
-    fn give_up(&mut self, heads: &mut Vec<u16>, in_flight: usize, why: Broken) -> Broken {
+    fn give_up(&mut self, heads: &mut Vec<InFlight>, in_flight: usize, why: Broken) -> Broken {
         heads.clear();
         self.in_flight = self.in_flight.saturating_sub(in_flight);
         self.breaks(why)
@@ -115,7 +115,23 @@ fn signal(eventfd: Option<&OwnedFd>) {
     }
 }
 
-/// Heads that were taken.
+/// A request that is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    /// The number of its first descriptor.
+    pub(crate) head: u16,
+    /// How much of it an earlier attempt has done. What else is known of the request is decoded again, so
+    /// that a guest's requests that wait take little memory.
+    pub(crate) progress: Progress,
+}
+
+impl InFlight {
+    fn new(head: u16) -> Self {
+        Self { head, progress: Progress::default() }
+    }
+}
+
+/// Requests that were taken.
 pub(crate) struct Heads {
     pub(crate) table: Table,
     /// How many of them, at the front, were taken before.
@@ -217,7 +233,7 @@ impl Vring {
             // Heads of the queue, so no more than its size.
             state.queue.set_next_avail(used.wrapping_add(heads.len() as u16));
             state.in_flight += heads.len();
-            state.again.extend(heads);
+            state.again.extend(heads.into_iter().map(InFlight::new));
         }
         state.is_started = true;
         Ok(())
@@ -227,12 +243,17 @@ impl Vring {
         self.lock().is_enabled = enabled;
     }
 
-    /// Appends heads of requests to `heads`, at most `most`, and returns where their descriptors are.
+    /// Appends requests to `heads`, at most `most`, and returns where their descriptors are.
     /// One that waits for room is taken only `with_waiting`.
     ///
     /// # Errors
     /// The driver has broken the queue, which is not used until the frontend starts it again.
-    pub(crate) fn take(&self, heads: &mut Vec<u16>, most: usize, with_waiting: bool) -> Result<Option<Heads>, Broken> {
+    pub(crate) fn take(
+        &self,
+        heads: &mut Vec<InFlight>,
+        most: usize,
+        with_waiting: bool,
+    ) -> Result<Option<Heads>, Broken> {
         let mut state = self.lock();
         if !state.runs() {
             return Ok(None);
@@ -255,14 +276,14 @@ impl Vring {
         }
         let State { queue, .. } = &mut *state;
         match queue.iter(&**table.memory) {
-            Ok(chains) => heads.extend(chains.take(available).map(|chain| chain.head_index())),
+            Ok(chains) => heads.extend(chains.take(available).map(|chain| InFlight::new(chain.head_index()))),
             Err(virtio_queue::Error::InvalidAvailRingIndex) => {
                 return Err(state.give_up(heads, first, Broken::TooMany));
             }
             Err(_) => return Err(state.give_up(heads, first, Broken::Memory)),
         }
         let new = &heads[first..];
-        if new.iter().any(|head| *head >= table.len) {
+        if new.iter().any(|taken| taken.head >= table.len) {
             return Err(state.give_up(heads, first, Broken::Head));
         }
         if state.in_flight + new.len() > usize::from(table.len) {
@@ -270,7 +291,7 @@ impl Vring {
         }
         state.in_flight += new.len();
         if let Some(log) = &mut state.log {
-            new.iter().for_each(|head| log.begin(*head));
+            new.iter().for_each(|taken| log.begin(taken.head));
         }
         if !new.is_empty() && state.is_notified {
             // Until nothing is left, looking at the ring costs less than being notified.
@@ -332,9 +353,9 @@ impl Vring {
     }
 
     /// Lets a request wait for room.
-    pub(crate) fn wait_for_room(&self, head: u16, waits: &Arc<Waits>) {
+    pub(crate) fn wait_for_room(&self, request: &Request, waits: &Arc<Waits>) {
         let mut state = self.lock();
-        state.again.push_back(head);
+        state.again.push_back(InFlight { head: request.head, progress: request.progress() });
         state.waiting += 1;
         if state.counted.len() < state.waiting {
             state.counted.push(waits.begin());
@@ -401,7 +422,7 @@ impl Vring {
             match state.table().filter(|_| fails && !heads.is_empty()) {
                 Some(table) => {
                     drop(state);
-                    for head in heads {
+                    for InFlight { head, .. } in heads {
                         match Request::decode(&table, head, Vec::new()) {
                             Ok(request) => self.answer(&[(head, request.finish(&table.memory, Status::Failed))]),
                             Err(why) => drop(self.break_off(why)),

@@ -26,7 +26,7 @@ use std::{
 };
 
 use memmap2::MmapMut;
-use pagefold_disk::{BlockDevice, Error, Waits};
+use pagefold_disk::{BlockDevice, Error};
 use pagefold_executor::{Client, Device, Export, Memory, SCRATCH_BYTES, THREAD_BYTES, Taken};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
@@ -35,8 +35,8 @@ use rustix::{
 
 use crate::{
     memory::GuestMemory,
-    request::{Mode, Request, Segment, Status, read_together},
-    vring::{Broken, Heads, Vring},
+    request::{Mode, Ran, Request, Segment, Status, read_together},
+    vring::{Broken, Heads, InFlight, Vring},
 };
 
 /// Requests that are taken from a queue together.
@@ -221,7 +221,7 @@ impl Drop for IfPanics<'_> {
 struct Queues {
     shared: Arc<Shared>,
     buf: MmapMut,
-    heads: Vec<u16>,
+    heads: Vec<InFlight>,
     answers: Vec<(u16, u32)>,
     /// The allocation of the last request's segments.
     spare: Vec<Segment>,
@@ -302,8 +302,8 @@ impl Queues {
         let (device, mut left) = (context.client.device(), Vec::new());
         self.answers.clear();
         let mut heads = std::mem::take(&mut self.heads);
-        for (number, head) in heads.drain(..).enumerate() {
-            let request = match Request::decode(&table, head, std::mem::take(&mut self.spare)) {
+        for (number, InFlight { head, progress }) in heads.drain(..).enumerate() {
+            let mut request = match Request::decode(&table, head, std::mem::take(&mut self.spare)) {
                 Ok(request) => request,
                 Err(why) => {
                     (context.tell)(vring.number, vring.break_off(why));
@@ -314,6 +314,7 @@ impl Queues {
                 self.finish(request, &table.memory, Status::Failed);
                 continue;
             };
+            request.resume(progress);
             if number >= again {
                 context.pace(&request, || vring.answer(&std::mem::take(&mut self.answers)));
             }
@@ -331,15 +332,12 @@ impl Queues {
     fn begin(&mut self, vring: &Vring, mut request: Request, device: &Device, memory: &GuestMemory) -> Option<Request> {
         let context = Arc::clone(&self.shared.context);
         match request.run(device, &|| context.export.name(), memory, &mut self.buf, context.mode(false)) {
-            Ok(Some(status)) => self.finish(request, memory, status),
-            Ok(None) => return Some(request),
-            Err(error) => match waits(device, &error) {
-                Some(waits) => {
-                    vring.wait_for_room(request.head, waits);
-                    self.spare = request.into_segments();
-                }
-                None => self.finish(request, memory, Status::Failed),
-            },
+            Ran::Done(status) => self.finish(request, memory, status),
+            Ran::Blocks => return Some(request),
+            Ran::NoRoom(waits) => {
+                vring.wait_for_room(&request, &waits);
+                self.spare = request.into_segments();
+            }
         }
         None
     }
@@ -367,11 +365,6 @@ impl Queues {
             }
         }
     }
-}
-
-/// Returns where a request waits that failed with this error, if it waits.
-fn waits<'a>(device: &'a Device, error: &Error) -> Option<&'a Arc<Waits>> {
-    device.waits().filter(|_| matches!(error, Error::NoSpace))
 }
 
 /// Splits requests so that reads which have something in common are run together.
@@ -409,29 +402,27 @@ struct Job {
 }
 
 impl Job {
-    fn finish(&mut self, result: Result<Status, Error>) {
+    /// Answers the last request, or lets it wait for room.
+    fn finish(&mut self, ran: Ran) {
         let Some(request) = self.requests.pop() else { return };
-        let status = match result {
-            Ok(status) => status,
-            Err(error) => {
-                if let Some(waits) = waits(&self.device, &error) {
-                    self.vring.wait_for_room(request.head, waits);
-                    return self.worker.wake();
-                }
-                Status::Failed
+        let status = match ran {
+            Ran::Done(status) => status,
+            Ran::NoRoom(waits) => {
+                self.vring.wait_for_room(&request, &waits);
+                return self.worker.wake();
             }
+            // One that may wait is always done.
+            Ran::Blocks => Status::Failed,
         };
         self.vring.answer(&[(request.head, request.finish(&self.memory, status))]);
     }
 
     /// Runs the last request.
-    fn run_last(&mut self, scratch: &mut [u8]) -> Result<Status, Error> {
+    fn run_last(&mut self, scratch: &mut [u8]) -> Ran {
         let context = &self.worker.context;
-        let Some(request) = self.requests.last_mut() else { return Ok(Status::Failed) };
+        let Some(request) = self.requests.last_mut() else { return Ran::Blocks };
         let name = || context.export.name();
-        let status = request.run(&self.device, &name, &self.memory, scratch, context.mode(true))?;
-        // One that may wait is always done.
-        Ok(status.unwrap_or(Status::Failed))
+        request.run(&self.device, &name, &self.memory, scratch, context.mode(true))
     }
 
     /// Runs all requests.
@@ -439,11 +430,12 @@ impl Job {
         let left_bytes: u64 = self.requests.iter().map(Request::left_bytes).sum();
         if self.requests.len() > 1 && left_bytes <= scratch.len() as u64 {
             let results = read_together(&mut self.requests, &self.device, &self.memory, scratch);
-            results.into_iter().rev().for_each(|result| self.finish(result.map(|()| Status::Ok)));
+            let status = |result: Result<(), Error>| if result.is_ok() { Status::Ok } else { Status::Failed };
+            results.into_iter().rev().for_each(|result| self.finish(Ran::Done(status(result))));
         }
         while !self.requests.is_empty() {
-            let result = self.run_last(scratch);
-            self.finish(result);
+            let ran = self.run_last(scratch);
+            self.finish(ran);
         }
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use anyhow::{Context, anyhow};
 use pagefold_base::Format;
-use pagefold_control::{Add, AddBase, Command, DiskRecord};
+use pagefold_control::{Add, AddBase, Command, DiskQuota, DiskRecord};
 
-use super::{Asked, SocketArgs, uris};
+use super::{Asked, SocketArgs, quota::QuotaArgs, uris};
 use crate::{image::ImagePath, misuse, size};
 
 /// Add an empty disk, or a file as a read-only disk
@@ -18,6 +18,7 @@ use crate::{image::ImagePath, misuse, size};
   pagefold add guest-7 --size 20G --limit 2G --json
   pagefold add debian --base debian.erofs
   pagefold add guest-8 --size 20G --socket /run/vm/8.sock --mode 0660 --group kvm
+  pagefold add guest-9 --size 20G --connections 2 --rate 200M
 
 The server process opens FILE, so it needs permission to read it. 'pagefold serve --help' \
 describes what FILE can be."
@@ -52,22 +53,25 @@ pub(crate) struct Args {
     socket: SocketArgs,
 
     #[command(flatten)]
+    quota: QuotaArgs,
+
+    #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, size, limit, read_only, base, format, socket, asked } = args;
-    let socket = socket.socket()?;
+    let Args { name, size, limit, read_only, base, format, socket, quota, asked } = args;
+    let (socket, quota) = (socket.socket()?, quota.quota());
     let name = name.clone();
     let command = match base {
-        Some(file) => Command::AddBase(AddBase { socket, ..add_base(name, file.clone(), *format)? }),
+        Some(file) => Command::AddBase(AddBase { socket, quota, ..add_base(name, file.clone(), *format)? }),
         None => {
             let size_bytes = size.context("a disk needs --size SIZE, or --base FILE")?;
-            Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only, socket })
+            Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only, socket, quota })
         }
     };
     asked.perform(&command, |disk: &DiskRecord| {
-        format!("added '{}', {}:{}", disk.name, size::show(disk.size_bytes), uris(disk))
+        format!("added '{}', {}:{}", disk.name, size::written(disk.size_bytes), uris(disk))
     })
 }
 
@@ -83,5 +87,6 @@ fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Res
         inside: Some(inside).filter(|inside| !inside.is_empty()),
         format: format.map(|format| format.to_string()),
         socket: None,
+        quota: DiskQuota::default(),
     })
 }

@@ -58,5 +58,5 @@ fn words(Dropped { disk, file_users }: &Dropped) -> String {
         (DiskKind::Base, 2..) => format!("; {file_users} disks still read its file"),
         _ => String::new(),
     };
-    format!("dropped '{}'{with}, {}{still}", disk.name, size::show(disk.size_bytes))
+    format!("dropped '{}'{with}, {}{still}", disk.name, size::written(disk.size_bytes))
 }

@@ -2,7 +2,7 @@
 
 use pagefold_control::{Command, Fork, Listing, MAX_FORKS};
 
-use super::{Asked, SocketArgs, uris};
+use super::{Asked, SocketArgs, quota::QuotaArgs, uris};
 use crate::size;
 
 /// Create writable copies of a disk that share its memory
@@ -12,6 +12,7 @@ use crate::size;
   pagefold fork job-1 job-1b --limit 512M
   pagefold fork job-1@before job-1c
   pagefold fork debian job-4 --socket /run/jobs/4.sock --group jobs --mode 0660
+  pagefold fork debian job-5 --connections 8 --rate 100M
 
 FROM can be in use. All forks start with its contents at the same instant; either all forks are \
 created or none; of more than 512, each 512. Each fork is independent: FROM and other forks do \
@@ -37,19 +38,23 @@ pub(crate) struct Args {
     socket: SocketArgs,
 
     #[command(flatten)]
+    quota: QuotaArgs,
+
+    #[command(flatten)]
     asked: Asked,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { from, names, limit, read_only, socket, asked } = args;
+    let Args { from, names, limit, read_only, socket, quota, asked } = args;
     let (limit_bytes, read_only, socket) = (*limit, *read_only, socket.socket()?);
+    let quota = quota.quota();
     let mut telling = asked.connect()?;
     for names in names.chunks(MAX_FORKS) {
         let (from, names) = (from.clone(), names.to_vec());
-        let fork = Fork { from: from.clone(), names, limit_bytes, read_only, socket: socket.clone() };
+        let fork = Fork { from: from.clone(), names, limit_bytes, read_only, socket: socket.clone(), quota };
         let forks: Listing = telling.call(&Command::Fork(fork))?;
         for disk in &forks.disks {
-            let (size, uris) = (size::show(disk.size_bytes), uris(disk));
+            let (size, uris) = (size::written(disk.size_bytes), uris(disk));
             telling.tell(disk, || format!("forked '{}' from '{from}', {size}:{uris}", disk.name))?;
         }
     }

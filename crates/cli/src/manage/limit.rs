@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let command = Command::Limit { name: args.name.clone(), limit_bytes };
     args.asked.perform(&command, |limited: &Limited| {
         warn(&limited.warnings);
-        let show = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), size::show);
+        let show = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), size::written);
         let what = limited
             .name
             .as_ref()

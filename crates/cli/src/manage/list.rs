@@ -81,9 +81,17 @@ fn is_of(name: &str, disk: &str) -> bool {
 }
 
 fn words(disk: &DiskRecord) -> String {
-    let mut words = format!("'{}'  {}", disk.name, size::show(disk.size_bytes));
+    let mut words = format!("'{}'  {}", disk.name, size::written(disk.size_bytes));
     if let Some(limit) = disk.limit_bytes {
-        words += &format!(", limit {}", size::show(limit));
+        words += &format!(", limit {}", size::written(limit));
+    }
+    match disk.max_connections {
+        None => {}
+        Some(1) => words += ", at most 1 connection",
+        Some(most) => words += &format!(", at most {most} connections"),
+    }
+    if let Some(rate) = disk.bytes_per_second {
+        words += &format!(", at most {}/s", size::written(rate));
     }
     if disk.read_only {
         words += ", read-only";

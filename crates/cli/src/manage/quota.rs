@@ -1,6 +1,8 @@
 //! `pagefold quota`: bounds what the clients of a disk may take.
 
-use pagefold_control::{Command, DiskRecord, MIN_RATE_BYTES, Quota};
+use std::str::FromStr;
+
+use pagefold_control::{Command, DiskQuota, DiskRecord, MIN_RATE_BYTES, Quota};
 
 use super::Asked;
 use crate::size;
@@ -12,38 +14,57 @@ use crate::size;
   pagefold quota job-1 --rate 20M
   pagefold quota job-1
 
-The bounds are for all clients of the disk together, and replace those that it had: a bound that is \
+'add', 'fork' and 'serve --export' take the same bounds for new disks. The bounds are for all clients of the disk together, and replace those that it had: a bound that is \
 not given is removed. Clients that are connected stay. Further connections are refused, and \
 requests wait until their turn. A request counts as at least 4 KiB.")]
 pub(crate) struct Args {
     /// The disk
     name: String,
 
-    /// Maximum number of connections
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    connections: Option<u64>,
-
-    /// Maximum bytes that are read and written per second, at least 64K
-    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
-    rate: Option<u64>,
+    #[command(flatten)]
+    quota: QuotaArgs,
 
     #[command(flatten)]
     asked: Asked,
 }
 
-fn parse_rate(text: &str) -> Result<u64, String> {
+/// What all clients of a disk together may take.
+#[derive(clap::Args)]
+pub(super) struct QuotaArgs {
+    /// Maximum number of connections of all clients of a disk
+    #[arg(long, value_name = "N", value_parser = parse_connections::<u64>)]
+    connections: Option<u64>,
+
+    /// Maximum bytes that all clients of a disk read and write per second, at least 64K
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
+    rate: Option<u64>,
+}
+
+impl QuotaArgs {
+    pub(super) fn quota(&self) -> DiskQuota {
+        DiskQuota { connections: self.connections, bytes_per_second: self.rate }
+    }
+}
+
+/// Parses a number of at least 1.
+pub(crate) fn parse_connections<N: FromStr + Default + PartialEq>(text: &str) -> Result<N, String> {
+    text.parse().ok().filter(|count| *count != N::default()).ok_or_else(|| "not a number of at least 1".to_owned())
+}
+
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
     let rate = size::parse(text)?;
-    if rate >= MIN_RATE_BYTES { Ok(rate) } else { Err(format!("less than {}", size::show(MIN_RATE_BYTES))) }
+    if rate >= MIN_RATE_BYTES { Ok(rate) } else { Err(format!("less than {}", size::written(MIN_RATE_BYTES))) }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, connections, rate, asked } = args;
-    let command = Command::Quota(Quota { name: name.clone(), connections: *connections, bytes_per_second: *rate });
+    let Args { name, quota, asked } = args;
+    let DiskQuota { connections, bytes_per_second } = quota.quota();
+    let command = Command::Quota(Quota { name: name.clone(), connections, bytes_per_second });
     asked.perform(&command, |disk: &DiskRecord| {
         let connections =
             disk.max_connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
         let rate =
-            disk.bytes_per_second.map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", size::show(rate)));
+            disk.bytes_per_second.map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", size::written(rate)));
         format!("'{}' may have {connections} connections, and {rate}", disk.name)
     })
 }

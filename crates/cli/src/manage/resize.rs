@@ -37,6 +37,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { name, size, shrink, force, asked } = args;
     let command = Command::Resize(Resize { name: name.clone(), size_bytes: *size, shrink: *shrink, force: *force });
     asked.perform(&command, |disk: &Resized| {
-        format!("resized '{}' from {} to {}", disk.name, size::show(disk.before_bytes), size::show(disk.size_bytes))
+        format!(
+            "resized '{}' from {} to {}",
+            disk.name,
+            size::written(disk.before_bytes),
+            size::written(disk.size_bytes)
+        )
     })
 }

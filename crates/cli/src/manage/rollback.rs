@@ -32,6 +32,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { disk, snapshot, force, asked } = args;
     let command = Command::Rollback { name: disk.clone(), snapshot: snapshot.clone(), force: *force };
     asked.perform(&command, |disk: &DiskRecord| {
-        format!("rolled '{}' back to '{snapshot}', {}", disk.name, size::show(disk.size_bytes))
+        format!("rolled '{}' back to '{snapshot}', {}", disk.name, size::written(disk.size_bytes))
     })
 }

@@ -27,6 +27,6 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let command = Command::Snapshot { name: args.disk.clone(), snapshot: args.snapshot.clone() };
     args.asked.perform(&command, |disk: &DiskRecord| {
-        format!("created snapshot '{}', {}:{}", disk.name, size::show(disk.size_bytes), uris(disk))
+        format!("created snapshot '{}', {}:{}", disk.name, size::written(disk.size_bytes), uris(disk))
     })
 }

@@ -26,6 +26,10 @@ pub(super) enum Column {
     Ratio,
     Age,
     Clients,
+    /// Maximum number of connections
+    Connections,
+    /// Maximum bytes read and written per second
+    Rate,
     /// Number of snapshots
     Snapshots,
     /// disk, base or snapshot
@@ -64,13 +68,17 @@ impl Column {
         let name = |name: &str| if name.is_empty() { "''".to_owned() } else { show(name.as_bytes()) };
         match self {
             Self::Name => format!("{lines}{}", name(&disk.name)),
-            Self::Size => size::show(disk.size_bytes),
-            Self::Limit => disk.limit_bytes.map_or_else(|| "-".to_owned(), size::show),
+            Self::Size => size::written(disk.size_bytes),
+            Self::Limit => disk.limit_bytes.map_or_else(|| "-".to_owned(), size::written),
             Self::Changed => own(size::show(disk.changed_bytes)),
             Self::Ram => own(size::show(disk.own_bytes)),
             Self::Ratio => ratio(disk).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.1}")),
             Self::Age => age(disk.age_seconds),
             Self::Clients => disk.clients.to_string(),
+            Self::Connections => disk.max_connections.map_or_else(|| "-".to_owned(), |most| most.to_string()),
+            Self::Rate => {
+                disk.bytes_per_second.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", size::written(rate)))
+            }
             Self::Snapshots => disk.snapshots.to_string(),
             Self::Kind => match disk.kind {
                 DiskKind::Base => "base",
@@ -92,6 +100,8 @@ impl Column {
             Self::Ram => disk.own_bytes,
             Self::Age => disk.age_seconds,
             Self::Clients => disk.clients,
+            Self::Connections => disk.max_connections.unwrap_or(0),
+            Self::Rate => disk.bytes_per_second.unwrap_or(0),
             Self::Snapshots => disk.snapshots,
             _ => 0,
         };

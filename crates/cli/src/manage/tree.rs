@@ -59,6 +59,7 @@ pub(super) mod tests {
     pub(in super::super) fn disk(name: &str, from: Option<&str>) -> DiskRecord {
         DiskRecord {
             name: name.to_owned(),
+            id: String::new(),
             size_bytes: 0,
             limit_bytes: None,
             read_only: false,

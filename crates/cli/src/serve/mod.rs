@@ -38,9 +38,7 @@ use self::{
     child::Running,
     files::Directory,
     notify::notify,
-    options::{
-        TlsArg, VsockArg, WhenFullArg, parse_base, parse_connections, parse_disk, parse_limit, parse_tcp, parse_vsock,
-    },
+    options::{TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_tcp, parse_vsock},
     pid_file::PidFile,
     place::Place,
     vhost_user::SocketDirectory,
@@ -48,6 +46,7 @@ use self::{
 use crate::{
     background, codec,
     log::{Level, Log, Sink},
+    manage::quota::parse_connections,
     misuse, server_directory, signals, size, storage,
 };
 
@@ -113,8 +112,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "", hide_default_value = true, requires = "size")]
     name: String,
 
-    /// Serve a disk with this name and size, and optionally a limit or read-only; repeat for more
-    /// disks
+    /// Serve a disk with this name and size, and optionally limit=SIZE, connections=N, rate=SIZE or
+    /// read-only; repeat for more disks
     #[arg(long, value_name = "name=NAME,size=SIZE,…", value_parser = parse_disk)]
     export: Vec<Add>,
 
@@ -204,7 +203,7 @@ pub(crate) struct Args {
 
     /// Maximum number of simultaneous clients; the server refuses and logs further ones. 'pagefold
     /// limit --connections' changes it
-    #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections::<usize>)]
     max_connections: usize,
 
     /// Serve swap space: lock the server's memory in RAM, and protect it from the out-of-memory
@@ -245,13 +244,7 @@ pub(crate) struct Args {
 impl Args {
     /// Returns the disks to create at the start.
     fn disks(&self) -> Vec<Add> {
-        let given = self.size.map(|size_bytes| Add {
-            name: self.name.clone(),
-            size_bytes,
-            limit_bytes: None,
-            read_only: false,
-            socket: None,
-        });
+        let given = self.size.map(|size_bytes| Add::new(&self.name, size_bytes));
         let disks = given.into_iter().chain(self.export.iter().cloned());
         disks.map(|disk| Add { read_only: disk.read_only || self.read_only, ..disk }).collect()
     }

@@ -8,14 +8,18 @@ use std::{
 };
 
 use pagefold_base::Format;
-use pagefold_server::{Add, BaseFile, MemoryLimit};
+use pagefold_server::{Add, BaseFile, DiskQuota, MemoryLimit};
 use pagefold_storage::Location;
 
-use crate::{image::ImagePath, size};
+use crate::{
+    image::ImagePath,
+    manage::quota::{parse_connections, parse_rate},
+    size,
+};
 
 /// Parses the disk that `--export` describes.
 pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
-    const KNOWN: [&str; 4] = ["name", "size", "limit", "read-only"];
+    const KNOWN: [&str; 6] = ["name", "size", "limit", "connections", "rate", "read-only"];
     let mut values: [Option<&str>; KNOWN.len()] = Default::default();
     for part in text.split(',') {
         let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
@@ -33,13 +37,15 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
             return Err(format!("'{key}' is given twice"));
         }
     }
-    let [name, size_bytes, limit, read_only] = values;
+    let [name, size_bytes, limit, connections, rate, read_only] = values;
+    let of_key = |key: &'static str| move |error: String| format!("{key}: {error}");
+    let connections = connections.map(parse_connections).transpose().map_err(of_key("connections"))?;
+    let bytes_per_second = rate.map(parse_rate).transpose().map_err(of_key("rate"))?;
     Ok(Add {
-        name: name.ok_or("name=NAME is missing")?.to_owned(),
-        size_bytes: size::parse(size_bytes.ok_or("size=SIZE is missing")?)?,
         limit_bytes: limit.map(size::parse).transpose()?,
         read_only: read_only.is_some(),
-        socket: None,
+        quota: DiskQuota { connections, bytes_per_second },
+        ..Add::new(name.ok_or("name=NAME is missing")?, size::parse(size_bytes.ok_or("size=SIZE is missing")?)?)
     })
 }
 
@@ -140,10 +146,6 @@ pub(crate) fn parse_limit(text: &str) -> Result<MemoryLimit, String> {
     if text == "none" { Ok(MemoryLimit::None) } else { size::parse(text).map(MemoryLimit::Bytes) }
 }
 
-pub(crate) fn parse_connections(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "not a number of at least 1".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,14 +212,9 @@ mod tests {
 
     #[test]
     fn disks_are_read() {
-        let disk = parse_disk("name=a,size=1G,limit=100M,read-only").expect("a disk");
-        let expected = Add {
-            name: "a".to_owned(),
-            size_bytes: 1 << 30,
-            limit_bytes: Some(100 << 20),
-            read_only: true,
-            socket: None,
-        };
+        let disk = parse_disk("name=a,size=1G,limit=100M,read-only,connections=8,rate=1M").expect("a disk");
+        let quota = DiskQuota { connections: Some(8), bytes_per_second: Some(1 << 20) };
+        let expected = Add { limit_bytes: Some(100 << 20), read_only: true, quota, ..Add::new("a", 1 << 30) };
         assert_eq!(disk, expected);
     }
 
@@ -233,6 +230,8 @@ mod tests {
             "name=a,name=b,size=1G",
             "name=a,size=1G,read-only=no",
             "name=a,size=1G,codec=lz4",
+            "name=a,size=1G,connections=0",
+            "name=a,size=1G,rate=1K",
         ] {
             assert!(parse_disk(text).is_err(), "{text}");
         }

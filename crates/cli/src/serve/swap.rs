@@ -56,7 +56,7 @@ fn lock() -> anyhow::Result<()> {
         Err(Errno::PERM)
     };
     locked.with_context(|| {
-        let limit = maximum.map_or_else(|| "none".to_owned(), size::show);
+        let limit = maximum.map_or_else(|| "none".to_owned(), size::written);
         format!(
             "--swap cannot lock the server's memory: raise the limit of locked memory ({limit}) (ulimit -l unlimited, \
              LimitMEMLOCK=infinity), or start it with CAP_IPC_LOCK (as root)"

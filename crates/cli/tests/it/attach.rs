@@ -25,6 +25,12 @@ echo \"size: $(cat /sys/block/nbd0/size)\"
 seq 30000 | dd of=$dev bs=4k conv=fsync 2>/dev/null
 if pagefold attach job --dir /tmp/server; then exit 9; else echo 'twice: refused'; fi
 if pagefold drop job --dir /tmp/server; then exit 9; else echo 'drop: refused'; fi
+pagefold rename job other --dir /tmp/server
+pagefold add job --size 1M --dir /tmp/server
+if pagefold attach other --dir /tmp/server; then exit 9; else echo 'renamed: refused'; fi
+if pagefold detach job --dir /tmp/server; then exit 9; else echo 'namesake: refused'; fi
+pagefold drop job --dir /tmp/server
+pagefold rename other job --dir /tmp/server
 pagefold detach job --dir /tmp/server
 if pagefold detach job --dir /tmp/server; then exit 9; else echo 'not attached: refused'; fi
 pagefold fork job fork --dir /tmp/server
@@ -45,10 +51,13 @@ fn a_kernel_with_nbd_gets_devices() {
     let Some(machine) = Machine::find(test) else { return };
     let mut guest = machine.start_with(Path::new(env!("CARGO_BIN_EXE_pagefold")), SCRIPT);
     assert_eq!(guest.wait_for("device: "), "/dev/nbd0");
-    assert!(guest.wait_for("pagefold nbd+unix:///job?socket=/tmp/server/").ends_with(".sock"));
+    let identity = guest.wait_for("pagefold ");
+    assert!(identity.contains("-0 nbd+unix:///job?socket=/tmp/server/") && identity.ends_with(".sock"), "{identity}");
     assert_eq!(guest.wait_for("size: "), (64 << 11).to_string());
     guest.wait_for("twice: refused");
     guest.wait_for("drop: refused");
+    guest.wait_for("renamed: refused");
+    guest.wait_for("namesake: refused");
     guest.wait_for("not attached: refused");
     let numbers: String = (1..=30000).map(|number| format!("{number}\n")).collect();
     let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -87,7 +96,20 @@ fn a_disk_with_a_file_gets_a_loop_device() {
     let again = attach().expect("pagefold starts");
     let message = String::from_utf8_lossy(&again.stderr);
     assert!(!again.status.success() && message.contains(&format!("is attached as {device}")), "{message}");
-    run(pagefold().args(["detach", "disk", "--control"]).arg(server.control()));
+    // The device stays the disk's own when the disk is renamed and another one gets its name.
+    run(&mut server.ask(&["rename", "disk", "other"]));
+    run(&mut server.ask(&["add", "disk", "--size", "16M"]));
+    let ask = |args: &[&str]| pagefold().args(args).arg("--control").arg(server.control()).output();
+    let message = |output: std::io::Result<std::process::Output>| {
+        let output = output.expect("pagefold starts");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = message(ask(&["attach", "other", "--via", "loop"]));
+    assert!(said.contains(&format!("'other' is attached as {device}")), "{said}");
+    let said = message(ask(&["detach", "disk"]));
+    assert!(said.contains("'disk' is not attached"), "{said}");
+    run(&mut server.ask(&["detach", "other"]));
     let listed = std::fs::read_dir("/sys/block")
         .expect("/sys")
         .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("loop/backing_file")).ok());

@@ -155,7 +155,7 @@ fn forks_of_a_packed_file_system_are_disks_of_their_own() {
     let names: Vec<String> = (0..FORKS).map(|number| format!("job-{number}")).collect();
     let said = run(server.ask(&["fork", "debian"]).args(&names));
     assert_eq!(said.lines().count(), FORKS);
-    let first = format!("forked 'job-0' from 'debian', 16.0 MiB: '{}'\n", server.uri("job-0"));
+    let first = format!("forked 'job-0' from 'debian', 16 MiB: '{}'\n", server.uri("job-0"));
     assert!(said.starts_with(&first), "{said}");
     let fills: Vec<Vec<Fill>> = (0..FORKS)
         .map(|number| {
@@ -186,7 +186,7 @@ fn forks_of_a_packed_file_system_are_disks_of_their_own() {
     assert_eq!((&disks[0]["from"], &disks[0]["path"]), (&"debian".into(), &text(&image).into()));
     assert_eq!(disks[0]["changed_bytes"], 4 * PAGE);
     let line = run(&mut server.ask(&["drop", "debian"]));
-    assert_eq!(line, format!("dropped 'debian', 16.0 MiB; {} disks still read its file\n", FORKS + 1));
+    assert_eq!(line, format!("dropped 'debian', 16 MiB; {} disks still read its file\n", FORKS + 1));
     let mut expected = base.clone();
     fills[7].iter().for_each(|fill| fill.to(&mut expected));
     clients.check(&server, "job-7", &expected);
@@ -196,7 +196,7 @@ fn forks_of_a_packed_file_system_are_disks_of_their_own() {
     let after = settled_bytes(&server, before + before / 50);
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
     let (status, messages) = server.end(Signal::TERM);
-    assert!(status.success() && messages.contains("disk 'job-0', 16.0 MiB, forked from 'debian': "), "{messages}");
+    assert!(status.success() && messages.contains("disk 'job-0', 16 MiB, forked from 'debian': "), "{messages}");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     let mut writing = writer(&fio, &server, "job", 4);
     wait_for_writes(&server, "job", 64 * PAGE as u64);
     let said = run(&mut server.ask(&["snapshot", "job", "before"]));
-    assert_eq!(said, format!("created snapshot 'job@before', 8.00 MiB: '{}'\n", server.uri("job@before")));
+    assert_eq!(said, format!("created snapshot 'job@before', 8 MiB: '{}'\n", server.uri("job@before")));
     run(&mut server.ask(&["fork", "job", "twin-a", "twin-b"]));
     let kept = clients.read(&server, "job@before");
     let twin = clients.read(&server, "twin-a");
@@ -224,7 +224,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
     wait_for_writes(&server, "again", 64 * PAGE as u64);
     let line = run_to_fail(&mut server.ask(&["rollback", "again", "s"]));
     assert!(line.contains("disk 'again' has 1 client: disconnect it first") && line.contains("--force"), "{line}");
-    assert_eq!(run(&mut server.ask(&["rollback", "again", "s", "--force"])), "rolled 'again' back to 's', 8.00 MiB\n");
+    assert_eq!(run(&mut server.ask(&["rollback", "again", "s", "--force"])), "rolled 'again' back to 's', 8 MiB\n");
     finish(&mut writing.0);
     run(&mut server.ask(&["rollback", "again", "s"]));
     run(&mut server.ask(&["drop", "again@s"]));
@@ -235,7 +235,7 @@ fn a_snapshot_is_of_one_instant_while_clients_write() {
 
     let line = run_to_fail(&mut server.ask(&["drop", "job"]));
     assert!(line.contains("disk 'job' has 1 snapshot, such as 'job@before'"), "{line}");
-    assert_eq!(run(&mut server.ask(&["drop", "job", "--snapshots"])), "dropped 'job' with its snapshot, 8.00 MiB\n");
+    assert_eq!(run(&mut server.ask(&["drop", "job", "--snapshots"])), "dropped 'job' with its snapshot, 8 MiB\n");
     clients.check(&server, "again", &kept);
     let names: Vec<_> = listed(&server, &[]).iter().map(|disk| disk["name"].clone()).collect();
     assert_eq!(names, ["again", "twin-a", "twin-b"]);
@@ -465,7 +465,7 @@ fn wrong_names_are_refused_and_nothing_is_made() {
     assert_eq!(told("kind"), ["ram", "snapshot"]);
     assert_eq!(told("snapshots"), [1, 0]);
     assert_eq!(told("read_only"), [false, true]);
-    assert!(run(&mut server.ask(&["disks", "b"])).contains("'b@t'  1.00 MiB, read-only, forked from 'a', "));
+    assert!(run(&mut server.ask(&["disks", "b"])).contains("'b@t'  1 MiB, read-only, forked from 'a', "));
     control.done(&json!({"command": "drop", "name": "b@t"}));
     control.done(&json!({"command": "remove", "name": "b"}));
     assert_eq!(names(&mut control), ["base"]);

@@ -242,7 +242,7 @@ fn a_device_gets_a_whole_image_or_keeps_what_it_has() {
         let message = folder.refuses(command);
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     };
-    let sizes = [&device.0, " has 2.00 MiB, and the output needs ", "nothing was written"];
+    let sizes = [&device.0, " has 2 MiB, and the output needs ", "nothing was written"];
     fails(&mut pack(&[&at("base.raw"), "--codec", "none", "-o", &device.0]), &sizes);
     run(&mut pack(&[&at("s"), "-o", &device.0]));
     assert!(run(pagefold().args(["check", &device.0])).contains("sound"));
@@ -252,9 +252,9 @@ fn a_device_gets_a_whole_image_or_keeps_what_it_has() {
     run(pagefold().args(["check", "--against", &at("s"), &device.0]));
 
     let server = Server::start(&[&at("base.raw"), "--export", "name=small,size=1M"]);
-    let needs = [sizes[0], " has 2.00 MiB, and the output needs 3.00 MiB"];
+    let needs = [sizes[0], " has 2 MiB, and the output needs 3 MiB"];
     fails(&mut server.ask(&["freeze", "base", "--force", "-o", &device.0]), &needs);
-    let holds = [&device.0, "2.00 MiB, holds an EROFS image", "--force"];
+    let holds = [&device.0, "2 MiB, holds an EROFS image", "--force"];
     fails(&mut server.ask(&["freeze", "small", "-o", &device.0]), &holds);
     fails(&mut server.ask(&["freeze", "small", "--format", "qcow2", "-o", &device.0]), &holds);
     run(&mut server.ask(&["freeze", "small", "--force", "--format", "qcow2", "-o", &device.0]));

@@ -35,7 +35,7 @@ fn a_disk_is_alone_on_its_socket() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let said = run(&mut server.ask(&["fork", "base", "job", "--socket", text(&at("job.sock"))]));
-    assert!(said.contains(&format!("2.00 MiB: '{}' '{}'", uri(&at("job.sock"), "job"), server.uri("job"))), "{said}");
+    assert!(said.contains(&format!("2 MiB: '{}' '{}'", uri(&at("job.sock"), "job"), server.uri("job"))), "{said}");
     run(&mut server.ask(&["add", "new", "--size", "3M", "--socket", text(&at("new.sock"))]));
     run(&mut server.ask(&["snapshot", "job", "before"]));
     let list = |socket: &Path| {
@@ -189,7 +189,7 @@ fn one_disks_clients_do_not_shut_out_others() {
     assert_eq!(size(), "1048576\n");
     drop(idle);
     let said = run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "1M"]));
-    assert_eq!(said, "'a' may have at most 3 connections, and 1.00 MiB/s\n");
+    assert_eq!(said, "'a' may have at most 3 connections, and 1 MiB/s\n");
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut kept = Vec::new();
     // Those of before may take a moment to end.
@@ -202,6 +202,39 @@ fn one_disks_clients_do_not_shut_out_others() {
     assert_eq!(size(), "1048576\n");
     assert!(run(&mut server.ask(&["quota", "a"])).contains("any number of connections, and any rate"));
     connect("a").expect("a place");
+}
+
+/// A disk has a quota from the moment it is created.
+#[test]
+fn new_disks_have_their_quota() {
+    let server = Server::start(&["--export", "name=a,size=1M,connections=2,rate=64M"]);
+    run(&mut server.ask(&["fork", "a", "b", "c", "--connections", "1", "--rate", "1.5M"]));
+    run(&mut server.ask(&["add", "d", "--size", "1M", "--connections", "3"]));
+    let file = server.folder().join("base.img");
+    std::fs::write(&file, vec![7; 1 << 20]).expect("a file");
+    run(&mut server.ask(&["add", "e", "--base", text(&file), "--rate", "100kB"]));
+    let lines = run(&mut server.ask(&["disks", "-o", "name,connections,rate", "--sort", "name"]));
+    let lines: Vec<Vec<&str>> = lines.lines().map(|line| line.split_whitespace().collect()).collect();
+    let expected = [
+        vec!["NAME", "CONNECTIONS", "RATE"],
+        vec!["a", "2", "64", "MiB/s"],
+        vec!["b", "1", "1.5", "MiB/s"],
+        vec!["c", "1", "1.5", "MiB/s"],
+        vec!["d", "3", "-"],
+        vec!["e", "-", "100", "kB/s"],
+    ];
+    assert_eq!(lines, expected);
+    let said = run(&mut server.ask(&["disks", "b"]));
+    assert!(said.contains(", at most 1 connection, at most 1.5 MiB/s, "), "{said}");
+    let first = client(&server, "b").expect("a place");
+    let refused = client(&server, "b").expect_err("a second");
+    assert!(refused.contains("all 1 connections that this export may have"), "{refused}");
+    client(&server, "c").expect("each fork has its own quota");
+    drop(first);
+    for wrong in [["--connections", "0"], ["--rate", "1K"]] {
+        let said = run_to_fail(server.ask(&["fork", "a", "x"]).args(wrong));
+        assert!(said.contains(wrong[0]), "{said}");
+    }
 }
 
 /// Requests of a disk with a rate wait; those of others do not, and lifting the rate ends it.

@@ -192,7 +192,7 @@ fn a_limit_that_is_near_is_told_once() {
         thread::sleep(Duration::from_millis(1500));
     }
     let (_, messages) = server.end(Signal::TERM);
-    assert_eq!(messages.matches("of its limit of 4.00 MiB").count(), 1, "{messages}");
+    assert_eq!(messages.matches("of its limit of 4 MiB").count(), 1, "{messages}");
     assert!(messages.contains("disk 'a' uses") && messages.contains("pagefold limit 'a' SIZE"), "{messages}");
 }
 

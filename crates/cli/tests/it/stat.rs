@@ -6,7 +6,7 @@ use crate::server::{Server, pagefold, run};
 fn stat_speaks_in_words() {
     let server = Server::start(&["--codec", "zstd,1", "--export", "name=a,size=1G", "--export", "name=b,size=2G"]);
     let text = run(&mut server.ask(&["stat"]));
-    for words in ["2 disks, codec zstd-1", "disk 'a': 1.00 GiB", "disk 'b': 2.00 GiB", "no limit", "same-filled 0"] {
+    for words in ["2 disks, codec zstd-1", "disk 'a': 1 GiB", "disk 'b': 2 GiB", "no limit", "same-filled 0"] {
         assert!(text.contains(words), "'{words}' is not in:\n{text}");
     }
 }

@@ -76,8 +76,7 @@ fn line(raw: &mut BufReader<UnixStream>) -> String {
 fn a_client_gets_records_and_failures() {
     let server = Running::start(Limits::default());
     let mut client = server.client();
-    let add =
-        Add { name: "a \"b\"".to_owned(), size_bytes: 4096, limit_bytes: Some(8192), read_only: true, socket: None };
+    let add = Add { limit_bytes: Some(8192), read_only: true, ..Add::new("a \"b\"", 4096) };
     let record: DiskRecord = client.call(&Command::Add(add.clone())).expect("a disk");
     assert_eq!(
         (&record.name, record.size_bytes, record.limit_bytes, record.read_only),
@@ -203,7 +202,7 @@ fn what_is_not_a_server_is_called_so() {
 #[test]
 fn clients_with_instants_have_places_of_their_own() {
     let server = Running::start(limits_with(|limits| (limits.clients, limits.holders) = (2, 3)));
-    let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
+    let add = Add::new("a", 4096);
     let _: DiskRecord = server.client().call(&Command::Add(add)).expect("a disk");
     let freeze = Command::Freeze { name: "a".to_owned() };
     let hold = |_| {
@@ -230,7 +229,7 @@ fn clients_with_instants_have_places_of_their_own() {
 fn a_client_with_an_instant_is_not_idle() {
     let server = Running::start(limits_with(|limits| limits.clients = 2));
     let mut freezer = server.client();
-    let add = Add { name: "a".to_owned(), size_bytes: 4096, limit_bytes: None, read_only: false, socket: None };
+    let add = Add::new("a", 4096);
     let _: DiskRecord = freezer.call(&Command::Add(add)).expect("a disk");
     let freeze = Command::Freeze { name: "a".to_owned() };
     let instant: pagefold_control::Instant = freezer.call(&freeze).expect("an instant");

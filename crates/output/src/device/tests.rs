@@ -141,7 +141,7 @@ fn an_output_that_does_not_fit_changes_nothing() {
     let device = Device { file: device, path: "/dev/disk".into(), size_bytes: 20_000 };
     let output = tempfile::tempfile().unwrap();
     for (len_bytes, what) in
-        [(20_001, "/dev/disk has 20000 bytes, and the output needs 20001 bytes"), (1 << 20, "needs 1.00 MiB")]
+        [(20_001, "/dev/disk has 20000 bytes, and the output needs 20001 bytes"), (1 << 20, "needs 1 MiB")]
     {
         output.set_len(len_bytes).unwrap();
         let message = device.put(&output).expect_err("no room").to_string();

@@ -1,12 +1,12 @@
 //! What single requests do.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, atomic::Ordering::SeqCst};
 
-use pagefold_disk::BlockDevice;
+use pagefold_disk::{BlockDevice, Room, Waits};
 use pagefold_executor::Export;
 use pagefold_vhost_user::client::{Client, Error, Layout, Operation, Options};
 
-use crate::world::{CONFIG, Fickle, MIB, World, ram_disk};
+use crate::world::{CONFIG, Fickle, MIB, World, ram_disk, wait_for};
 
 const OK: u8 = 0;
 const FAILED: u8 = 1;
@@ -128,6 +128,57 @@ fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
         assert!(matches!(result, Err(Error::Status(FAILED))), "{change:?}");
     }
     assert_eq!(client.queues[0].read(0, 512).expect("a read"), [9; 512]);
+}
+
+/// A change that finds no room goes on where it stopped: what others have changed since in the part that
+/// is done stays.
+#[test]
+fn a_change_that_waits_for_room_does_nothing_twice() {
+    let waits = Arc::new(Waits::new(&Arc::new(Room::default())));
+    let device = Fickle::new(4 * MIB, Some(Arc::clone(&waits)));
+    let world = World::new(device.clone());
+    let mut client = world.client(Options { most_bytes: MIB, ..Options::default() });
+    let data = pattern(MIB as usize, 5);
+    let zeroes: Vec<_> = (0..4).map(|number| (number * 1024, 256, 0)).collect();
+    // Bytes at which each change stops the first time, and what it has changed by then. A request that is
+    // run by one thread, one that is handed on, and one with several ranges.
+    let changes = [
+        (Operation::Write(512, &data[..32 << 10]), 20 << 10, 512..(16 << 10)),
+        (Operation::Write(512, &data), 300 << 10, 512..(296 << 10)),
+        (Operation::WriteZeroes(&zeroes), 300 << 10, 0..(64 << 10)),
+    ];
+    for (change, room_bytes, done) in changes {
+        device.disk.write(0, &vec![1; 4 << 20]).expect("a write");
+        device.written_bytes.store(0, SeqCst);
+        device.room_bytes.store(room_bytes, SeqCst);
+        let slot = client.queues[0].submit(change, Layout::default()).expect("room").expect("room");
+        client.queues[0].kick().expect("a kick");
+        wait_for("a change that waits", || waits.count() == 1);
+        let other = vec![9; done.end - done.start];
+        device.disk.write(done.start as u64, &other).expect("another's write");
+        device.room_bytes.store(room_bytes, SeqCst);
+        wait_for("more of it", || device.room_bytes.load(SeqCst) < room_bytes);
+        device.room_bytes.store(u64::MAX, SeqCst);
+        let answer = client.queues[0].wait().expect("an answer");
+        assert_eq!((answer.slot, answer.status), (slot, OK), "{change:?}");
+        let mut expected = vec![1; 4 << 20];
+        let len = match change {
+            Operation::Write(offset, data) => {
+                expected[offset as usize..][..data.len()].copy_from_slice(data);
+                data.len()
+            }
+            _ => {
+                (0..4).for_each(|number| expected[number << 19..][..128 << 10].fill(0));
+                512 << 10
+            }
+        };
+        expected[done.clone()].fill(9);
+        let mut found = vec![0; 4 << 20];
+        device.disk.read(0, &mut found).expect("a read");
+        let differs = (0..found.len()).find(|&at| found[at] != expected[at]);
+        assert_eq!(differs, None, "{change:?}");
+        assert_eq!(device.written_bytes.load(SeqCst), len as u64, "{change:?}");
+    }
 }
 
 #[test]

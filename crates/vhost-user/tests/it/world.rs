@@ -113,6 +113,10 @@ pub(crate) struct Fickle {
     /// Whether requests have to wait for storage.
     pub(crate) blocks: AtomicBool,
     pub(crate) is_full: AtomicBool,
+    /// Bytes that can still be written before it is full.
+    pub(crate) room_bytes: AtomicU64,
+    /// Bytes that were written.
+    pub(crate) written_bytes: AtomicU64,
     pub(crate) panics: AtomicBool,
     pub(crate) flushes: AtomicUsize,
     /// Reads that came together.
@@ -130,6 +134,8 @@ impl Fickle {
             size_bytes: AtomicU64::new(size_bytes),
             blocks: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            room_bytes: AtomicU64::new(u64::MAX),
+            written_bytes: AtomicU64::new(0),
             panics: AtomicBool::new(false),
             flushes: AtomicUsize::new(0),
             together: AtomicUsize::new(0),
@@ -153,8 +159,14 @@ impl Fickle {
         assert!(!self.panics.load(SeqCst), "a device with a bug");
     }
 
-    fn check_room(&self) -> Result<(), Error> {
-        if self.is_full.load(SeqCst) { Err(Error::NoSpace) } else { Ok(()) }
+    /// Takes room for a change.
+    fn take_room(&self, len_bytes: u64) -> Result<(), Error> {
+        let take = |room: u64| if room == u64::MAX { Some(room) } else { room.checked_sub(len_bytes) };
+        if self.is_full.load(SeqCst) || self.room_bytes.fetch_update(SeqCst, SeqCst, take).is_err() {
+            return Err(Error::NoSpace);
+        }
+        self.written_bytes.fetch_add(len_bytes, SeqCst);
+        Ok(())
     }
 }
 
@@ -189,7 +201,7 @@ impl BlockDevice for Fickle {
 
     fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
         self.pass_gate();
-        self.check_room()?;
+        self.take_room(buf.len() as u64)?;
         self.disk.write(offset, buf)
     }
 
@@ -203,7 +215,7 @@ impl BlockDevice for Fickle {
     }
 
     fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
-        self.check_room()?;
+        self.take_room(len_bytes)?;
         self.disk.write_zeroes(offset, len_bytes, zeroes)
     }
 
