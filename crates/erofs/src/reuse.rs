@@ -11,7 +11,7 @@ use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
 
 use crate::build::{BaseImage, BaseSpot, BuildOptions, Device, Overlay, OverlayBase};
 use crate::error::Result;
-use crate::format::{Extent, Place, incompat};
+use crate::format::{Extent, Place, incompat, tag_of};
 use crate::read::File;
 
 impl OverlayBase for File {
@@ -45,7 +45,7 @@ impl OverlayBase for File {
     fn devices(&self) -> Vec<Device> {
         let image = self.image();
         let block = image.superblock().block_bytes();
-        let own = ([0; 64], image.len_bytes());
+        let own = (tag_of(&image.superblock().uuid), image.len_bytes());
         let all = std::iter::once(own).chain(image.other_devices());
         all.map(|(tag, len_bytes)| Device { tag, blocks: len_bytes / block }).collect()
     }

@@ -24,7 +24,7 @@ pub(crate) trait OverlayBase: Send + Sync {
 
     fn base_image(&self) -> BaseImage;
 
-    /// Returns the base's image, without a tag, and the devices that it has data on.
+    /// Returns the base's image and the devices that it has data on.
     fn devices(&self) -> Vec<Device>;
 
     /// Returns where the data at an address of the base's image is; `None` if nowhere.
@@ -45,7 +45,7 @@ pub(crate) trait OverlayBase: Send + Sync {
 /// The image of a base, or a device with data of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
-    /// What identifies it, as text.
+    /// What identifies it, as text padded with zeros.
     pub(crate) tag: [u8; 64],
     pub(crate) blocks: u64,
 }

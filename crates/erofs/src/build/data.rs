@@ -16,7 +16,7 @@ use super::devices::Devices;
 use super::holes::Found;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexForm, IndexStyle, Indexes};
 use super::kept_chunks::{self, KeptChunks};
-use super::options::{BuildOptions, Compression, Fragments};
+use super::options::{self, BuildOptions, Compression, Fragments};
 use super::overlay::Overlay;
 use super::parts::{Job, Part, Source, jobs, parts};
 use super::pipeline;
@@ -491,7 +491,7 @@ impl Writer<'_> {
         // Clusters of two devices need full indexes. With long clusters, encoded extents take less.
         if stays
             && indexes.form == IndexForm::Full
-            && self.options.indexes != super::options::Indexes::Full
+            && self.options.indexes != options::Indexes::Full
             && file.tail.is_empty()
         {
             let extents = self.style.encode_extents(format, source.size, &file.extents, header_at);

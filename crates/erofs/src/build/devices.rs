@@ -28,7 +28,9 @@ pub(crate) struct Devices {
 impl Devices {
     /// Returns the devices that an image of `tree` refers to.
     pub(super) fn of(tree: &Tree, options: &BuildOptions) -> Result<Self> {
-        let (Some(tag), block_bits) = (options.base_tag, options.block_bits()) else { return Ok(Self::default()) };
+        if !options.base_is_device {
+            return Ok(Self::default());
+        }
         let refuse = |what: &str| Err(Error::Options(what.to_owned()));
         let mut found: Option<&Arc<dyn OverlayBase>> = None;
         for visit in tree.walk() {
@@ -47,8 +49,7 @@ impl Devices {
         if base.base_image().block_bytes != u64::from(options.block_bytes) {
             return refuse("an image that refers to a base must have the base's block size");
         }
-        let mut devices = base.devices();
-        devices[0].tag = tag;
+        let devices = base.devices();
         if devices.len() > usize::from(u16::MAX) {
             return refuse("the base has too many devices");
         }
@@ -63,7 +64,7 @@ impl Devices {
             end = start;
         }
         table.reverse();
-        Ok(Self { table, block_bits })
+        Ok(Self { table, block_bits: options.block_bits() })
     }
 
     pub(super) fn is_empty(&self) -> bool {

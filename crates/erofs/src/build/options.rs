@@ -78,10 +78,10 @@ pub struct BuildOptions {
     /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once. Unused ones are
     /// left out. At most 128.
     pub xattr_prefixes: Vec<Vec<u8>>,
-    /// The base of an [`Overlay`](crate::Overlay) stays where it is: unchanged clusters are not
-    /// copied, and the image that contains them becomes device 1 of the new image, with this tag:
-    /// the SHA-256 of that image, in hexadecimal digits. Devices of the base follow.
-    pub base_tag: Option<[u8; 64]>,
+    /// Unchanged clusters of an [`Overlay`](crate::Overlay)'s base are not copied. The image that
+    /// contains them becomes device 1 of the new image, with its UUID as the tag. Devices of the base
+    /// follow, with their tags.
+    pub base_is_device: bool,
     /// Number of compression threads, at most 1024; 0 for one per processor. Does not affect the
     /// image.
     pub threads: usize,
@@ -104,7 +104,7 @@ impl Default for BuildOptions {
             dedupe: false,
             chunk_bytes: None,
             xattr_prefixes: Vec::new(),
-            base_tag: None,
+            base_is_device: false,
             threads: 0,
             uuid: None,
             volume_name: [0; 16],

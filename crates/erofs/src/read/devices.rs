@@ -13,7 +13,7 @@
 use pagefold_storage::ReadAt;
 
 use crate::error::{Error, Result};
-use crate::format::DeviceSlot;
+use crate::format::{DeviceSlot, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, is_uuid, tag_of};
 
 /// A location on one of an image's devices; device 0 is the image itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,6 +94,16 @@ impl Devices {
                     "device {number} has {len_bytes} bytes, but the image expects {wanted}: does it belong to another image?"
                 )));
             }
+            let tag = &slots[usize::from(number) - 1].tag;
+            let found = if is_uuid(tag) { image_tag(&**source) } else { Some(*tag) };
+            if found != Some(*tag) {
+                let found =
+                    found.map_or_else(|| "not an EROFS image".into(), |found| format!("the image {}", shown(&found)));
+                let wanted = shown(tag);
+                return Err(Error::Devices(format!(
+                    "device {number} is {found}, but the image expects the image {wanted}"
+                )));
+            }
         }
         Ok(Self { table, unified, sources, tags })
     }
@@ -139,6 +149,19 @@ impl Devices {
     pub(crate) fn source(&self, device: u16) -> Option<&dyn ReadAt> {
         self.sources.get(usize::from(device).checked_sub(1)?).map(|source| &**source)
     }
+}
+
+/// Returns the tag of the image that a device holds; `None` if it holds none.
+fn image_tag(source: &dyn ReadAt) -> Option<[u8; 64]> {
+    let mut bytes = [0; SuperBlock::SIZE];
+    source.read_exact_at(&mut bytes, SUPER_OFFSET).ok()?;
+    let superblock = SuperBlock::decode(&bytes);
+    (superblock.magic == SUPER_MAGIC).then(|| tag_of(&superblock.uuid))
+}
+
+/// Returns a tag's text.
+fn shown(tag: &[u8; 64]) -> String {
+    String::from_utf8_lossy(tag.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 #[cfg(test)]
