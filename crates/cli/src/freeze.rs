@@ -4,11 +4,12 @@ use std::{
     fs::{self, File},
     os::unix::fs::FileTypeExt,
     path::PathBuf,
+    sync::Arc,
 };
 
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Image, Tree};
+use pagefold_erofs::{BuildOptions, Image, ReadAt};
 use pagefold_output::{Destination, ImageFormat};
 use pagefold_server::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 
@@ -29,14 +30,16 @@ use crate::{
     after_help = "Examples:
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
+  pagefold freeze job-2 --backing -o job-2.erofs
   pagefold freeze job-2 -o job-2.qcow2
   pagefold freeze job-2 -o job-2.img
 
 The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
 image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
 Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
-given. A qcow2 image is complete by itself, unless --backing is given. Equal contents and equal \
-options give identical images."
+given. An image is complete by itself, unless --backing is given: 'pagefold serve job-2.erofs \
+--device debian.erofs' then needs the base too. Equal contents and equal options give identical \
+images."
 )]
 pub(crate) struct Args {
     /// The disk
@@ -66,8 +69,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cluster: Option<u64>,
 
-    /// Write only the changes since the base, a qcow2 or raw file, which becomes the backing file
-    /// of the qcow2 image
+    /// Write only the changes since the base: a qcow2 or raw file becomes the backing file of the
+    /// qcow2 image, an EROFS image becomes a device of the EROFS image
     #[arg(long)]
     backing: bool,
 
@@ -146,7 +149,11 @@ impl Args {
         let is_device = kind.is_some_and(|kind| kind.is_block_device());
         let given = self.format.map(ImageFormat::from);
         let format = ImageFormat::of_output(&self.output, given, is_device).map_err(wrong_name)?;
-        ensure!(!self.backing || format == ImageFormat::Qcow2, "--backing is for --format qcow2");
+        ensure!(!self.backing || format != ImageFormat::Raw, "--backing is for --format erofs and qcow2");
+        ensure!(
+            !self.backing || format != ImageFormat::Erofs || (self.codec.is_none() && self.cluster.is_none()),
+            "--backing keeps the base's codec and cluster size: leave out --codec and --cluster"
+        );
         ensure!(!self.verify || format == ImageFormat::Erofs, "--verify is for --format erofs");
         ensure!(self.cluster.is_none() || format == ImageFormat::Erofs, "--cluster is for --format erofs");
         let how = match format {
@@ -196,7 +203,11 @@ impl Args {
         if let Some(options) = asked {
             return frozen.write_erofs(out, options, None, progress);
         }
-        let base = frozen.base_image(&storage::open).unwrap_or_else(|error| {
+        let base = frozen.base_image(&storage::open);
+        if self.backing {
+            return self.write_delta(frozen, base?, out, progress);
+        }
+        let base = base.unwrap_or_else(|error| {
             tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
             None
         });
@@ -205,17 +216,35 @@ impl Args {
         frozen.write_erofs(out, &options, base.as_ref(), progress)
     }
 
+    /// Writes an EROFS image with only the changes since the base.
+    fn write_delta(
+        &self,
+        frozen: &Frozen,
+        base: Option<BaseImage>,
+        out: &File,
+        progress: Progress<'_>,
+    ) -> Result<ErofsImage, FreezeError> {
+        let Some(base) = base else {
+            let what = "--backing: the disk has no EROFS image below it: leave out --backing to write all of it";
+            return Err(FreezeError::Refused(what.to_owned()));
+        };
+        let options = BuildOptions { threads: self.threads, base_is_device: true, ..base.options()? };
+        frozen.write_erofs(out, &options, Some(&base), progress)
+    }
+
     /// Reports what is special about a finished image, and compares it with the disk if that is
     /// asked for.
     fn check_image(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
         tell_needed_linux(&self.output, &image.report, "");
-        if self.verify { self.compare(&image.tree, file) } else { Ok(()) }
+        if self.verify { self.compare(image, file) } else { Ok(()) }
     }
 
     /// Compares the finished image with the disk; both are read again.
-    fn compare(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
-        let image = image.try_clone().context("opening the image again")?;
-        let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
+    fn compare(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
+        let file = file.try_clone().context("opening the image again")?;
+        let devices = image.devices.iter().map(|device| Box::new(Arc::clone(device)) as Box<dyn ReadAt>).collect();
+        let written = Image::open_with_devices(file, devices, Image::DEFAULT_CACHE_BYTES);
+        let report = written.context("cannot read the image")?.compare(&image.tree, self.threads);
         let count = source::tell_differences(&report);
         ensure!(
             count == 0,

@@ -249,6 +249,7 @@ impl Args {
             dedupe: self.dedupe,
             chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk size is too large")?,
             xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
+            base_is_device: false,
             threads: self.threads,
             uuid: self.uuid,
             volume_name,

@@ -220,6 +220,10 @@ pub struct AddBase {
     /// Path of the file inside the image. Without it, the image must contain a single file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<String>,
+    /// Absolute paths of the files that hold data of the EROFS image at `path`, in the order of its
+    /// device table.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// Format of the file at `path`. Without it, the format is derived from the file's content and
     /// name, which must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -261,6 +261,9 @@ pub struct BaseRecord {
     /// Path of the file inside an EROFS image, unless it is the image's only file.
     #[serde(default)]
     pub inside: Option<String>,
+    /// Paths of the files that hold data of the EROFS image at `path`.
+    #[serde(default)]
+    pub devices: Vec<String>,
     /// Format of the file at `path`.
     pub format: String,
     /// Identifies the file at `path`, in the state in which the server opened it.

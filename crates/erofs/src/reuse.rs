@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
 
-use crate::build::{BaseImage, BuildOptions, Overlay, OverlayBase};
+use crate::build::{BaseImage, BaseSpot, BuildOptions, Device, Overlay, OverlayBase};
 use crate::error::Result;
-use crate::format::{Extent, Place, incompat};
+use crate::format::{Extent, Place, incompat, tag_of};
 use crate::read::File;
 
 impl OverlayBase for File {
@@ -40,6 +40,24 @@ impl OverlayBase for File {
             lzma_dict_bytes: superblock.lzma_dict_bytes,
             zstd_window_log: superblock.zstd_window_log,
         }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        let image = self.image();
+        let block = image.superblock().block_bytes();
+        let own = (tag_of(&image.superblock().uuid), image.len_bytes());
+        let all = std::iter::once(own).chain(image.other_devices());
+        all.map(|(tag, len_bytes)| Device { tag, blocks: len_bytes / block }).collect()
+    }
+
+    fn spot(&self, address: u64) -> Option<BaseSpot> {
+        let spot = self.image().spot(0, address).ok()?;
+        Some(BaseSpot { device: spot.device.into(), offset: spot.offset })
+    }
+
+    fn plain_spot(&self, offset: u64) -> Result<Option<(BaseSpot, u64)>> {
+        let spot = self.data().plain_place(offset)?;
+        Ok(spot.map(|(spot, len)| (BaseSpot { device: spot.device.into(), offset: spot.offset }, len)))
     }
 
     fn data_file(&self, len: u64, address: u64) -> Result<Option<&fs::File>> {

@@ -3,7 +3,7 @@
 //!
 //! Only this file knows how a disk is implemented.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use pagefold_base::Base;
 use pagefold_control::{BaseRecord, Code, DiskKind, Failure, Stored};
@@ -11,7 +11,10 @@ use pagefold_disk::{
     BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, StoreError, Waits,
 };
 
-use crate::{bases::BaseCaches, counted::Counted};
+use crate::{
+    bases::{BaseCaches, BaseFile},
+    counted::Counted,
+};
 
 /// A disk without its name.
 #[derive(Clone)]
@@ -42,6 +45,8 @@ struct OpenFile {
     base: Arc<Base>,
     /// The file, as users name it.
     path: String,
+    /// The files with data of the image.
+    devices: Vec<PathBuf>,
 }
 
 impl BaseDisk {
@@ -53,10 +58,11 @@ impl BaseDisk {
     /// Returns what a client must know to read the base by itself; `None` if it is not a file, or if
     /// its path is not UTF-8.
     pub(crate) fn record(&self) -> Option<BaseRecord> {
-        let base = &self.file.as_ref()?.base;
+        let OpenFile { base, devices, .. } = self.file.as_ref()?;
         Some(BaseRecord {
             path: base.path().to_str()?.to_owned(),
             inside: base.inside().map(|inside| String::from_utf8(inside.to_vec())).transpose().ok()?,
+            devices: devices.iter().map(|device| Some(device.to_str()?.to_owned())).collect::<Option<_>>()?,
             format: base.format().to_string(),
             identity: base.identity().to_owned(),
         })
@@ -71,12 +77,14 @@ impl Backing {
         Ok(Self(Kind::Ram(Arc::new(ram))))
     }
 
-    /// Makes a disk of a base, whose file users name `path`.
-    pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, path: String) -> Result<Self, Failure> {
-        let record_bytes = base.table_bytes() + path.len() as u64;
+    /// Makes a disk of a base in `file`.
+    pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, file: &BaseFile) -> Result<Self, Failure> {
+        let (path, devices) = (file.to_string(), file.devices.clone());
+        let paths_bytes = devices.iter().map(|device| device.as_os_str().len()).sum::<usize>() + path.len();
+        let record_bytes = base.table_bytes() + paths_bytes as u64;
         let base = Arc::new(base);
         let device = Arc::clone(&base) as _;
-        Self::over(pool, caches, device, Some(OpenFile { base, path }), record_bytes)
+        Self::over(pool, caches, device, Some(OpenFile { base, path, devices }), record_bytes)
     }
 
     /// Makes a disk of a device of the program, whose content never changes.

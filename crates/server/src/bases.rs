@@ -5,7 +5,7 @@ use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::PathBuf};
 use pagefold_base::{Base, Cache, Format, Lease, OpenError, Options};
 use pagefold_control::{AddBase, Code, Failure, Figures};
 use pagefold_disk::{BaseCache, Pool};
-use pagefold_storage::{Location, Open};
+use pagefold_storage::{Location, Open, WithDevices};
 
 use crate::{counted::Counted, error::message, machine::Memory};
 
@@ -30,6 +30,8 @@ pub struct BaseFile {
     pub path: PathBuf,
     /// Path of the disk in the file, if the file is an EROFS image.
     pub inside: Option<Vec<u8>>,
+    /// Paths or URLs of what else holds data of the EROFS image, in the order of its device table.
+    pub devices: Vec<PathBuf>,
     /// Format of the file, whatever its name and its content; `None`: both determine it.
     pub format: Option<Format>,
 }
@@ -37,7 +39,7 @@ pub struct BaseFile {
 impl BaseFile {
     /// Describes a file whose name and content determine its format.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), path: path.into(), inside: None, format: None }
+        Self { name: name.into(), path: path.into(), inside: None, devices: Vec::new(), format: None }
     }
 }
 
@@ -45,14 +47,17 @@ impl TryFrom<&AddBase> for BaseFile {
     type Error = Failure;
 
     fn try_from(base: &AddBase) -> Result<Self, Failure> {
-        let AddBase { name, path, inside, format, .. } = base.clone();
-        if matches!(Location::of(path.as_ref()), Location::File(path) if !path.is_absolute()) {
-            let what = format!("field `path`: '{path}' is neither an absolute path nor a URL");
-            return Err(Failure::new(Code::InvalidRequest, what));
+        let AddBase { name, path, inside, devices, format, .. } = base.clone();
+        for (field, path) in std::iter::once(("path", &path)).chain(devices.iter().map(|path| ("devices", path))) {
+            if matches!(Location::of(path.as_ref()), Location::File(path) if !path.is_absolute()) {
+                let what = format!("field `{field}`: '{path}' is neither an absolute path nor a URL");
+                return Err(Failure::new(Code::InvalidRequest, what));
+            }
         }
+        let devices = devices.into_iter().map(Into::into).collect();
         let format = format.map(|format| format.parse()).transpose();
         let format = format.map_err(|what| Failure::new(Code::InvalidRequest, format!("field `format`: {what}")))?;
-        Ok(Self { name, path: path.into(), inside: inside.map(String::into_bytes), format })
+        Ok(Self { name, path: path.into(), inside: inside.map(String::into_bytes), devices, format })
     }
 }
 
@@ -133,7 +138,11 @@ pub(crate) fn open(
     let mut options = Options::default();
     options.format = file.format;
     options.inside.clone_from(&file.inside);
-    let storage = open_storage(&file.path).map_err(|source| OpenError::of_storage(&file.path, source));
+    let open_at = |path: &PathBuf| open_storage(path).map_err(|source| OpenError::of_storage(path, source));
+    let storage = open_at(&file.path).and_then(|storage| {
+        let devices = file.devices.iter().map(open_at).collect::<Result<_, _>>()?;
+        Ok(WithDevices::new(storage, devices))
+    });
     storage.and_then(|storage| Base::of(storage, &file.path, &options, &caches.clusters, tell)).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };
         Failure::new(code, message(&error))

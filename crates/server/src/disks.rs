@@ -145,7 +145,7 @@ impl Disks {
         let pool = &self.table.pool;
         let base = bases::open(file, &*self.open, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
-        let backing = Backing::of_file(pool, &self.base_caches, base, file.to_string())?;
+        let backing = Backing::of_file(pool, &self.base_caches, base, file)?;
         Ok((self.insert_base(name, backing, socket, quota)?, padding_bytes))
     }
 

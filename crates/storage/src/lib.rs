@@ -22,9 +22,11 @@ mod file;
 mod location;
 mod read_at;
 mod storage;
+mod with_devices;
 
 pub use embedded::Embedded;
 pub use file::{StoredFile, identity_of};
 pub use location::{Location, absolute, open};
 pub use read_at::ReadAt;
 pub use storage::{Open, Storage, Stretch};
+pub use with_devices::WithDevices;

@@ -1,13 +1,13 @@
 //! `pagefold add`: adds a disk to a running server.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::{Context, anyhow};
 use pagefold_base::Format;
 use pagefold_control::{Add, AddBase, Command, DiskQuota, DiskRecord};
 
 use super::{Asked, SocketArgs, quota::QuotaArgs, uris};
-use crate::{image::ImagePath, misuse, size};
+use crate::{image::ImagePath, misuse, size, storage};
 
 /// Add an empty disk, or a file as a read-only disk
 #[derive(clap::Args)]
@@ -45,6 +45,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "limit", "read_only"])]
     base: Option<OsString>,
 
+    /// A file that holds data of the FILE, an EROFS image written with 'pagefold freeze --backing', or
+    /// with 'mkfs.erofs --blobdev'; repeat in the order of the image's device table
+    #[arg(long = "device", value_name = "FILE", requires = "base")]
+    devices: Vec<PathBuf>,
+
     /// Format of the FILE, whatever its name ends in: raw, erofs, qcow2
     #[arg(long, requires = "base")]
     format: Option<Format>,
@@ -60,11 +65,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let Args { name, size, limit, read_only, base, format, socket, quota, asked } = args;
+    let Args { name, size, limit, read_only, base, devices, format, socket, quota, asked } = args;
     let (socket, quota) = (socket.socket()?, quota.quota());
     let name = name.clone();
     let command = match base {
-        Some(file) => Command::AddBase(AddBase { socket, quota, ..add_base(name, file.clone(), *format)? }),
+        Some(file) => Command::AddBase(AddBase { socket, quota, ..add_base(name, file.clone(), devices, *format)? }),
         None => {
             let size_bytes = size.context("a disk needs --size SIZE, or --base FILE")?;
             Command::Add(Add { name, size_bytes, limit_bytes: *limit, read_only: *read_only, socket, quota })
@@ -76,13 +81,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Builds the command. The server runs in another directory, so the path must be absolute.
-fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
+fn add_base(name: String, file: OsString, devices: &[PathBuf], format: Option<Format>) -> anyhow::Result<AddBase> {
     let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
     let image = pagefold_storage::absolute(&image).with_context(|| image.display().to_string())?;
     let inside = String::from_utf8(path).map_err(|_| not_text())?;
+    let text = |path: PathBuf| path.to_str().map(str::to_owned).ok_or_else(not_text);
     Ok(AddBase {
         name,
+        devices: storage::absolute_all(devices)?.into_iter().map(text).collect::<anyhow::Result<_>>()?,
         path: image.to_str().ok_or_else(not_text)?.to_owned(),
         inside: Some(inside).filter(|inside| !inside.is_empty()),
         format: format.map(|format| format.to_string()),

@@ -104,6 +104,12 @@ pub(crate) struct Args {
     #[arg(long, requires = "files")]
     format: Option<Format>,
 
+    /// A file that holds data of the FILE, which must be the only one: an EROFS image written with
+    /// 'pagefold freeze --backing', or with 'mkfs.erofs --blobdev'; repeat in the order of the image's
+    /// device table
+    #[arg(long = "device", value_name = "FILE", requires = "files")]
+    devices: Vec<PathBuf>,
+
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
     size: Option<u64>,
@@ -259,8 +265,11 @@ impl Args {
             }
             let file = parse_base(file.clone(), self.format).map_err(|what| misuse(anyhow!(what)))?;
             check_name(&file.name).map_err(misuse)?;
-            Ok(file)
+            Ok(BaseFile { devices: storage::absolute_all(&self.devices)?, ..file })
         };
+        if !self.devices.is_empty() && self.files.len() > 1 {
+            return Err(misuse(anyhow!("--device is for a single FILE: add the others with 'pagefold add'")));
+        }
         self.files.iter().map(file).collect()
     }
 

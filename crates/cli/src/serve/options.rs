@@ -65,7 +65,7 @@ pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseF
     };
     let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", text.display()))?;
     let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", image.display()))?;
-    Ok(BaseFile { name, path, inside, format })
+    Ok(BaseFile { name, path, inside, devices: Vec::new(), format })
 }
 
 /// Returns a path, or a URL without what selects a version of the file that it leads to.
@@ -161,6 +161,7 @@ mod tests {
             name: name.to_owned(),
             path: path.into(),
             inside: inside.map(|inside| inside.as_bytes().to_vec()),
+            devices: Vec::new(),
             format: None,
         };
         assert_eq!(parse("/no/debian.erofs"), base("debian", "/no/debian.erofs", None));

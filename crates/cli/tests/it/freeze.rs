@@ -342,6 +342,56 @@ fn an_image_above_the_base_has_what_changed() {
     assert!(line.contains("is an EROFS image, which QEMU cannot read"), "{line}");
 }
 
+/// An image that refers to its base holds only what changed, and is served together with the base. A
+/// disk above it becomes an image that refers to both.
+#[test]
+fn an_image_can_refer_to_its_base() {
+    for pack in [&[][..], &["--codec", "zstd,1", "--cluster", "64K"], &["--codec", "none"]] {
+        let Some(frozen) = Frozen::start("an_image_can_refer_to_its_base", 24, pack) else { return };
+        frozen.ask(&["fork", "base", "job"]);
+        frozen.write("job", &["write -P 7 1001k 9k", "write -z 2M 70k", "discard 4M 1M", "write -P 9 11M 1k"]);
+        let expected = frozen.content("job");
+        frozen.ask(&["freeze", "job", "--backing", "--verify", "-o", "delta.erofs"]);
+        let bytes = |name: &str| fs::metadata(frozen.at(name)).expect("an image").len();
+        assert!(bytes("delta.erofs") * 8 < bytes("base.erofs"), "{pack:?}: {} bytes", bytes("delta.erofs"));
+        run(pagefold().arg("check").arg(frozen.at("delta.erofs")).arg("--device").arg(frozen.at("base.erofs")));
+        frozen.ask(&["add", "again", "--base", "delta.erofs", "--device", "base.erofs"]);
+        assert!(frozen.content("again") == expected, "{pack:?}");
+
+        let server = Server::start(&[text(&frozen.at("delta.erofs")), "--device", text(&frozen.at("base.erofs"))]);
+        run(&mut server.ask(&["fork", "delta", "next"]));
+        let write = ["-c", "write -P 5 3M 5k", "-c", "write -P 6 1003k 1k"];
+        run(Command::new(&frozen.qemu_io).args(["-f", "raw"]).args(write).arg(server.uri("next")));
+        let copied = frozen.at("next.copy");
+        run(Command::new(&frozen.nbdcopy).arg(server.uri("next")).arg(&copied));
+        let next = frozen.at("next.erofs");
+        run(&mut server.ask(&["freeze", "next", "--backing", "--verify", "-o", text(&next)]));
+        frozen.ask(&["add", "third", "--base", "next.erofs", "--device", "delta.erofs", "--device", "base.erofs"]);
+        assert!(frozen.content("third") == fs::read(copied).expect("a copy"), "{pack:?}");
+        // The whole disk again, without any other file.
+        frozen.ask(&["freeze", "third", "--force", "-o", "whole.erofs"]);
+        assert!(frozen.unpacked("whole.erofs") == frozen.content("third"), "{pack:?}");
+
+        for (devices, what) in [
+            (&[][..], "the image needs 2 other devices, but none was given"),
+            (&["--device", "delta.erofs"], "the image needs 2 other devices, but 1 was given"),
+            (&["--device", "base.erofs", "--device", "delta.erofs"], "but the image expects"),
+        ] {
+            let add = [&["add", "wrong", "--base", "next.erofs"], devices].concat();
+            let line = run_to_fail(frozen.server.ask(&add).current_dir(frozen.folder.path()));
+            assert!(line.contains(what), "{line}");
+        }
+    }
+    let server = Server::start(&["--export", "name=a,size=1M"]);
+    let out = tempfile::tempdir().expect("a folder");
+    let out = out.path().join("out.erofs");
+    let line = run_to_fail(&mut server.ask(&["freeze", "a", "--backing", "-o", text(&out)]));
+    assert!(line.contains("leave out --backing to write all of it"), "{line}");
+    let line = run_to_fail(&mut server.ask(&["freeze", "a", "--backing", "--codec", "lz4", "-o", text(&out)]));
+    assert!(line.contains("--backing keeps the base's codec"), "{line}");
+    assert!(!out.exists());
+}
+
 #[test]
 fn what_cannot_be_frozen_is_said() {
     let server = Server::start(&["--export", "name=a,size=1M"]);
@@ -353,7 +403,7 @@ fn what_cannot_be_frozen_is_said() {
         (&["freeze", "a", "--verify", "-o", "out.qcow2"], "--verify is for --format erofs"),
         (&["freeze", "a", "--codec", "zstd,3", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
         (&["freeze", "a", "--codec", "deflate,12", "-o", "out.qcow2"], "with deflate, at level 1 to 9, or not at all"),
-        (&["freeze", "a", "--backing", "-o", "out.img"], "--backing is for --format qcow2"),
+        (&["freeze", "a", "--backing", "-o", "out.img"], "--backing is for --format erofs and qcow2"),
         (&["freeze", "a", "--backing", "-o", "out.qcow2"], "disk 'a' has no base: leave out --backing"),
         (&["freeze", "a", "--codec", "lz5", "-o", "out.erofs"], "unknown codec"),
         (&["freeze", "a", "--cluster", "5000", "-o", "out.erofs"], "multiple of the block"),

@@ -24,12 +24,37 @@ pub(crate) trait OverlayBase: Send + Sync {
 
     fn base_image(&self) -> BaseImage;
 
+    /// Returns the base's image and the devices that it has data on.
+    fn devices(&self) -> Vec<Device>;
+
+    /// Returns where the data at an address of the base's image is; `None` if nowhere.
+    fn spot(&self, address: u64) -> Option<BaseSpot>;
+
+    /// Returns where the content at `offset` of an uncompressed file is stored, and for how many
+    /// bytes; `None` for holes and for what is not in blocks.
+    fn plain_spot(&self, offset: u64) -> Result<Option<(BaseSpot, u64)>>;
+
     /// Returns the file with the image's data if each byte is at its address in it, and checks that
     /// it has `len` bytes at `address`. Returns `None` if the data is not in one such file.
     fn data_file(&self, len: u64, address: u64) -> Result<Option<&fs::File>>;
 
     /// Reads the image's data at an address.
     fn read_data(&self, buf: &mut [u8], address: u64) -> Result<()>;
+}
+
+/// The image of a base, or a device with data of it.
+#[derive(Clone, Copy)]
+pub(crate) struct Device {
+    /// What identifies it, as text padded with zeros.
+    pub(crate) tag: [u8; 64],
+    pub(crate) blocks: u64,
+}
+
+/// A location in the image of a base (device 0) or on one of its devices, counted from 1.
+#[derive(Clone, Copy)]
+pub(crate) struct BaseSpot {
+    pub(crate) device: usize,
+    pub(crate) offset: u64,
 }
 
 /// The properties of a base's image that decide whether its clusters can be copied.

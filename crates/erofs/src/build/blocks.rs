@@ -27,7 +27,6 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::base::OverlayBase;
 use super::copies;
 use crate::error::{Error, Result};
-use crate::format::NULL_ADDR;
 
 /// Bytes of blocks that are buffered before they are written.
 const PENDING_BYTES: usize = 1 << 20;
@@ -55,6 +54,8 @@ pub(super) struct Blocks<'a> {
     out: &'a File,
     block_bits: u32,
     next: u32,
+    /// No block of the image is at or after this address.
+    limit: u32,
     pending: Vec<u8>,
     clusters: HashMap<ClusterKey, u32>,
     /// The addresses of clusters that the current file has copied, by address in their source image
@@ -71,12 +72,13 @@ pub(super) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Creates a data area whose first block is `first`.
-    pub(super) fn new(out: &'a File, block_bits: u32, first: u32) -> Self {
+    /// Creates a data area whose first block is `range.start`, and that ends before `range.end`.
+    pub(super) fn new(out: &'a File, block_bits: u32, range: Range<u32>) -> Self {
         Self {
             out,
             block_bits,
-            next: first,
+            next: range.start,
+            limit: range.end,
             pending: Vec::new(),
             clusters: HashMap::new(),
             copies: HashMap::new(),
@@ -138,7 +140,7 @@ impl<'a> Blocks<'a> {
     fn after(&self, len_bytes: usize) -> Result<u32> {
         debug_assert!(len_bytes.is_multiple_of(1 << self.block_bits));
         let blocks = u32::try_from(len_bytes >> self.block_bits).ok();
-        let next = blocks.and_then(|blocks| self.next.checked_add(blocks)).filter(|next| *next < NULL_ADDR);
+        let next = blocks.and_then(|blocks| self.next.checked_add(blocks)).filter(|next| *next < self.limit);
         next.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))
     }
 
@@ -149,11 +151,27 @@ impl<'a> Blocks<'a> {
         let (blkaddr, next) = (self.next, self.after(len_bytes)?);
         self.flush()?;
         copies::transfer(base, from, len_bytes as u64, self.out, u64::from(blkaddr) << self.block_bits)?;
+        self.digest_origin(base, from, len_bytes);
+        self.next = next;
+        Ok(blkaddr)
+    }
+
+    /// Appends bytes and zeros up to a whole block; after an unused block if `leaves_gap`.
+    pub(super) fn append_padded(&mut self, bytes: &[u8], leaves_gap: bool) -> Result<u32> {
+        let block = 1 << self.block_bits;
+        if leaves_gap {
+            self.append(&vec![0; block])?;
+        }
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().next_multiple_of(block), 0);
+        self.append(&padded)
+    }
+
+    /// Adds the origin of blocks of another image to [`digest`](Self::digest).
+    pub(super) fn digest_origin(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) {
         self.digest.update(&base.base_image().uuid);
         self.digest.update(&from.to_le_bytes());
         self.digest.update(&(len_bytes as u64).to_le_bytes());
-        self.next = next;
-        Ok(blkaddr)
     }
 
     /// As [`copy`](Self::copy), for a cluster that the current file may already have copied.

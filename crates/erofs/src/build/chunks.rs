@@ -39,6 +39,11 @@ impl Chunking {
         options.chunk_bytes.map(|chunk_bytes| Self { chunk_bytes, block_bytes, aligned_bytes: HUGE_PAGE_BYTES })
     }
 
+    /// Returns the parameters for chunks of a block.
+    pub(super) fn of_blocks(block_bytes: u32) -> Self {
+        Self { chunk_bytes: block_bytes, block_bytes, aligned_bytes: block_bytes }
+    }
+
     /// Returns the parameters for which the addresses of a file of `size` bytes and the chunks that
     /// overlap its `runs` of data take the least.
     pub(super) fn fitting(size: u64, runs: &[Range<u64>], block_bytes: u32) -> Self {
@@ -83,9 +88,18 @@ impl Chunking {
         Ok(())
     }
 
+    pub(super) fn chunk_bytes(self) -> u64 {
+        self.chunk_bytes.into()
+    }
+
     /// Returns the inode's field for the chunk size: log2 of its blocks.
     pub(super) fn format(self) -> u32 {
-        (self.chunk_bytes / self.block_bytes).trailing_zeros()
+        self.blocks().trailing_zeros()
+    }
+
+    /// Returns the number of blocks in a chunk.
+    pub(super) fn blocks(self) -> u32 {
+        self.chunk_bytes / self.block_bytes
     }
 
     /// Adds the chunks of a segment to the file's addresses. The segment must consist of whole

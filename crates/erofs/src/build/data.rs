@@ -12,9 +12,12 @@ use super::choices::algorithm;
 use super::chunks::Chunking;
 use super::content::Content;
 use super::copies::{self, Room, Stretch};
+use super::devices::Devices;
 use super::holes::Found;
-use super::indexes::{BuiltExtent, BuiltPlace, IndexStyle, Indexes};
-use super::options::{BuildOptions, Compression, Fragments};
+use super::indexes::{BuiltExtent, BuiltPlace, IndexForm, IndexStyle, Indexes};
+use super::kept_chunks::{self, KeptChunks};
+use super::options::{self, BuildOptions, Compression, Fragments};
+use super::overlay::Overlay;
 use super::parts::{Job, Part, Source, jobs, parts};
 use super::pipeline;
 use super::plan::Plan;
@@ -61,6 +64,8 @@ enum Work {
     /// This many zeros, uncompressed.
     RawZeros(u64),
     Fragment(Vec<u8>),
+    /// Uncompressed chunks, some of which stay in the base's image.
+    Chunks(KeptChunks),
 }
 
 /// Stores the data of all regular files.
@@ -75,10 +80,11 @@ pub(crate) fn write(
         options,
         ways: plan.choices.ways(),
         style: plan.index_style(options),
-        blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()),
+        blocks: Blocks::new(out, options.block_bits(), plan.first_data_block()..plan.devices.limit()),
+        devices: &plan.devices,
         chunking: Chunking::of(options),
         spool: Spool::beginning_with(&plan.packed_front(), options.block_bytes)?,
-        worker: Worker::new(plan.choices.ways()),
+        worker: Worker::new(plan.choices.ways(), &plan.devices),
         spare: Spare::new(options.thread_count()),
         zeros: Zeros::default(),
     };
@@ -88,7 +94,10 @@ pub(crate) fn write(
         if let NodeKind::Regular { content, size: size @ 1.. } = &tree.node(id).kind {
             let way = plan.choices.way(id);
             let compression = writer.ways.get(way).copied().flatten();
-            let shape = Shape::of(content, *size, compression, options)?;
+            let mut shape = Shape::of(content, *size, compression, options)?;
+            if compression.is_none() && stays(content, &plan.devices).is_some() && shape.chunking().is_none() {
+                shape = Shape::of_blocks(*size, options.block_bytes);
+            }
             ids.push(id);
             sources.push(Arc::new(writer.source(content.clone(), *size, header_bytes, way, shape)));
         }
@@ -128,6 +137,8 @@ struct Writer<'a> {
     ways: &'a [Option<Compression>],
     style: IndexStyle,
     blocks: Blocks<'a>,
+    /// Where clusters of the base stay. If there are none, they are copied.
+    devices: &'a Devices,
     /// For plain files. `None` if only holes require chunks, of one block each.
     chunking: Option<Chunking>,
     spool: Option<Spool>,
@@ -160,7 +171,7 @@ impl Writer<'_> {
         progress: &mut dyn FnMut(u64),
         mut done: impl FnMut(FileData),
     ) -> Result<()> {
-        let (options, ways) = (self.options, self.ways);
+        let (options, ways, devices) = (self.options, self.ways, self.devices);
         let mut done_bytes = 0u64;
         let mut cuts = if options.dedupe { self.cuts(sources)?.into_iter() } else { Vec::new().into_iter() };
         let parts = parts(sources).map(move |part| Part { cuts: cuts.next().unwrap_or_default(), ..part });
@@ -169,7 +180,7 @@ impl Writer<'_> {
         let outcome = pipeline::in_order(
             options.thread_count(),
             jobs(parts, options.thread_count()),
-            || Worker::new(ways),
+            || Worker::new(ways, devices),
             |worker, job: Job| {
                 let works: Vec<_> = job.iter().map(|part| worker.work(part, options, &spare)).collect();
                 (job, works)
@@ -257,6 +268,26 @@ impl Writer<'_> {
                 let tail = len & (u64::from(self.options.block_bytes) - 1);
                 self.add_raw(file, &vec![0; tail as usize])
             }
+            Work::Chunks(KeptChunks { addresses, own }) => {
+                let Some(chunking) = chunking else { return Ok(()) };
+                let mut own = own.chunks(chunking.chunk_bytes() as usize);
+                for (kept, at) in addresses.into_iter().zip((part.offset..).step_by(chunking.chunk_bytes() as usize)) {
+                    match kept {
+                        Some(address) if !self.is_mistaken(file, address) => {
+                            self.blocks.digest_more(&address.to_le_bytes());
+                            file.chunks.push(address);
+                        }
+                        Some(_) => {
+                            let (mut bytes, len) = (Vec::new(), chunking.chunk_bytes().min(part.end() - at));
+                            read_bytes(&part.source, at, len, &mut bytes)?;
+                            let address = self.append_apart(file, &bytes)?;
+                            file.chunks.push(address);
+                        }
+                        None => self.add_own_chunk(file, chunking, own.next().unwrap_or_default())?,
+                    }
+                }
+                Ok(())
+            }
             Work::Fragment(bytes) => {
                 let begins_its_file = file.extents.is_empty() && file.zeros == 0;
                 let way = part.source.way;
@@ -300,6 +331,30 @@ impl Writer<'_> {
         }
     }
 
+    /// Returns whether a chunk at `address` must not follow the file's last chunk.
+    fn is_mistaken(&self, file: &OpenFile, address: u32) -> bool {
+        file.chunks.last().is_some_and(|last| self.devices.is_mistaken(*last, file.chunk_blocks, address))
+    }
+
+    /// Appends a chunk at an address that may follow the file's last chunk, and preferably not at the
+    /// next one, which could have the same trouble with the chunk that comes next.
+    fn append_apart(&mut self, file: &OpenFile, bytes: &[u8]) -> Result<u32> {
+        let is_next = self.is_mistaken(file, self.blocks.next() + 1);
+        self.blocks.append_padded(bytes, !is_next)
+    }
+
+    /// Adds a chunk of a file that also has chunks on devices.
+    fn add_own_chunk(&mut self, file: &mut OpenFile, chunking: Chunking, bytes: &[u8]) -> Result<()> {
+        let before = file.chunks.len();
+        chunking.add(bytes, &mut self.blocks, &mut file.chunks)?;
+        let added = file.chunks.split_off(before);
+        for address in added {
+            let address = if self.is_mistaken(file, address) { self.append_apart(file, bytes)? } else { address };
+            file.chunks.push(address);
+        }
+        Ok(())
+    }
+
     /// Adds the pieces of a segment that was compressed with choice `way`.
     fn add_pieces(&mut self, file: &mut OpenFile, way: usize, segment: &Segment, share: bool) -> Result<()> {
         let share = share && self.shares();
@@ -307,6 +362,14 @@ impl Writer<'_> {
         let block = self.options.block_bytes as usize;
         let (mut pieces, mut blocks) = (&segment.pieces[..], &segment.blocks[..]);
         while let Some(&first) = pieces.first() {
+            if let (Some(from), Some(base)) = (first.from, &file.copied_from)
+                && let Some(blkaddr) = self.stays(&**base, from, first.blocks as usize * block)
+            {
+                let place = BuiltPlace::Blocks { blkaddr, blocks: first.blocks };
+                file.extents.push(BuiltExtent { len: first.len, compressed: first.compressed, place });
+                pieces = &pieces[1..];
+                continue;
+            }
             // Adjacent pieces are stored together.
             let (run, rest) = pieces.split_at(if share { 1 } else { segment::side_by_side(pieces, block) });
             let len_bytes = run.iter().map(|piece| piece.blocks as usize).sum::<usize>() * block;
@@ -330,6 +393,16 @@ impl Writer<'_> {
             pieces = rest;
         }
         Ok(())
+    }
+
+    /// Returns the address of a cluster of the base if it is on a device, so that it is not copied.
+    fn stays(&mut self, base: &dyn OverlayBase, from: u64, len_bytes: usize) -> Option<u32> {
+        if self.devices.is_empty() {
+            return None;
+        }
+        let address = self.devices.address(base.spot(from)?, len_bytes as u64)?;
+        self.blocks.digest_origin(base, from, len_bytes);
+        Some(address)
     }
 
     /// Adds the zeros that segments left over: as holes, or else as clusters. Their first and last
@@ -410,10 +483,25 @@ impl Writer<'_> {
         let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
         let format = algorithm(compression.codec);
-        let indexes = match source.shape.has_holes() {
+        let stays = stays(&source.content, self.devices).is_some();
+        let mut indexes = match source.shape.has_holes() {
             true => self.style.encode_extents(format, source.size, &file.extents, header_at),
             false => self.style.encode(format, source.size, &file.extents, header_at),
         };
+        // Clusters of two devices need full indexes. With long clusters, encoded extents take less.
+        if stays
+            && indexes.form == IndexForm::Full
+            && self.options.indexes != options::Indexes::Full
+            && file.tail.is_empty()
+        {
+            let extents = self.style.encode_extents(format, source.size, &file.extents, header_at);
+            if extents.bytes.len() * 2 <= indexes.bytes.len() {
+                indexes = extents;
+            }
+        }
+        if stays {
+            return Ok(FileData::Compressed { indexes, tail: file.tail, blocks });
+        }
         let cost =
             (u64::from(blocks) << self.options.block_bits()) + indexes.bytes.len() as u64 + file.tail.len() as u64;
         let fragment = matches!(file.extents.last(), Some(BuiltExtent { place: BuiltPlace::Fragment(_), .. }));
@@ -498,6 +586,8 @@ struct OpenFile {
     copied_from: Option<Arc<dyn OverlayBase>>,
     extents: Vec<BuiltExtent>,
     chunks: Vec<u32>,
+    /// The number of blocks in a chunk.
+    chunk_blocks: u32,
     /// The end of the last part that was added.
     at: u64,
     /// Zeros after the extents that no extent covers yet.
@@ -518,6 +608,7 @@ impl OpenFile {
             copied_from: base.cloned(),
             extents: Vec::new(),
             chunks: Vec::new(),
+            chunk_blocks: source.shape.chunking().map_or(1, Chunking::blocks),
             at: 0,
             zeros: 0,
             tail: Vec::new(),
@@ -560,20 +651,28 @@ impl OpenFile {
 /// A thread's compressors and buffers.
 struct Worker<'a> {
     ways: &'a [Option<Compression>],
+    devices: &'a Devices,
     /// One for each choice, created on first use.
     compressors: Vec<Option<Compressor>>,
     input: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(ways: &'a [Option<Compression>]) -> Self {
-        Self { ways, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
+    fn new(ways: &'a [Option<Compression>], devices: &'a Devices) -> Self {
+        Self { ways, devices, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
     }
 
     fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
         let (source, last) = (&part.source, part.ends_file());
         let compression = self.ways.get(source.way).copied().flatten().filter(|_| source.shape.chunking().is_none());
         let Some(compression) = compression else {
+            if let Some((overlay, base)) = stays(&source.content, self.devices)
+                && let Some(chunking) = source.shape.chunking()
+            {
+                let chunks =
+                    kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), chunking.chunk_bytes());
+                return chunks.map(Work::Chunks).map_err(source.content.failed());
+            }
             let mut bytes = spare.take(part.len);
             let found = read(source, part.offset, part.len, &mut bytes)?;
             return Ok(match found {
@@ -624,6 +723,14 @@ impl<'a> Worker<'a> {
             Some(compressor) => compressor,
             none => none.insert(Compressor::new(compression.codec)?),
         })
+    }
+}
+
+/// Returns a disk and its base if the base's image becomes a device of the new image.
+fn stays<'a>(content: &'a Content, devices: &Devices) -> Option<(&'a Overlay, &'a dyn OverlayBase)> {
+    match content {
+        Content::Overlay(overlay) if !devices.is_empty() => Some((&**overlay, overlay.base.as_deref()?)),
+        _ => None,
     }
 }
 

@@ -17,8 +17,9 @@ use super::report::BuildReport;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use crate::error::{Error, Result};
 use crate::format::{
-    DataLayout, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT, SUPER_MAGIC, SUPER_OFFSET, SuperBlock,
-    XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat, mode,
+    CHUNK_INDEXES, ChunkIndex, DataLayout, DeviceSlot, I_EXTENDED, InodeCompact, InodeExtended, NULL_ADDR, SLOT,
+    SUPER_MAGIC, SUPER_OFFSET, SuperBlock, XattrHeader, align, checksum, checksummed_len, compat, file_type, incompat,
+    mode,
 };
 
 /// The number of inodes that are placed together, the longest first, so that shorter ones fill the
@@ -77,10 +78,10 @@ pub(crate) fn write(
     }
 
     let meta_start = u64::from(next_block) * block;
-    let packed = data.packed.take().map(|(size, stored)| file_record(size, Some(stored)));
+    let packed = data.packed.take().map(|(size, stored)| file_record(&plan, size, Some(stored)));
     let Places { offsets, packed_at, image_bytes } = places(&plan, block, meta_start, &records, packed.as_ref());
-    let blocks =
-        u32::try_from(image_bytes / block).map_err(|_| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
+    let blocks = u32::try_from(image_bytes / block).ok().filter(|blocks| *blocks <= plan.devices.limit());
+    let blocks = blocks.ok_or_else(|| Error::Options("the image exceeds 2^32 blocks".to_owned()))?;
 
     let mut metadata = Metadata {
         front: vec![0; plan.front_bytes as usize],
@@ -90,6 +91,7 @@ pub(crate) fn write(
     if plan.plain_prefixes {
         metadata.put(plan.prefixes_at(), &plan.prefixes.table());
     }
+    metadata.put(plan.devices_at(), &plan.devices.encode());
     metadata.put(meta_start, &plan.shared_xattrs);
     let mut digest = Xxh3::new();
     digest.update(&data.digest.to_le_bytes());
@@ -137,8 +139,8 @@ pub(crate) fn write(
         volume_name: options.volume_name,
         feature_incompat: features(options, &plan, chunked, files_with_extents > 0, packed_nid > 0),
         available_compr_algs: plan.choices.formats(),
-        extra_devices: 0,
-        devt_slotoff: 0,
+        extra_devices: plan.devices.count(),
+        devt_slotoff: if plan.devices.is_empty() { 0 } else { (plan.devices_at() / DeviceSlot::SIZE as u64) as u16 },
         dirblkbits: 0,
         xattr_prefix_count: plan.prefixes.count(),
         xattr_prefix_start: if plan.plain_prefixes { (plan.prefixes_at() / 4) as u32 } else { 0 },
@@ -272,6 +274,7 @@ fn features(options: &BuildOptions, plan: &Plan, chunked: bool, extents: bool, p
     set(incompat::COMPR_CFGS, plan.choices.has_configs());
     set(incompat::CHUNKED_FILE, chunked);
     set(incompat::ADDRESSES_48BIT, extents);
+    set(incompat::DEVICE_TABLE_OR_HEAD2, !plan.devices.is_empty());
     set(incompat::ZTAILPACKING, options.ztailpacking);
     set(incompat::FRAGMENTS, options.dedupe || packed || options.fragments != Fragments::Off);
     set(incompat::XATTR_PREFIXES, plan.prefixes.count() > 0);
@@ -299,7 +302,7 @@ fn record(
     let inode = &plan.inodes[&id];
     let block = u64::from(options.block_bytes);
     match &tree.node(id).kind {
-        NodeKind::Regular { size, .. } => file_record(*size, stored),
+        NodeKind::Regular { size, .. } => file_record(plan, *size, stored),
         NodeKind::Directory(_) => {
             let size = inode.directory.as_ref().map_or(0, super::directory::DirShape::bytes);
             let tail = size % block;
@@ -336,13 +339,17 @@ fn record(
     }
 }
 
-fn file_record(size: u64, stored: Option<FileData>) -> Record {
+fn file_record(plan: &Plan, size: u64, stored: Option<FileData>) -> Record {
     match stored {
         None => Record::flat(DataLayout::FlatPlain, 0, NULL_ADDR, Vec::new()),
         Some(FileData::Flat { blkaddr, tail }) if tail.is_empty() => {
             Record::flat(DataLayout::FlatPlain, size, blkaddr, tail)
         }
         Some(FileData::Flat { blkaddr, tail }) => Record::flat(DataLayout::FlatInline, size, blkaddr, tail),
+        Some(FileData::Chunks { addresses, format }) if !plan.devices.is_empty() => Record {
+            indexes: addresses.iter().flat_map(|address| chunk_index(plan, *address).encode()).collect(),
+            ..Record::flat(DataLayout::ChunkBased, size, format | CHUNK_INDEXES, Vec::new())
+        },
         Some(FileData::Chunks { addresses, format }) => Record {
             indexes: addresses.iter().flat_map(|blkaddr| blkaddr.to_le_bytes()).collect(),
             indexes_align: 4,
@@ -360,6 +367,13 @@ fn file_record(size: u64, stored: Option<FileData>) -> Record {
             ..Record::flat(DataLayout::CompressedFull, size, 0, Vec::new())
         },
     }
+}
+
+/// Returns the index of a chunk at `address`. It names the device, because fsck.erofs 1.9 reads
+/// uncompressed chunks of other devices only by their numbers.
+fn chunk_index(plan: &Plan, address: u32) -> ChunkIndex {
+    let (device_id, startblk_lo) = if address == NULL_ADDR { (0, NULL_ADDR) } else { plan.devices.locate(address) };
+    ChunkIndex { startblk_hi: 0, device_id, startblk_lo }
 }
 
 fn directory_bytes(tree: &Tree, visit: &Visit, inode: &InodePlan, offsets: &HashMap<NodeId, u64>) -> Option<Vec<u8>> {

@@ -25,11 +25,13 @@ mod chunks;
 mod content;
 mod copies;
 mod data;
+mod devices;
 mod directory;
 mod follow;
 mod holes;
 mod ids;
 mod indexes;
+mod kept_chunks;
 mod layer;
 mod live;
 mod member;
@@ -67,7 +69,7 @@ mod zero_clusters;
 
 use std::fs::File;
 
-pub(crate) use base::{BaseImage, OverlayBase};
+pub(crate) use base::{BaseImage, BaseSpot, Device, OverlayBase};
 pub use content::Content;
 pub(crate) use holes::Found;
 pub use ids::{IdMap, IdRange};

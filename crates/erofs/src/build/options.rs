@@ -78,6 +78,10 @@ pub struct BuildOptions {
     /// Prefixes of xattr names, such as `trusted.overlay.`, that are stored once. Unused ones are
     /// left out. At most 128.
     pub xattr_prefixes: Vec<Vec<u8>>,
+    /// Unchanged clusters of an [`Overlay`](crate::Overlay)'s base are not copied. The image that
+    /// contains them becomes device 1 of the new image, with its UUID as the tag. Devices of the base
+    /// follow, with their tags.
+    pub base_is_device: bool,
     /// Number of compression threads, at most 1024; 0 for one per processor. Does not affect the
     /// image.
     pub threads: usize,
@@ -100,6 +104,7 @@ impl Default for BuildOptions {
             dedupe: false,
             chunk_bytes: None,
             xattr_prefixes: Vec::new(),
+            base_is_device: false,
             threads: 0,
             uuid: None,
             volume_name: [0; 16],

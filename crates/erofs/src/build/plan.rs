@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::choices::Choices;
+use super::devices::Devices;
 use super::directory::DirShape;
 use super::indexes::IndexStyle;
 use super::options::{BuildOptions, Fragments, Indexes};
@@ -11,7 +12,7 @@ use super::prefixes::Prefixes;
 use super::tree::{NodeId, NodeKind, Tree, Visit};
 use super::xattrs::{encode_xattrs, share_xattrs};
 use crate::error::{Error, Result};
-use crate::format::{InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, align};
+use crate::format::{DeviceSlot, InodeCompact, InodeExtended, SLOT, SUPER_OFFSET, SuperBlock, align};
 
 /// The maximum device numbers: 12 and 20 bits.
 const MAX_MAJOR: u32 = (1 << 12) - 1;
@@ -32,6 +33,8 @@ pub(crate) struct Plan {
     /// The prefix table follows the configurations; otherwise, it is at the start of the packed
     /// inode.
     pub(crate) plain_prefixes: bool,
+    /// The devices that the image refers to. Their table follows the prefixes.
+    pub(crate) devices: Devices,
     /// The size in bytes of everything before the data: the superblock and the root, in whole
     /// blocks.
     pub(crate) front_bytes: u64,
@@ -99,6 +102,7 @@ impl Plan {
             configs,
             prefixes,
             plain_prefixes: options.fragments == Fragments::Off,
+            devices: Devices::of(tree, options)?,
             front_bytes: 0,
             block_bits: options.block_bits(),
         };
@@ -125,8 +129,20 @@ impl Plan {
 
     /// Returns the offset of the root's inode.
     pub(crate) fn root_at(&self) -> u64 {
+        match self.devices.count() {
+            0 => align(self.prefixes_end(), SLOT),
+            count => self.devices_at() + u64::from(count) * DeviceSlot::SIZE as u64,
+        }
+    }
+
+    fn prefixes_end(&self) -> u64 {
         let table_bytes = if self.plain_prefixes { self.prefixes.table().len() as u64 } else { 0 };
-        align(self.prefixes_at() + table_bytes, SLOT)
+        self.prefixes_at() + table_bytes
+    }
+
+    /// Returns the offset of the device table, if there are devices.
+    pub(crate) fn devices_at(&self) -> u64 {
+        align(self.prefixes_end(), DeviceSlot::SIZE as u64)
     }
 
     /// Returns the bytes at the start of the packed inode.

@@ -89,6 +89,11 @@ impl Shape {
         }
     }
 
+    /// Returns the shape of a file that has chunks of a block.
+    pub(super) fn of_blocks(size: u64, block_bytes: u32) -> Self {
+        Self::Chunks(Chunking::of_blocks(block_bytes), std::iter::once(0..size).collect())
+    }
+
     /// Returns whether zeros between extents are holes.
     pub(super) fn has_holes(&self) -> bool {
         matches!(self, Self::Extents(_))

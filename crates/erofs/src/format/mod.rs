@@ -11,6 +11,7 @@
 //! | inode (32 or 64) | xattrs | -> 8 | map header, indexes (compressed) or chunks | inline tail |
 //! ```
 
+mod devices;
 mod directory;
 mod extents;
 mod indexes;
@@ -21,7 +22,9 @@ mod xattrs;
 
 pub use self::inode::DataLayout;
 pub use self::xattrs::Xattr;
-pub(crate) use self::{directory::*, extents::*, indexes::*, inode::*, structs::*, superblock::*, xattrs::*};
+pub(crate) use self::{
+    devices::*, directory::*, extents::*, indexes::*, inode::*, structs::*, superblock::*, xattrs::*,
+};
 
 pub(crate) const fn align(offset: u64, to: u64) -> u64 {
     offset.next_multiple_of(to)

@@ -114,6 +114,31 @@ impl Data {
         Ok((superblock.blkszbits + (format & CHUNK_BLKBITS), unit, align(self.inode.xattr_end, unit)))
     }
 
+    /// Returns where the content at `offset` of an uncompressed file is stored, and for how many
+    /// bytes; `None` for holes and for an inline tail.
+    pub(crate) fn plain_place(&self, offset: u64) -> Result<Option<(Spot, u64)>> {
+        let inode = &self.inode;
+        let (start, end) = match inode.layout {
+            DataLayout::FlatPlain | DataLayout::FlatInline => {
+                let inline = inode.layout == DataLayout::FlatInline;
+                let end = inode.size - if inline { inode.size % self.block_bytes() } else { 0 };
+                let is_there = !inode.is_hole && offset < end;
+                let start =
+                    if is_there { Some(self.image.spot(0, self.block_offset(inode.raw)? + offset)?) } else { None };
+                (start, end)
+            }
+            DataLayout::ChunkBased => {
+                let (bits, ..) = self.chunk_format()?;
+                let start = self.chunk_addresses(offset >> bits, 1)?[0];
+                let within = offset & ((1 << bits) - 1);
+                let start = start.map(|Spot { device, offset }| Spot { device, offset: offset + within });
+                (start, (((offset >> bits) + 1) << bits).min(inode.size))
+            }
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => (None, inode.size),
+        };
+        Ok(start.map(|start| (start, end - offset)))
+    }
+
     /// Returns the places of `count` chunks from chunk `first` on; `None` for holes.
     pub(crate) fn chunk_addresses(&self, first: u64, count: u64) -> Result<Vec<Option<Spot>>> {
         self.chunk_addresses_with(first, count, |bytes, at| self.image.read_meta(bytes, at))

@@ -13,7 +13,7 @@
 use pagefold_storage::ReadAt;
 
 use crate::error::{Error, Result};
-use crate::format::DeviceSlot;
+use crate::format::{DeviceSlot, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, is_uuid, tag_of};
 
 /// A location on one of an image's devices; device 0 is the image itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,6 +40,8 @@ pub(crate) struct Devices {
     unified: Vec<Mapped>,
     /// Empty if all devices are within the image.
     sources: Vec<Box<dyn ReadAt>>,
+    /// By number, minus 1.
+    tags: Vec<[u8; 64]>,
 }
 
 impl Devices {
@@ -61,12 +63,13 @@ impl Devices {
             number,
         };
         let table: Vec<_> = (1..).zip(slots).map(mapped).collect();
+        let tags = slots.iter().map(|slot| slot.tag).collect();
         let mut unified: Vec<_> = table.iter().filter(|device| device.start > 0).copied().collect();
         unified.sort_unstable();
         let in_image =
             |device: &Mapped| device.start > 0 && device.start.saturating_add(device.len_bytes) <= image_bytes;
         if sources.is_empty() && table.iter().all(in_image) {
-            return Ok(Self { table, unified: Vec::new(), sources });
+            return Ok(Self { table, unified: Vec::new(), sources, tags });
         }
         if sources.len() != table.len() {
             let needed = match table.len() {
@@ -91,8 +94,24 @@ impl Devices {
                     "device {number} has {len_bytes} bytes, but the image expects {wanted}: does it belong to another image?"
                 )));
             }
+            let tag = &slots[usize::from(number) - 1].tag;
+            let found = if is_uuid(tag) { image_tag(&**source) } else { Some(*tag) };
+            if found != Some(*tag) {
+                let found =
+                    found.map_or_else(|| "not an EROFS image".into(), |found| format!("the image {}", shown(&found)));
+                let wanted = shown(tag);
+                return Err(Error::Devices(format!(
+                    "device {number} is {found}, but the image expects the image {wanted}"
+                )));
+            }
         }
-        Ok(Self { table, unified, sources })
+        Ok(Self { table, unified, sources, tags })
+    }
+
+    /// Returns the devices that are not within the image, with their tags and lengths in bytes.
+    pub(crate) fn others(&self) -> impl Iterator<Item = ([u8; 64], u64)> + '_ {
+        let others = if self.sources.is_empty() { &[][..] } else { &self.table };
+        others.iter().zip(&self.tags).map(|(device, tag)| (*tag, device.len_bytes))
     }
 
     /// Resolves an address on the device `number`. Returns `None` if there is no such device.
@@ -130,6 +149,19 @@ impl Devices {
     pub(crate) fn source(&self, device: u16) -> Option<&dyn ReadAt> {
         self.sources.get(usize::from(device).checked_sub(1)?).map(|source| &**source)
     }
+}
+
+/// Returns the tag of the image that a device holds; `None` if it holds none.
+fn image_tag(source: &dyn ReadAt) -> Option<[u8; 64]> {
+    let mut bytes = [0; SuperBlock::SIZE];
+    source.read_exact_at(&mut bytes, SUPER_OFFSET).ok()?;
+    let superblock = SuperBlock::decode(&bytes);
+    (superblock.magic == SUPER_MAGIC).then(|| tag_of(&superblock.uuid))
+}
+
+/// Returns a tag's text.
+fn shown(tag: &[u8; 64]) -> String {
+    String::from_utf8_lossy(tag.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 #[cfg(test)]

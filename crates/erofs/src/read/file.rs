@@ -37,7 +37,7 @@ impl File {
         Ok(Self { data: Arc::new(Data::open(image, inode)?), ahead: Arc::default() })
     }
 
-    pub(super) fn data(&self) -> &Data {
+    pub(crate) fn data(&self) -> &Data {
         &self.data
     }
 

@@ -186,6 +186,12 @@ impl Image {
         self.shared.devices.spot(number, address).map_or_else(no_device, Ok)
     }
 
+    /// Returns the tags of the other devices with data of the image, and their lengths in bytes. If
+    /// all are within the image, there are none.
+    pub fn other_devices(&self) -> impl Iterator<Item = ([u8; 64], u64)> + '_ {
+        self.shared.devices.others()
+    }
+
     /// Returns the length in bytes of a device or, for 0, of the image.
     pub(crate) fn device_len(&self, device: u16) -> u64 {
         if device == 0 { self.len_bytes() } else { self.shared.devices.len_bytes(device) }

@@ -6,6 +6,7 @@ mod choices;
 mod chunks;
 mod comparing;
 mod corpus;
+mod deltas;
 mod existing;
 mod extracting;
 mod generated;

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use crate::tools::{run, skip};
 
 /// Returns an image of one file, in memory.
-fn image_of(content: Content, size: u64, options: &BuildOptions) -> Vec<u8> {
+pub(crate) fn image_of(content: Content, size: u64, options: &BuildOptions) -> Vec<u8> {
     let node = |kind| Node { kind, permissions: 0o644, uid: 0, gid: 0, mtime_s: 0, mtime_nsec: 0, xattrs: Vec::new() };
     let mut tree = Tree::new(node(NodeKind::Fifo));
     tree.add(tree.root(), b"disk", node(NodeKind::Regular { content, size })).unwrap();
@@ -21,7 +21,7 @@ fn image_of(content: Content, size: u64, options: &BuildOptions) -> Vec<u8> {
     fs::read(file.path()).unwrap()
 }
 
-fn plain(bytes: &[u8]) -> Content {
+pub(crate) fn plain(bytes: &[u8]) -> Content {
     Content::Bytes(bytes.into())
 }
 
@@ -29,7 +29,7 @@ fn open(image: &[u8]) -> pagefold_erofs::File {
     disk_of(&Image::open(image.to_vec()).unwrap())
 }
 
-fn disk_of(image: &Image) -> pagefold_erofs::File {
+pub(crate) fn disk_of(image: &Image) -> pagefold_erofs::File {
     image.file(&image.resolve(b"/disk").unwrap()).unwrap()
 }
 
@@ -58,7 +58,7 @@ fn frozen_above(base: pagefold_erofs::File, disk: &[u8], changes: &[Change], opt
 }
 
 /// Returns text, noise and zeros in turn.
-fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
+pub(crate) fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut bytes = Vec::new();
     for &(len, kind) in runs {
@@ -78,7 +78,7 @@ fn bytes_of(runs: &[(usize, u8)], seed: u64) -> Vec<u8> {
 }
 
 /// Writes stretches of `pages` to `disk`. Returns the changes.
-fn change(disk: &mut [u8], stretches: &[(u64, u64, u8)], seed: u64) -> Vec<Change> {
+pub(crate) fn change(disk: &mut [u8], stretches: &[(u64, u64, u8)], seed: u64) -> Vec<Change> {
     let pages = disk.len().div_ceil(4096) as u64;
     let mut kinds = vec![None; pages as usize];
     for (number, &(first, count, kind)) in stretches.iter().enumerate() {
@@ -111,7 +111,7 @@ fn codecs() -> [Option<ClusterCodec>; 6] {
     ]
 }
 
-fn options() -> impl Strategy<Value = BuildOptions> {
+pub(crate) fn options() -> impl Strategy<Value = BuildOptions> {
     (
         0..6usize,
         prop_oneof![Just(4096u32), Just(512), Just(16384)],

@@ -9,7 +9,7 @@ use std::{
 
 use pagefold_control::BaseRecord;
 use pagefold_erofs::{BuildOptions, Image, ReadAt};
-use pagefold_storage::{Location, Open, Storage};
+use pagefold_storage::{Location, Open, Storage, WithDevices};
 
 use super::error::{FreezeError, Result, Within, ensure, refuse};
 
@@ -69,7 +69,8 @@ impl BaseImage {
     /// Opens the image that contains a base.
     pub(super) fn open(base: &BaseRecord, open: &Open) -> Result<Self> {
         let path = Path::new(&base.path);
-        let storage = open(path)?;
+        let devices = base.devices.iter().map(|device| open(Path::new(device))).collect::<std::io::Result<_>>()?;
+        let storage = WithDevices::new(open(path)?, devices);
         ensure!(storage.identity() == base.identity, "it was changed or replaced since the server opened it");
         let devices = storage.devices()?.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_with_devices(Arc::clone(&storage), devices, Image::DEFAULT_CACHE_BYTES)?;
@@ -88,6 +89,11 @@ impl BaseImage {
     /// Returns the file in it that is the base.
     pub(super) fn content(&self) -> pagefold_erofs::File {
         self.content.clone()
+    }
+
+    /// Returns all that holds the image's data: its own storage, then its devices.
+    pub(super) fn all(&self) -> Result<Vec<Arc<dyn Storage>>> {
+        Ok([vec![Arc::clone(&self.storage)], self.storage.devices()?].concat())
     }
 
     /// Checks that the image has not changed since it was opened.

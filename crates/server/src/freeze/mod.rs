@@ -7,10 +7,10 @@ mod qcow2;
 mod raw;
 mod reader;
 
-use std::{fs::File, sync::Arc};
+use std::{fmt, fs::File, sync::Arc};
 
 use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Overlay, Tree, build_watched};
-use pagefold_storage::Open;
+use pagefold_storage::{Open, Storage};
 
 use self::{
     base::BackingFile,
@@ -36,13 +36,20 @@ pub struct Qcow2Options {
 }
 
 /// An EROFS image that was written.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct ErofsImage {
     /// What the image holds.
     pub tree: Tree,
     /// Its sizes.
     pub report: BuildReport,
+    /// What else holds its data, in the order of its device table.
+    pub devices: Vec<Arc<dyn Storage>>,
+}
+
+impl fmt::Debug for ErofsImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ErofsImage").field("report", &self.report).finish_non_exhaustive()
+    }
 }
 
 impl Frozen {
@@ -86,7 +93,7 @@ impl Frozen {
     }
 
     /// Writes the disk to `out`, an empty file, as the only file of an EROFS image, `disk.img`. Copies
-    /// unchanged clusters of `base`, if the `options` are like its own.
+    /// unchanged clusters of `base`, if the `options` are like its own, or refers to them.
     ///
     /// # Errors
     /// The disk cannot be read, the file cannot be written, or the base was changed.
@@ -106,7 +113,8 @@ impl Frozen {
         let tree = tree_of(overlay)?;
         let report = build_watched(&tree, options, out, &mut |done| progress(done.done_bytes, done.total_bytes))?;
         base.map_or(Ok(()), BaseImage::check_unchanged)?;
-        Ok(ErofsImage { tree, report })
+        let devices = base.filter(|_| options.base_is_device).map_or_else(|| Ok(Vec::new()), BaseImage::all)?;
+        Ok(ErofsImage { tree, report, devices })
     }
 }
 
