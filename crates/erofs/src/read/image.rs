@@ -125,6 +125,11 @@ impl Image {
         self.shared.len_bytes
     }
 
+    /// Returns the length of the units in which the image's source fetches.
+    pub(super) fn unit_bytes(&self) -> u64 {
+        self.shared.source.unit_bytes().max(1)
+    }
+
     /// Checks that the image is as long as its superblock says. Without this, a truncated image can
     /// be opened, and what is missing is an error when it is read.
     ///

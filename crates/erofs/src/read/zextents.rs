@@ -30,6 +30,8 @@ use crate::format::{
 
 /// The number of extents that are decoded and cached together.
 const WINDOW: u64 = 1024;
+/// The windows that are read together to add up the lengths of clusters: 256 KiB of records.
+const WINDOWS_SUMMED: u64 = 64;
 
 /// An extent, as its record describes it.
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +133,11 @@ impl Extents {
     /// Returns the size in bytes of all records once they are decoded.
     pub(crate) fn decoded_bytes(&self) -> u64 {
         self.count * size_of::<Record>() as u64
+    }
+
+    /// Returns the length of all extents, if they have one.
+    pub(crate) fn equal_bytes(&self) -> Option<u64> {
+        self.bits.map(|bits| 1 << bits)
     }
 
     /// Returns the extent that contains the byte at `offset`, which must be less than the file's
@@ -303,11 +310,14 @@ impl Extents {
             return Ok(pas.get(number as usize).copied().unwrap_or(0));
         }
         let mut pas = Vec::with_capacity(self.count.div_ceil(WINDOW) as usize);
-        let mut pa = first;
-        for window in 0..self.count.div_ceil(WINDOW) {
-            pas.push(pa);
-            let count = (self.count - window * WINDOW).min(WINDOW);
-            self.read_records(image, window * WINDOW, count, |bytes| {
+        let (mut pa, mut record) = (first, 0u64);
+        while record < self.count {
+            let count = (self.count - record).min(WINDOW * WINDOWS_SUMMED);
+            self.read_records(image, record, count, |bytes| {
+                if record.is_multiple_of(WINDOW) {
+                    pas.push(pa);
+                }
+                record += 1;
                 pa = pa.wrapping_add(u64::from(EncodedExtent::decode(bytes).plen & EXTENT_PLEN_MASK));
                 Ok(())
             })?;

@@ -202,6 +202,16 @@ impl CompressedMap {
         }
     }
 
+    /// Returns the length of all extents, if the map says that they have one.
+    pub(crate) fn equal_extent_bytes(&self) -> Option<u64> {
+        self.extents.as_ref()?.equal_bytes()
+    }
+
+    /// Returns how much of the file indexes describe that are read together.
+    pub(crate) fn window_span_bytes(&self) -> u64 {
+        WINDOW << self.bits
+    }
+
     /// Returns whether extents may be holes.
     pub(crate) fn may_have_holes(&self) -> bool {
         self.extents.is_some()
