@@ -7,6 +7,8 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    thread,
+    time::Duration,
 };
 
 use pagefold_storage::{ReadAt, Storage};
@@ -21,7 +23,7 @@ pub struct FaultyStorage {
     end: AtomicU64,
     is_changed: AtomicBool,
     fails_each: AtomicU64,
-    flips_at: AtomicU64,
+    latency: Duration,
     calls: AtomicU64,
     bytes: AtomicU64,
     fetched: Mutex<Fetched>,
@@ -45,7 +47,7 @@ pub struct Asked {
     pub waits: u64,
     /// Contiguous ranges of units that were fetched.
     pub ranges: u64,
-    /// Units that were fetched.
+    /// Units that are there.
     pub units: u64,
 }
 
@@ -63,11 +65,17 @@ impl FaultyStorage {
             end: AtomicU64::new(end),
             is_changed: AtomicBool::new(false),
             fails_each: AtomicU64::new(0),
-            flips_at: AtomicU64::new(u64::MAX),
+            latency: Duration::ZERO,
             calls: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             fetched: Mutex::default(),
         }
+    }
+
+    /// Makes each fetch take at least this long. Others who need what is being fetched wait for it.
+    #[must_use]
+    pub fn slow(self, latency: Duration) -> Self {
+        Self { latency, ..self }
     }
 
     /// Makes each `number`-th call fail that has to fetch; 0: none.
@@ -85,12 +93,7 @@ impl FaultyStorage {
         self.is_changed.store(true, Relaxed);
     }
 
-    /// Reads the byte at `at` with other bits.
-    pub fn flip(&self, at: u64) {
-        self.flips_at.store(at, Relaxed);
-    }
-
-    /// Returns what was asked for since the last call.
+    /// Returns what was asked for since the last call, with all units that were ever fetched.
     pub fn take_asked(&self) -> Asked {
         let mut fetched = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = Asked {
@@ -126,18 +129,11 @@ impl FaultyStorage {
         }
         new.sort_unstable();
         new.dedup();
+        // Under the lock: others then find what was fetched.
+        thread::sleep(self.latency);
         fetched.waits += 1;
         fetched.ranges += new.chunk_by(|before, after| before + 1 == *after).count() as u64;
         fetched.units.extend(new);
-        Ok(())
-    }
-
-    fn copy(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.below.read_exact_at(buf, offset)?;
-        let flipped = self.flips_at.load(Relaxed).checked_sub(offset);
-        if let Some(byte) = flipped.and_then(|at| buf.get_mut(at as usize)) {
-            *byte ^= 0xff;
-        }
         Ok(())
     }
 }
@@ -149,12 +145,12 @@ impl ReadAt for FaultyStorage {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.fetch(&mut std::iter::once((offset, buf.len())))?;
-        self.copy(buf, offset)
+        self.below.read_exact_at(buf, offset)
     }
 
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         self.fetch(&mut parts.iter().map(|(offset, buf)| (*offset, buf.len())))?;
-        parts.iter_mut().try_for_each(|(offset, buf)| self.copy(buf, *offset))
+        parts.iter_mut().try_for_each(|(offset, buf)| self.below.read_exact_at(buf, *offset))
     }
 
     fn unit_bytes(&self) -> u64 {

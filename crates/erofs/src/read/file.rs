@@ -100,6 +100,7 @@ impl File {
     pub fn read_together(&self, parts: &mut [ReadPart<'_>]) {
         let mut parts: Vec<_> = parts.iter_mut().collect();
         parts.sort_unstable_by_key(|part| part.offset);
+        self.data.fetch(parts.iter().map(|part| part.offset..part.offset + part.buf.len() as u64));
         if self.data.map.is_none() {
             for part in parts {
                 part.result = self.data.read_at(part.buf, part.offset).map(drop);
@@ -139,6 +140,8 @@ impl File {
             Ok(())
         };
         let span = map.window_span_bytes();
+        let starts = (0..places).map(|place| part(size, place, places)).filter(|start| *start < size);
+        self.data.fetch_indexes(&starts.map(|start| start..start + 1).collect::<Vec<_>>());
         if size <= places * span {
             (0..SAMPLES.min(size)).map(|number| part(size, number, SAMPLES)).try_for_each(sample)?;
         } else {
@@ -250,6 +253,14 @@ impl AheadFile for Data {
 
     fn workers(&self) -> &Workers {
         self.image.clusters().workers()
+    }
+
+    fn is_far(&self) -> bool {
+        self.image.is_far()
+    }
+
+    fn fetch(&self, range: Range<u64>) {
+        self.fetch(std::iter::once(range));
     }
 
     fn extent_around(&self, offset: u64) -> Result<Extent> {

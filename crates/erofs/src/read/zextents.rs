@@ -17,6 +17,7 @@
 //! validated: a search in unordered windows still terminates, and its result is checked against the
 //! offset.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::image::Image;
@@ -133,6 +134,17 @@ impl Extents {
     /// Returns the size in bytes of all records once they are decoded.
     pub(crate) fn decoded_bytes(&self) -> u64 {
         self.count * size_of::<Record>() as u64
+    }
+
+    /// As [`CompressedMap::index_place`](super::zmap::CompressedMap::index_place).
+    pub(crate) fn record_place(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let bits = self.bits?;
+        let (first, last) = ((range.start >> bits) / WINDOW, ((range.end - 1) >> bits) / WINDOW);
+        if (first..=last).all(|number| self.kept.loaded(number).is_some()) {
+            return None;
+        }
+        let end = ((last + 1) * WINDOW).min(self.count);
+        Some(self.start + first * WINDOW * self.record_bytes..self.start + end * self.record_bytes)
     }
 
     /// Returns the length of all extents, if they have one.
