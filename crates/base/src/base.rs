@@ -49,8 +49,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Opens the file at `path` and verifies the metadata that locates its content. The content
-    /// itself is not read.
+    /// Opens the file at `path`, and reads only what that takes. Of an EROFS image, what locates the
+    /// content is read and verified when it is needed; of a qcow2 image, when it is opened.
     ///
     /// `tell` gets a line when the first read fails, and one when the open file is found to have
     /// been changed by others.

@@ -6,7 +6,11 @@ use pagefold_disk::{Error, Extent, Read};
 use pagefold_erofs::{File, FileKind, Image, Inode, ReadAt, ReadPart};
 use pagefold_storage::Storage;
 
-use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
+use crate::{
+    OpenError,
+    cache::Leased,
+    content::{Content, data, hole},
+};
 
 /// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
 /// file.
@@ -16,14 +20,13 @@ const DIRECTORY_BYTES: u64 = 64 << 10;
 /// A file in an EROFS image, read through a shared cache.
 pub(crate) struct ErofsFile {
     file: File,
-    holes: Holes,
     unit_bytes: u64,
     _cache: Arc<Leased>,
 }
 
 impl ErofsFile {
-    /// Opens the file at `inside`, or the image's only file. Verifies the metadata that locates its
-    /// content.
+    /// Opens the file at `inside`, or the image's only file. What locates its content is read, and
+    /// verified, as it is needed.
     pub(crate) fn open(
         path: &Path,
         storage: Arc<dyn Storage>,
@@ -35,19 +38,8 @@ impl ErofsFile {
         let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_sharing(storage, devices, &cache.clusters).map_err(wrong)?;
         let file = image_file(path, &image, inside)?;
-        let mut holes = Holes::new();
-        let mut at = 0;
-        file.runs(&mut |run| {
-            let end = at + run.len;
-            if run.hole {
-                holes.add(at..end);
-            }
-            at = end;
-            true
-        })
-        .map_err(wrong)?;
         let unit_bytes = file.cluster_bytes().map_err(wrong)?;
-        Ok(Self { file, holes, unit_bytes, _cache: cache })
+        Ok(Self { file, unit_bytes, _cache: cache })
     }
 }
 
@@ -100,7 +92,7 @@ impl Content for ErofsFile {
 
     fn table_bytes(&self) -> u64 {
         let index_bytes = self.file.index_bytes().min(MOST_INDEX_BYTES);
-        self.holes.table_bytes() + index_bytes + DIRECTORY_BYTES
+        index_bytes + DIRECTORY_BYTES
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
@@ -135,7 +127,9 @@ impl Content for ErofsFile {
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
-        self.holes.extents(offset..offset + len_bytes, each);
-        Ok(())
+        let runs = self
+            .file
+            .runs(offset..offset + len_bytes, &mut |run| each(if run.hole { hole(run.len) } else { data(run.len) }));
+        runs.map_err(|error| Error::Io(io::Error::other(error)))
     }
 }

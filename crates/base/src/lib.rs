@@ -19,8 +19,8 @@
 //!
 //! # Trust
 //!
-//! Nothing in the file is trusted. The metadata that locates content is verified when a base is
-//! opened; content is not read then. A failed read is an error of that request, and the base
+//! Nothing in the file is trusted. The metadata that locates content is verified before it is used:
+//! all of a qcow2 image's when a base is opened, that of an EROFS image as it is needed. A failed read is an error of that request, and the base
 //! remains usable. The file stays open, so its path may be reused for another file. If the open
 //! file itself is changed, reads return its current content or an error, never bytes beyond its
 //! end.

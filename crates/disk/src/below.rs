@@ -35,6 +35,9 @@ const LARGE_PAGES: usize = 8;
 const MISSES: u32 = 4;
 const SELDOM: u32 = 16;
 
+/// The most units to be kept that are read with one call, which holds their content.
+const UNITS_TOGETHER: usize = 16;
+
 /// A base, the digests of its pages, and those of its pages that are kept. All disks over the base
 /// share it.
 pub(crate) struct Below {
@@ -142,7 +145,7 @@ impl Below {
                 if let Some(filling) = kept.missed(at, &(offset..end)) {
                     self.read_device(from, &mut buf[(from - offset) as usize..(at - offset) as usize])?;
                     let part = &mut buf[(at - offset) as usize..(until - offset) as usize];
-                    self.fill(filling, &mut [(at, part)])?;
+                    self.fill(filling, at, part)?;
                     from = until;
                 }
                 at = until;
@@ -152,18 +155,16 @@ impl Below {
         Ok(())
     }
 
-    /// Reads a unit, fills parts of it, each with its offset, and keeps the unit.
-    fn fill(&self, filling: Filling<'_>, parts: &mut [(u64, &mut [u8])]) -> Result<(), Error> {
+    /// Reads a unit, fills a part of it from `offset`, and keeps the unit.
+    fn fill(&self, filling: Filling<'_>, offset: u64, part: &mut [u8]) -> Result<(), Error> {
         let (start, len) = filling.range();
         let mut unit = vec![0; len];
         if self.device.read(start, &mut unit).is_err() {
             // Another part of the unit may be at fault.
-            return parts.iter_mut().try_for_each(|(offset, part)| self.read_device(*offset, part));
+            return self.read_device(offset, part);
         }
-        for (offset, part) in parts {
-            let from = (*offset - start) as usize;
-            part.copy_from_slice(&unit[from..from + part.len()]);
-        }
+        let from = (offset - start) as usize;
+        part.copy_from_slice(&unit[from..from + part.len()]);
         self.note_all(start, &unit);
         filling.keep(&unit);
         Ok(())
@@ -210,35 +211,58 @@ impl Below {
                 Err(error) => *result = Err(error),
             }
         }
-        let mut results: Vec<(usize, Result<(), Error>)> = Vec::with_capacity(missing.len());
         let mut rest: Vec<((usize, Range<u64>), Read<'_>)> = owners.into_iter().zip(missing).collect();
-        let mut plain = Vec::new();
+        let (mut units, mut plain) = (Vec::new(), Vec::new());
         while let Some(((_, whole), Read { offset, .. })) = rest.first() {
             let unit_end = kept.unit_end(*offset);
             let filling = kept.missed(*offset, whole);
             let (unit, others): (Vec<_>, Vec<_>) =
                 mem::take(&mut rest).into_iter().partition(|(_, read)| kept.unit_end(read.offset) == unit_end);
             rest = others;
-            let Some(filling) = filling else {
-                plain.extend(unit.into_iter().map(|((number, _), read)| (number, read)));
-                continue;
-            };
-            let (numbers, mut parts): (Vec<_>, Vec<_>) =
-                unit.into_iter().map(|((number, _), read)| (number, (read.offset, read.buf))).unzip();
-            match self.fill(filling, &mut parts) {
-                Ok(()) => results.extend(numbers.into_iter().map(|number| (number, Ok(())))),
-                // One of them failed: each reports its own result.
-                Err(_) => plain.extend(
-                    numbers.into_iter().zip(parts).map(|(number, (offset, buf))| (number, Read::new(offset, buf))),
-                ),
+            let parts = unit.into_iter().map(|((number, _), read)| (number, read));
+            match filling {
+                Some(filling) => units.push((filling, parts.collect::<Vec<_>>())),
+                None => plain.extend(parts),
             }
         }
-        let (numbers, mut plain): (Vec<_>, Vec<_>) = plain.into_iter().unzip();
-        self.read_device_together(&mut plain);
-        results.extend(numbers.into_iter().zip(plain).map(|(number, read)| (number, read.result)));
-        for (number, result) in results {
+        for (number, result) in self.fetch_together(units, plain) {
             reads[number].result = result;
         }
+    }
+
+    /// Reads and keeps units, fills what is wanted of each, and runs the `plain` reads. Returns the
+    /// results of all reads, by their numbers.
+    fn fetch_together<'a>(
+        &self,
+        mut units: Vec<(Filling<'_>, Vec<(usize, Read<'a>)>)>,
+        mut plain: Vec<(usize, Read<'a>)>,
+    ) -> Vec<(usize, Result<(), Error>)> {
+        let mut results = Vec::new();
+        while !units.is_empty() || !plain.is_empty() {
+            let now: Vec<_> = units.drain(..units.len().min(UNITS_TOGETHER)).collect();
+            let mut bufs: Vec<_> = now.iter().map(|(filling, _)| vec![0; filling.range().1]).collect();
+            let (numbers, reads): (Vec<_>, Vec<_>) = mem::take(&mut plain).into_iter().unzip();
+            let fills = now.iter().zip(&mut bufs).map(|((filling, _), buf)| Read::new(filling.range().0, buf));
+            let mut all: Vec<_> = fills.chain(reads).collect();
+            self.read_device_together(&mut all);
+            let mut found: Vec<_> = all.into_iter().map(|read| read.result).collect();
+            results.extend(numbers.into_iter().zip(found.split_off(now.len())));
+            for (((filling, parts), buf), result) in now.into_iter().zip(bufs).zip(found) {
+                if result.is_err() {
+                    // Another part of the unit may be at fault.
+                    plain.extend(parts);
+                    continue;
+                }
+                let start = filling.range().0;
+                for (number, read) in parts {
+                    let from = (read.offset - start) as usize;
+                    read.buf.copy_from_slice(&buf[from..from + read.buf.len()]);
+                    results.push((number, Ok(())));
+                }
+                filling.keep(&buf);
+            }
+        }
+        results
     }
 
     /// Records the digests of the whole pages in `bytes`, which are the base's from `offset` on.

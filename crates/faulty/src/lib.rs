@@ -1,5 +1,8 @@
-//! A base in memory that is slow, fails, stalls or comes back short, when a test says so.
+//! A base in memory that is slow, fails, stalls or comes back short, when a test says so, and the
+//! same below a base: a storage.
 #![forbid(unsafe_code)]
+
+mod storage;
 
 use std::{
     borrow::Cow,
@@ -12,6 +15,8 @@ use std::{
 };
 
 use pagefold_disk::{BlockDevice, Error, Extent, Zeroes};
+
+pub use storage::{Asked, FaultyStorage};
 
 const PAGE_BYTES: usize = 4096;
 

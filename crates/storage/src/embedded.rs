@@ -1,6 +1,6 @@
 //! An image inside of something larger.
 
-use std::io;
+use std::{io, ops::Range};
 
 use crate::ReadAt;
 
@@ -50,6 +50,18 @@ impl<S: ReadAt> ReadAt for Embedded<S> {
 
     fn unit_bytes(&self) -> u64 {
         self.source.unit_bytes()
+    }
+
+    fn is_far(&self) -> bool {
+        self.source.is_far()
+    }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        let shifted = ranges.iter().filter_map(|range| {
+            let start = range.start.checked_add(self.start_bytes)?;
+            Some(start..range.end.checked_add(self.start_bytes)?)
+        });
+        self.source.fetch(&shifted.collect::<Vec<_>>());
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {

@@ -2,8 +2,12 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+
+/// The length of the units of a source that is near: reading one costs too little to think about.
+const NEAR_UNIT_BYTES: u64 = 4096;
 
 /// Bytes that any number of threads can read at any position.
 pub trait ReadAt: Send + Sync {
@@ -29,7 +33,34 @@ pub trait ReadAt: Send + Sync {
     /// Returns the length of the aligned units in which the source fetches: of a unit that was read
     /// from, other bytes cost little. A power of two, at least 4096.
     fn unit_bytes(&self) -> u64 {
-        4096
+        NEAR_UNIT_BYTES
+    }
+
+    /// Returns whether fetching a unit takes long, so that it is worth some thought which units are
+    /// needed, and to fetch these together.
+    fn is_far(&self) -> bool {
+        self.unit_bytes() > NEAR_UNIT_BYTES
+    }
+
+    /// Fetches the units of these ranges, which must exist, together, so that reads of them soon
+    /// after need not wait. Does nothing unless the source [is far](Self::is_far). What cannot be
+    /// fetched is left to the reads.
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        if !self.is_far() {
+            return;
+        }
+        let unit_bytes = self.unit_bytes();
+        let units = |range: &Range<u64>| range.start / unit_bytes..range.end.div_ceil(unit_bytes);
+        let mut starts: Vec<_> =
+            ranges.iter().filter(|range| !range.is_empty()).flat_map(units).map(|unit| unit * unit_bytes).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        // A byte of each makes the source fetch it.
+        let mut bytes = vec![0; starts.len()];
+        let mut parts: Vec<_> = starts.into_iter().zip(bytes.chunks_mut(1)).collect();
+        if !parts.is_empty() {
+            let _ = self.read_all_at(&mut parts);
+        }
     }
 
     /// Returns the bytes themselves if all of them are in memory, so that clusters are decoded
@@ -137,6 +168,14 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
 
     fn unit_bytes(&self) -> u64 {
         (**self).unit_bytes()
+    }
+
+    fn is_far(&self) -> bool {
+        (**self).is_far()
+    }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        (**self).fetch(ranges);
     }
 
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {

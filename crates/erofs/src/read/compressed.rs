@@ -43,6 +43,9 @@ use crate::format::{DataLayout, Extent, MAX_EXTENT_BYTES, Place, incompat};
 /// Compressed bytes that are read together, unless a single cluster is longer.
 const RUN_BYTES: usize = 64 << 10;
 
+/// A longer read may need several clusters, which are fetched together if the source is far.
+const LONE_BYTES: usize = 16 << 10;
+
 /// The maximum size of content that is decoded whole and cached on the first access, while there is
 /// room.
 const CHEAP_BYTES: u64 = 32 << 10;
@@ -115,6 +118,9 @@ impl Data {
         let mut run = Run::default();
         let mut found = None;
         let end = offset + len as u64;
+        if len > LONE_BYTES {
+            self.fetch(std::iter::once(offset..end));
+        }
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -235,7 +241,7 @@ impl Data {
             return Ok(());
         }
         Scratch::lend(|Scratch { decoder, src, content }| {
-            let src = self.fetch(pa, plen as usize, src)?;
+            let src = self.compressed(pa, plen as usize, src)?;
             let (len, wanted) = match front(format, to, extent.len as usize) {
                 len if len as u64 == extent.len => (len, Wanted::Whole),
                 len => (len, Wanted::Prefix),
@@ -277,7 +283,7 @@ impl Data {
     }
 
     /// Returns compressed bytes in place if the image is in memory, else reads them into `src`.
-    fn fetch<'a>(&'a self, pa: u64, stored: usize, src: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn compressed<'a>(&'a self, pa: u64, stored: usize, src: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         if let Some(bytes) = self.image.bytes_at(stored, pa)? {
             return Ok(bytes);
         }
@@ -406,7 +412,7 @@ impl Data {
         counts: &mut Counts,
     ) -> Result<()> {
         Scratch::lend(|Scratch { decoder, src, .. }| {
-            let mut src = self.fetch(pa, stored, src)?;
+            let mut src = self.compressed(pa, stored, src)?;
             let mut room = room;
             for (extent, stored) in run.iter().zip(read_bytes(run)) {
                 let (cluster, rest) = src.split_at(stored);

@@ -146,6 +146,11 @@ impl Devices {
             .map_or(0, |device| device.len_bytes)
     }
 
+    /// Returns whether one of them is far.
+    pub(crate) fn are_far(&self) -> bool {
+        self.sources.iter().any(|source| source.is_far())
+    }
+
     pub(crate) fn source(&self, device: u16) -> Option<&dyn ReadAt> {
         self.sources.get(usize::from(device).checked_sub(1)?).map(|source| &**source)
     }

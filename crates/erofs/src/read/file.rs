@@ -15,8 +15,13 @@ use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::readahead::{Ahead, AheadFile, Ready};
 
-/// The positions at which [`File::cluster_bytes`] looks, and the lengths that it returns.
+/// The positions at which [`File::cluster_bytes`] looks, the places in which they are, and the bytes
+/// that the source may fetch for them.
 const SAMPLES: u64 = 256;
+const LEAST_PLACES: u64 = 2;
+const MOST_PLACES: u64 = 16;
+const SAMPLED_BYTES: u64 = 1 << 20;
+/// The lengths that it returns.
 const LEAST_CLUSTER_BITS: u32 = 12;
 const MOST_CLUSTER_BITS: u32 = 20;
 
@@ -95,6 +100,7 @@ impl File {
     pub fn read_together(&self, parts: &mut [ReadPart<'_>]) {
         let mut parts: Vec<_> = parts.iter_mut().collect();
         parts.sort_unstable_by_key(|part| part.offset);
+        self.data.fetch(parts.iter().map(|part| part.offset..part.offset + part.buf.len() as u64));
         if self.data.map.is_none() {
             for part in parts {
                 part.result = self.data.read_at(part.buf, part.offset).map(drop);
@@ -114,18 +120,34 @@ impl File {
 
     /// Returns the length of most clusters' content, rounded up to a power of two from 4 KiB to 1
     /// MiB: reads in a range of that length, aligned to it, usually share a cluster. Looks at
-    /// samples.
+    /// samples, which are in a few windows of the indexes however long the file is: the fewer, the
+    /// more the image's source fetches for each.
     pub fn cluster_bytes(&self) -> Result<u64> {
+        let Some(map) = &self.data.map else { return Ok(1 << LEAST_CLUSTER_BITS) };
+        if let Some(len) = map.equal_extent_bytes() {
+            return Ok(len.next_power_of_two().clamp(1 << LEAST_CLUSTER_BITS, 1 << MOST_CLUSTER_BITS));
+        }
         let size = self.data.inode.size;
+        let places = (SAMPLED_BYTES / self.data.image.unit_bytes()).clamp(LEAST_PLACES, MOST_PLACES);
+        let samples = SAMPLES / places;
         let mut counts = [0; (MOST_CLUSTER_BITS - LEAST_CLUSTER_BITS) as usize + 1];
-        if self.data.map.is_some() {
-            for sample in 0..SAMPLES.min(size) {
-                let extent =
-                    self.data.extent_around((u128::from(size) * u128::from(sample) / u128::from(SAMPLES)) as u64)?;
-                if extent.is_encoded() {
-                    let bits = extent.len.next_power_of_two().trailing_zeros();
-                    counts[(bits.clamp(LEAST_CLUSTER_BITS, MOST_CLUSTER_BITS) - LEAST_CLUSTER_BITS) as usize] += 1;
-                }
+        let mut sample = |offset: u64| {
+            let extent = self.data.extent_around(offset)?;
+            if extent.is_encoded() {
+                let bits = extent.len.next_power_of_two().trailing_zeros();
+                counts[(bits.clamp(LEAST_CLUSTER_BITS, MOST_CLUSTER_BITS) - LEAST_CLUSTER_BITS) as usize] += 1;
+            }
+            Ok(())
+        };
+        let span = map.window_span_bytes();
+        let starts = (0..places).map(|place| part(size, place, places)).filter(|start| *start < size);
+        self.data.fetch_indexes(&starts.map(|start| start..start + 1).collect::<Vec<_>>());
+        if size <= places * span {
+            (0..SAMPLES.min(size)).map(|number| part(size, number, SAMPLES)).try_for_each(sample)?;
+        } else {
+            for place in 0..places {
+                let start = part(size, place, places);
+                (0..samples).map(|number| start + part(span, number, samples)).try_for_each(&mut sample)?;
             }
         }
         let (all, mut shorter) = (counts.iter().sum::<u64>(), 0);
@@ -207,6 +229,11 @@ impl File {
     }
 }
 
+/// Returns `number` parts of `whole`, which has `of` parts.
+fn part(whole: u64, number: u64, of: u64) -> u64 {
+    (u128::from(whole) * u128::from(number) / u128::from(of)) as u64
+}
+
 impl AheadFile for Data {
     fn id(&self) -> FileId {
         self.image.clusters().file(self.inode.nid)
@@ -226,6 +253,14 @@ impl AheadFile for Data {
 
     fn workers(&self) -> &Workers {
         self.image.clusters().workers()
+    }
+
+    fn is_far(&self) -> bool {
+        self.image.is_far()
+    }
+
+    fn fetch(&self, range: Range<u64>) {
+        self.fetch(std::iter::once(range));
     }
 
     fn extent_around(&self, offset: u64) -> Result<Extent> {

@@ -42,6 +42,7 @@ struct Shared {
     /// Unique in this process.
     number: u64,
     source: Box<dyn ReadAt>,
+    is_far: bool,
     len_bytes: u64,
     devices: Devices,
     superblock: Superblock,
@@ -94,6 +95,7 @@ impl Image {
     ) -> Result<Self> {
         let shared = Shared {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            is_far: source.is_far() || devices.are_far(),
             source,
             len_bytes,
             devices,
@@ -123,6 +125,21 @@ impl Image {
     /// Returns the image's length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.shared.len_bytes
+    }
+
+    /// Returns the length of the units in which the image's source fetches.
+    pub(super) fn unit_bytes(&self) -> u64 {
+        self.shared.source.unit_bytes().max(1)
+    }
+
+    /// Returns whether [a source](ReadAt::is_far) of the image is far.
+    pub(super) fn is_far(&self) -> bool {
+        self.shared.is_far
+    }
+
+    /// Returns the source of a device or the image.
+    pub(super) fn source_of(&self, device: u16) -> &dyn ReadAt {
+        self.shared.devices.source(device).unwrap_or(&*self.shared.source)
     }
 
     /// Checks that the image is as long as its superblock says. Without this, a truncated image can
@@ -235,7 +252,7 @@ impl Image {
         if at.offset >= IN_BOX || self.check_spot(buf.len() as u64, at).is_err() {
             return 0;
         }
-        self.shared.devices.source(at.device).unwrap_or(&*self.shared.source).try_read_at(buf, at.offset)
+        self.source_of(at.device).try_read_at(buf, at.offset)
     }
 
     /// Returns the file with the image's data if each byte is at its unified address in it, and
@@ -310,7 +327,7 @@ impl Image {
     pub(crate) fn bytes_at(&self, len: usize, address: u64) -> Result<Option<&[u8]>> {
         let at = self.spot(0, address)?;
         self.check_spot(len as u64, at)?;
-        let source = self.shared.devices.source(at.device).unwrap_or(&*self.shared.source);
+        let source = self.source_of(at.device);
         Ok(if at.offset < IN_BOX { source.bytes_at(len, at.offset) } else { None })
     }
 

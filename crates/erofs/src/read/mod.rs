@@ -5,6 +5,7 @@ mod compressed;
 mod content;
 mod devices;
 mod directory;
+mod fetch;
 mod file;
 mod image;
 mod inode;

@@ -1,10 +1,9 @@
-//! A file's runs in order, as the image maps them.
+//! A file's runs in order, as the image maps them: what is stored, and holes.
 
 use std::ops::Range;
 
 use super::content::{CHUNKS_READ, Data};
 use super::file::File;
-use super::zmap::CompressedMap;
 use crate::error::Result;
 use crate::format::{DataLayout, Place};
 
@@ -24,55 +23,53 @@ impl File {
         self.data().run_at(offset)
     }
 
-    /// Calls `each` with the file's runs in order. They cover the file exactly; adjacent runs may
-    /// be of the same kind. Stops when `each` returns false.
+    /// Calls `each` with the runs of a range in order, the first and the last clipped to it. They cover
+    /// the range up to the end of the file exactly, and no two adjacent ones are of the same kind.
+    /// Stops when `each` returns false.
     ///
-    /// Reads and validates the whole mapping, but not the content.
+    /// Reads the mapping of the range if it can have holes, and nothing otherwise. The content is not
+    /// read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) if the mapping is invalid: content outside the image,
-    /// or extents that do not cover the file.
-    pub fn runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the mapping of the range is found to be invalid.
+    pub fn runs(&self, range: Range<u64>, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
         let data = self.data();
-        match data.inode.layout {
-            DataLayout::FlatPlain | DataLayout::FlatInline => data.flat_run(each),
-            DataLayout::ChunkBased => data.chunk_runs(each),
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => data.extent_runs(each),
+        let range = range.start..range.end.min(data.inode.size);
+        if range.is_empty() {
+            return Ok(());
         }
+        let mut joined = Run { len: 0, hole: false };
+        let mut add = |run: Run| {
+            if run.hole == joined.hole {
+                joined.len += run.len;
+                return true;
+            }
+            let before = std::mem::replace(&mut joined, run);
+            before.len == 0 || each(before)
+        };
+        let goes_on = match &data.map {
+            Some(map) if map.may_have_holes() => data.extent_runs(range, &mut add)?,
+            None if data.inode.layout == DataLayout::ChunkBased => data.chunk_runs(range, &mut add)?,
+            _ => add(Run { len: range.end - range.start, hole: data.inode.is_hole }),
+        };
+        if goes_on {
+            each(joined);
+        }
+        Ok(())
     }
 
     /// Calls `each` with the ranges that are not holes, within `range` and in order; adjacent ones
     /// are joined. Reads nothing if the file cannot have holes.
     pub(crate) fn stored(&self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> Result<()> {
-        let data = self.data();
-        let range = range.start..range.end.min(data.inode.size);
-        let mut joined: Option<Range<u64>> = None;
-        let mut add = |part: Range<u64>, hole: bool| match &mut joined {
-            _ if hole => {}
-            Some(before) if before.end == part.start => before.end = part.end,
-            before => {
-                if let Some(before) = before.replace(part) {
-                    each(before);
-                }
+        let mut at = range.start;
+        self.runs(range, &mut |run| {
+            let end = at + run.len;
+            if !run.hole {
+                each(at..end);
             }
-        };
-        if data.map.as_ref().is_some_and(CompressedMap::may_have_holes) {
-            for extent in data.extents(range.clone()) {
-                let extent = extent?;
-                let part = extent.start.max(range.start)..extent.end().min(range.end);
-                add(part, extent.place == Place::Hole);
-            }
-        } else {
-            let mut at = range.start;
-            while at < range.end {
-                let run = data.run_at(at)?;
-                let end = (at + run.len).min(range.end);
-                add(at..end, run.hole);
-                at = end;
-            }
-        }
-        joined.into_iter().for_each(each);
-        Ok(())
+            at = end;
+            true
+        })
     }
 }
 
@@ -102,54 +99,34 @@ impl Data {
         Ok(Run { len: ((end << bits) - offset).min(left), hole })
     }
 
-    fn flat_run(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
-        let inode = &self.inode;
-        let inline = inode.layout == DataLayout::FlatInline;
-        let tail_bytes = if inline { inode.size % self.block_bytes() } else { 0 };
-        let in_blocks = inode.size - tail_bytes;
-        if in_blocks > 0 && !inode.is_hole {
-            self.image.check_spot(in_blocks, self.image.spot(0, self.block_offset(inode.raw)?)?)?;
-        }
-        self.image.check_range(tail_bytes, inode.xattr_end)?;
-        if inode.size > 0 {
-            each(Run { len: inode.size, hole: inode.is_hole });
-        }
-        Ok(())
-    }
-
-    fn chunk_runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
+    /// Calls `add` with the runs of a range of chunks. Returns whether it always returned true.
+    fn chunk_runs(&self, range: Range<u64>, add: &mut dyn FnMut(Run) -> bool) -> Result<bool> {
         let (bits, ..) = self.chunk_format()?;
-        let size = self.inode.size;
-        let mut at = 0;
-        while at < size {
-            let count = (size - at).div_ceil(1 << bits).min(CHUNKS_READ);
+        let mut at = range.start;
+        while at < range.end {
+            let count = (((range.end - 1) >> bits) - (at >> bits) + 1).min(CHUNKS_READ);
             for spot in self.chunk_addresses(at >> bits, count)? {
-                let len = (1u64 << bits).min(size - at);
-                if let Some(spot) = spot {
-                    self.image.check_spot(len, spot)?;
+                let end = (at >> bits << bits).saturating_add(1 << bits).min(range.end);
+                if !add(Run { len: end - at, hole: spot.is_none() }) {
+                    return Ok(false);
                 }
-                if !each(Run { len, hole: spot.is_none() }) {
-                    return Ok(());
-                }
-                at += len;
+                at = end;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn extent_runs(&self, each: &mut dyn FnMut(Run) -> bool) -> Result<()> {
-        for extent in self.extents(0..self.inode.size) {
+    /// The same for a range of extents.
+    fn extent_runs(&self, range: Range<u64>, add: &mut dyn FnMut(Run) -> bool) -> Result<bool> {
+        let mut at = range.start;
+        for extent in self.extents(range.clone()) {
             let extent = extent?;
-            match extent.place {
-                Place::Hole => {}
-                Place::Fragment { offset } => self.check_fragment(offset, extent.len)?,
-                Place::Plain { pa, .. } => self.image.check_spot(extent.len, self.image.spot(0, pa)?)?,
-                Place::Encoded { pa, plen, .. } => self.image.check_spot(plen.into(), self.image.spot(0, pa)?)?,
+            let end = extent.end().min(range.end);
+            if !add(Run { len: end - at, hole: extent.place == Place::Hole }) {
+                return Ok(false);
             }
-            if !each(Run { len: extent.len, hole: extent.place == Place::Hole }) {
-                return Ok(());
-            }
+            at = end;
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -17,6 +17,7 @@
 //! validated: a search in unordered windows still terminates, and its result is checked against the
 //! offset.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::image::Image;
@@ -30,6 +31,8 @@ use crate::format::{
 
 /// The number of extents that are decoded and cached together.
 const WINDOW: u64 = 1024;
+/// The windows that are read together to add up the lengths of clusters: 256 KiB of records.
+const WINDOWS_SUMMED: u64 = 64;
 
 /// An extent, as its record describes it.
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +134,22 @@ impl Extents {
     /// Returns the size in bytes of all records once they are decoded.
     pub(crate) fn decoded_bytes(&self) -> u64 {
         self.count * size_of::<Record>() as u64
+    }
+
+    /// As [`CompressedMap::index_place`](super::zmap::CompressedMap::index_place).
+    pub(crate) fn record_place(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let bits = self.bits?;
+        let (first, last) = ((range.start >> bits) / WINDOW, ((range.end - 1) >> bits) / WINDOW);
+        if (first..=last).all(|number| self.kept.loaded(number).is_some()) {
+            return None;
+        }
+        let end = ((last + 1) * WINDOW).min(self.count);
+        Some(self.start + first * WINDOW * self.record_bytes..self.start + end * self.record_bytes)
+    }
+
+    /// Returns the length of all extents, if they have one.
+    pub(crate) fn equal_bytes(&self) -> Option<u64> {
+        self.bits.map(|bits| 1 << bits)
     }
 
     /// Returns the extent that contains the byte at `offset`, which must be less than the file's
@@ -303,11 +322,14 @@ impl Extents {
             return Ok(pas.get(number as usize).copied().unwrap_or(0));
         }
         let mut pas = Vec::with_capacity(self.count.div_ceil(WINDOW) as usize);
-        let mut pa = first;
-        for window in 0..self.count.div_ceil(WINDOW) {
-            pas.push(pa);
-            let count = (self.count - window * WINDOW).min(WINDOW);
-            self.read_records(image, window * WINDOW, count, |bytes| {
+        let (mut pa, mut record) = (first, 0u64);
+        while record < self.count {
+            let count = (self.count - record).min(WINDOW * WINDOWS_SUMMED);
+            self.read_records(image, record, count, |bytes| {
+                if record.is_multiple_of(WINDOW) {
+                    pas.push(pa);
+                }
+                record += 1;
                 pa = pa.wrapping_add(u64::from(EncodedExtent::decode(bytes).plen & EXTENT_PLEN_MASK));
                 Ok(())
             })?;

@@ -15,6 +15,8 @@
 //! than the longest extent. The end is found by scanning. So no image can cause an endless loop or
 //! map a byte twice.
 
+use std::ops::Range;
+
 use pagefold_codec::cluster::ClusterFormat;
 
 use super::devices::Spot;
@@ -200,6 +202,37 @@ impl CompressedMap {
             Some(extents) => extents.decoded_bytes(),
             None => self.total * size_of::<Lcluster>() as u64,
         }
+    }
+
+    /// Returns the image's range with the indexes of a range of the file, which is not empty, unless
+    /// they are in memory or have to be searched for.
+    pub(crate) fn index_place(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        if let Some(extents) = &self.extents {
+            return extents.record_place(range);
+        }
+        let window = |offset: u64| (offset >> self.bits) / WINDOW;
+        let (first, last) = (window(range.start), window(range.end - 1));
+        if self.whole_fragment || (first..=last).all(|number| self.kept.loaded(number).is_some()) {
+            return None;
+        }
+        let (first, end) = (first * WINDOW, ((last + 1) * WINDOW).min(self.total));
+        Some(match self.compact {
+            None => self.index_start + first * FullIndex::SIZE as u64..self.index_start + end * FullIndex::SIZE as u64,
+            Some(layout) => {
+                let (last, format, _) = self.pack(layout, end - 1);
+                self.pack(layout, first).0..last + format.bytes as u64
+            }
+        })
+    }
+
+    /// Returns the length of all extents, if the map says that they have one.
+    pub(crate) fn equal_extent_bytes(&self) -> Option<u64> {
+        self.extents.as_ref()?.equal_bytes()
+    }
+
+    /// Returns how much of the file indexes describe that are read together.
+    pub(crate) fn window_span_bytes(&self) -> u64 {
+        WINDOW << self.bits
     }
 
     /// Returns whether extents may be holes.

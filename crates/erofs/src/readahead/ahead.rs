@@ -19,6 +19,7 @@
 //! Several readers may read one file sequentially at once; each position is a stream. Reads through
 //! a kernel arrive slightly out of order, so a long read near an established stream belongs to it.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::cache::{Buffers, Content, Decoded, FileId, Found, Segment, Segments, Workers, room_bytes};
@@ -35,6 +36,8 @@ const SEGMENT_BYTES: u64 = 128 << 10;
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 const MOST_WINDOWS: usize = 4;
+/// How far ahead of a reader is fetched from a source that is far, once half of that is missing.
+const FETCH_BYTES: u64 = 4 << 20;
 /// Longer reads are split, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
 /// Segments of at least this length are checked for zeros. The longest extents are mostly zeros,
@@ -87,6 +90,12 @@ pub(crate) trait AheadFile: Send + Sync + 'static {
     /// Returns the threads that decode ahead.
     fn workers(&self) -> &Workers;
 
+    /// Returns whether reads may wait long for the source.
+    fn is_far(&self) -> bool;
+
+    /// Fetches what reads of a range need, from a source that is far.
+    fn fetch(&self, range: Range<u64>);
+
     /// Returns the extent that contains the byte at `offset`, which must be within the file.
     fn extent_around(&self, offset: u64) -> Result<Extent>;
 
@@ -127,9 +136,21 @@ struct Stream {
     frontier: u64,
     limit: u64,
     helpers: usize,
+    /// The end of what was fetched ahead, if the source is far.
+    fetched: u64,
 }
 
 impl Stream {
+    /// Returns what to fetch ahead of a reader at `end`, if it is time for that.
+    fn next_fetch(&mut self, end: u64, size_bytes: u64) -> Option<Range<u64>> {
+        let (start, until) = (self.fetched.max(end), end.saturating_add(FETCH_BYTES).min(size_bytes));
+        let is_due = start < until && (start < end + FETCH_BYTES / 2 || until == size_bytes);
+        is_due.then(|| {
+            self.fetched = until;
+            start..until
+        })
+    }
+
     /// Moves the stream to the end of a read of `len` bytes at `offset`.
     fn advance(&mut self, offset: u64, len: u64) {
         self.in_order += len + offset.saturating_sub(self.next);
@@ -163,7 +184,7 @@ impl Streams {
                     self.streams.remove(first.unwrap_or(0));
                 }
                 self.next_id += 1;
-                Stream { id: self.next_id, next: offset, in_order: 0, frontier: 0, limit: 0, helpers: 0 }
+                Stream { id: self.next_id, next: offset, in_order: 0, frontier: 0, limit: 0, helpers: 0, fetched: 0 }
             }
         };
         let forward = stream.in_order > 0 || offset == 0;
@@ -256,7 +277,11 @@ impl Ahead {
             stream.frontier = data.extent_around(end - 1)?.end();
         }
         let id = stream.id;
+        let ahead = if data.is_far() { stream.next_fetch(end, data.size_bytes()) } else { None };
         self.spread(data, streams, id, end);
+        if let Some(range) = ahead {
+            fetch_ahead(data, range);
+        }
         self.fill(&**data, id, room, offset, end)
     }
 
@@ -411,6 +436,15 @@ impl Ahead {
         }
         true
     }
+}
+
+/// Fetches a range while the reader continues, if there is a thread for that.
+fn fetch_ahead<F: AheadFile>(data: &Arc<F>, range: Range<u64>) {
+    if data.workers().idle_processors() == 0 {
+        return data.fetch(range);
+    }
+    let file = Arc::clone(data);
+    data.workers().submit(Box::new(move || file.fetch(range)));
 }
 
 /// Copies a part of a segment; waits if the segment is in progress.

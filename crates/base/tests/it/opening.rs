@@ -1,0 +1,214 @@
+//! What opening a base and reading from it asks of the storage.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use pagefold_base::{Base, Cache, Options};
+use pagefold_disk::{BlockDevice, Error, Read};
+use pagefold_erofs::{BuildOptions, ClusterCodec, Content, Fragments, Indexes, NodeKind, Span, Tree, build};
+use pagefold_faulty::{Asked, FaultyStorage};
+use pagefold_storage::{Storage, StoredFile};
+use tempfile::TempDir;
+
+use crate::{Told, content, image_of, node, reading::sparse_file};
+
+const GIB: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+/// What a local storage and one elsewhere fetch.
+const UNITS: [u64; 2] = [4096, 256 << 10];
+
+fn elsewhere(path: &Path, unit_bytes: u64) -> Arc<FaultyStorage> {
+    let file = StoredFile::open(path).expect("a file");
+    Arc::new(FaultyStorage::new(Arc::new(file), unit_bytes))
+}
+
+fn open_on(storage: &Arc<FaultyStorage>, path: &Path) -> (Base, Told) {
+    let told = Told::default();
+    let lines = told.clone();
+    let tell = move |line: &str| lines.0.lock().expect("the lock").push(line.to_owned());
+    let storage = Arc::clone(storage) as Arc<dyn Storage>;
+    let base = Base::of(storage, path, &Options::default(), &Cache::new(4 << 20), tell);
+    (base.expect("a base"), told)
+}
+
+/// Builds an image of a disk with a page of noise in each of these distances.
+fn vast_image(folder: &TempDir, size: u64, distance: u64, options: &BuildOptions) -> PathBuf {
+    let file = tempfile::tempfile().expect("a file");
+    let pages = size / distance;
+    let mut word = 1u64;
+    let mut spans = Vec::new();
+    for number in 0..pages {
+        let noise = std::iter::repeat_with(|| {
+            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (word >> 56) as u8
+        });
+        let noise: Vec<u8> = noise.take(PAGE as usize).collect();
+        file.write_all_at(&noise, number * PAGE).expect("a page");
+        spans.push(Span { at: number * distance, len: PAGE, source: number * PAGE });
+    }
+    let mut tree = Tree::new(node(NodeKind::Fifo));
+    let kind = NodeKind::Regular { content: Content::Spans(Arc::new(file), spans.into()), size };
+    tree.add(tree.root(), b"disk.img", node(kind)).expect("a name");
+    let path = folder.path().join("disk.erofs");
+    let _ = fs::remove_file(&path);
+    let out = File::options().read(true).write(true).create_new(true).open(&path).expect("an image");
+    build(&tree, options, &out).expect("an image");
+    path
+}
+
+/// However long a base is and however it is packed, opening it reads a bounded number of bytes, in a
+/// bounded number of fetches.
+#[test]
+fn opening_reads_only_what_it_needs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plain = BuildOptions::default();
+    let zstd = Some(ClusterCodec::Zstd { level: 1, window_log: 16 });
+    let full = BuildOptions { indexes: Indexes::Full, codec: zstd, pcluster_bytes: 64 << 10, ..plain.clone() };
+    for (options, size) in [
+        // Their indexes have 2 to 8 bytes for each of 4 KiB.
+        (BuildOptions { indexes: Indexes::Compact, ..plain.clone() }, 2 * GIB),
+        (BuildOptions { fragments: Fragments::Tails, ..full }, 2 * GIB),
+        (BuildOptions { indexes: Indexes::Extents, ..plain.clone() }, 8 * GIB),
+        (BuildOptions { codec: None, ..plain }, 8 * GIB),
+    ] {
+        let path = vast_image(&folder, size, 2 << 20, &options);
+        for unit_bytes in UNITS {
+            let storage = elsewhere(&path, unit_bytes);
+            let (base, _) = open_on(&storage, &path);
+            assert!(base.read_unit_bytes() >= PAGE);
+            let asked = storage.take_asked();
+            let Asked { bytes, waits, units, .. } = asked;
+            assert!(bytes <= 512 << 10 && waits <= 40 && units * unit_bytes <= 2 << 20, "{options:?}: {asked:?}");
+            // A first read far inside.
+            let mut page = [0; PAGE as usize];
+            base.read(size / 8 * 5, &mut page).expect("a read");
+            let asked = storage.take_asked();
+            assert!(asked.bytes <= 128 << 10 && asked.waits <= 3, "{options:?}: {asked:?}");
+        }
+    }
+}
+
+/// Ways to store a disk so that its content lies in several clusters.
+fn packings() -> [BuildOptions; 4] {
+    let plain = BuildOptions::default();
+    let zstd = Some(ClusterCodec::Zstd { level: 1, window_log: 16 });
+    [
+        BuildOptions { codec: zstd, pcluster_bytes: 64 << 10, ..plain.clone() },
+        BuildOptions { indexes: Indexes::Extents, ..plain.clone() },
+        BuildOptions { codec: None, chunk_bytes: Some(4096), ..plain.clone() },
+        BuildOptions { codec: None, ..plain },
+    ]
+}
+
+/// Reads that arrive together wait for two fetches: of what says where the content is, and of the
+/// content.
+#[test]
+fn what_is_needed_together_is_fetched_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(16 << 20);
+    let raw = sparse_file(&folder, &content);
+    for options in packings().map(Some).into_iter().chain([None]) {
+        let path = options.as_ref().map_or_else(|| raw.clone(), |options| image_of(&raw, options));
+        let storage = elsewhere(&path, 32 << 10);
+        let (base, _) = open_on(&storage, &path);
+        storage.take_asked();
+        let offsets: Vec<_> = (0..24u64).map(|number| number * 37 % 24 * (650 << 10)).collect();
+        let mut bufs = vec![[0; PAGE as usize]; offsets.len()];
+        let mut reads: Vec<_> = offsets.iter().zip(&mut bufs).map(|(at, buf)| Read::new(*at, buf)).collect();
+        base.read_together(&mut reads);
+        assert!(reads.iter().all(|read| read.result.is_ok()));
+        for (at, buf) in offsets.iter().zip(&bufs) {
+            assert!(buf[..] == content[*at as usize..][..PAGE as usize], "page at {at}");
+        }
+        let asked = storage.take_asked();
+        assert!(asked.waits <= 2, "{options:?}: {asked:?}");
+    }
+}
+
+/// A sequential reader waits for few of the units that it reads, and a long read for few fetches.
+#[test]
+fn what_comes_next_is_fetched_ahead() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(24 << 20);
+    let raw = sparse_file(&folder, &content);
+    let [zstd, extents, ..] = packings();
+    for options in [zstd, extents] {
+        let path = image_of(&raw, &options);
+        let file = Arc::new(StoredFile::open(&path).expect("a file"));
+        let storage = Arc::new(FaultyStorage::new(file, 32 << 10).slow(Duration::from_millis(1)));
+        let (base, _) = open_on(&storage, &path);
+        storage.take_asked();
+        let mut buf = vec![0; 64 << 10];
+        for at in (0..content.len()).step_by(buf.len()) {
+            base.read(at as u64, &mut buf).expect("a read");
+            assert!(buf == content[at..at + buf.len()], "bytes at {at}");
+        }
+        let Asked { waits, units, .. } = storage.take_asked();
+        assert!(waits * 3 <= units, "{options:?}: {waits} waits for {units} units");
+
+        let storage = elsewhere(&path, 32 << 10);
+        let (base, _) = open_on(&storage, &path);
+        storage.take_asked();
+        let mut buf = vec![0; 4 << 20];
+        base.read(8 << 20, &mut buf).expect("a read");
+        assert!(buf == content[8 << 20..12 << 20]);
+        let asked = storage.take_asked();
+        assert!(asked.waits <= 20, "{options:?}: {asked:?}");
+    }
+}
+
+/// Whatever cannot be fetched is an error of the reads that need it, and of no others. What is
+/// fetched later is right.
+#[test]
+fn a_storage_that_fails_spoils_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let content = content(2 << 20);
+    let raw = sparse_file(&folder, &content);
+    for options in packings().map(Some).into_iter().chain([None]) {
+        let path = options.as_ref().map_or_else(|| raw.clone(), |options| image_of(&raw, options));
+        let storage = elsewhere(&path, 8 << 10);
+        let (base, told) = open_on(&storage, &path);
+        let check = |base: &Base, must: bool| {
+            let mut failures = 0;
+            for first in (0..content.len() as u64 - 8 * PAGE).step_by(11 * PAGE as usize) {
+                let mut bufs = vec![[1; PAGE as usize]; 5];
+                let offsets = [0, 3, 1, 7, 4].map(|number| first + number * PAGE);
+                let mut reads: Vec<_> = offsets.iter().zip(&mut bufs).map(|(at, buf)| Read::new(*at, buf)).collect();
+                base.read_together(&mut reads);
+                let results: Vec<_> = reads.into_iter().map(|read| read.result).collect();
+                for ((at, buf), result) in offsets.iter().zip(&bufs).zip(results) {
+                    match result {
+                        Ok(()) => assert!(buf[..] == content[*at as usize..][..PAGE as usize], "page at {at}"),
+                        Err(Error::Io(_)) if !must => failures += 1,
+                        Err(error) => panic!("{options:?}: {error}"),
+                    }
+                }
+                let _ = base.extents(first, PAGE, &mut |_| true).map_err(|error| assert!(!must, "{error}"));
+            }
+            failures
+        };
+        storage.fail_each(2);
+        let failures = check(&base, false);
+        assert!(failures > 0 || told.lines().is_empty());
+        storage.fail_each(0);
+        assert_eq!(check(&base, true), 0);
+
+        // What is missing is an error, and so is what lies beyond it.
+        let (other, told) = open_on(&storage, &path);
+        storage.cut(fs::metadata(&path).expect("a file").len() / 2);
+        assert!(check(&other, false) > 0);
+        assert!(told.lines()[0].contains("cannot read byte"), "{:?}", told.lines());
+        storage.change();
+        for _ in 0..2 {
+            let _ = other.read(0, &mut [0; 512]);
+        }
+        assert_eq!(told.lines().len(), 2, "{:?}", told.lines());
+        assert!(told.lines()[1].contains("was modified while in use"));
+    }
+}
