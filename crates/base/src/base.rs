@@ -1,29 +1,19 @@
 //! A base of any format.
 
 use std::{
-    fmt,
-    fs::{File, OpenOptions},
-    io::{self, Seek},
-    mem,
+    fmt, io, mem,
     ops::Range,
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use pagefold_disk::{BlockDevice, Error, Extent, Read, Zeroes};
-use pagefold_erofs::ReadAt;
-use rustix::fs::OFlags;
+use pagefold_storage::{ReadAt, Storage};
 
-use crate::{
-    Cache, Format, OpenError,
-    content::Content,
-    erofs::ErofsFile,
-    holes::Holes,
-    qcow2::Qcow2,
-    raw::Raw,
-    watched::{Watched, identity},
-};
+use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, holes::Holes, qcow2::Qcow2, raw::Raw};
 
 /// A base's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
@@ -35,7 +25,7 @@ const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The format of the file. `None`: content and name determine it, and must agree.
+    /// The format of the storage. `None`: content and name determine it, and must agree.
     pub format: Option<Format>,
     /// The path of a file in an EROFS image. `None`: the image's only file.
     pub inside: Option<Vec<u8>>,
@@ -49,9 +39,10 @@ pub struct Base {
     path: PathBuf,
     format: Format,
     content: Box<dyn Content>,
-    watched: Watched,
+    storage: Arc<dyn Storage>,
     inside: Option<Vec<u8>>,
-    identity: String,
+    /// Whether a change of the storage was reported.
+    changed: AtomicBool,
     /// Whether a failed read was reported.
     failed: AtomicBool,
     tell: Box<dyn Fn(&str) + Send + Sync>,
@@ -72,45 +63,36 @@ impl Base {
         cache: &Cache,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, OpenError> {
-        // Opening a pipe would wait for its writer.
-        let flags = OFlags::NONBLOCK.bits() as i32;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-        Self::of_file(file.map_err(|source| OpenError::Io { path: path.into(), source })?, path, options, cache, tell)
+        let storage = pagefold_storage::open(path).map_err(|source| OpenError::of_storage(path, source))?;
+        Self::of(storage, path, options, cache, tell)
     }
 
-    /// As [`open`](Self::open), for an open file that is called `path`.
+    /// As [`open`](Self::open), for a storage that users call `name`: a path or a URL.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn of_file(
-        mut file: File,
-        path: &Path,
+    pub fn of(
+        storage: Arc<dyn Storage>,
+        name: &Path,
         options: &Options,
         cache: &Cache,
         tell: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, OpenError> {
+        let path = name;
         let failed = |source| OpenError::Io { path: path.into(), source };
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
-        let kind = file.metadata().map_err(failed)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(unfit("not a file or a block device"));
-        }
-        let format = options.format.map_or_else(|| Format::of(path, &file), Ok)?;
+        let format = options.format.map_or_else(|| Format::of(path, &*storage), Ok)?;
         if options.inside.is_some() && format != Format::Erofs {
             return Err(unfit("not an EROFS image: only an EROFS image can be given with a path"));
         }
-        let identity = identity(&file).map_err(failed)?;
-        let watched = Watched::new(file.try_clone().map_err(failed)?).map_err(failed)?;
+        let stored = Arc::clone(&storage);
         let content: Box<dyn Content> = match format {
-            Format::Raw => {
-                let len_bytes = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
-                Box::new(Raw::new(file, len_bytes))
-            }
+            Format::Raw => Box::new(Raw::open(stored).map_err(failed)?),
             Format::Erofs => {
                 let cache = cache.join().ok_or_else(|| OpenError::NoMemory { path: path.into() })?;
-                Box::new(ErofsFile::open(path, file, options.inside.as_deref(), cache)?)
+                Box::new(ErofsFile::open(path, stored, options.inside.as_deref(), cache)?)
             }
-            Format::Qcow2 => Box::new(Qcow2::open(path, file)?),
+            Format::Qcow2 => Box::new(Qcow2::open(path, stored)?),
         };
         match content.len_bytes() {
             0 => Err(unfit("the file is empty: a disk has at least one sector")),
@@ -118,9 +100,9 @@ impl Base {
                 path: path.into(),
                 format,
                 content,
-                watched,
+                storage,
                 inside: options.inside.clone(),
-                identity,
+                changed: AtomicBool::new(false),
                 failed: AtomicBool::new(false),
                 tell: Box::new(tell),
             }),
@@ -128,7 +110,7 @@ impl Base {
         }
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the file, or the URL, as users call it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -138,9 +120,9 @@ impl Base {
         self.inside.as_deref()
     }
 
-    /// Returns the file's [`identity_of`](crate::identity_of) at the time when it was opened.
+    /// Returns the [identity](Storage::identity) of the storage.
     pub fn identity(&self) -> &str {
-        &self.identity
+        self.storage.identity()
     }
 
     /// Returns the format of the file.
@@ -197,15 +179,21 @@ impl Base {
         self.content.len_bytes().saturating_sub(offset).min(len_bytes)
     }
 
+    /// Reports a change of the storage once.
+    fn watch(&self, is_changed: bool) {
+        if is_changed && !self.changed.swap(true, Relaxed) {
+            self.tell_changed();
+        }
+    }
+
+    #[cold]
     fn tell_changed(&self) {
         (self.tell)(&format!("{} was modified while in use: disks forked from it may be corrupt", self.path.display()));
     }
 
     /// Returns the error of a failed read for a client, and reports the first one.
     fn failure(&self, offset: u64, error: Error) -> Error {
-        if self.watched.look() {
-            self.tell_changed();
-        }
+        self.watch(self.storage.is_changed_now());
         let error = io::Error::other(format!("{}: cannot read byte {offset}: {error}", self.path.display()));
         if !self.failed.swap(true, Relaxed) {
             (self.tell)(&format!("{error}; further errors are not reported"));
@@ -248,9 +236,7 @@ impl BlockDevice for Base {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        if self.watched.found_changed() {
-            self.tell_changed();
-        }
+        self.watch(self.storage.is_changed());
         let (stored, padding) = buf.split_at_mut(self.stored(offset, buf.len() as u64) as usize);
         padding.fill(0);
         if stored.is_empty() {
@@ -260,9 +246,7 @@ impl BlockDevice for Base {
     }
 
     fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        if self.watched.found_changed() {
-            self.tell_changed();
-        }
+        self.watch(self.storage.is_changed());
         let stored_bytes = self.stored(offset, buf.len() as u64) as usize;
         let (stored, padding) = buf.split_at_mut(stored_bytes);
         if !stored.is_empty() {
@@ -276,9 +260,7 @@ impl BlockDevice for Base {
     }
 
     fn read_together(&self, reads: &mut [Read<'_>]) {
-        if self.watched.found_changed() {
-            self.tell_changed();
-        }
+        self.watch(self.storage.is_changed());
         let mut stored = Vec::with_capacity(reads.len());
         for read in reads {
             let len_bytes = read.buf.len() as u64;

@@ -1,11 +1,12 @@
 //! A file in an EROFS image.
 
-use std::{fs::File as OsFile, io, ops::ControlFlow, path::Path, sync::Arc};
+use std::{io, ops::ControlFlow, path::Path, sync::Arc};
 
 use pagefold_disk::{Error, Extent, Read};
-use pagefold_erofs::{File, FileKind, Image, Inode, ReadPart};
+use pagefold_erofs::{File, FileKind, Image, Inode, ReadAt, ReadPart};
+use pagefold_storage::Storage;
 
-use crate::{OpenError, cache::Leased, content::Content, holes::Holes, stored::Stored};
+use crate::{OpenError, cache::Leased, content::Content, holes::Holes};
 
 /// An image keeps decoded indexes of up to 4 MiB, and blocks of the directories that lead to the
 /// file.
@@ -25,12 +26,14 @@ impl ErofsFile {
     /// content.
     pub(crate) fn open(
         path: &Path,
-        file: OsFile,
+        storage: Arc<dyn Storage>,
         inside: Option<&[u8]>,
         cache: Arc<Leased>,
     ) -> Result<Self, OpenError> {
         let wrong = |source| OpenError::Erofs { path: path.into(), source };
-        let image = Image::open_sharing(Stored::new(file), Vec::new(), &cache.clusters).map_err(wrong)?;
+        let devices = storage.devices().map_err(|source| OpenError::of_storage(path, source))?;
+        let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
+        let image = Image::open_sharing(storage, devices, &cache.clusters).map_err(wrong)?;
         let file = image_file(path, &image, inside)?;
         let mut holes = Holes::new();
         let mut at = 0;

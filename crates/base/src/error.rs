@@ -1,6 +1,9 @@
 //! Why a base cannot be opened.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::Format;
 
@@ -50,4 +53,14 @@ pub enum OpenError {
         /// The reason.
         source: pagefold_erofs::Error,
     },
+}
+
+impl OpenError {
+    /// Returns the error of a storage that cannot be opened.
+    pub fn of_storage(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::InvalidInput => Self::Unfit { path: path.into(), what: source.to_string() },
+            _ => Self::Io { path: path.into(), source },
+        }
+    }
 }

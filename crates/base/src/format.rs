@@ -1,8 +1,8 @@
 //! The format of a base's file.
 
-use std::{fmt, fs::File, io, path::Path, str::FromStr};
+use std::{fmt, io, path::Path, str::FromStr};
 
-use pagefold_erofs::ReadAt;
+use pagefold_storage::{ReadAt, Storage};
 
 use crate::{
     OpenError,
@@ -51,16 +51,17 @@ impl Format {
         Signature::of_kind(Kind::Base(self)).map_or(Ok(false), |signature| signature.is_in(source, start))
     }
 
-    /// Returns the format of the file called `path` if none was specified: its content and its name
-    /// must agree. A raw disk needs no particular name.
+    /// Returns the format of the storage that users call `path` if none was specified: its content
+    /// and its name, or [what else says it](Storage::extension), must agree. A raw disk needs no
+    /// particular name.
     ///
     /// # Errors
     /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file contains
     /// something else than a base; [`OpenError::Io`] if it cannot be read.
-    pub fn of(path: &Path, file: &File) -> Result<Self, OpenError> {
+    pub fn of(path: &Path, storage: &dyn Storage) -> Result<Self, OpenError> {
         let unfit = |what| Err(OpenError::Unfit { path: path.into(), what });
-        let content = Signature::of(file, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;
-        let name = Signature::of_name(path);
+        let content = Signature::of(storage, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;
+        let name = storage.extension().map_or_else(|| Signature::of_name(path), Signature::of_extension);
         match content.map_or(Kind::Disk, Signature::kind) {
             Kind::Disk => match name {
                 None => Ok(Self::Raw),

@@ -1,5 +1,5 @@
 //! Bases: read-only disks. A file in an EROFS image, a raw file, a block device or a qcow2 image as
-//! a [`BlockDevice`](pagefold_disk::BlockDevice).
+//! a [`BlockDevice`](pagefold_disk::BlockDevice), read from any [`Storage`](pagefold_storage::Storage).
 //!
 //! ```
 //! use pagefold_base::{Base, Cache, Options};
@@ -36,8 +36,6 @@ mod holes;
 mod qcow2;
 mod raw;
 mod signature;
-mod stored;
-mod watched;
 
 pub use base::{Base, Options};
 pub use cache::{Cache, Lease};
@@ -45,4 +43,3 @@ pub use erofs::image_file;
 pub use error::OpenError;
 pub use format::Format;
 pub use signature::{Compression, Kind, Signature, is_named_raw, skippable_bytes};
-pub use watched::identity as identity_of;

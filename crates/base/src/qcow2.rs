@@ -2,16 +2,16 @@
 //! missing from the file is an error. So are the entries of a read that must not wait for storage:
 //! imago cannot tell whether it would.
 
-use std::{collections::HashSet, fs::File, io, path::Path};
+use std::{collections::HashSet, io, path::Path, sync::Arc};
 
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions, file::File as ImagoFile,
     qcow2::Qcow2 as Image,
 };
 use pagefold_disk::{Error, Extent};
-use pagefold_erofs::ReadAt;
+use pagefold_storage::Storage;
 
-use crate::{OpenError, content::Content, holes::Holes, signature::conversion, stored::Stored};
+use crate::{OpenError, content::Content, holes::Holes, signature::conversion};
 
 /// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
@@ -24,7 +24,7 @@ const MOST_PARTS: u64 = 1 << 24;
 /// A qcow2 image that needs no other file.
 pub(crate) struct Qcow2 {
     access: FormatAccess<ImagoFile>,
-    file: Stored,
+    storage: Arc<dyn Storage>,
     /// Where the tables of the second level are.
     tables: Tables,
     /// The length of the file when the image was opened.
@@ -71,7 +71,7 @@ enum Place {
 impl Tables {
     /// Returns the place of the cluster with the byte at `offset`, if it is not compressed and that
     /// is known without waiting for storage.
-    fn try_place(&self, file: &Stored, offset: u64) -> Option<Place> {
+    fn try_place(&self, storage: &dyn Storage, offset: u64) -> Option<Place> {
         // A table of the second level has one cluster, of entries of 8 bytes.
         let entry_bits = self.cluster_bits - 3;
         let number = offset >> self.cluster_bits;
@@ -81,7 +81,7 @@ impl Tables {
         }
         let mut entry = [0; 8];
         let at = second + (number & ((1 << entry_bits) - 1)) * 8;
-        if file.try_read_at(&mut entry, at) < entry.len() {
+        if storage.try_read_at(&mut entry, at) < entry.len() {
             return None;
         }
         // Whatever else an entry may have is up to imago.
@@ -101,9 +101,9 @@ impl Header {
     /// wrong.
     const DIRTY_OR_CORRUPT: u64 = 0b11;
 
-    fn read(file: &File) -> io::Result<Self> {
+    fn read(storage: &dyn Storage) -> io::Result<Self> {
         let mut front = [0; Self::BYTES];
-        ReadAt::read_exact_at(file, &mut front, 0)?;
+        storage.read_exact_at(&mut front, 0)?;
         let word = |at: usize| u32::from_be_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]]);
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
         let needed = if word(4) >= 3 { long(72) } else { 0 };
@@ -143,7 +143,7 @@ impl Header {
     /// Checks that the tables of the second level, and what they refer to, are in the file: imago
     /// reads everything beyond its end as zeros. The last cluster may be incomplete. Returns where the
     /// tables are.
-    fn check_places(&self, file: &File, file_bytes: u64) -> io::Result<Tables> {
+    fn check_places(&self, storage: &dyn Storage, file_bytes: u64) -> io::Result<Tables> {
         /// Entries of the first level that are read together.
         const LISTED: u64 = 512;
         let cluster = 1u64 << self.cluster_bits.max(9);
@@ -161,7 +161,7 @@ impl Header {
         for number in 0..u64::from(self.entries) {
             if number % LISTED == 0 {
                 first.truncate(8 * (u64::from(self.entries) - number).min(LISTED) as usize);
-                ReadAt::read_exact_at(file, &mut first, self.entries_at + number * 8)?;
+                storage.read_exact_at(&mut first, self.entries_at + number * 8)?;
             }
             let at = u64::from_be_bytes(first.as_chunks().0[(number % LISTED) as usize]) & OFFSET;
             seconds.push(at);
@@ -175,7 +175,7 @@ impl Header {
                 let what = format!("an L2 table begins inside a cluster, at byte {at}");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
-            ReadAt::read_exact_at(file, &mut table, at)?;
+            storage.read_exact_at(&mut table, at)?;
             for entry in table.as_chunks().0.iter().map(|entry| u64::from_be_bytes(*entry)) {
                 if entry & COMPRESSED != 0 {
                     // A position, and the number of further sectors. The last one may be incomplete.
@@ -200,11 +200,11 @@ impl Header {
 
 impl Qcow2 {
     /// Opens an image and checks where all of its content is.
-    pub(crate) fn open(path: &Path, file: File) -> Result<Self, OpenError> {
+    pub(crate) fn open(path: &Path, storage: Arc<dyn Storage>) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Io { path: path.into(), source };
         let unfit = |what: &str| OpenError::Unfit { path: path.into(), what: what.to_owned() };
-        let file_bytes = file.metadata().map_err(failed)?.len();
-        let header = Header::read(&file).map_err(failed)?;
+        let file_bytes = storage.len_bytes().map_err(failed)?;
+        let header = Header::read(&*storage).map_err(failed)?;
         if let Some(why) = header.refusal() {
             return Err(unfit(&format!("{why}: {}", conversion(path))));
         }
@@ -215,13 +215,16 @@ impl Qcow2 {
                 "the image is damaged: its L1 table is outside the file, which ends at byte {file_bytes}"
             )));
         }
-        let tables = header.check_places(&file, file_bytes).map_err(failed)?;
-        let storage = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
-        let image = Image::<ImagoFile>::builder(storage.map_err(failed)?).open(DenyImplicitOpenGate::default());
+        let tables = header.check_places(&*storage, file_bytes).map_err(failed)?;
+        let Some(file) = storage.file() else {
+            return Err(unfit("a qcow2 image is read from a file only: download it, and give its path"));
+        };
+        let file = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
+        let image = Image::<ImagoFile>::builder(file.map_err(failed)?).open(DenyImplicitOpenGate::default());
         let image = image.map_err(|error| unfit(&format!("the qcow2 image is damaged or not supported: {error}")));
         let access = FormatAccess::new(image?);
-        let (file, holes, tables_bytes) = (Stored::new(file), Holes::new(), header.tables_bytes());
-        let mut qcow2 = Self { access, file, tables, file_bytes, holes, tables_bytes };
+        let (holes, tables_bytes) = (Holes::new(), header.tables_bytes());
+        let mut qcow2 = Self { access, storage, tables, file_bytes, holes, tables_bytes };
         qcow2.holes = qcow2.look().map_err(failed)?;
         Ok(qcow2)
     }
@@ -268,7 +271,7 @@ impl Qcow2 {
             done += len as usize;
         }
         // imago reads tables and compressed clusters beyond the end of a truncated file as zeros.
-        if ReadAt::len_bytes(&self.file)? < self.file_bytes {
+        if self.storage.len_bytes()? < self.file_bytes {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated"));
         }
         Ok(())
@@ -280,7 +283,7 @@ impl Qcow2 {
         let had = self.file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
         let (stored, rest) = buf.split_at_mut(had);
         rest.fill(0);
-        ReadAt::read_exact_at(&self.file, stored, offset)
+        self.storage.read_exact_at(stored, offset)
     }
 }
 
@@ -305,13 +308,13 @@ impl Content for Qcow2 {
             let in_cluster = at % cluster_bytes;
             let left = (buf.len() - done) as u64;
             let part = &mut buf[done..done + left.min(cluster_bytes - in_cluster) as usize];
-            let filled = match self.tables.try_place(&self.file, at) {
+            let filled = match self.tables.try_place(&*self.storage, at) {
                 Some(Place::Zeros) => {
                     part.fill(0);
                     part.len()
                 }
                 // Of a last cluster that is incomplete, only what the file has.
-                Some(Place::File(place)) => self.file.try_read_at(part, place + in_cluster),
+                Some(Place::File(place)) => self.storage.try_read_at(part, place + in_cluster),
                 None => 0,
             };
             done += filled;

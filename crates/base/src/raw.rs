@@ -1,53 +1,21 @@
-//! A raw file or a block device.
+//! A raw disk: a file, a block device or a blob.
 
-use std::{
-    fs::File,
-    io::{self, IoSliceMut},
-};
+use std::{io, sync::Arc};
 
 use pagefold_disk::{Error, Extent, Read};
-use pagefold_erofs::ReadAt;
-use rustix::{
-    fs::{SeekFrom, seek},
-    io::{Errno, preadv},
-};
+use pagefold_storage::{Storage, Stretch};
 
-use crate::{
-    content::{Content, data, hole},
-    stored::Stored,
-};
+use crate::content::{Content, data, hole};
 
-/// The most adjacent reads that become one.
-const READS_AT_ONCE: usize = 64;
-
-/// The plain bytes of a file.
+/// The plain bytes of a storage.
 pub(crate) struct Raw {
-    file: Stored,
+    storage: Arc<dyn Storage>,
     len_bytes: u64,
 }
 
 impl Raw {
-    pub(crate) fn new(file: File, len_bytes: u64) -> Self {
-        Self { file: Stored::new(file), len_bytes }
-    }
-
-    /// Seeks to data or a hole at or after `at`, and returns its position.
-    fn seek(&self, to: SeekFrom, at: u64) -> Result<u64, Errno> {
-        // Nothing uses the file's position, so threads may set it concurrently.
-        seek(&self.file, to).map(|found| found.max(at))
-    }
-
-    /// Returns where the data or hole at `at` ends, and whether it is a hole.
-    fn run(&self, at: u64) -> (u64, bool) {
-        let len_bytes = self.len_bytes;
-        match self.seek(SeekFrom::Data(at), at) {
-            Ok(start) if start > at => (start.min(len_bytes), true),
-            Ok(_) => (self.seek(SeekFrom::Hole(at), at).map_or(len_bytes, |end| end.min(len_bytes)), false),
-            // No data from here on: a hole, unless the file was truncated.
-            Err(Errno::NXIO) => (len_bytes, seek(&self.file, SeekFrom::End(0)).is_ok_and(|end| end >= len_bytes)),
-            // A device, or a file system that does not report holes.
-            Err(_) => (len_bytes, false),
-        }
+    pub(crate) fn open(storage: Arc<dyn Storage>) -> io::Result<Self> {
+        Ok(Self { len_bytes: storage.len_bytes()?, storage })
     }
 }
 
@@ -61,7 +29,7 @@ impl Content for Raw {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        ReadAt::read_exact_at(&self.file, buf, offset).map_err(|error| match error.kind() {
+        self.storage.read_exact_at(buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let (len, asked) = (self.len_bytes, buf.len());
                 let what = format!(
@@ -75,31 +43,30 @@ impl Content for Raw {
     }
 
     fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
-        self.file.try_read_at(buf, offset)
+        self.storage.try_read_at(buf, offset)
     }
 
     fn read_together(&self, reads: &mut [&mut Read<'_>]) {
-        let is_next =
-            |before: &&mut Read<'_>, after: &&mut Read<'_>| before.offset + before.buf.len() as u64 == after.offset;
-        for adjacent in reads.chunk_by_mut(is_next).flat_map(|adjacent| adjacent.chunks_mut(READS_AT_ONCE)) {
-            let len: usize = adjacent.iter().map(|read| read.buf.len()).sum();
-            let offset = adjacent.first().map_or(0, |read| read.offset);
-            let mut slices: Vec<_> = adjacent.iter_mut().map(|read| IoSliceMut::new(read.buf)).collect();
-            if slices.len() > 1 && preadv(&self.file, &mut slices, offset).is_ok_and(|filled| filled == len) {
-                continue;
-            }
-            for read in adjacent {
-                read.result = self.read(read.offset, read.buf);
-            }
+        let mut parts: Vec<_> = reads.iter_mut().map(|read| (read.offset, &mut *read.buf)).collect();
+        if self.storage.read_all_at(&mut parts).is_ok() {
+            return;
         }
+        // Only some of them may fail.
+        for read in reads {
+            read.result = self.read(read.offset, read.buf);
+        }
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.storage.unit_bytes()
     }
 
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
         let end = offset + len_bytes;
         let mut at = offset;
         while at < end {
-            let (stop, is_hole) = self.run(at);
-            // A file that changes during the query must not stall the loop.
+            let Stretch { end: stop, is_hole } = self.storage.stretch_at(at);
+            // A storage that changes during the query must not stall the loop.
             let stop = if stop > at { stop.min(end) } else { end };
             if !each(if is_hole { hole(stop - at) } else { data(stop - at) }) {
                 return Ok(());

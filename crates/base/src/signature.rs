@@ -5,7 +5,7 @@
 
 use std::{ffi::OsStr, io, path::Path};
 
-use pagefold_erofs::ReadAt;
+use pagefold_storage::{Location, ReadAt};
 
 use crate::Format;
 
@@ -244,7 +244,12 @@ impl Signature {
 
     /// Returns the format that a file's name claims; `None` for raw disks and unknown names.
     pub fn of_name(path: &Path) -> Option<&'static Self> {
-        let extension = path.extension()?;
+        Self::of_extension(extension(path)?)
+    }
+
+    /// Returns the format that a file name extension stands for.
+    pub fn of_extension(extension: impl AsRef<OsStr>) -> Option<&'static Self> {
+        let extension = extension.as_ref();
         // In lower case, Z stands for nothing.
         let is = |known: &str| if known == "Z" { extension == "Z" } else { extension.eq_ignore_ascii_case(known) };
         SIGNATURES.iter().find(|signature| signature.extensions.iter().any(|known| is(known)))
@@ -316,7 +321,15 @@ fn advice(template: &str, path: &Path) -> String {
 /// Returns whether a file's name says that it is a raw disk.
 pub fn is_named_raw(path: &Path) -> bool {
     let is = |extension: &OsStr| RAW_EXTENSIONS.iter().any(|raw| extension.eq_ignore_ascii_case(raw));
-    path.extension().is_some_and(is)
+    extension(path).is_some_and(is)
+}
+
+/// Returns what follows the last dot in a file's name. A URL's query is not in the name.
+fn extension(path: &Path) -> Option<&OsStr> {
+    match Location::of(path) {
+        Location::File(path) => path.extension(),
+        Location::Url { url, .. } => Path::new(url.split(['?', '#']).next()?).extension(),
+    }
 }
 
 /// Bytes from a start on.

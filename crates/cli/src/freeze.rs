@@ -19,7 +19,7 @@ use crate::{
     log, message, misuse,
     peer::Peer,
     progress::ProgressLine,
-    size, source, tell,
+    size, source, storage, tell,
 };
 
 /// Save the contents of a disk as an image
@@ -196,7 +196,7 @@ impl Args {
         if let Some(options) = asked {
             return frozen.write_erofs(out, options, None, progress);
         }
-        let base = frozen.base_image().unwrap_or_else(|error| {
+        let base = frozen.base_image(&storage::open).unwrap_or_else(|error| {
             tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
             None
         });

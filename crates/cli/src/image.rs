@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
-    fs::File,
+    sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -13,8 +13,9 @@ use pagefold_base::{Format, Kind, Signature};
 use pagefold_control::is_unseen;
 use pagefold_erofs::{BuildReport, Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 use pagefold_output::Inputs;
+use pagefold_storage::{Location, Storage};
 
-use crate::{log, places, size, tell};
+use crate::{log, places, size, storage, tell};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,9 +27,16 @@ pub(crate) struct ImagePath {
 impl From<OsString> for ImagePath {
     /// If the whole text names a file, it is the image, including any colons. Otherwise, the path
     /// starts after the last colon with an existing file before it, or after the first colon if
-    /// there is none.
+    /// there is none. In a URL, the path starts with a slash, after the first such colon that does
+    /// not end the scheme.
     fn from(text: OsString) -> Self {
         let bytes = text.as_bytes();
+        if let Location::Url { scheme, url } = Location::of(Path::new(&text)) {
+            let place = scheme.len() + "://".len();
+            let colon = url[place..].find(":/").map(|colon| place + colon);
+            let (image, path) = colon.map_or((url, ""), |colon| (&url[..colon], &url[colon + 1..]));
+            return Self { image: image.into(), path: path.into() };
+        }
         let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
         let is_image = |colon: &usize| Path::new(OsStr::from_bytes(&bytes[..*colon])).exists();
         match colons.clone().rfind(is_image).or_else(|| colons.next()) {
@@ -67,11 +75,15 @@ impl ImageArgs {
     /// Opens an image and caches at most `cache_bytes` of decoded clusters.
     pub(crate) fn open_with(&self, path: &Path, cache_bytes: usize) -> anyhow::Result<Image> {
         let shown = || path.display().to_string();
-        let file = self.open_file(path)?;
-        let mut devices: Vec<Box<dyn ReadAt>> = Vec::new();
-        for device in &self.devices {
-            devices.push(Box::new(File::open(device).with_context(|| device.display().to_string())?));
-        }
+        let file = self.open_storage(path)?;
+        let devices = match &self.devices[..] {
+            [] => file.devices().with_context(shown)?,
+            given => {
+                let open = |device: &PathBuf| storage::open(device).with_context(|| device.display().to_string());
+                given.iter().map(open).collect::<anyhow::Result<_>>()?
+            }
+        };
+        let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         // Without an offset, read the file directly, without a wrapper.
         let image = match self.offset {
             0 => Image::open_with_devices(file, devices, cache_bytes),
@@ -96,27 +108,28 @@ impl ImageArgs {
         inputs
     }
 
-    /// Opens an image's file. Other files are refused, with an error that names well-known formats
+    /// Opens an image's storage. Other files are refused, with an error that names well-known formats
     /// and places where an image may be.
-    fn open_file(&self, path: &Path) -> anyhow::Result<File> {
+    fn open_storage(&self, path: &Path) -> anyhow::Result<Arc<dyn Storage>> {
         let shown = || path.display().to_string();
-        let file = File::open(path).with_context(|| match path_in_a_file(path) {
+        let is_file = !Location::of(path).is_url();
+        if is_file && path.is_dir() {
+            bail!("{} is a directory, not an image", shown());
+        }
+        let file = storage::open(path).with_context(|| match path_in_a_file(path).filter(|_| is_file) {
             Some(place) => format!("{} (for a path in an image, write {place})", shown()),
             None => shown(),
         })?;
-        if file.metadata().with_context(shown)?.is_dir() {
-            bail!("{} is a directory, not an image", shown());
-        }
         let len = file.len_bytes().with_context(shown)?;
         let offset = self.offset;
         if offset > 0 {
             ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
         }
-        if Format::Erofs.is_in(&file, offset).with_context(shown)? {
+        if Format::Erofs.is_in(&*file, offset).with_context(shown)? {
             return Ok(file);
         }
         let there = if offset == 0 { String::new() } else { format!(" at byte {offset}") };
-        let found = Signature::of(&file, offset).with_context(shown)?;
+        let found = Signature::of(&*file, offset).with_context(shown)?;
         let what = match found {
             Some(found) => format!("it is {}", found.described(path)),
             None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
@@ -124,7 +137,7 @@ impl ImageArgs {
         let joint = if found.is_some() { ';' } else { ':' };
         // The content of other files is not that of a disk.
         let is_disk = found.is_none_or(|found| matches!(found.kind(), Kind::Disk));
-        let places = if is_disk { places::found(&file, offset, len) } else { Vec::new() };
+        let places = if is_disk && is_file { places::found(&*file, offset, len) } else { Vec::new() };
         let advice = places::advice(&places);
         bail!("{}{there} is not an EROFS image{joint} {what}{advice}", shown());
     }
@@ -273,6 +286,14 @@ mod tests {
         assert_eq!(place("no-such.erofs"), ImagePath { image: "no-such.erofs".into(), path: Vec::new() });
         assert_eq!(place("no-such.erofs:/etc"), ImagePath { image: "no-such.erofs".into(), path: b"/etc".to_vec() });
         assert_eq!(place("a:b:c").path, b"b:c");
+        for (text, image, path) in [
+            ("https://host:8080/x.erofs", "https://host:8080/x.erofs", ""),
+            ("oci://host:5000/a/x:13", "oci://host:5000/a/x:13", ""),
+            ("oci://host:5000/a/x:13:/etc/a:/b", "oci://host:5000/a/x:13", "/etc/a:/b"),
+            ("s3://bucket/x.erofs:/", "s3://bucket/x.erofs", "/"),
+        ] {
+            assert_eq!(place(text), ImagePath { image: image.into(), path: path.into() });
+        }
         let folder = tempfile::tempdir().expect("a folder");
         let image = folder.path().join("an:image");
         std::fs::write(&image, "").expect("a file");

@@ -30,6 +30,7 @@ mod server_directory;
 mod signals;
 mod source;
 mod stat;
+mod storage;
 
 use std::{env, fmt, process::ExitCode};
 

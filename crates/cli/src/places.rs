@@ -1,7 +1,5 @@
 //! Places in a disk where an EROFS image begins: in a partition, or behind a header.
 
-use std::fs::File;
-
 use pagefold_base::Format;
 use pagefold_erofs::ReadAt;
 
@@ -22,7 +20,7 @@ pub(crate) struct Place {
 
 /// Returns the images in a file after `offset`; if there are none, its partitions. What cannot be
 /// read has none.
-pub(crate) fn found(file: &File, offset: u64, len_bytes: u64) -> Vec<Place> {
+pub(crate) fn found(file: &dyn ReadAt, offset: u64, len_bytes: u64) -> Vec<Place> {
     let mut places = Vec::new();
     for at in partitions(file, offset).into_iter().filter(|at| *at > offset && *at < len_bytes) {
         places.push(Place { at, is_image: is_image(file, at) });
@@ -51,7 +49,7 @@ pub(crate) fn advice(places: &[Place]) -> String {
 }
 
 /// Returns where partitions begin: those of a GPT, otherwise those of a boot sector.
-fn partitions(file: &File, start: u64) -> Vec<u64> {
+fn partitions(file: &dyn ReadAt, start: u64) -> Vec<u64> {
     for sector_bytes in [512, 4096] {
         if let Some(found) = gpt(file, start, sector_bytes) {
             return found;
@@ -67,7 +65,7 @@ fn partitions(file: &File, start: u64) -> Vec<u64> {
     starts.filter(|sector| *sector > 0).map(|sector| start + sector * SECTOR_BYTES as u64).collect()
 }
 
-fn gpt(file: &File, start: u64, sector_bytes: u64) -> Option<Vec<u64>> {
+fn gpt(file: &dyn ReadAt, start: u64, sector_bytes: u64) -> Option<Vec<u64>> {
     let mut header = [0; 92];
     file.read_exact_at(&mut header, start.checked_add(sector_bytes)?).ok()?;
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -91,11 +89,11 @@ fn gpt(file: &File, start: u64, sector_bytes: u64) -> Option<Vec<u64>> {
 }
 
 /// Returns where the first image behind a header begins.
-fn searched(file: &File, offset: u64, len_bytes: u64) -> Option<u64> {
+fn searched(file: &dyn ReadAt, offset: u64, len_bytes: u64) -> Option<u64> {
     let end = offset.saturating_add(SEARCHED_BYTES).min(len_bytes);
     (offset..end).step_by(SECTOR_BYTES).skip(1).find(|at| is_image(file, *at))
 }
 
-fn is_image(file: &File, at: u64) -> bool {
+fn is_image(file: &dyn ReadAt, at: u64) -> bool {
     Format::Erofs.is_in(file, at).unwrap_or(false)
 }

@@ -54,7 +54,6 @@ mod format;
 mod read;
 mod readahead;
 mod reuse;
-mod source;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -71,7 +70,7 @@ pub use error::{Error, Result};
 pub use extract::{Existing, ExtractOptions, ExtractProblem, ExtractReport, LeftOut};
 pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
+pub use pagefold_storage::{Embedded, ReadAt};
 pub use read::{
     CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, ReadPart, Run, Superblock,
 };
-pub use source::{Embedded, ReadAt};

@@ -1,15 +1,11 @@
 //! Files that are served as read-only disks: their names, how they are opened, and their memory.
 
-use std::{
-    ffi::OsStr,
-    fmt,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use pagefold_base::{Base, Cache, Format, Lease, OpenError, Options};
 use pagefold_control::{AddBase, Code, Failure, Figures};
 use pagefold_disk::{BaseCache, Pool};
+use pagefold_storage::{Location, Open};
 
 use crate::{counted::Counted, error::message, machine::Memory};
 
@@ -30,7 +26,7 @@ const PART_OF_LIMIT: u64 = 4;
 pub struct BaseFile {
     /// Name of the disk.
     pub name: String,
-    /// Path of the file; users may be in other directories, so it should be absolute.
+    /// Path of the file, or a URL; users may be in other directories, so a path should be absolute.
     pub path: PathBuf,
     /// Path of the disk in the file, if the file is an EROFS image.
     pub inside: Option<Vec<u8>>,
@@ -50,8 +46,8 @@ impl TryFrom<&AddBase> for BaseFile {
 
     fn try_from(base: &AddBase) -> Result<Self, Failure> {
         let AddBase { name, path, inside, format, .. } = base.clone();
-        if !Path::new(&path).is_absolute() {
-            let what = format!("field `path`: '{path}' is not an absolute path");
+        if matches!(Location::of(path.as_ref()), Location::File(path) if !path.is_absolute()) {
+            let what = format!("field `path`: '{path}' is neither an absolute path nor a URL");
             return Err(Failure::new(Code::InvalidRequest, what));
         }
         let format = format.map(|format| format.parse()).transpose();
@@ -127,16 +123,18 @@ fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     all_bytes(pool, given_bytes).saturating_sub(clusters_bytes(pool, given_bytes))
 }
 
-/// Opens a base. `tell` receives later events of its file.
+/// Opens a base, whose storage `open_storage` opens. `tell` receives later events of its file.
 pub(crate) fn open(
     file: &BaseFile,
+    open_storage: &Open,
     caches: &BaseCaches,
     tell: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<Base, Failure> {
     let mut options = Options::default();
     options.format = file.format;
     options.inside.clone_from(&file.inside);
-    Base::open(&file.path, &options, &caches.clusters, tell).map_err(|error| {
+    let storage = open_storage(&file.path).map_err(|source| OpenError::of_storage(&file.path, source));
+    storage.and_then(|storage| Base::of(storage, &file.path, &options, &caches.clusters, tell)).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };
         Failure::new(code, message(&error))
     })

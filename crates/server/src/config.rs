@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use pagefold_codec::{Codec, Fold};
 use pagefold_serve::Limits;
+use pagefold_storage::Open;
 
 use crate::Observer;
 
@@ -26,6 +27,8 @@ pub struct Config {
     pub clients: Limits,
     /// Receives a line about each thing that the server does.
     pub observer: Observer,
+    /// Opens what bases are read from. The default opens files.
+    pub open: Arc<Open>,
     /// Called before the maximum number of connections changes, for example to let the process open
     /// more files. Returns a warning.
     pub when_connections: Option<WhenConnections>,
@@ -66,6 +69,7 @@ impl Default for Config {
             when_full: WhenFull::default(),
             clients: Limits::default(),
             observer: Observer::default(),
+            open: Arc::new(pagefold_storage::open),
             when_connections: None,
         }
     }

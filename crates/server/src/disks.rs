@@ -17,6 +17,7 @@ use pagefold_control::{
 };
 use pagefold_disk::{BlockDevice, Error as BlockError, NewPoolError, Pool, PoolConfig};
 use pagefold_serve::{Exports, Limits, ServerHandle};
+use pagefold_storage::Open;
 
 use crate::{
     WhenFull,
@@ -43,6 +44,8 @@ pub(crate) struct DisksConfig {
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
+    /// Opens what bases are read from.
+    pub(crate) open: Arc<Open>,
 }
 
 /// The disks of a server.
@@ -50,6 +53,7 @@ pub(crate) struct Disks {
     table: Table,
     client_memory: Arc<ClientMemory>,
     base_caches: BaseCaches,
+    open: Arc<Open>,
     instants: Arc<Instants>,
     compaction: Compaction,
     /// The limit of all disks together; held while it is set.
@@ -76,13 +80,14 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: DisksConfig) -> Result<Self, NewPoolError> {
-        let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full } = config;
+        let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
         let pool =
             Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
         let table = Table::new(pool.clone(), when_full);
         Ok(Self {
             client_memory: Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes)),
             base_caches: BaseCaches::new(&pool, base_cache_bytes),
+            open,
             instants: Arc::new(Instants::new(table.exports.clone())),
             compaction: Compaction::default(),
             limit_bytes: Mutex::new(limit_bytes),
@@ -137,7 +142,7 @@ impl Disks {
         // Opening a file may take long, so no lock is held.
         self.table.lock().check_free(name)?;
         let pool = &self.table.pool;
-        let base = bases::open(file, &self.base_caches, tell)?;
+        let base = bases::open(file, &*self.open, &self.base_caches, tell)?;
         let padding_bytes = base.padding_bytes();
         let backing = Backing::of_file(pool, &self.base_caches, base, file.to_string())?;
         Ok((self.insert_base(name, backing, socket)?, padding_bytes))
@@ -425,8 +430,10 @@ mod tests {
     fn disks() -> Disks {
         let codec = Arc::new(pagefold_codec::Lz4);
         let (clients, when_full) = (Limits::default(), WhenFull::Error);
-        Disks::new(DisksConfig { codec, dedupe: false, limit_bytes: None, base_cache_bytes: None, clients, when_full })
-            .expect("a pool")
+        let open = Arc::new(pagefold_storage::open);
+        let config =
+            DisksConfig { codec, dedupe: false, limit_bytes: None, base_cache_bytes: None, clients, when_full, open };
+        Disks::new(config).expect("a pool")
     }
 
     /// A page that is cut needs more memory than one word that is repeated.

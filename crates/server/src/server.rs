@@ -56,9 +56,10 @@ impl Server {
     /// # Errors
     /// See [`NewPoolError`].
     pub fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, when_connections } = config;
+        let Config { codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections } =
+            config;
         let (limit_bytes, limit_line) = memory_limit(limit);
-        let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full })?;
+        let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
         Ok(Self(Arc::new(ServerCore { disks, observer, clients, when_connections, limit_line, listened })))
     }

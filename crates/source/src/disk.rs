@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pagefold_base::{Base, Cache, Format, Options};
 use pagefold_erofs::{Change, Content, FileKind, Image, Node, NodeKind, Overlay, ReadAt, ScanOptions, Tree};
+use pagefold_storage::{Storage, StoredFile};
 
 use crate::{
     Result, Tell,
@@ -43,10 +44,11 @@ impl Disk {
     pub(crate) fn open(disk: DiskFile, format: Option<Format>, tell: &Tell) -> Result<Self> {
         let DiskFile { file, path, is_there, metadata } = disk;
         let shown = || path.display().to_string();
-        let format = format.map_or_else(|| Format::of(&path, &file), Ok)?;
+        let storage: Arc<dyn Storage> = Arc::new(StoredFile::new(file).within(shown)?);
+        let format = format.map_or_else(|| Format::of(&path, &*storage), Ok)?;
         let Some(file_name) = path.file_name() else { refuse!("{} has no name", shown()) };
         if format == Format::Raw {
-            let size = file.len_bytes().within(shown)?;
+            let size = storage.len_bytes().within(shown)?;
             if is_there {
                 let content = Content::Path((&path).into());
                 return Ok(Self { name: file_name.as_bytes().to_vec(), content, size, metadata });
@@ -58,7 +60,7 @@ impl Disk {
             }
         }
         let name = match format {
-            Format::Erofs => only_name(&path, &file)?,
+            Format::Erofs => only_name(&path, &storage)?,
             Format::Qcow2 if path.extension().is_some_and(|end| end.eq_ignore_ascii_case(format.name())) => {
                 Path::new(file_name).with_extension("img").into_os_string().into_vec()
             }
@@ -67,7 +69,7 @@ impl Disk {
         let mut options = Options::default();
         options.format = Some(format);
         let tell = Arc::clone(tell);
-        let base = Base::of_file(file, &path, &options, &Cache::new(CACHE_BYTES), move |line| tell(line))?;
+        let base = Base::of(storage, &path, &options, &Cache::new(CACHE_BYTES), move |line| tell(line))?;
         let changes = base.data().map_err(std::io::Error::other).within(shown)?;
         let changes =
             changes.into_iter().map(|range| Change { at: range.start, len: range.end - range.start, zeros: false });
@@ -88,9 +90,9 @@ impl Disk {
 }
 
 /// Returns the name of the only file in an EROFS image.
-fn only_name(path: &Path, file: &File) -> Result<Vec<u8>> {
+fn only_name(path: &Path, storage: &Arc<dyn Storage>) -> Result<Vec<u8>> {
     let shown = || path.display().to_string();
-    let image = Image::open(file.try_clone().within(shown)?).within(shown)?;
+    let image = Image::open(Arc::clone(storage)).within(shown)?;
     let root = image.root().within(shown)?;
     let mut entries =
         image.read_dir(&root).within(shown)?.into_iter().filter(|entry| !matches!(&*entry.name, b"." | b".."));

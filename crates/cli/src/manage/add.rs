@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn add_base(name: String, file: OsString, format: Option<Format>) -> anyhow::Result<AddBase> {
     let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
-    let image = std::path::absolute(&image).with_context(|| image.display().to_string())?;
+    let image = pagefold_storage::absolute(&image).with_context(|| image.display().to_string())?;
     let inside = String::from_utf8(path).map_err(|_| not_text())?;
     Ok(AddBase {
         name,

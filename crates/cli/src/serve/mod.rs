@@ -48,7 +48,7 @@ use self::{
 use crate::{
     background, codec,
     log::{Level, Log, Sink},
-    misuse, server_directory, signals, size,
+    misuse, server_directory, signals, size, storage,
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -283,6 +283,7 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
+        config.open = Arc::new(storage::open);
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
         config

@@ -9,6 +9,7 @@ use std::{
 
 use pagefold_base::Format;
 use pagefold_server::{Add, BaseFile, MemoryLimit};
+use pagefold_storage::Location;
 
 use crate::{image::ImagePath, size};
 
@@ -42,7 +43,8 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     })
 }
 
-/// Parses `[NAME=]FILE[:PATH]`. The default name is the file's name without its last extension.
+/// Parses `[NAME=]FILE[:PATH]`. The default name is the file's name without its last extension and,
+/// in a registry, without its tag or digest.
 pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseFile, String> {
     let (name, place) = split_name(&text);
     let ImagePath { image, path: inside } = ImagePath::from(place);
@@ -50,13 +52,27 @@ pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseF
     let name = match name {
         Some(name) => Some(name.to_owned()),
         None => {
-            let file = inside.as_deref().map_or(image.as_path(), |inside| Path::new(OsStr::from_bytes(inside)));
+            let file =
+                inside.as_deref().map_or_else(|| plain_name(&image), |inside| Path::new(OsStr::from_bytes(inside)));
             file.file_stem().and_then(OsStr::to_str).map(str::to_owned)
         }
     };
     let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", text.display()))?;
-    let path = std::path::absolute(&image).map_err(|error| format!("'{}': {error}", image.display()))?;
+    let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", image.display()))?;
     Ok(BaseFile { name, path, inside, format })
+}
+
+/// Returns a path, or a URL without what selects a version of the file that it leads to.
+fn plain_name(image: &Path) -> &Path {
+    match Location::of(image) {
+        Location::File(path) => path,
+        Location::Url { scheme, url } => {
+            let url = url.split(['?', '#']).next().unwrap_or(url);
+            let file = url.rfind('/').map_or(0, |slash| slash + 1);
+            let versions: &[char] = if scheme == "oci" { &[':', '@'] } else { &[] };
+            Path::new(url[file..].split(versions).next().unwrap_or_default())
+        }
+    }
 }
 
 /// Splits off the name before an equals sign, unless the whole text names an existing file, or the
@@ -154,6 +170,16 @@ mod tests {
         assert_eq!(parse(path), base("a=b", path, None));
         assert_eq!(parse(&format!("c={path}:/d")), base("c", path, Some("/d")));
         assert_eq!(parse(&format!("{path}:/d")), base("d", path, Some("/d")));
+        for (text, name, path, inside) in [
+            ("https://host:8080/a/debian.erofs?sig=a=b", "debian", "https://host:8080/a/debian.erofs?sig=a=b", None),
+            ("d=s3://bucket/debian.erofs", "d", "s3://bucket/debian.erofs", None),
+            ("oci://host:5000/disks/debian:13.1", "debian", "oci://host:5000/disks/debian:13.1", None),
+            ("oci://host/debian@sha256:ab", "debian", "oci://host/debian@sha256:ab", None),
+            ("s3://b/all.erofs:/disks/a.raw", "a", "s3://b/all.erofs", Some("/disks/a.raw")),
+        ] {
+            assert_eq!(parse(text), base(name, path, inside));
+        }
+        assert!(parse_base("https://host/".into(), None).is_err());
         assert!(parse_base("/".into(), None).is_err());
         assert!(parse("disk").path.is_absolute());
     }

@@ -50,7 +50,7 @@ impl Content {
             Self::Overlay(overlay) => return overlay.read(offset, len, bytes),
             Self::Bytes(source) => {
                 bytes.resize(len, 0);
-                crate::source::ReadAt::read_exact_at(&**source, bytes, offset)?;
+                pagefold_storage::ReadAt::read_exact_at(&**source, bytes, offset)?;
             }
         }
         Ok(Found::Bytes)

@@ -10,11 +10,12 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::{fmt, io, iter};
 
+use pagefold_storage::ReadAt;
+
 use super::base::OverlayBase;
 use super::holes::Found;
 use super::stretches::{Held, Stretch};
 use crate::error::{Error, Result};
-use crate::source::ReadAt;
 use crate::zeros::is_zeros;
 
 /// A range that differs, or may differ, from the content below it.

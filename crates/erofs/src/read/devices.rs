@@ -10,9 +10,10 @@
 //! If no devices are given, devices that the table maps to blocks of the image are assumed to be
 //! there, as Linux does.
 
+use pagefold_storage::ReadAt;
+
 use crate::error::{Error, Result};
 use crate::format::DeviceSlot;
-use crate::source::ReadAt;
 
 /// A location on one of an image's devices; device 0 is the image itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use pagefold_storage::ReadAt;
 
 use super::devices::{Devices, Spot};
 use super::near;
@@ -12,7 +13,6 @@ use super::superblock::Superblock;
 use crate::cache::{Budget, Buffers, Cache, ClusterCache, Clusters, Content, Segments};
 use crate::error::{Error, Result};
 use crate::format::{IN_BOX, Lcluster, Prefix};
-use crate::source::ReadAt;
 
 /// Bytes of memory for cached directory blocks.
 const NAMES_CACHE_BYTES: usize = 1 << 20;

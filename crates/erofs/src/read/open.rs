@@ -4,6 +4,8 @@ use std::fs::File as OsFile;
 use std::path::Path;
 use std::sync::Arc;
 
+use pagefold_storage::ReadAt;
+
 use super::devices::Devices;
 use super::image::Image;
 use super::metabox::Metabox;
@@ -11,7 +13,6 @@ use super::superblock::Superblock;
 use crate::cache::ClusterCache;
 use crate::error::{Error, Result};
 use crate::format::incompat;
-use crate::source::ReadAt;
 
 impl Image {
     /// The maximum size in bytes of decoded clusters that [`open`](Self::open) caches.

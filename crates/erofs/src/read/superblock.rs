@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use pagefold_codec::cluster::ClusterFormat;
+use pagefold_storage::ReadAt;
 
 use crate::error::{Error, Result};
 use crate::format::{
     DeviceSlot, IN_BOX, Lz4Config, LzmaConfig, MAX_LZMA_DICT_BYTES, NID_IN_METABOX, SLOT, SUPER_MAGIC, SUPER_OFFSET,
     SuperBlock, SuperBlockSlot1, align, checksum, checksummed_len, compat, incompat,
 };
-use crate::source::ReadAt;
 
 /// The contents of an image's superblock.
 #[derive(Clone, Debug)]

@@ -4,10 +4,12 @@ use std::{
     fmt,
     fs::File,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use pagefold_control::BaseRecord;
-use pagefold_erofs::{BuildOptions, Image};
+use pagefold_erofs::{BuildOptions, Image, ReadAt};
+use pagefold_storage::{Location, Open, Storage};
 
 use super::error::{FreezeError, Result, Within, ensure, refuse};
 
@@ -31,6 +33,10 @@ impl<'a> BackingFile<'a> {
             format == "raw" || format == "qcow2",
             "the base {path} is an EROFS image, which QEMU cannot read: leave out --backing to write all of the disk"
         );
+        ensure!(
+            !Location::of(path.as_ref()).is_url(),
+            "the base {path} is not a file, which a backing file must be: leave out --backing to write all of the disk"
+        );
         let backing = Self { path, format, identity };
         backing.check_unchanged()?;
         Ok(backing)
@@ -39,7 +45,7 @@ impl<'a> BackingFile<'a> {
     /// Checks that the path still leads to the unchanged file that the server has.
     pub(super) fn check_unchanged(&self) -> Result<()> {
         let failed = || format!("the base {} cannot be the backing file", self.path);
-        let found = File::open(self.path).and_then(|file| pagefold_base::identity_of(&file)).within(failed)?;
+        let found = File::open(self.path).and_then(|file| pagefold_storage::identity_of(&file)).within(failed)?;
         let is_same = found == self.identity;
         ensure!(is_same, "{}: it was changed or replaced since the server opened it", failed());
         Ok(())
@@ -49,8 +55,7 @@ impl<'a> BackingFile<'a> {
 /// The EROFS image that contains a base.
 pub struct BaseImage {
     path: PathBuf,
-    file: File,
-    identity: String,
+    storage: Arc<dyn Storage>,
     content: pagefold_erofs::File,
 }
 
@@ -62,14 +67,14 @@ impl fmt::Debug for BaseImage {
 
 impl BaseImage {
     /// Opens the image that contains a base.
-    pub(super) fn open(base: &BaseRecord) -> Result<Self> {
+    pub(super) fn open(base: &BaseRecord, open: &Open) -> Result<Self> {
         let path = Path::new(&base.path);
-        let file = File::open(path)?;
-        let found = pagefold_base::identity_of(&file)?;
-        ensure!(found == base.identity, "it was changed or replaced since the server opened it");
-        let image = Image::open(file.try_clone()?)?;
+        let storage = open(path)?;
+        ensure!(storage.identity() == base.identity, "it was changed or replaced since the server opened it");
+        let devices = storage.devices()?.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
+        let image = Image::open_with_devices(Arc::clone(&storage), devices, Image::DEFAULT_CACHE_BYTES)?;
         let content = pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?;
-        Ok(Self { path: path.into(), file, identity: found, content })
+        Ok(Self { path: path.into(), storage, content })
     }
 
     /// Returns the options with which the base was packed.
@@ -90,9 +95,8 @@ impl BaseImage {
     /// # Errors
     /// It has changed: data copied from it are not reliable.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        let found = pagefold_base::identity_of(&self.file);
         ensure!(
-            found.is_ok_and(|found| found == self.identity),
+            !self.storage.is_changed_now(),
             "the base {} was changed while the disk was written out: nothing is written",
             self.path.display()
         );

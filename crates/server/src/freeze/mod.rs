@@ -10,6 +10,7 @@ mod reader;
 use std::{fs::File, sync::Arc};
 
 use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Overlay, Tree, build_watched};
+use pagefold_storage::Open;
 
 use self::{
     base::BackingFile,
@@ -73,14 +74,15 @@ impl Frozen {
         backing.map_or(Ok(()), |backing| backing.check_unchanged())
     }
 
-    /// Opens the EROFS image below the disk, if there is one, so that its unchanged clusters are
-    /// copied.
+    /// Opens the EROFS image below the disk with `open`, if there is one, so that its unchanged
+    /// clusters are copied.
     ///
     /// # Errors
     /// This process cannot read it, or its path leads to another file than the server has.
-    pub fn base_image(&self) -> Result<Option<BaseImage>, FreezeError> {
+    pub fn base_image(&self, open: &Open) -> Result<Option<BaseImage>, FreezeError> {
         let base = self.base().filter(|base| base.format == "erofs");
-        base.map(|base| BaseImage::open(base).within(|| format!("cannot reuse the base {}", base.path))).transpose()
+        base.map(|base| BaseImage::open(base, open).within(|| format!("cannot reuse the base {}", base.path)))
+            .transpose()
     }
 
     /// Writes the disk to `out`, an empty file, as the only file of an EROFS image, `disk.img`. Copies

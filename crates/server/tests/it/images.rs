@@ -54,7 +54,7 @@ fn bytes(mut file: File) -> Vec<u8> {
 fn erofs(frozen: &Frozen) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a file");
     let mut done = (0, 1);
-    let base = frozen.base_image().expect("a readable base, or none");
+    let base = frozen.base_image(&pagefold_storage::open).expect("a readable base, or none");
     let like = base.as_ref().map_or_else(BuildOptions::default, |base| base.options().expect("its options"));
     let options = BuildOptions { threads: 2, ..like };
     let written = frozen.write_erofs(&file, &options, base.as_ref(), &mut |bytes, all| done = (bytes, all));
@@ -140,6 +140,6 @@ fn a_fork_of_an_image_becomes_an_image() {
 
     // A base that was replaced is not copied from.
     fs::rename(folder.path().join("job.erofs"), &path).expect("a rename");
-    let refused = frozen.base_image().expect_err("another file");
+    let refused = frozen.base_image(&pagefold_storage::open).expect_err("another file");
     assert!(refused.to_string().contains("cannot reuse the base"), "{refused}");
 }

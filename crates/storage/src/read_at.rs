@@ -1,4 +1,4 @@
-//! The sources that an image's bytes come from.
+//! Positioned, batched reads.
 
 use std::fs::File;
 use std::io;
@@ -20,10 +20,16 @@ pub trait ReadAt: Send + Sync {
         0
     }
 
-    /// Fills each buffer from its offset. Meant for sources with high latency that can serve
-    /// several requests at once.
+    /// Fills each buffer from its offset. What is close to each other or can be fetched concurrently
+    /// costs one wait, where waits are long. After an error, any of the buffers may be filled.
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
+    }
+
+    /// Returns the length of the aligned units in which the source fetches: of a unit that was read
+    /// from, other bytes cost little. A power of two, at least 4096.
+    fn unit_bytes(&self) -> u64 {
+        4096
     }
 
     /// Returns the bytes themselves if all of them are in memory, so that clusters are decoded
@@ -129,83 +135,15 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
         (**self).try_read_at(buf, offset)
     }
 
+    fn unit_bytes(&self) -> u64 {
+        (**self).unit_bytes()
+    }
+
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
         (**self).bytes_at(len, offset)
     }
 
     fn file(&self) -> Option<&File> {
         (**self).file()
-    }
-}
-
-/// An image embedded in a larger source, from a given byte to the source's end.
-///
-/// Positions in the image, including those in [`Error::Corrupt`](crate::Error::Corrupt), are
-/// relative to that byte.
-#[derive(Clone, Debug)]
-pub struct Embedded<S> {
-    source: S,
-    start_bytes: u64,
-    len_bytes: u64,
-}
-
-impl<S: ReadAt> Embedded<S> {
-    /// Returns the image that `source` holds from `start_bytes` to its end.
-    ///
-    /// # Errors
-    /// The source cannot say its length, or ends before `start_bytes`
-    /// ([`UnexpectedEof`](io::ErrorKind::UnexpectedEof)).
-    pub fn new(source: S, start_bytes: u64) -> io::Result<Self> {
-        let source_bytes = source.len_bytes()?;
-        let Some(len_bytes) = source_bytes.checked_sub(start_bytes) else {
-            let what = format!("byte {start_bytes} is past the end: there are {source_bytes} bytes");
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
-        };
-        Ok(Self { source, start_bytes, len_bytes })
-    }
-}
-
-impl<S: ReadAt> ReadAt for Embedded<S> {
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.len_bytes)
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let offset = offset.checked_add(self.start_bytes).ok_or(io::ErrorKind::UnexpectedEof)?;
-        self.source.read_exact_at(buf, offset)
-    }
-
-    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
-        offset.checked_add(self.start_bytes).map_or(0, |offset| self.source.try_read_at(buf, offset))
-    }
-
-    fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
-        self.source.bytes_at(len, offset.checked_add(self.start_bytes)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_embedded_source_begins_and_ends_where_it_should() {
-        let bytes: Vec<u8> = (0..100).collect();
-        let embedded = Embedded::new(bytes.clone(), 30).unwrap();
-        assert_eq!(embedded.len_bytes().unwrap(), 70);
-        let mut two = [0; 2];
-        embedded.read_exact_at(&mut two, 68).unwrap();
-        assert_eq!(two, [98, 99]);
-        assert_eq!(embedded.bytes_at(2, 0), Some(&[30, 31][..]));
-        for offset in [69, 70, u64::MAX - 30, u64::MAX] {
-            assert!(embedded.read_exact_at(&mut two, offset).is_err(), "{offset}");
-            assert_eq!(embedded.bytes_at(2, offset), None, "{offset}");
-        }
-        assert_eq!(Embedded::new(bytes.clone(), 100).unwrap().len_bytes().unwrap(), 0);
-        for start in [101, u64::MAX] {
-            let error = Embedded::new(bytes.clone(), start).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-            assert!(error.to_string().contains("there are 100 bytes"), "{error}");
-        }
     }
 }
