@@ -12,10 +12,11 @@ use std::{
     time::Duration,
 };
 
-use pagefold_erofs::ReadAt;
+use pagefold_storage::ReadAt;
 
 use crate::{
     cache::Chunks,
+    cut::LEAST_BYTES,
     error::{Error, Result},
     index::Index,
     location::shown,
@@ -101,6 +102,10 @@ impl Blob {
             requests: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
         }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Returns the image's index.
@@ -301,6 +306,10 @@ impl ReadAt for Blob {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.read_all_at(&mut [(offset, buf)])
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        LEAST_BYTES
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {

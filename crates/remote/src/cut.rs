@@ -10,7 +10,8 @@ use std::{
     ops::Range,
 };
 
-use pagefold_erofs::{FileKind, Image, ReadAt};
+use pagefold_erofs::{FileKind, Image};
+use pagefold_storage::ReadAt;
 
 use crate::index::{Index, Indexing};
 
@@ -18,7 +19,7 @@ use crate::index::{Index, Indexing};
 const UNIT_BYTES: u64 = 4096;
 
 /// Chunks have at least about so many bytes: an index is then 0.3 % of its image.
-const LEAST_BYTES: u64 = 16 << 10;
+pub(crate) const LEAST_BYTES: u64 = 16 << 10;
 
 /// An image has at most about so many chunks: the index then has about 1.5 MiB.
 const MOST_CHUNKS: u64 = 32 << 10;

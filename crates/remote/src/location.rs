@@ -249,7 +249,7 @@ mod tests {
             ("oci://host/a:", "tag"),
             ("oci://host/a@sha256:1", "'@'"),
             ("oci://user@host/a", "'@'"),
-            ("oci://ho st/a", "host"),
+            ("oci://ho st/a", "domain name"),
         ] {
             let error = Location::parse(name).expect_err(name).to_string();
             assert!(error.contains(what) && !error.contains("secret"), "{error}");

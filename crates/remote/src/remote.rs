@@ -1,11 +1,17 @@
 //! Opening remote images.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    io,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use pagefold_storage::{ReadAt, Storage};
 use ureq::http::Method;
 
 use crate::{
-    access::{Access, Public, get},
+    access::{Access, Public, get, request},
     blob::Blob,
     cache::Cache,
     error::{Error, Result},
@@ -52,13 +58,68 @@ impl Default for Options {
 
 /// A remote image.
 pub struct Remote {
-    /// The image.
-    pub image: Arc<Blob>,
-    /// The devices of its device table, in order.
-    pub devices: Vec<Arc<Blob>>,
-    /// The location with the sum that it led to: the same bytes for all time. `None` if nothing is
-    /// verified.
-    pub fixed: Option<Location>,
+    image: Arc<Blob>,
+    devices: Vec<Arc<Remote>>,
+    fixed: Option<Location>,
+    identity: String,
+    extension: Option<&'static str>,
+}
+
+impl Remote {
+    fn new(image: Arc<Blob>, sum: Option<Sum>) -> Self {
+        let identity = match sum {
+            Some(sum) => sum.to_string(),
+            None => format!("unverified:{}", image.name()),
+        };
+        Self { image, devices: Vec::new(), fixed: None, identity, extension: None }
+    }
+
+    /// Returns the image's blob.
+    pub fn blob(&self) -> &Arc<Blob> {
+        &self.image
+    }
+
+    /// Returns the location with the sum that it led to, which stands for the same bytes for all
+    /// time. `None` if nothing is verified, and for devices.
+    pub fn fixed(&self) -> Option<&Location> {
+        self.fixed.as_ref()
+    }
+}
+
+impl ReadAt for Remote {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.image.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.image.read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        self.image.try_read_at(buf, offset)
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        self.image.read_all_at(parts)
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.image.unit_bytes()
+    }
+}
+
+impl Storage for Remote {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn extension(&self) -> Option<&str> {
+        self.extension
+    }
+
+    fn devices(&self) -> io::Result<Vec<Arc<dyn Storage>>> {
+        Ok(self.devices.iter().map(|device| Arc::clone(device) as Arc<dyn Storage>).collect())
+    }
 }
 
 /// How the parts of a remote image are reached.
@@ -148,13 +209,13 @@ impl Opener<'_> {
         if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {
             *index = Some(sum);
         }
-        Ok(Remote { image, devices: Vec::new(), fixed: Some(fixed) })
+        Ok(Remote { fixed: Some(fixed), ..Remote::new(image, Some(sum)) })
     }
 
     /// Returns the index, or `None` if the server does not have it.
     fn fetched_index(&self, pinned: Option<Sum>, access: &dyn Access) -> Result<Option<(Sum, Index)>> {
         let bytes = self.patience().repeat(|until| {
-            let reply = crate::access::request(&self.client, access, &Method::GET, &[], None, until)?;
+            let reply = request(&self.client, access, &Method::GET, &[], None, until)?;
             match reply.status.as_u16() {
                 200 => reply.read_all(MOST_INDEX_BYTES, until).map(Some),
                 404 | 410 => Ok(None),
@@ -179,7 +240,7 @@ impl Opener<'_> {
         }
         let index = Arc::new(Index::without_sums(size_bytes, UNVERIFIED_CHUNK_BYTES));
         let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience);
-        Ok(Remote { image: Arc::new(image), devices: Vec::new(), fixed: None })
+        Ok(Remote::new(Arc::new(image), None))
     }
 
     fn blob(&self, sum: Sum, index: Index, access: Box<dyn Access>) -> Result<Arc<Blob>> {
@@ -213,9 +274,9 @@ impl Opener<'_> {
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
         let image = self.layer(&registry, &image)?;
-        let devices = devices.iter().map(|device| self.layer(&registry, device)).collect::<Result<_>>()?;
+        let devices = devices.iter().map(|device| self.layer(&registry, device).map(Arc::new)).collect::<Result<_>>()?;
         let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
-        Ok(Remote { image, devices, fixed: Some(fixed) })
+        Ok(Remote { devices, fixed: Some(fixed), extension: Some("erofs"), ..image })
     }
 
     /// Returns a manifest and its sum.
@@ -237,7 +298,7 @@ impl Opener<'_> {
         Ok((sum, bytes))
     }
 
-    fn layer(&self, registry: &Arc<Registry>, layer: &Layer) -> Result<Arc<Blob>> {
+    fn layer(&self, registry: &Arc<Registry>, layer: &Layer) -> Result<Remote> {
         let Some(place) = &layer.index else {
             let what = "no chunk index, so that nothing can be verified";
             return Err(Error::Manifest { name: self.name(), what: what.to_owned() });
@@ -264,11 +325,12 @@ impl Opener<'_> {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        self.blob(*sum, index, Box::new(registry.blob(layer.blob)?))
+        let image = self.blob(*sum, index, Box::new(registry.blob(layer.blob)?))?;
+        Ok(Remote::new(image, Some(*sum)))
     }
 }
 
-fn part(ranges: &Ranges, range: Range<u64>, until: std::time::Instant) -> Result<Vec<u8>, Failure> {
+fn part(ranges: &Ranges, range: Range<u64>, until: Instant) -> Result<Vec<u8>, Failure> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     ranges.open(range, until)?.fill(&mut bytes, until)?;
     Ok(bytes)
