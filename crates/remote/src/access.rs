@@ -10,6 +10,9 @@ use crate::{
     patience::Failure,
 };
 
+/// A new authorization may end before it is used, but seldom so often in a row.
+const MOST_CHALLENGES: u32 = 3;
+
 /// How requests for one object are addressed and authorized.
 pub(crate) trait Access: Send + Sync {
     /// Returns the URL for a request.
@@ -53,12 +56,16 @@ pub(crate) fn request(
     until: Instant,
 ) -> Result<Reply, Failure> {
     let url = access.url(method);
-    let used = access.authorization();
-    let reply = client.send(method, &url, headers, used.as_ref(), body)?;
-    if reply.status == StatusCode::UNAUTHORIZED && access.challenged(client, &reply, used.as_ref(), until)? {
-        return client.send(method, &url, headers, access.authorization().as_ref(), body);
+    let mut challenges = 0;
+    loop {
+        let used = access.authorization();
+        let reply = client.send(method, &url, headers, used.as_ref(), body)?;
+        challenges += 1;
+        let refused = reply.status == StatusCode::UNAUTHORIZED && challenges <= MOST_CHALLENGES;
+        if !refused || !access.challenged(client, &reply, used.as_ref(), until)? {
+            return Ok(reply);
+        }
     }
-    Ok(reply)
 }
 
 /// Reads a whole object of at most `most_bytes`.

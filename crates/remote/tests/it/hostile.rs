@@ -84,7 +84,7 @@ fn indexes_that_are_none() {
     for (index, what) in [
         (b"<html>not found</html>".to_vec(), "not a chunk index"),
         (Vec::new(), "not a chunk index"),
-        (index_of(&bytes(10_000_000, 1)), "SHA-256"),
+        (index_of(&bytes(10_000_000, 2)), "SHA-256"),
     ] {
         let image = bytes(IMAGE_BYTES, 1);
         let server = Server::of_files([("/a.chunk-index", index), ("/a", image)]);

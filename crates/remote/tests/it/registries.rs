@@ -38,6 +38,7 @@ fn image_file(folder: &Path, image: &[u8]) -> std::path::PathBuf {
 struct Contents {
     blobs: HashMap<String, Vec<u8>>,
     manifests: HashMap<String, Vec<u8>>,
+    links: u32,
 }
 
 /// A registry whose tokens are valid for few requests, and which sends blobs from elsewhere.
@@ -83,7 +84,11 @@ fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply 
             contents.manifests.get(name).map_or(Reply::status(404), |bytes| Reply::file(request, bytes))
         }
         ("HEAD", "blobs", name) => Reply::status(if contents.blobs.contains_key(name) { 200 } else { 404 }),
-        ("GET", "blobs", name) => Reply::status(307).with("location", format!("{elsewhere}/{name}?signature=secret")),
+        ("GET", "blobs", name) => {
+            contents.links += 1;
+            let link = contents.links;
+            Reply::status(307).with("location", format!("{elsewhere}/{name}?signature=secret{link}"))
+        }
         _ => Reply::status(405),
     }
 }
@@ -94,16 +99,19 @@ fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply 
 fn tokens_and_redirects() {
     let contents = Arc::<Mutex<Contents>>::default();
     let blobs = Arc::clone(&contents);
-    let links = AtomicU64::new(0);
+    let uses = Mutex::new(HashMap::<String, u32>::new());
     let elsewhere = Server::start(move |request| {
         assert!(!request.headers.contains_key("authorization"), "a token went elsewhere");
-        if links.fetch_add(1, Relaxed) % 7 == 6 {
+        let mut uses = uses.lock().expect("not poisoned");
+        let uses = uses.entry(request.path.clone()).or_default();
+        *uses += 1;
+        if *uses > 7 {
             return Reply::status(403);
         }
         let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
         Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
     });
-    let server = registry(Arc::clone(&contents), elsewhere.url(""), 3);
+    let server = registry(Arc::clone(&contents), elsewhere.url(""), 20);
     let folder = tempfile::tempdir().expect("a folder");
     let image = bytes(2_000_000, 1);
     let path = image_file(folder.path(), &image);
