@@ -16,6 +16,7 @@ mod path;
 mod paths;
 mod ready;
 mod runs;
+mod stored;
 mod superblock;
 mod together;
 mod walk;

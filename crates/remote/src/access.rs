@@ -1,0 +1,84 @@
+//! Requests for objects of all kinds of servers.
+
+use std::time::Instant;
+
+use ureq::http::{HeaderName, HeaderValue, Method, StatusCode};
+use url::Url;
+
+use crate::{
+    http::{Client, Outgoing, Reply},
+    patience::Failure,
+};
+
+/// A new authorization may end before it is used, but seldom so often in a row.
+const MOST_CHALLENGES: u32 = 3;
+
+/// How requests for one object are addressed and authorized.
+pub(crate) trait Access: Send + Sync {
+    /// Returns the URL for a request.
+    fn url(&self, method: &Method) -> Url;
+
+    /// Returns the value of the header `Authorization`.
+    fn authorization(&self) -> Option<HeaderValue> {
+        None
+    }
+
+    /// Learns from a reply with status 401 how to authorize requests. Returns whether the request
+    /// may be repeated. `used` is the authorization that was refused.
+    fn challenged(
+        &self,
+        _client: &Client,
+        _refused: &Reply,
+        _used: Option<&HeaderValue>,
+        _until: Instant,
+    ) -> Result<bool, Failure> {
+        Ok(false)
+    }
+}
+
+/// An object that anyone may read.
+pub(crate) struct Public(pub(crate) Url);
+
+impl Access for Public {
+    fn url(&self, _method: &Method) -> Url {
+        self.0.clone()
+    }
+}
+
+/// Sends a request, with a new authorization if the server asks for one. The reply may have any
+/// status.
+pub(crate) fn request(
+    client: &Client,
+    access: &dyn Access,
+    method: &Method,
+    headers: &[(HeaderName, HeaderValue)],
+    body: Option<&Outgoing<'_>>,
+    until: Instant,
+) -> Result<Reply, Failure> {
+    let url = access.url(method);
+    let mut challenges = 0;
+    loop {
+        let used = access.authorization();
+        let reply = client.send(method, &url, headers, used.as_ref(), body)?;
+        challenges += 1;
+        let refused = reply.status == StatusCode::UNAUTHORIZED && challenges <= MOST_CHALLENGES;
+        if !refused || !access.challenged(client, &reply, used.as_ref(), until)? {
+            return Ok(reply);
+        }
+    }
+}
+
+/// Reads a whole object of at most `most_bytes`.
+pub(crate) fn get(
+    client: &Client,
+    access: &dyn Access,
+    headers: &[(HeaderName, HeaderValue)],
+    most_bytes: u64,
+    until: Instant,
+) -> Result<Vec<u8>, Failure> {
+    let reply = request(client, access, &Method::GET, headers, None, until)?;
+    match reply.status {
+        StatusCode::OK => reply.read_all(most_bytes, until),
+        _ => Err(reply.failure("the server refuses")),
+    }
+}

@@ -1,0 +1,506 @@
+//! An image in a blob, whose chunks are fetched when they are read first.
+
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    io,
+    ops::Range,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use pagefold_storage::ReadAt;
+
+use crate::{
+    cache::Chunks,
+    cut::LEAST_BYTES,
+    error::{Error, Result},
+    index::Index,
+    location::shown,
+    patience::{Failure, Patience},
+    ranges::Ranges,
+    sum::Sum,
+};
+
+/// The longest range of one request.
+const MOST_RANGE_BYTES: u64 = 4 << 20;
+
+/// The most requests for one blob at a time.
+const MOST_REQUESTS: usize = 8;
+
+/// As many of them may be for chunks that are not needed yet.
+const MOST_AHEAD: usize = 6;
+
+/// A read's chunks are in memory together, up to about this many bytes.
+const MOST_TOGETHER_BYTES: u64 = 16 << 20;
+
+/// The chunks that were read last stay in memory, up to this many bytes.
+const RECENT_BYTES: usize = 16 << 20;
+
+/// So often in a row a chunk may differ from its sum. Then the server's file is another one.
+const MOST_WRONG_SUMS: u32 = 3;
+
+type Bytes = Arc<[u8]>;
+
+/// An image in a blob on a server. Reads fetch the chunks that are missing, and compare each chunk
+/// with its sum before the first byte of it is used, also if it comes from the cache.
+pub struct Blob {
+    name: String,
+    index: Arc<Index>,
+    /// `None`: requests are not allowed.
+    ranges: Option<Ranges>,
+    chunks: Option<Chunks>,
+    /// Whether chunks are compared with their sums.
+    is_verified: bool,
+    /// How long failures are waited out.
+    limit: Duration,
+    recent: Mutex<Recent>,
+    flights: Mutex<HashMap<usize, Arc<Flight>>>,
+    gate: Gate,
+    requests: AtomicU64,
+    fetched_bytes: AtomicU64,
+}
+
+/// What was fetched so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Requests for ranges, with their repetitions.
+    pub requests: u64,
+    /// Bytes of chunks that arrived.
+    pub bytes: u64,
+}
+
+/// Whether somebody waits for a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Now,
+    Ahead,
+}
+
+impl Blob {
+    pub(crate) fn new(
+        name: String,
+        index: Arc<Index>,
+        ranges: Option<Ranges>,
+        chunks: Option<Chunks>,
+        is_verified: bool,
+        limit: Duration,
+    ) -> Self {
+        Self {
+            name,
+            index,
+            ranges,
+            chunks,
+            is_verified,
+            limit,
+            recent: Mutex::default(),
+            flights: Mutex::default(),
+            gate: Gate::default(),
+            requests: AtomicU64::new(0),
+            fetched_bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the image's index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Returns what was fetched since the blob was opened.
+    pub fn fetched(&self) -> Fetched {
+        Fetched { requests: self.requests.load(Relaxed), bytes: self.fetched_bytes.load(Relaxed) }
+    }
+
+    /// Fetches all chunks that the cache lacks. Reads of others go first. `progress` gets the bytes
+    /// of the image that are there.
+    ///
+    /// # Errors
+    /// As for a read.
+    pub fn fetch_all(&self, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        self.each_batch(0..self.index.size_bytes(), &mut |batch| {
+            self.load(batch.clone(), Need::Ahead)?;
+            progress(self.index.range(batch.end - 1).end);
+            Ok(())
+        })
+    }
+
+    /// Calls `each` with the chunks around a range, so many at a time as may be in memory.
+    fn each_batch(&self, range: Range<u64>, each: &mut dyn FnMut(Range<usize>) -> Result<()>) -> Result<()> {
+        let chunks = self.index.around(range);
+        let mut start = chunks.start;
+        while start < chunks.end {
+            let room = self.index.range(start).start + MOST_TOGETHER_BYTES;
+            let mut end = start + 1;
+            while end < chunks.end && self.index.range(end).end <= room {
+                end += 1;
+            }
+            each(start..end)?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Returns chunks, all or none.
+    fn load(&self, chunks: impl IntoIterator<Item = usize>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let (mut there, mut mine, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        {
+            let mut flights = lock(&self.flights);
+            let mut recent = lock(&self.recent);
+            for chunk in chunks {
+                if let Some(bytes) = recent.get(chunk) {
+                    there.push((chunk, bytes));
+                    continue;
+                }
+                match flights.entry(chunk) {
+                    Entry::Occupied(flight) => others.push((chunk, Arc::clone(flight.get()))),
+                    Entry::Vacant(vacant) => mine.push(Landing {
+                        blob: self,
+                        chunk,
+                        flight: Arc::clone(vacant.insert(Arc::default())),
+                    }),
+                }
+            }
+        }
+        let mut missing = Vec::new();
+        for mut landing in mine {
+            match self.chunks.as_ref().and_then(|chunks| chunks.read(landing.chunk)) {
+                Some(bytes) => there.push((landing.chunk, landing.land(bytes.into()))),
+                None => missing.push(landing),
+            }
+        }
+        there.extend(self.fetch(missing, need)?);
+        for (chunk, flight) in others {
+            there.push((chunk, flight.wait().map_err(|what| self.failed(&what))?));
+        }
+        Ok(there)
+    }
+
+    /// Fetches chunks, in ranges and several ranges at a time.
+    fn fetch(&self, missing: Vec<Landing<'_>>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let mut runs: Vec<Vec<Landing<'_>>> = Vec::new();
+        for landing in missing {
+            let fits = runs.last().is_some_and(|run| {
+                let (first, last) = (run[0].chunk, run[run.len() - 1].chunk);
+                let stored = self.index.stored(landing.chunk);
+                landing.chunk == last + 1
+                    && self.index.stored(last).end == stored.start
+                    && stored.end - self.index.stored(first).start <= MOST_RANGE_BYTES
+            });
+            match runs.last_mut().filter(|_| fits) {
+                Some(run) => run.push(landing),
+                None => runs.push(vec![landing]),
+            }
+        }
+        let mut fetched = Vec::new();
+        let mut runs = runs.into_iter();
+        // More threads than requests would only wait.
+        while runs.len() > 0 {
+            let now: Vec<_> = runs.by_ref().take(MOST_REQUESTS).collect();
+            let results: Vec<Result<Vec<_>>> = thread::scope(|scope| {
+                let mut now = now.into_iter();
+                let first = now.next();
+                let rest: Vec<_> = now.map(|run| scope.spawn(|| self.fetch_run(run, need))).collect();
+                let first = first.map(|run| self.fetch_run(run, need));
+                let rest = rest.into_iter().map(|thread| {
+                    thread.join().unwrap_or_else(|_| Err(self.failed("a thread failed")))
+                });
+                first.into_iter().chain(rest).collect()
+            });
+            for result in results {
+                fetched.extend(result?);
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Fetches adjacent chunks.
+    fn fetch_run(&self, mut run: Vec<Landing<'_>>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let result = self.try_fetch_run(&mut run, need);
+        if let Err(error) = &result {
+            let what = error.to_string();
+            run.iter().for_each(|landing| landing.flight.fail(&what));
+        }
+        result
+    }
+
+    fn try_fetch_run(&self, run: &mut [Landing<'_>], need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let ranges = self.ranges.as_ref().ok_or_else(|| Error::Offline(self.name.clone()))?;
+        let chunks = run[0].chunk..run[0].chunk + run.len();
+        let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), self.limit));
+        // Another process may have fetched some until the lock was free.
+        let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
+        let mut fetched = Vec::with_capacity(run.len());
+        let mut patience = Patience::new(self.limit);
+        let mut wrong_sums = 0;
+        let mut next = 0;
+        while next < run.len() {
+            if marked.get(next) == Some(&true) {
+                if let Some(bytes) = self.chunks.as_ref().and_then(|cached| cached.read(chunks.start + next)) {
+                    fetched.push((run[next].chunk, run[next].land(bytes.into())));
+                    next += 1;
+                    continue;
+                }
+            }
+            let len = marked[marked.len().min(next + 1)..].iter().position(|marked| *marked);
+            let end = len.map_or(run.len(), |len| next + 1 + len);
+            let before = fetched.len();
+            let permit = self.gate.enter(need);
+            let result = self.stream(ranges, &mut run[next..end], &mut patience, &mut fetched);
+            drop(permit);
+            let arrived = fetched.len() - before;
+            next += arrived;
+            if let Err(failure) = result {
+                wrong_sums = if arrived > 0 { 0 } else { wrong_sums };
+                wrong_sums += u32::from(matches!(failure.error, Error::Sum { .. }));
+                patience.wait(Failure { passing: failure.passing && wrong_sums < MOST_WRONG_SUMS, ..failure })?;
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Requests adjacent chunks once. Adds those that arrive as they should be to `fetched`.
+    fn stream(
+        &self,
+        ranges: &Ranges,
+        run: &mut [Landing<'_>],
+        patience: &mut Patience,
+        fetched: &mut Vec<(usize, Bytes)>,
+    ) -> Result<(), Failure> {
+        let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
+        self.requests.fetch_add(1, Relaxed);
+        let mut body = ranges.open(range, patience.until())?;
+        for landing in run {
+            let stored = self.index.stored(landing.chunk);
+            let mut bytes = vec![0; (stored.end - stored.start) as usize];
+            body.fill(&mut bytes, patience.until())?;
+            self.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
+            if self.is_verified && Sum::of(&bytes) != self.index.sum(landing.chunk) {
+                let what = format!("the part of {} bytes at byte {}", bytes.len(), stored.start);
+                return Err(Failure::passing(Error::Sum { url: shown(&ranges.url()), what }));
+            }
+            if let Some(chunks) = &self.chunks {
+                chunks.write(landing.chunk, &bytes);
+            }
+            fetched.push((landing.chunk, landing.land(bytes.into())));
+            patience.restart();
+        }
+        Ok(())
+    }
+
+    fn failed(&self, what: &str) -> Error {
+        Error::Server { url: self.name.clone(), what: what.to_owned() }
+    }
+}
+
+impl ReadAt for Blob {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.index.size_bytes())
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_all_at(&mut [(offset, buf)])
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        LEAST_BYTES
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        let end = offset.saturating_add(buf.len() as u64).min(self.index.size_bytes());
+        let mut filled = 0;
+        for chunk in self.index.around(offset.min(end)..end) {
+            let Some(bytes) = lock(&self.recent).get(chunk) else { break };
+            filled += copy(&bytes, self.index.range(chunk).start, &mut buf[filled..], offset + filled as u64);
+        }
+        filled
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        let size_bytes = self.index.size_bytes();
+        let mut wanted = Vec::new();
+        for (offset, buf) in &*parts {
+            let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= size_bytes);
+            let end = end.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+            wanted.extend(self.index.around(*offset..end));
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut wanted = &wanted[..];
+        while !wanted.is_empty() {
+            let mut bytes = 0;
+            let batch = wanted.iter().take_while(|chunk| {
+                let range = self.index.range(**chunk);
+                bytes += range.end - range.start;
+                bytes <= MOST_TOGETHER_BYTES
+            });
+            let (batch, rest) = wanted.split_at(batch.count());
+            for (chunk, bytes) in self.load(batch.iter().copied(), Need::Now)? {
+                let range = self.index.range(chunk);
+                for (offset, buf) in &mut *parts {
+                    let skipped = range.start.saturating_sub(*offset).min(buf.len() as u64) as usize;
+                    copy(&bytes, range.start, &mut buf[skipped..], *offset + skipped as u64);
+                }
+            }
+            wanted = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Copies what `bytes`, which are at `start`, have of `buf`, which begins at `offset`. Returns the
+/// number of bytes.
+fn copy(bytes: &[u8], start: u64, buf: &mut [u8], offset: u64) -> usize {
+    let Some(from) = offset.checked_sub(start).and_then(|skipped| bytes.get(usize::try_from(skipped).ok()?..)) else {
+        return 0;
+    };
+    let len = from.len().min(buf.len());
+    buf[..len].copy_from_slice(&from[..len]);
+    len
+}
+
+/// A chunk that is being fetched. Others wait for it.
+#[derive(Default)]
+struct Flight {
+    state: Mutex<Option<Result<Bytes, String>>>,
+    landed: Condvar,
+}
+
+impl Flight {
+    fn set(&self, result: Result<Bytes, String>) {
+        lock(&self.state).get_or_insert(result);
+        self.landed.notify_all();
+    }
+
+    fn fail(&self, what: &str) {
+        self.set(Err(what.to_owned()));
+    }
+
+    fn wait(&self) -> Result<Bytes, String> {
+        let mut state = lock(&self.state);
+        loop {
+            match &*state {
+                Some(result) => return result.clone(),
+                None => state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+/// The right to fetch a chunk. Ends the flight, also if the thread fails.
+struct Landing<'a> {
+    blob: &'a Blob,
+    chunk: usize,
+    flight: Arc<Flight>,
+}
+
+impl Landing<'_> {
+    fn land(&mut self, bytes: Bytes) -> Bytes {
+        lock(&self.blob.recent).add(self.chunk, Arc::clone(&bytes));
+        self.flight.set(Ok(Arc::clone(&bytes)));
+        bytes
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        self.flight.fail("the request was given up");
+        lock(&self.blob.flights).remove(&self.chunk);
+    }
+}
+
+/// The chunks that were used last.
+#[derive(Default)]
+struct Recent {
+    chunks: HashMap<usize, (u64, Bytes)>,
+    order: BTreeMap<u64, usize>,
+    bytes: usize,
+    turn: u64,
+}
+
+impl Recent {
+    fn get(&mut self, chunk: usize) -> Option<Bytes> {
+        let (turn, bytes) = self.chunks.get_mut(&chunk)?;
+        self.order.remove(turn);
+        self.turn += 1;
+        *turn = self.turn;
+        self.order.insert(self.turn, chunk);
+        Some(Arc::clone(bytes))
+    }
+
+    fn add(&mut self, chunk: usize, bytes: Bytes) {
+        self.turn += 1;
+        self.bytes += bytes.len();
+        self.order.insert(self.turn, chunk);
+        if let Some((turn, before)) = self.chunks.insert(chunk, (self.turn, bytes)) {
+            self.order.remove(&turn);
+            self.bytes -= before.len();
+        }
+        while self.bytes > RECENT_BYTES {
+            let Some((_, coldest)) = self.order.pop_first() else { break };
+            self.bytes -= self.chunks.remove(&coldest).map_or(0, |(_, bytes)| bytes.len());
+        }
+    }
+}
+
+/// Limits the requests at a time. Those that somebody waits for go first.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    inside: usize,
+    ahead: usize,
+    waiting_now: usize,
+}
+
+struct Permit<'a>(&'a Gate, Need);
+
+impl Gate {
+    fn enter(&self, need: Need) -> Permit<'_> {
+        let mut state = lock(&self.state);
+        match need {
+            Need::Now => {
+                state.waiting_now += 1;
+                while state.inside >= MOST_REQUESTS {
+                    state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                state.waiting_now -= 1;
+            }
+            Need::Ahead => {
+                while state.ahead >= MOST_AHEAD || state.inside >= MOST_REQUESTS || state.waiting_now > 0 {
+                    state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                state.ahead += 1;
+            }
+        }
+        state.inside += 1;
+        drop(state);
+        // The last of those that wait for a reader may let others in.
+        self.left.notify_all();
+        Permit(self, need)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.inside -= 1;
+        state.ahead -= usize::from(self.1 == Need::Ahead);
+        drop(state);
+        self.0.left.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

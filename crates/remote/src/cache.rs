@@ -1,0 +1,382 @@
+//! The cache on disk, which all processes of a user share.
+//!
+//! ```text
+//! blobs/DIGITS/index   a chunk index, with its SHA-256 sum as the name
+//! blobs/DIGITS/data    the blob's chunks at their positions, other parts are holes
+//! blobs/DIGITS/used    for each chunk, four bytes: 0, or the minute of its last use
+//! manifests/DIGITS     a registry's manifest
+//! names/DIGITS         the sum that a location led to
+//! lock                 held while chunks are evicted
+//! ```
+//!
+//! Nothing in it is trusted: each read of a chunk is compared with its sum. A torn write, a changed
+//! byte and an evicted chunk are therefore the same to a reader, and `used` is only a hint.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    ops::Range,
+    os::{
+        fd::AsFd,
+        unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+
+use crate::{
+    error::{Error, Result},
+    index::{Index, MOST_INDEX_BYTES},
+    sum::Sum,
+};
+
+/// The limit is checked after so many bytes were stored: a process may exceed it by that.
+const CHECKED_BYTES: u64 = 4 << 20;
+
+/// The longest manifest or name that is read.
+const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
+
+/// A directory of chunks under one limit.
+pub struct Cache {
+    directory: PathBuf,
+    limit_bytes: u64,
+    stored_bytes: AtomicU64,
+}
+
+/// What the cache holds of a blob.
+#[derive(Clone, Debug)]
+pub struct Cached {
+    /// The sum of its index.
+    pub index: Sum,
+    /// The image's size.
+    pub size_bytes: u64,
+    /// The bytes of the chunks that are held.
+    pub held_bytes: u64,
+    /// When a chunk was last used.
+    pub used: Option<SystemTime>,
+}
+
+/// The chunks of one blob.
+pub(crate) struct Chunks {
+    cache: Arc<Cache>,
+    index: Arc<Index>,
+    data: File,
+    used: File,
+    is_writable: bool,
+}
+
+/// Chunks that only this process fetches.
+pub(crate) struct Lock<'a> {
+    chunks: &'a Chunks,
+    range: Range<usize>,
+}
+
+impl Cache {
+    /// Opens a cache, and creates it if it does not exist. Only its owner may read it.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(directory: &Path, limit_bytes: u64) -> Result<Self> {
+        let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(0) };
+        for part in ["blobs", "manifests", "names"] {
+            let path = directory.join(part);
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+            // A cache on a read-only file system is used as it is.
+            made.or_else(|error| if directory.is_dir() { Ok(()) } else { Err(failed(&path, error)) })?;
+        }
+        Ok(cache)
+    }
+
+    /// Returns the sum that `location` led to when it was last asked for.
+    pub(crate) fn name(&self, location: &str) -> Option<Sum> {
+        let text = read_some(&self.name_path(location), MOST_DOCUMENT_BYTES)?;
+        let (sum, of) = std::str::from_utf8(&text).ok()?.trim_end().split_once(' ')?;
+        Sum::parse(sum).filter(|_| of == location)
+    }
+
+    /// Notes the sum that `location` leads to.
+    pub(crate) fn set_name(&self, location: &str, sum: Sum) {
+        if self.name(location) != Some(sum) {
+            self.write(&self.name_path(location), format!("{sum} {location}\n").as_bytes());
+        }
+    }
+
+    fn name_path(&self, location: &str) -> PathBuf {
+        self.directory.join("names").join(Sum::of(location.as_bytes()).hex())
+    }
+
+    /// Returns a manifest, if the cache holds it.
+    pub(crate) fn manifest(&self, sum: Sum) -> Option<Vec<u8>> {
+        let bytes = read_some(&self.directory.join("manifests").join(sum.hex()), MOST_DOCUMENT_BYTES)?;
+        Some(bytes).filter(|bytes| Sum::of(bytes) == sum)
+    }
+
+    pub(crate) fn set_manifest(&self, bytes: &[u8]) {
+        self.write(&self.directory.join("manifests").join(Sum::of(bytes).hex()), bytes);
+    }
+
+    /// Returns an index, if the cache holds it.
+    pub(crate) fn index(&self, sum: Sum) -> Option<Index> {
+        let path = self.blob_path(sum).join("index");
+        let bytes = read_some(&path, MOST_INDEX_BYTES)?;
+        Some(bytes).filter(|bytes| Sum::of(bytes) == sum).and_then(|bytes| Index::decode(&bytes, "index").ok())
+    }
+
+    fn blob_path(&self, sum: Sum) -> PathBuf {
+        self.directory.join("blobs").join(sum.hex())
+    }
+
+    /// Replaces a file. A cache that cannot be written is not an error.
+    fn write(&self, path: &Path, bytes: &[u8]) {
+        let Some(parent) = path.parent() else { return };
+        let write = || -> io::Result<()> {
+            let mut file = tempfile::NamedTempFile::new_in(parent)?;
+            file.write_all(bytes)?;
+            file.persist(path)?;
+            Ok(())
+        };
+        let _ = write();
+    }
+
+    /// Returns the chunks of the blob whose index this is.
+    pub(crate) fn chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>) -> Result<Chunks> {
+        let path = self.blob_path(sum);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        let mut is_writable = made.is_ok();
+        if is_writable && self.index(sum).is_none() {
+            self.write(&path.join("index"), &index.encode());
+        }
+        let mut open = |name: &str, len: u64| {
+            let path = path.join(name);
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            let file = options.open(&path).and_then(|file| file.set_len(len).map(|()| file)).or_else(|_| {
+                is_writable = false;
+                File::open(&path)
+            });
+            file.map_err(|error| failed(&path, error))
+        };
+        let data = open("data", index.stored_end())?;
+        let used = open("used", index.len() as u64 * 4)?;
+        Ok(Chunks { cache: Arc::clone(self), index: Arc::clone(index), data, used, is_writable })
+    }
+
+    /// Returns what the cache holds, the blob that was used last at the end.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn list(&self) -> Result<Vec<Cached>> {
+        let mut list = Vec::new();
+        for (sum, path) in self.blobs()? {
+            let Some(index) = self.index(sum) else { continue };
+            let minutes = minutes(&path, index.len());
+            let (mut held_bytes, mut last) = (0, 0);
+            for (chunk, minute) in minutes.into_iter().enumerate().filter(|(_, minute)| *minute > 0) {
+                let range = index.range(chunk);
+                held_bytes += range.end - range.start;
+                last = last.max(minute);
+            }
+            let used = (last > 0).then(|| UNIX_EPOCH + Duration::from_secs(u64::from(last) * 60));
+            list.push(Cached { index: sum, size_bytes: index.size_bytes(), held_bytes, used });
+        }
+        list.sort_by_key(|blob| blob.used);
+        Ok(list)
+    }
+
+    fn blobs(&self) -> Result<Vec<(Sum, PathBuf)>> {
+        let directory = self.directory.join("blobs");
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|error| failed(&directory, error))?,
+        };
+        let sum = |entry: &fs::DirEntry| Sum::parse(&format!("sha256:{}", entry.file_name().to_str()?));
+        Ok(entries.flatten().filter_map(|entry| Some((sum(&entry)?, entry.path()))).collect())
+    }
+
+    /// Returns the bytes that the cache takes on disk.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn disk_bytes(&self) -> Result<u64> {
+        let blocks = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.blocks());
+        Ok(self.blobs()?.into_iter().map(|(_, path)| (blocks(path.join("data")) + blocks(path.join("index"))) * 512).sum())
+    }
+
+    /// Evicts chunks, those first that were not used for the longest time, until the cache takes at
+    /// most `limit_bytes`. Blobs of which nothing is left are removed if `limit_bytes` is 0.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn prune(&self, limit_bytes: u64) -> Result<()> {
+        let path = self.directory.join("lock");
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let lock = lock.map_err(|error| failed(&path, error))?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(&path, error.into()))?;
+        self.evict(limit_bytes)?;
+        if limit_bytes == 0 {
+            for (_, path) in self.blobs()? {
+                fs::remove_dir_all(&path).map_err(|error| failed(&path, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn evict(&self, limit_bytes: u64) -> Result<()> {
+        let mut excess = self.disk_bytes()?.saturating_sub(limit_bytes);
+        if excess == 0 {
+            return Ok(());
+        }
+        let mut coldest = Vec::new();
+        let mut blobs = Vec::new();
+        for (sum, path) in self.blobs()? {
+            let Some(index) = self.index(sum) else { continue };
+            let open = |name: &str| OpenOptions::new().write(true).open(path.join(name));
+            let (Ok(data), Ok(used)) = (open("data"), open("used")) else { continue };
+            let minutes = minutes(&path, index.len());
+            let held = minutes.into_iter().enumerate().filter(|(_, minute)| *minute > 0);
+            coldest.extend(held.map(|(chunk, minute)| (minute, blobs.len(), chunk)));
+            blobs.push((index, data, used));
+        }
+        coldest.sort_unstable();
+        for (_, blob, chunk) in coldest {
+            if excess == 0 {
+                break;
+            }
+            let (index, data, used) = &blobs[blob];
+            let stored = index.stored(chunk);
+            let len = stored.end - stored.start;
+            let freed = used
+                .write_all_at(&[0; 4], chunk as u64 * 4)
+                .and_then(|()| Ok(fallocate(data, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, stored.start, len)?));
+            if freed.is_ok() {
+                excess = excess.saturating_sub(len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that bytes were stored. From time to time, frees an eighth of the limit if the cache
+    /// exceeds it.
+    fn stored(&self, bytes: u64) {
+        if self.stored_bytes.fetch_add(bytes, Relaxed) + bytes < CHECKED_BYTES {
+            return;
+        }
+        self.stored_bytes.store(0, Relaxed);
+        if self.disk_bytes().is_ok_and(|bytes| bytes > self.limit_bytes) {
+            let _ = self.prune((self.limit_bytes - self.limit_bytes / 8).max(1));
+        }
+    }
+}
+
+impl Chunks {
+    /// Returns which of these chunks may be on disk.
+    pub(crate) fn marked(&self, chunks: Range<usize>) -> Vec<bool> {
+        let mut bytes = vec![0; chunks.len() * 4];
+        match self.used.read_exact_at(&mut bytes, chunks.start as u64 * 4) {
+            Ok(()) => bytes.as_chunks::<4>().0.iter().map(|word| *word != [0; 4]).collect(),
+            Err(_) => vec![false; chunks.len()],
+        }
+    }
+
+    /// Reads a chunk, if the cache holds it as it should be.
+    pub(crate) fn read(&self, chunk: usize) -> Option<Vec<u8>> {
+        let mut used = [0; 4];
+        self.used.read_exact_at(&mut used, chunk as u64 * 4).ok()?;
+        if used == [0; 4] {
+            return None;
+        }
+        let stored = self.index.stored(chunk);
+        let mut bytes = vec![0; (stored.end - stored.start) as usize];
+        let read = self.data.read_exact_at(&mut bytes, stored.start);
+        if read.is_err() || Sum::of(&bytes) != self.index.sum(chunk) {
+            self.mark(chunk, 0);
+            return None;
+        }
+        let now = minute();
+        if u32::from_le_bytes(used) != now {
+            self.mark(chunk, now);
+        }
+        Some(bytes)
+    }
+
+    fn mark(&self, chunk: usize, minute: u32) {
+        if self.is_writable {
+            // A hint that is wrong costs a read or a request.
+            let _ = self.used.write_all_at(&minute.to_le_bytes(), chunk as u64 * 4);
+        }
+    }
+
+    /// Stores a chunk. A full or read-only disk is not an error.
+    pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
+        if self.is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
+            self.mark(chunk, minute());
+            self.cache.stored(bytes.len() as u64);
+        }
+    }
+
+    /// Waits until no other process fetches any of these chunks, and takes them. A process that
+    /// does not progress is not waited for longer than `limit`.
+    pub(crate) fn lock(&self, chunks: Range<usize>, limit: Duration) -> Option<Lock<'_>> {
+        if !self.is_writable {
+            return None;
+        }
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        while !self.set_lock(&chunks, libc::F_WRLCK) {
+            if start.elapsed() > limit {
+                return None;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+        Some(Lock { chunks: self, range: chunks })
+    }
+
+    fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
+        let lock = libc::flock {
+            l_type: kind as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: chunks.start as i64 * 4,
+            l_len: chunks.len() as i64 * 4,
+            l_pid: 0,
+        };
+        // File systems without locks have one fetch more, not an error.
+        !matches!(fcntl(self.used.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        self.chunks.set_lock(&self.range, libc::F_UNLCK);
+    }
+}
+
+/// Returns the minutes of the last uses of a blob's chunks.
+fn minutes(path: &Path, chunks: usize) -> Vec<u32> {
+    let bytes = read_some(&path.join("used"), chunks as u64 * 4).unwrap_or_default();
+    bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// Returns the current minute, which is never 0.
+fn minute() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(now.as_secs() / 60).unwrap_or(u32::MAX).max(1)
+}
+
+/// Reads a file of at most `most_bytes`.
+fn read_some(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
+    fs::metadata(path).ok().filter(|file| file.is_file() && file.len() <= most_bytes)?;
+    fs::read(path).ok()
+}
+
+fn failed(path: &Path, source: io::Error) -> Error {
+    Error::Io { path: path.display().to_string(), source }
+}

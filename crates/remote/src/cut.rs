@@ -1,0 +1,145 @@
+//! Where an image is cut into chunks.
+//!
+//! A read needs whole clusters, and a fetch whole chunks. A chunk that starts and ends with a cluster
+//! is fetched for its own clusters alone, and a short one for few others. Each chunk costs 48 bytes
+//! of the index, which is fetched as a whole.
+
+use std::{
+    collections::HashSet,
+    io,
+    ops::Range,
+};
+
+use pagefold_erofs::{FileKind, Image};
+use pagefold_storage::ReadAt;
+
+use crate::index::{Index, Indexing};
+
+/// Cuts are at multiples of this, if clusters do not decide.
+const UNIT_BYTES: u64 = 4096;
+
+/// Chunks have at least about so many bytes: an index is then 0.3 % of its image.
+pub(crate) const LEAST_BYTES: u64 = 16 << 10;
+
+/// An image has at most about so many chunks: the index then has about 1.5 MiB.
+const MOST_CHUNKS: u64 = 32 << 10;
+
+/// Chunks have at most so many bytes, unless one cluster has more.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Where the clusters of an image start and end, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Clusters(Vec<u64>);
+
+impl Clusters {
+    /// Returns the clusters of an image. Those that cannot be found are left out: cuts elsewhere
+    /// cost bytes, not correctness.
+    pub fn of(image: &Image) -> Self {
+        let mut places = HashSet::new();
+        let (mut seen, mut pending) = (HashSet::new(), Vec::new());
+        pending.extend(image.root());
+        while let Some(directory) = pending.pop() {
+            let _ = image.for_each_entry(&directory, |entry| {
+                if entry.name == b"." || entry.name == b".." || !seen.insert(entry.nid) {
+                    return Ok(());
+                }
+                match entry.kind() {
+                    Some(FileKind::Directory) => pending.extend(image.inode(entry.nid)),
+                    Some(FileKind::Regular) => {
+                        if let Ok(file) = image.inode(entry.nid).and_then(|inode| image.file(&inode)) {
+                            let _ = file.stored_clusters(&mut |cluster| {
+                                places.extend([cluster.start, cluster.end]);
+                            });
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(())
+            });
+        }
+        let mut places: Vec<_> = places.into_iter().collect();
+        places.sort_unstable();
+        Self(places)
+    }
+
+    /// Returns the end of the chunk that starts at `start`.
+    fn cut(&self, start: u64, target_bytes: u64, size_bytes: u64) -> u64 {
+        let after = self.0.partition_point(|place| *place <= start);
+        let fitting = self.0.partition_point(|place| *place <= start.saturating_add(target_bytes));
+        let end = if fitting > after {
+            self.0[fitting - 1]
+        } else {
+            // One long cluster, or parts without clusters.
+            match self.0.get(after) {
+                Some(place) if place - start <= MOST_BYTES + UNIT_BYTES => *place,
+                _ => (start + target_bytes) / UNIT_BYTES * UNIT_BYTES,
+            }
+        };
+        end.min(size_bytes)
+    }
+
+    /// Returns the chunks of an image of `size_bytes`.
+    pub(crate) fn chunks(&self, size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+        self.chunks_of(size_bytes, (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(LEAST_BYTES, MOST_BYTES))
+    }
+
+    fn chunks_of(&self, size_bytes: u64, target_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let range = start..(start < size_bytes).then(|| self.cut(start, target_bytes, size_bytes))?;
+            start = range.end;
+            Some(range)
+        })
+    }
+}
+
+/// Makes the index of an image.
+///
+/// # Errors
+/// The image cannot be read.
+pub fn index(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<Index> {
+    index_with(image, clusters, &mut |_| {})
+}
+
+/// As [`index`]. Calls `each` with all bytes in order.
+pub(crate) fn index_with(image: &dyn ReadAt, clusters: &Clusters, each: &mut dyn FnMut(&[u8])) -> io::Result<Index> {
+    let mut indexing = Indexing::new();
+    let mut bytes = Vec::new();
+    for chunk in clusters.chunks(image.len_bytes()?) {
+        bytes.resize((chunk.end - chunk.start) as usize, 0);
+        image.read_exact_at(&mut bytes, chunk.start)?;
+        indexing.add(&bytes);
+        each(&bytes);
+    }
+    Ok(indexing.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::MOST_CHUNK_BYTES;
+
+    proptest! {
+        #[test]
+        fn chunks_cover_the_image(lens in proptest::collection::vec(0_u64..2_000_000, 0..40), rest in 0_u64..9_000_000) {
+            let mut places: Vec<u64> = lens.iter().scan(0, |at, len| { *at += len; Some(*at) }).collect();
+            places.dedup();
+            let size_bytes = places.last().copied().unwrap_or(0) / 2 + rest;
+            let mut at = 0;
+            for chunk in Clusters(places).chunks(size_bytes) {
+                prop_assert!(chunk.start == at && chunk.end > at && chunk.end - at <= MOST_CHUNK_BYTES);
+                at = chunk.end;
+            }
+            prop_assert_eq!(at, size_bytes);
+        }
+    }
+
+    #[test]
+    fn chunks_are_whole_clusters() {
+        let clusters = Clusters(vec![20_000, 40_000, 60_000, 70_000, 700_000]);
+        let chunks: Vec<_> = clusters.chunks(800_000).map(|chunk| chunk.end).take(6).collect();
+        assert_eq!(chunks, [20_000, 40_000, 60_000, 70_000, 700_000, 712_704]);
+    }
+}

@@ -1,0 +1,138 @@
+//! Ranges of an object on a server.
+
+use std::{
+    io::Read,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use ureq::http::{HeaderValue, Method, StatusCode, header};
+use url::Url;
+
+use crate::{
+    access::{Access, request},
+    http::{Client, Reply, TimedBody, interrupted, same, server},
+    patience::Failure,
+};
+
+/// An object whose ranges are read.
+pub(crate) struct Ranges {
+    client: Arc<Client>,
+    access: Box<dyn Access>,
+    /// Where redirects led, which saves them until the server there refuses.
+    direct: Mutex<Option<Url>>,
+    /// The version that replies must have.
+    version: Option<HeaderValue>,
+}
+
+/// The bytes of a range as they arrive.
+pub(crate) struct RangeBody {
+    body: TimedBody,
+    url: Url,
+}
+
+impl Ranges {
+    pub(crate) fn new(client: Arc<Client>, access: Box<dyn Access>) -> Self {
+        Self { client, access, direct: Mutex::new(None), version: None }
+    }
+
+    /// Returns the object's URL.
+    pub(crate) fn url(&self) -> Url {
+        self.access.url(&Method::HEAD)
+    }
+
+    /// Asks for the object's size. Later replies must be of the same version, if the server names
+    /// versions.
+    pub(crate) fn pin(&mut self, until: Instant) -> Result<u64, Failure> {
+        let (reply, total) = self.ask(0..1, until)?;
+        self.version = reply.headers.get(header::ETAG).cloned();
+        Ok(total)
+    }
+
+    /// Asks for a range. Its bytes are read from the result.
+    pub(crate) fn open(&self, range: Range<u64>, until: Instant) -> Result<RangeBody, Failure> {
+        let (reply, _) = self.ask(range, until)?;
+        Ok(RangeBody { url: reply.url.clone(), body: reply.into_body(until) })
+    }
+
+    /// Returns the reply to a request for a range, which must not be empty, and the object's size.
+    fn ask(&self, range: Range<u64>, until: Instant) -> Result<(Reply, u64), Failure> {
+        let value = format!("bytes={}-{}", range.start, range.end - 1);
+        let headers = [(header::RANGE, HeaderValue::try_from(value).expect("digits"))];
+        let direct = self.direct.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reply = match &direct {
+            Some(direct) => {
+                let authorization = self.access.authorization().filter(|_| same(direct, &self.url()));
+                self.client.send(&Method::GET, direct, &headers, authorization.as_ref(), None)
+            }
+            None => request(&self.client, &*self.access, &Method::GET, &headers, None, until),
+        };
+        let checked = reply.and_then(|reply| self.checked(reply, &range));
+        match (checked, direct) {
+            (Ok((reply, total)), None) => {
+                if reply.url != self.access.url(&Method::GET) && !same(&reply.url, &self.url()) {
+                    *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply.url.clone());
+                }
+                Ok((reply, total))
+            }
+            // The link may have expired: begin where it came from.
+            (Err(failure), Some(_)) => {
+                *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                Err(Failure { passing: true, ..failure })
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn checked(&self, reply: Reply, range: &Range<u64>) -> Result<(Reply, u64), Failure> {
+        match reply.status {
+            StatusCode::PARTIAL_CONTENT => {}
+            StatusCode::OK => {
+                let what = "the server sends the whole file instead of the range that was asked for";
+                return Err(server(&reply.url, what).into());
+            }
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                return Err(server(&reply.url, &format!("the file ends before byte {}", range.end)).into());
+            }
+            _ => return Err(reply.failure("the server refuses")),
+        }
+        if self.version.is_some() && self.version.as_ref() != reply.headers.get(header::ETAG) {
+            return Err(server(&reply.url, "the file was changed on the server").into());
+        }
+        let total = reply.header(header::CONTENT_RANGE).and_then(|text| parse_content_range(text, range));
+        match total {
+            Some(total) if total >= range.end => Ok((reply, total)),
+            _ => Err(Failure::passing(server(&reply.url, "the server sends another range than was asked for"))),
+        }
+    }
+}
+
+/// Returns the size in `bytes FIRST-LAST/SIZE` if that is the expected range.
+fn parse_content_range(text: &str, expected: &Range<u64>) -> Option<u64> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let found = first.trim().parse::<u64>().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?;
+    total.trim().parse().ok().filter(|_| found == *expected)
+}
+
+impl RangeBody {
+    /// Fills `buf` with the next bytes.
+    pub(crate) fn fill(&mut self, buf: &mut [u8], until: Instant) -> Result<(), Failure> {
+        self.body.extend(until);
+        self.body.read_exact(buf).map_err(|error| interrupted(&self.url, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges() {
+        assert_eq!(parse_content_range("bytes 5-9/20", &(5..10)), Some(20));
+        for other in ["bytes 5-9/*", "bytes 5-10/20", "5-9/20", "bytes */20", "bytes 5-/20", "bytes 5-18446744073709551615/9"] {
+            assert_eq!(parse_content_range(other, &(5..10)), None, "{other}");
+        }
+    }
+}

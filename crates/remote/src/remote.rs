@@ -1,0 +1,337 @@
+//! Opening remote images.
+
+use std::{
+    io,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_storage::{ReadAt, Storage};
+use ureq::http::Method;
+
+use crate::{
+    access::{Access, Public, get, request},
+    blob::Blob,
+    cache::Cache,
+    error::{Error, Result},
+    http::{Client, server},
+    image::{Contents, IndexPlace, Layer, Layers, contents},
+    index::{Index, MOST_INDEX_BYTES},
+    location::{Location, Reference, is_loopback, shown},
+    patience::{Failure, Patience},
+    ranges::Ranges,
+    registry::Registry,
+    s3::{Object, Store},
+    sum::Sum,
+};
+
+/// What the name of a file's chunk index ends with.
+pub const INDEX_SUFFIX: &str = ".chunk-index";
+
+/// Failures are waited out for so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Chunks of a file without an index.
+const UNVERIFIED_CHUNK_BYTES: u64 = 64 << 10;
+
+/// Options for opening remote images. Change fields of [`Options::default`].
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Where chunks are kept. `None`: only in memory.
+    pub cache: Option<Arc<Cache>>,
+    /// Whether only the cache is used, without any request.
+    pub is_offline: bool,
+    /// Whether files without an index are read, and indexes from servers that cannot be
+    /// authenticated are trusted.
+    pub may_be_unverified: bool,
+    /// How long failures of a server are waited out until a read fails.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { cache: None, is_offline: false, may_be_unverified: false, patience: PATIENCE }
+    }
+}
+
+/// A remote image.
+pub struct Remote {
+    image: Arc<Blob>,
+    devices: Vec<Arc<Remote>>,
+    fixed: Option<Location>,
+    identity: String,
+    extension: Option<&'static str>,
+}
+
+impl Remote {
+    fn new(image: Arc<Blob>, sum: Option<Sum>) -> Self {
+        let identity = match sum {
+            Some(sum) => sum.to_string(),
+            None => format!("unverified:{}", image.name()),
+        };
+        Self { image, devices: Vec::new(), fixed: None, identity, extension: None }
+    }
+
+    /// Returns the image's blob.
+    pub fn blob(&self) -> &Arc<Blob> {
+        &self.image
+    }
+
+    /// Returns the location with the sum that it led to, which stands for the same bytes for all
+    /// time. `None` if nothing is verified, and for devices.
+    pub fn fixed(&self) -> Option<&Location> {
+        self.fixed.as_ref()
+    }
+}
+
+impl ReadAt for Remote {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.image.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.image.read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
+        self.image.try_read_at(buf, offset)
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        self.image.read_all_at(parts)
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.image.unit_bytes()
+    }
+}
+
+impl Storage for Remote {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn extension(&self) -> Option<&str> {
+        self.extension
+    }
+
+    fn devices(&self) -> io::Result<Vec<Arc<dyn Storage>>> {
+        Ok(self.devices.iter().map(|device| Arc::clone(device) as Arc<dyn Storage>).collect())
+    }
+}
+
+/// How the parts of a remote image are reached.
+struct Opener<'a> {
+    client: Arc<Client>,
+    location: &'a Location,
+    options: &'a Options,
+}
+
+/// Opens an image without reading its content. Only what is not in the cache is asked for: nothing
+/// at all if the location [is fixed](Location::is_fixed) and was opened before.
+///
+/// # Errors
+/// [`Error`].
+pub fn open(location: &Location, options: &Options) -> Result<Remote> {
+    let opener = Opener { client: Arc::new(Client::new()), location, options };
+    match location {
+        Location::Web { url, index } => {
+            let mut beside = url.clone();
+            beside.set_path(&format!("{}{INDEX_SUFFIX}", url.path()));
+            let is_authentic = url.scheme() == "https" || is_loopback(url);
+            opener.beside(*index, is_authentic, &|suffix| {
+                Box::new(Public(if suffix { beside.clone() } else { url.clone() }))
+            })
+        }
+        Location::S3 { bucket, key, index } => {
+            let store = Store::of_environment(bucket)?;
+            let is_authentic = store.url().scheme() == "https" || is_loopback(store.url());
+            opener.beside(*index, is_authentic, &|suffix| {
+                let key = if suffix { format!("{key}{INDEX_SUFFIX}") } else { key.clone() };
+                Box::new(Object { store: store.clone(), key })
+            })
+        }
+        Location::Oci(reference) => opener.in_registry(reference),
+    }
+}
+
+impl Opener<'_> {
+    fn cache(&self) -> Option<&Arc<Cache>> {
+        self.options.cache.as_ref()
+    }
+
+    fn name(&self) -> String {
+        self.location.to_string()
+    }
+
+    fn patience(&self) -> Patience {
+        Patience::opening(self.options.patience)
+    }
+
+    /// Opens a file whose index is next to it. `access` returns the way to the file or, if its
+    /// argument is true, to the index.
+    fn beside(
+        &self,
+        pinned: Option<Sum>,
+        is_authentic: bool,
+        access: &dyn Fn(bool) -> Box<dyn Access>,
+    ) -> Result<Remote> {
+        let sum = match (pinned, self.options.is_offline) {
+            (None, true) => self.cache().and_then(|cache| cache.name(&self.name())),
+            (pinned, _) => pinned,
+        };
+        let cached = sum.and_then(|sum| Some((sum, self.cache()?.index(sum)?)));
+        let (sum, index) = match cached {
+            Some(found) => found,
+            None if self.options.is_offline => return Err(Error::Offline(self.name())),
+            None if pinned.is_none() && !is_authentic && !self.options.may_be_unverified => {
+                let what = "without https, the index is only trusted if its sum is given as #sha256:DIGITS (or with \
+                    --unverified)";
+                return Err(Error::Location { location: self.name(), what: what.to_owned() });
+            }
+            None => match self.fetched_index(pinned, &*access(true))? {
+                Some(found) => found,
+                None if self.options.may_be_unverified => return self.unverified(access(false)),
+                None => {
+                    let what = format!("no {INDEX_SUFFIX} next to it, so that nothing can be verified: make one with \
+                        'pagefold index', or read it as it is with --unverified");
+                    return Err(Error::Server { url: self.name(), what });
+                }
+            },
+        };
+        if let Some(cache) = self.cache().filter(|_| pinned.is_none()) {
+            cache.set_name(&self.name(), sum);
+        }
+        let image = self.blob(sum, index, access(false))?;
+        let mut fixed = self.location.clone();
+        if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {
+            *index = Some(sum);
+        }
+        Ok(Remote { fixed: Some(fixed), ..Remote::new(image, Some(sum)) })
+    }
+
+    /// Returns the index, or `None` if the server does not have it.
+    fn fetched_index(&self, pinned: Option<Sum>, access: &dyn Access) -> Result<Option<(Sum, Index)>> {
+        let bytes = self.patience().repeat(|until| {
+            let reply = request(&self.client, access, &Method::GET, &[], None, until)?;
+            match reply.status.as_u16() {
+                200 => reply.read_all(MOST_INDEX_BYTES, until).map(Some),
+                404 | 410 => Ok(None),
+                _ => Err(reply.failure("the server refuses")),
+            }
+        })?;
+        let Some(bytes) = bytes else { return Ok(None) };
+        let sum = Sum::of(&bytes);
+        let url = shown(&access.url(&Method::HEAD));
+        if pinned.is_some_and(|pinned| pinned != sum) {
+            return Err(Error::Sum { url, what: "the chunk index".to_owned() });
+        }
+        Ok(Some((sum, Index::decode(&bytes, &url)?)))
+    }
+
+    /// Opens a file that has no index. Chunks are kept in memory only.
+    fn unverified(&self, access: Box<dyn Access>) -> Result<Remote> {
+        let mut ranges = Ranges::new(Arc::clone(&self.client), access);
+        let size_bytes = self.patience().repeat(|until| ranges.pin(until))?;
+        if size_bytes > i64::MAX as u64 || size_bytes / UNVERIFIED_CHUNK_BYTES > MOST_INDEX_BYTES / 48 {
+            return Err(server(&ranges.url(), "the file is too large to be read without an index"));
+        }
+        let index = Arc::new(Index::without_sums(size_bytes, UNVERIFIED_CHUNK_BYTES));
+        let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience);
+        Ok(Remote::new(Arc::new(image), None))
+    }
+
+    fn blob(&self, sum: Sum, index: Index, access: Box<dyn Access>) -> Result<Arc<Blob>> {
+        let index = Arc::new(index);
+        let chunks = self.cache().map(|cache| cache.chunks(sum, &index)).transpose()?;
+        let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
+        Ok(Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience)))
+    }
+
+    fn in_registry(&self, reference: &Reference) -> Result<Remote> {
+        let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
+        let known = match (reference.manifest, self.options.is_offline) {
+            (None, true) => self.cache().and_then(|cache| cache.name(&self.name())),
+            (known, _) => known,
+        };
+        let (sum, mut bytes) = self.manifest(&registry, known, &reference.last())?;
+        if let Some(cache) = self.cache().filter(|_| reference.manifest.is_none()) {
+            cache.set_name(&self.name(), sum);
+        }
+        let mut layers = None;
+        // A list refers to manifests, not to further lists.
+        for _ in 0..2 {
+            match contents(&bytes, &self.name())? {
+                Contents::Layers(found) => {
+                    layers = Some(found);
+                    break;
+                }
+                Contents::Other(other) => bytes = self.manifest(&registry, Some(other), &other.to_string())?.1,
+            }
+        }
+        let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
+        let Layers { devices, image } = layers.ok_or_else(wrong)?;
+        let image = self.layer(&registry, &image)?;
+        let devices = devices.iter().map(|device| self.layer(&registry, device).map(Arc::new)).collect::<Result<_>>()?;
+        let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
+        Ok(Remote { devices, fixed: Some(fixed), extension: Some("erofs"), ..image })
+    }
+
+    /// Returns a manifest and its sum.
+    fn manifest(&self, registry: &Arc<Registry>, known: Option<Sum>, last: &str) -> Result<(Sum, Vec<u8>)> {
+        if let Some((sum, bytes)) = known.and_then(|sum| Some((sum, self.cache()?.manifest(sum)?))) {
+            return Ok((sum, bytes));
+        }
+        if self.options.is_offline {
+            return Err(Error::Offline(self.name()));
+        }
+        let bytes = self.patience().repeat(|until| registry.manifest(last, until))?;
+        let sum = Sum::of(&bytes);
+        if known.is_some_and(|known| known != sum) {
+            return Err(Error::Sum { url: self.name(), what: "the manifest".to_owned() });
+        }
+        if let Some(cache) = self.cache() {
+            cache.set_manifest(&bytes);
+        }
+        Ok((sum, bytes))
+    }
+
+    fn layer(&self, registry: &Arc<Registry>, layer: &Layer) -> Result<Remote> {
+        let Some(place) = &layer.index else {
+            let what = "no chunk index, so that nothing can be verified";
+            return Err(Error::Manifest { name: self.name(), what: what.to_owned() });
+        };
+        let (IndexPlace::Inside(_, sum) | IndexPlace::Apart(sum, _)) = place;
+        let index = match self.cache().and_then(|cache| cache.index(*sum)) {
+            Some(index) => index,
+            None if self.options.is_offline => return Err(Error::Offline(self.name())),
+            None => {
+                let bytes = self.patience().repeat(|until| match place {
+                    IndexPlace::Apart(sum, size) => get(&self.client, &registry.blob(*sum)?, &[], *size, until),
+                    IndexPlace::Inside(range, _) => {
+                        let ranges = Ranges::new(Arc::clone(&self.client), Box::new(registry.blob(layer.blob)?));
+                        part(&ranges, range.clone(), until)
+                    }
+                })?;
+                if Sum::of(&bytes) != *sum {
+                    return Err(Error::Sum { url: self.name(), what: "the chunk index".to_owned() });
+                }
+                Index::decode(&bytes, &self.name())?
+            }
+        };
+        if index.stored_end() > layer.size_bytes {
+            let what = "invalid chunk index: it exceeds the blob".to_owned();
+            return Err(Error::Index { name: self.name(), what });
+        }
+        let image = self.blob(*sum, index, Box::new(registry.blob(layer.blob)?))?;
+        Ok(Remote::new(image, Some(*sum)))
+    }
+}
+
+fn part(ranges: &Ranges, range: Range<u64>, until: Instant) -> Result<Vec<u8>, Failure> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    ranges.open(range, until)?.fill(&mut bytes, until)?;
+    Ok(bytes)
+}

@@ -1,0 +1,173 @@
+//! A web server that tests direct.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    /// The path with the query.
+    pub(crate) path: String,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    pub(crate) fn range(&self) -> Option<Range<u64>> {
+        let (first, last) = self.headers.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
+        Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
+    }
+}
+
+/// What the server sends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// Closes the connection after so many bytes of the body.
+    pub(crate) cut: Option<usize>,
+    /// Repeats the body without end, as if that were its length.
+    pub(crate) endless: bool,
+    pub(crate) delay: Duration,
+}
+
+impl Reply {
+    pub(crate) fn status(status: u16) -> Self {
+        Self { status, ..Self::default() }
+    }
+
+    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.headers.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Returns a file, or the range of it that is asked for.
+    pub(crate) fn file(request: &Request, bytes: &[u8]) -> Self {
+        let Some(range) = request.range() else { return Self { body: bytes.to_vec(), ..Self::status(200) } };
+        let Some(part) = bytes.get(range.start as usize..(range.end as usize).min(bytes.len())) else {
+            return Self::status(416);
+        };
+        let of = format!("bytes {}-{}/{}", range.start, range.start + part.len() as u64 - 1, bytes.len());
+        Self { body: part.to_vec(), ..Self::status(206) }.with("content-range", of)
+    }
+}
+
+type Handler = dyn Fn(&Request) -> Reply + Send + Sync;
+
+/// A server on a port of its own, until it is dropped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    requests: Arc<Mutex<Vec<Request>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Server {
+    pub(crate) fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (requests, ended) = (Arc::<Mutex<Vec<Request>>>::default(), Arc::new(AtomicBool::new(false)));
+        let server = Self { address, requests: Arc::clone(&requests), ended: Arc::clone(&ended) };
+        let handler: Arc<Handler> = Arc::new(handler);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if ended.load(Relaxed) {
+                    break;
+                }
+                let (handler, requests, ended) = (Arc::clone(&handler), Arc::clone(&requests), Arc::clone(&ended));
+                thread::spawn(move || serve(stream, &*handler, &requests, &ended));
+            }
+        });
+        server
+    }
+
+    /// Serves files by their paths.
+    pub(crate) fn of_files<const N: usize>(files: [(&str, Vec<u8>); N]) -> Self {
+        let files = files.map(|(path, bytes)| (path.to_owned(), bytes));
+        Self::start(move |request| {
+            let file = files.iter().find(|(path, _)| *path == request.path);
+            file.map_or(Reply::status(404), |(_, bytes)| Reply::file(request, bytes))
+        })
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub(crate) fn requests(&self) -> Vec<Request> {
+        self.requests.lock().expect("not poisoned").clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn serve(stream: TcpStream, handler: &Handler, requests: &Mutex<Vec<Request>>, ended: &AtomicBool) {
+    let _ = stream.set_nodelay(true);
+    let mut reader = BufReader::new(stream.try_clone().expect("a stream"));
+    while let Some(request) = receive(&mut reader) {
+        requests.lock().expect("not poisoned").push(request.clone());
+        let reply = handler(&request);
+        thread::sleep(reply.delay);
+        if send(&stream, &request, &reply, ended).is_none() {
+            return;
+        }
+    }
+}
+
+fn receive(reader: &mut BufReader<TcpStream>) -> Option<Request> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|len| *len > 0)?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    let (method, path) = (words.next()?, words.next()?);
+    let mut headers = HashMap::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|len| *len > 0)?;
+        match line.trim_end().split_once(':') {
+            Some((name, value)) => headers.insert(name.to_ascii_lowercase(), value.trim().to_owned()),
+            None => break,
+        };
+    }
+    let len = headers.get("content-length").map_or(0, |len: &String| len.parse().expect("a length"));
+    let mut body = vec![0; len];
+    reader.read_exact(&mut body).ok()?;
+    Some(Request { method, path, headers, body })
+}
+
+/// Returns `None` if the connection ends.
+fn send(mut stream: &TcpStream, request: &Request, reply: &Reply, ended: &AtomicBool) -> Option<()> {
+    let mut head = format!("HTTP/1.1 {} x\r\n", reply.status);
+    for (name, value) in &reply.headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    if !reply.headers.iter().any(|(name, _)| name == "content-length" || name == "transfer-encoding") {
+        let len = if reply.endless { u64::MAX >> 1 } else { reply.body.len() as u64 };
+        head += &format!("content-length: {len}\r\n");
+    }
+    stream.write_all(format!("{head}\r\n").as_bytes()).ok()?;
+    if request.method == "HEAD" {
+        return Some(());
+    }
+    let body = &reply.body[..reply.cut.unwrap_or(reply.body.len()).min(reply.body.len())];
+    stream.write_all(body).ok()?;
+    while reply.endless && !ended.load(Relaxed) {
+        stream.write_all(body).ok()?;
+    }
+    reply.cut.is_none().then_some(())
+}
