@@ -112,6 +112,14 @@ pub enum Command {
         #[serde(default)]
         offset_bytes: u64,
     },
+    /// Serves a disk as a block device of the kernel's ublk driver, whose open file comes with the request.
+    ServeDevice(NewDevice),
+    /// Returns why no further devices of that driver should be made.
+    DeviceFault {
+        /// Sets it: what has gone wrong.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
     /// Stops the server in an orderly way. If it is stopping already, says what it waits for.
     Stop {
         /// Whether to end without waiting for requests that the disks are working on.
@@ -207,6 +215,20 @@ pub struct AddBase {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
+}
+
+/// A block device of the kernel's ublk driver that waits for a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewDevice {
+    /// Name of the disk.
+    pub name: String,
+    /// The device's number.
+    pub number: u32,
+    /// Number of its queues.
+    pub queues: u16,
+    /// Requests of a queue.
+    pub depth: u16,
 }
 
 /// What all clients of a disk together may take of the server.

@@ -1,10 +1,10 @@
 //! What clients of the control socket, and the program itself, do with a server's disks.
 
-use std::{process, time::Duration};
+use std::{os::fd::OwnedFd, process, time::Duration};
 
 use pagefold_control::{
-    Add, AddBase, Batch, Changes, Code, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
-    Instant, Limited, LimitedConnections, Manage, Quota, Renamed, Resize, Resized, ServerStat, Stopping, check_limit,
+    Add, AddBase, Batch, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
+    Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, Stopping, check_limit,
     check_new_name, check_snapshot,
 };
 
@@ -177,6 +177,25 @@ impl Manage for Server {
 
     fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         self.0.disks.frozen_runs(export, offset_bytes)
+    }
+
+    fn serve_device(&self, device: &NewDevice, file: OwnedFd) -> Result<DiskRecord, Failure> {
+        let failed = |why: String| Failure::new(Code::Failed, why);
+        let NewDevice { name, number, .. } = device;
+        let found = self.0.disks.find(name)?;
+        let devices = self.0.listened.get().and_then(|listened| listened.devices.get());
+        let devices = devices.ok_or_else(|| failed("this server serves no block devices".to_owned()))?;
+        let export = self.0.disks.exports().get(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        devices.serve(&export, device, file).map_err(failed)?;
+        self.0.observer.info(&format!("disk '{name}' is served as device {number} of the kernel's ublk driver"));
+        Ok(self.record(found))
+    }
+
+    fn device_fault(&self, why: Option<String>) -> DeviceFault {
+        if let Some(why) = &why {
+            self.0.observer.warn(&format!("no further devices of the kernel's ublk driver: {why}"));
+        }
+        DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
     }
 
     fn stop(&self, force: bool) -> Stopping {

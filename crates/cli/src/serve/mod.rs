@@ -2,6 +2,7 @@
 
 mod child;
 mod descriptors;
+mod devices;
 mod files;
 mod notify;
 mod options;
@@ -36,6 +37,7 @@ use tempfile::TempDir;
 
 use self::{
     child::Running,
+    devices::BlockDevices,
     files::Directory,
     notify::notify,
     options::{
@@ -387,7 +389,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.files_in {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
-    let mut listening = server.listen(sockets)?;
+    let mut listening = server.listen(sockets.transport(BlockDevices::default()))?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {

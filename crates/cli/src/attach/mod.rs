@@ -1,5 +1,7 @@
 //! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
 
+mod ublk;
+
 use std::{
     io::{self, ErrorKind, Write},
     os::{fd::AsFd, unix::net::UnixStream},
@@ -36,18 +38,20 @@ const OURS: &str = "pagefold ";
   umount /mnt && pagefold detach job-1
 
 Prints the device's path, and on standard error the way that was taken and why. Needs root.
+ublk: /dev/ublkbN, served by the server; needs Linux 6.5 with the module ublk_drv.
 nbd: /dev/nbdN, over connections to the server's Unix socket; needs the kernel's module nbd.
 loop: /dev/loopN, over the disk's file; needs a server with --files.
-The device stays until 'pagefold detach', also if the server ends: its requests then fail.")]
+The device stays until 'pagefold detach', also if the server ends: its requests then fail. Those of a \
+base's ublk device wait until the base is attached again.")]
 pub(crate) struct AttachArgs {
     /// A disk, base, or snapshot as DISK@SNAPSHOT
     name: String,
 
-    /// The only way to take [default: nbd if the kernel has it, else loop]
+    /// The only way to take [default: the first of ublk, nbd and loop that is possible]
     #[arg(long, value_name = "WAY")]
     via: Option<Way>,
 
-    /// Number of connections to the server (nbd) [default: one per processor, at most 4]
+    /// Number of connections to the server (nbd) or queues (ublk) [default: one per processor, at most 4]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     connections: Option<u16>,
 
@@ -55,8 +59,20 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     timeout: u32,
 
+    /// Only create the device, and print its number
+    #[arg(long, hide = true)]
+    create_ublk: bool,
+
     #[command(flatten)]
     peer: Peer,
+}
+
+impl AttachArgs {
+    /// Returns the number of connections or queues.
+    fn connections(&self) -> u16 {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        self.connections.unwrap_or(processors.min(MOST_CONNECTIONS) as u16)
+    }
 }
 
 /// Remove block devices that 'pagefold attach' made
@@ -79,6 +95,8 @@ pub(crate) struct DetachArgs {
 /// A kind of block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
+    /// A device of the kernel's ublk driver
+    Ublk,
     /// A device of the kernel's NBD client
     Nbd,
     /// A loop device over the disk's file
@@ -95,6 +113,7 @@ struct Device {
 impl Device {
     fn path(self) -> PathBuf {
         match self.way {
+            Way::Ublk => pagefold_ublk::path(self.number),
             Way::Nbd => nbd::path(self.number),
             Way::Loop => loop_device::path(self.number),
         }
@@ -104,29 +123,55 @@ impl Device {
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
     let disk = find(&args.peer, &args.name)?;
+    if args.create_ublk {
+        let number = ublk::create(args, &disk)?;
+        let mut out = output();
+        writeln!(out, "{number}")?;
+        return Ok(out.flush()?);
+    }
     if let Some(device) = devices_of(&disk)?.first() {
         bail!("'{}' is attached as {}: detach it first", disk.name, device.path().display());
     }
-    let (device, how) = match args.via {
-        Some(Way::Nbd) => (attach_nbd(args, &disk)?, String::new()),
-        Some(Way::Loop) => (attach_loop(&disk)?, String::new()),
-        None => match attach_nbd(args, &disk) {
-            Ok(device) => (device, String::new()),
-            Err(why) => {
-                let done = attach_loop(&disk);
-                let device = done.map_err(|error| anyhow!("nbd: {why:#}; loop: {error:#}"))?;
-                (device, format!("; not by nbd: {why:#}"))
-            }
-        },
-    };
-    let way = match device.way {
-        Way::Nbd => "nbd",
-        Way::Loop => "loop",
-    };
+    let (device, refused) = take_first(args, &disk)?;
+    let how = if refused.is_empty() { String::new() } else { format!("; not by {refused}") };
+    let way = device.way.name();
     tell(&format!("attached '{}' by {way}{how}", disk.name));
     let mut out = output();
     writeln!(out, "{}", device.path().display())?;
     Ok(out.flush()?)
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
+            Self::Loop => "loop",
+        }
+    }
+
+    fn attach(self, args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
+        match self {
+            Self::Ublk => Ok(Device { way: self, number: ublk::attach(args, disk)? }),
+            Self::Nbd => attach_nbd(args, disk),
+            Self::Loop => attach_loop(disk),
+        }
+    }
+}
+
+/// Takes the first way that is possible. Also returns why others are not.
+fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, String)> {
+    if let Some(way) = args.via {
+        return Ok((way.attach(args, disk)?, String::new()));
+    }
+    let mut refused = Vec::new();
+    for way in [Way::Ublk, Way::Nbd, Way::Loop] {
+        match way.attach(args, disk) {
+            Ok(device) => return Ok((device, refused.join("; not by "))),
+            Err(why) => refused.push(format!("{}: {why:#}", way.name())),
+        }
+    }
+    Err(anyhow!(refused.join("; ")))
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
@@ -141,8 +186,9 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         };
         for device in devices {
             let done = match device.way {
-                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)),
-                Way::Loop => loop_device::detach(device.number),
+                Way::Ublk => ublk::detach(device.number),
+                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)).map_err(Into::into),
+                Way::Loop => loop_device::detach(device.number).map_err(Into::into),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
         }
@@ -165,11 +211,21 @@ fn devices_of(disk: &DiskRecord) -> anyhow::Result<Vec<Device>> {
     let file = disk.file.as_deref().map(Path::new);
     let loops = loop_device::devices()?.into_iter().filter(|device| file == Some(&*device.file));
     let loops = loops.map(|device| Device { way: Way::Loop, number: device.number });
-    Ok(nbd.chain(loops).collect())
+    let ublk = disk.device.as_deref().and_then(|path| ublk_number(Path::new(path)));
+    let ublk = ublk.map(|number| Device { way: Way::Ublk, number });
+    Ok(ublk.into_iter().chain(nbd).chain(loops).collect())
+}
+
+/// Returns the number in the path of a ublk device.
+fn ublk_number(path: &Path) -> Option<u32> {
+    path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
 /// Returns the device at a path, if it is one of ours or a loop device.
 fn device_at(path: &Path) -> anyhow::Result<Device> {
+    if let Some(number) = ublk_number(path) {
+        return Ok(Device { way: Way::Ublk, number });
+    }
     let nbd = nbd::devices()?.into_iter().find(|device| nbd::path(device.number) == path);
     if let Some(device) = nbd {
         let shown = path.display();
@@ -190,8 +246,7 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let (uri, (socket, export)) = found.context("the server has no Unix socket, which a device is connected to")?;
     let identifier = format!("{OURS}{uri}");
     ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let count = args.connections.map_or(processors.min(MOST_CONNECTIONS), usize::from);
+    let count = usize::from(args.connections());
     let mut sockets = Vec::with_capacity(count);
     let mut opened = None;
     for _ in 0..count {
