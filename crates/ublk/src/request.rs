@@ -43,7 +43,8 @@ impl Request {
         let kind = match kind_and_flags & request::KIND {
             request::READ => Kind::Read,
             request::WRITE => Kind::Write { through: has(request::FUA) },
-            request::FLUSH => Kind::Flush,
+            // Its position says nothing.
+            request::FLUSH => return Ok(Self { kind: Kind::Flush, offset: 0, len_bytes: 0 }),
             request::DISCARD => Kind::Discard,
             request::WRITE_ZEROES if has(request::NO_UNMAP) => Kind::WriteZeroes(Zeroes::Allocated),
             request::WRITE_ZEROES => Kind::WriteZeroes(Zeroes::MayUnmap),
@@ -169,6 +170,8 @@ mod tests {
         assert_eq!((write.kind, write.data_bytes()), (Kind::Write { through: true }, MAX_DATA_BYTES));
         let zeroes = decode(request::WRITE_ZEROES | request::NO_UNMAP, u32::MAX, 1).expect("a request");
         assert_eq!((zeroes.kind, zeroes.data_bytes()), (Kind::WriteZeroes(Zeroes::Allocated), 0));
+        let flush = decode(request::FLUSH, 0, u64::MAX).expect("a request");
+        assert_eq!((flush.kind, flush.offset, flush.data_bytes()), (Kind::Flush, 0, 0));
         assert_eq!(decode(request::READ, 257, 0), Err(Errno::INVAL));
         assert_eq!(decode(request::WRITE, u32::MAX, 0), Err(Errno::INVAL));
         assert_eq!(decode(request::DISCARD, 1, u64::MAX / 2), Err(Errno::INVAL));
