@@ -14,12 +14,12 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit, check_name,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit, check_name, check_size,
     name::{check_new_name, check_snapshot},
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 24] = [
     "list",
     "stat",
     "add",
@@ -41,6 +41,8 @@ const COMMANDS: [&str; 22] = [
     "frozen-runs",
     "serve-device",
     "device-fault",
+    "spare",
+    "bind-spare",
     "stop",
 ];
 
@@ -342,6 +344,11 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.serve_device(&device, holding.passed.take().ok_or_else(missing)?)?)
         }
         Command::DeviceFault { why } => json(disks.device_fault(why)),
+        Command::Spare { size_bytes } => {
+            check_size(size_bytes)?;
+            json(disks.spare(size_bytes)?)
+        }
+        Command::BindSpare(bind) => json(disks.bind_spare(&bind)?),
         Command::Stop { force } => json(disks.stop(force)),
     };
     result.map(Outcome::Whole)

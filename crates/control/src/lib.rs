@@ -31,7 +31,7 @@ mod server;
 
 pub use checks::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, check_limit, check_size};
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, DiskSocket, Fork, NewDevice, Quota, Resize};
+pub use command::{Add, AddBase, BindSpare, Command, DiskSocket, Fork, NewDevice, Quota, Resize};
 pub use dispatch::answer;
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
@@ -42,7 +42,7 @@ pub use name::{
 };
 pub use records::{
     BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped, Figures,
-    FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, Stat,
+    FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, SpareRecord, Stat,
     Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

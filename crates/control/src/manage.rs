@@ -3,8 +3,8 @@
 use std::{any::Any, os::fd::OwnedFd, time::Duration};
 
 use crate::{
-    Add, AddBase, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
-    LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, Stopping,
+    Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
+    LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -96,6 +96,12 @@ pub trait Manage: Send + Sync {
 
     /// Returns why no further such devices should be made; with `why`, sets it first.
     fn device_fault(&self, why: Option<String>) -> DeviceFault;
+
+    /// Makes an export that is not yet a disk's. It ends with its last connection.
+    fn spare(&self, size_bytes: u64) -> Result<SpareRecord, Failure>;
+
+    /// Makes such an export a disk's.
+    fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it
     /// does not wait for requests that the disks are working on.

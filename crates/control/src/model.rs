@@ -12,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, Changes, Code, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
     FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized,
-    ServerStat, Stopping, snapshot_name,
+    ServerStat, SpareRecord, Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -274,6 +274,14 @@ impl Manage for Model {
         let mut state = self.lock();
         state.device_fault = why.or_else(|| state.device_fault.take());
         DeviceFault { why: state.device_fault.clone() }
+    }
+
+    fn spare(&self, _: u64) -> Result<SpareRecord, Failure> {
+        Ok(SpareRecord { export: "spare".to_owned() })
+    }
+
+    fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure> {
+        Ok(DiskRecord { device: Some(bind.device.clone()), ..self.lock().get(&bind.name)?.clone() })
     }
 
     fn stop(&self, _: bool) -> Stopping {

@@ -98,6 +98,13 @@ pub struct DeviceFault {
     pub why: Option<String>,
 }
 
+/// An export that is not yet a disk's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpareRecord {
+    /// Its name.
+    pub export: String,
+}
+
 /// Figures by name. Values in bytes have names that end in `_bytes` or are zram's.
 pub type Figures = Map<String, serde_json::Value>;
 

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-use pagefold_control::NewDevice;
+use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 
 use crate::{Ending, Observer, TransportError};
@@ -51,6 +51,18 @@ pub trait Devices: Send + Sync {
     /// # Errors
     /// It cannot be served; says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
+
+    /// Adds an export that is not yet a disk's, and returns its name.
+    ///
+    /// # Errors
+    /// There can be no more of them; says why.
+    fn spare(&self, size_bytes: u64) -> Result<String, String>;
+
+    /// Makes such an export the disk's.
+    ///
+    /// # Errors
+    /// It is another's already, does not fit, or the disk cannot be opened; says why.
+    fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String>;
 
     /// Returns the path of the device that serves the export with this name, if one does.
     fn of(&self, disk: &str) -> Option<PathBuf>;

@@ -1,5 +1,6 @@
 //! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
 
+mod spare;
 mod ublk;
 
 use std::{
@@ -36,6 +37,7 @@ const OURS: &str = "pagefold ";
   device=$(pagefold attach job-1)
   mount \"$device\" /mnt
   umount /mnt && pagefold detach job-1
+  pagefold attach --spare 8 debian && pagefold fork debian job-2 && pagefold attach job-2
 
 Prints the device's path, and on standard error the way that was taken and why. Needs root.
 ublk: /dev/ublkbN, served by the server; needs Linux 6.5 with the module ublk_drv.
@@ -58,6 +60,11 @@ pub(crate) struct AttachArgs {
     /// Seconds after which a request that is not answered fails; 0: never (nbd)
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     timeout: u32,
+
+    /// Attach nothing: connect as many NBD devices as are missing until COUNT wait for disks of this disk's
+    /// size. 'attach' of such a disk, as of a fork, takes one of them
+    #[arg(long, value_name = "COUNT", conflicts_with = "via", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    spare: Option<u16>,
 
     /// Only create the device, and print its number
     #[arg(long, hide = true)]
@@ -129,8 +136,19 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
         writeln!(out, "{number}")?;
         return Ok(out.flush()?);
     }
+    if let Some(count) = args.spare {
+        return spare::connect(args, &disk, count);
+    }
     if let Some(device) = devices_of(&disk)?.first() {
         bail!("'{}' is attached as {}: detach it first", disk.name, device.path().display());
+    }
+    if args.via.is_none_or(|via| via == Way::Nbd)
+        && let Some(device) = spare::take(args, &disk)?
+    {
+        tell(&format!("attached '{}' by nbd, with a device that was connected in advance", disk.name));
+        let mut out = output();
+        writeln!(out, "{}", device.display())?;
+        return Ok(out.flush()?);
     }
     let (device, refused) = take_first(args, &disk)?;
     let how = if refused.is_empty() { String::new() } else { format!("; not by {refused}") };
@@ -211,9 +229,8 @@ fn devices_of(disk: &DiskRecord) -> anyhow::Result<Vec<Device>> {
     let file = disk.file.as_deref().map(Path::new);
     let loops = loop_device::devices()?.into_iter().filter(|device| file == Some(&*device.file));
     let loops = loops.map(|device| Device { way: Way::Loop, number: device.number });
-    let ublk = disk.device.as_deref().and_then(|path| ublk_number(Path::new(path)));
-    let ublk = ublk.map(|number| Device { way: Way::Ublk, number });
-    Ok(ublk.into_iter().chain(nbd).chain(loops).collect())
+    let served = disk.device.as_deref().map(|path| device_at(Path::new(path))).transpose()?;
+    Ok(served.into_iter().chain(nbd).chain(loops).collect())
 }
 
 /// Returns the number in the path of a ublk device.
@@ -238,19 +255,40 @@ fn device_at(path: &Path) -> anyhow::Result<Device> {
 }
 
 fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
-    let nbd = Nbd::open().map_err(|error| match error.kind() {
+    let (socket, export, uri) = address(disk)?;
+    let nbd = open_nbd()?;
+    let number = connect_nbd(args, &nbd, &socket, &export, &format!("{OURS}{uri}"))?;
+    Ok(Device { way: Way::Nbd, number })
+}
+
+fn open_nbd() -> anyhow::Result<Nbd> {
+    Nbd::open().map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
         _ => error.into(),
-    })?;
-    let found = disk.uris.iter().find_map(|uri| Some((uri, of_unix_uri(uri)?)));
-    let (uri, (socket, export)) = found.context("the server has no Unix socket, which a device is connected to")?;
-    let identifier = format!("{OURS}{uri}");
+    })
+}
+
+/// Returns the server's Unix socket, the disk's name there, and the URI of both.
+fn address(disk: &DiskRecord) -> anyhow::Result<(PathBuf, String, &str)> {
+    let found = disk.uris.iter().find_map(|uri| Some((of_unix_uri(uri)?, uri)));
+    let ((socket, export), uri) = found.context("the server has no Unix socket, which a device is connected to")?;
+    Ok((socket, export, uri))
+}
+
+/// Connects a device to an export. Returns its number.
+fn connect_nbd(
+    args: &AttachArgs,
+    nbd: &Nbd,
+    socket: &Path,
+    export: &str,
+    identifier: &str,
+) -> anyhow::Result<u32> {
     ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
     let count = usize::from(args.connections());
     let mut sockets = Vec::with_capacity(count);
     let mut opened = None;
     for _ in 0..count {
-        let (socket, export) = connect(&socket, &export).with_context(|| socket.display().to_string())?;
+        let (socket, export) = connect(socket, export).with_context(|| socket.display().to_string())?;
         sockets.push(socket);
         ensure!(opened.is_none_or(|before| before == export), "the disk has just been changed; try again");
         opened = Some(export);
@@ -258,9 +296,8 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let Opened { size_bytes, flags } = opened.context("no connection")?;
     let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
     let timeout_seconds = args.timeout.into();
-    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier: &identifier };
-    let number = nbd.connect(connection).context("the kernel refuses the connection")?;
-    Ok(Device { way: Way::Nbd, number })
+    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier };
+    nbd.connect(connection).context("the kernel refuses the connection")
 }
 
 fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {

@@ -1,4 +1,5 @@
-//! Disks as block devices of the kernel's ublk driver, which `pagefold attach` creates.
+//! Disks as block devices, which `pagefold attach` creates: those of the kernel's ublk driver, and those
+//! of its NBD client that are connected in advance.
 
 use std::{
     fs::File,
@@ -9,8 +10,10 @@ use std::{
 };
 
 use pagefold_executor::Export;
-use pagefold_server::{Devices, Host, NewDevice, Transport, TransportError};
+use pagefold_server::{BindSpare, Devices, Host, NewDevice, Transport, TransportError};
 use pagefold_ublk::{Layout, Served, path};
+
+use super::spares::Spares;
 
 /// Interval between two looks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -24,6 +27,7 @@ pub(super) struct BlockDevices(Option<List>);
 struct List {
     host: Host,
     devices: Arc<Mutex<Vec<Device>>>,
+    spares: Spares,
 }
 
 struct Device {
@@ -59,13 +63,23 @@ impl Devices for List {
         let devices = self.lock();
         // An export that was removed may have the name of another.
         let is_of = |device: &&Device| *device.export.name() == *disk && device.export.size_bytes().is_some();
-        devices.iter().find(is_of).map(|device| path(device.number))
+        let path = devices.iter().find(is_of).map(|device| path(device.number));
+        drop(devices);
+        path.or_else(|| self.spares.of(disk))
+    }
+
+    fn spare(&self, size_bytes: u64) -> Result<String, String> {
+        self.spares.add(&self.host, size_bytes)
+    }
+
+    fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
+        self.spares.bind(&self.host, export, bind)
     }
 }
 
 impl Transport for BlockDevices {
     fn start(&mut self, host: &Host) -> Result<(), TransportError> {
-        let list = List { host: host.clone(), devices: Arc::default() };
+        let list = List { host: host.clone(), devices: Arc::default(), spares: Spares::default() };
         host.announce_devices(list.clone());
         self.0 = Some(list);
         Ok(())

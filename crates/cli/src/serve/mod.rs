@@ -8,6 +8,7 @@ mod notify;
 mod options;
 mod pid_file;
 mod place;
+mod spares;
 mod swap;
 mod vhost_user;
 
