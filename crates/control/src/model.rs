@@ -12,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped, Failure, Figures, Fork,
-    FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized,
-    ServerStat, SpareRecord, Stopping, snapshot_name,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped,
+    Failure, Figures, Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, NewDevice,
+    Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -267,7 +267,10 @@ impl Manage for Model {
     }
 
     fn serve_device(&self, device: &NewDevice, _: OwnedFd) -> Result<DiskRecord, Failure> {
-        Ok(DiskRecord { device: Some(format!("/dev/ublkb{}", device.number)), ..self.lock().get(&device.name)?.clone() })
+        Ok(DiskRecord {
+            device: Some(format!("/dev/ublkb{}", device.number)),
+            ..self.lock().get(&device.name)?.clone()
+        })
     }
 
     fn device_fault(&self, why: Option<String>) -> DeviceFault {

@@ -68,7 +68,9 @@ pub use error::{Error, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use observer::{Level, Observer};
-pub use pagefold_control::{Add, AddBase, BindSpare, Code, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize};
+pub use pagefold_control::{
+    Add, AddBase, BindSpare, Code, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize,
+};
 #[cfg(feature = "tls")]
 pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;

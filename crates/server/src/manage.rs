@@ -3,9 +3,9 @@
 use std::{os::fd::OwnedFd, process, time::Duration};
 
 use pagefold_control::{
-    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
-    Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit,
-    check_new_name, check_snapshot,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
+    Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized,
+    ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
 use crate::{Address, BaseFile, Devices, Server, server::Listened};

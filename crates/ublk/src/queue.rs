@@ -52,7 +52,12 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(client: &Arc<Client>, file: &Arc<File>, number: u16, ended: &Arc<AtomicBool>) -> io::Result<Self> {
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        file: &Arc<File>,
+        number: u16,
+        ended: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
         Ok(Self {
             client: Arc::clone(client),
             file: Arc::clone(file),

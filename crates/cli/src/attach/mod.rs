@@ -276,13 +276,7 @@ fn address(disk: &DiskRecord) -> anyhow::Result<(PathBuf, String, &str)> {
 }
 
 /// Connects a device to an export. Returns its number.
-fn connect_nbd(
-    args: &AttachArgs,
-    nbd: &Nbd,
-    socket: &Path,
-    export: &str,
-    identifier: &str,
-) -> anyhow::Result<u32> {
+fn connect_nbd(args: &AttachArgs, nbd: &Nbd, socket: &Path, export: &str, identifier: &str) -> anyhow::Result<u32> {
     ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
     let count = usize::from(args.connections());
     let mut sockets = Vec::with_capacity(count);

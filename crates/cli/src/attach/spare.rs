@@ -42,7 +42,8 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
     let (socket, ..) = address(disk)?;
     let mut server = args.peer.connect()?;
     let pagefold_control::Listing { disks } = server.call(&Command::List {})?;
-    let is_free = |device: &Device| !disks.iter().any(|disk| disk.device.as_deref() == nbd::path(device.number).to_str());
+    let is_free =
+        |device: &Device| !disks.iter().any(|disk| disk.device.as_deref() == nbd::path(device.number).to_str());
     let free = all(&socket, disk.size_bytes)?.iter().filter(|(device, _)| is_free(device)).count();
     let missing = usize::from(count).saturating_sub(free);
     for _ in 0..missing {

@@ -139,13 +139,7 @@ pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     started.map(|()| device.number)
 }
 
-fn start(
-    control: &mut Control,
-    peer: &Peer,
-    disk: &DiskRecord,
-    device: &Device,
-    is_new: bool,
-) -> anyhow::Result<()> {
+fn start(control: &mut Control, peer: &Peer, disk: &DiskRecord, device: &Device, is_new: bool) -> anyhow::Result<()> {
     let (number, Layout { queues, depth }) = (device.number, device.layout);
     let refused = || format!("the kernel refuses ublk device {number}");
     if is_new {

@@ -116,7 +116,7 @@ fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
     let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
     let sum = format!("{sum}  -");
     let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-    let mut guest = machine.start_with(&[pagefold, &nbdinfo, &blkdiscard], &[BEGIN, NBD, VSOCK, UBLK].concat());
+    let mut guest = machine.start_with(&[pagefold, &nbdinfo, &blkdiscard], &[], &[BEGIN, NBD, VSOCK, UBLK].concat());
     assert_eq!(guest.wait_for("device: "), "/dev/nbd0");
     assert!(guest.wait_for("pagefold nbd+unix:///job?socket=/tmp/server/").ends_with(".sock"));
     assert_eq!(guest.wait_for("size: "), (64 << 11).to_string());

@@ -100,11 +100,12 @@ impl Machine {
         self.start_from(&drives(disks), &initramfs(&self.parts, RUN, script, &[]))
     }
 
-    /// As [`start`](Self::start), without disks, with programs in `/programs`, and two CPUs.
-    pub(crate) fn start_with(&self, programs: &[&Path], script: &str) -> Guest {
+    /// As [`start`](Self::start), without disks, with programs in `/programs`, other files under the names
+    /// that are given, and two CPUs.
+    pub(crate) fn start_with(&self, programs: &[&Path], others: &[(String, PathBuf)], script: &str) -> Guest {
         // Without what debuggers need, they fit into the guest's memory.
         let folder = TempDir::new().expect("a folder");
-        let (mut files, mut libraries) = (Vec::new(), BTreeSet::new());
+        let (mut files, mut libraries) = (others.to_vec(), BTreeSet::new());
         for program in programs {
             let name = program.file_name().expect("a name").to_string_lossy();
             let stripped = folder.path().join(&*name);
