@@ -98,6 +98,15 @@ pub fn devices() -> io::Result<Vec<Device>> {
     super::numbers("nbd")?.into_iter().filter_map(|number| of(number).transpose()).collect()
 }
 
+/// Returns the size of a device.
+///
+/// # Errors
+/// `/sys` cannot be read.
+pub fn size_bytes(number: u32) -> io::Result<Option<u64>> {
+    let sectors = super::attribute(Path::new(&format!("/sys/block/nbd{number}/size")))?;
+    Ok(sectors.and_then(|sectors| sectors.parse::<u64>().ok()?.checked_mul(512)))
+}
+
 impl Nbd {
     /// Finds the family.
     ///

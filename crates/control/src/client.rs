@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::unix::net::UnixStream,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Command, Failure, Greeting,
-    lines::{Bounds, LineError, Lines, send},
+    lines::{Bounds, LineError, Lines, send, send_with},
     server::PROTOCOL,
 };
 
@@ -99,6 +99,15 @@ impl Client {
     /// Executes a command and returns its result: the record that the corresponding method of
     /// [`Manage`](crate::Manage) returns.
     pub fn call<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, ClientError> {
+        self.call_with(command, None)
+    }
+
+    /// As [`call`](Self::call), with a file that the command needs.
+    pub fn call_with<T: DeserializeOwned>(
+        &mut self,
+        command: &Command,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<T, ClientError> {
         let foreign = |error: serde_json::Error| ClientError::Foreign(error.to_string());
         let id = self.next_id;
         self.next_id += 1;
@@ -109,7 +118,10 @@ impl Client {
         }
         // A server that refuses this client says why and closes the connection. Its message is read
         // even if nothing can be sent.
-        let sent = send(&self.stream, &request, time);
+        let sent = match file {
+            Some(file) => send_with(&self.stream, &request, file, time),
+            None => send(&self.stream, &request, time),
+        };
         let line = self.line(time).map_err(|error| match sent {
             Err(cause) => ClientError::Io(cause),
             Ok(()) => error,

@@ -112,6 +112,22 @@ pub enum Command {
         #[serde(default)]
         offset_bytes: u64,
     },
+    /// Serves a disk as a block device of the kernel's ublk driver, whose open file comes with the request.
+    ServeDevice(NewDevice),
+    /// Returns why no further devices of that driver should be made.
+    DeviceFault {
+        /// Sets it: what has gone wrong.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
+    /// Makes an export of this size that is not yet a disk's, so that a block device can be connected to
+    /// it in advance.
+    Spare {
+        /// Size of the disk that it can be, a multiple of 512 and not 0.
+        size_bytes: u64,
+    },
+    /// Makes such an export a disk's.
+    BindSpare(BindSpare),
     /// Stops the server in an orderly way. If it is stopping already, says what it waits for.
     Stop {
         /// Whether to end without waiting for requests that the disks are working on.
@@ -234,6 +250,32 @@ pub struct AddBase {
     /// What all clients of the disk together may take of the server.
     #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
     pub quota: DiskQuota,
+}
+
+/// A block device of the kernel's ublk driver that waits for a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewDevice {
+    /// Name of the disk.
+    pub name: String,
+    /// The device's number.
+    pub number: u32,
+    /// Number of its queues.
+    pub queues: u16,
+    /// Requests of a queue.
+    pub depth: u16,
+}
+
+/// An export that becomes a disk's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BindSpare {
+    /// Name of the export.
+    pub export: String,
+    /// Name of the disk, which has the export's size and is not read-only.
+    pub name: String,
+    /// Path of the block device that is connected to it.
+    pub device: String,
 }
 
 /// What all clients of a disk together may take of the server.

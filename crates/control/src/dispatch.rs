@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    os::fd::OwnedFd,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -13,12 +14,12 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit,
+    Batch, Code, Command, DiskRecord, DiskStat, Failure, Held, Manage, Stat, check_limit, check_name, check_size,
     name::{check_new_name, check_snapshot},
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 24] = [
     "list",
     "stat",
     "add",
@@ -38,6 +39,10 @@ const COMMANDS: [&str; 20] = [
     "compact",
     "freeze",
     "frozen-runs",
+    "serve-device",
+    "device-fault",
+    "spare",
+    "bind-spare",
     "stop",
 ];
 
@@ -60,7 +65,7 @@ const MAX_COMPACT_SECONDS: u64 = 60;
 /// no readable id. Since there is no connection here, an instant made by `freeze` ends at once.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
-    let mut holding = Holding { held: &mut Vec::new(), may_hold: &|| true };
+    let mut holding = Holding { held: &mut Vec::new(), may_hold: &|| true, passed: None };
     let whole = answer_in_parts(line.to_vec(), disks, &Mutex::default(), &mut holding, &mut |part| {
         answer.push_str(part);
         Ok(())
@@ -76,6 +81,8 @@ pub(crate) struct Holding<'a> {
     pub(crate) held: &'a mut Vec<Held>,
     /// Returns whether the connection may hold any.
     pub(crate) may_hold: &'a dyn Fn() -> bool,
+    /// The file that came with the request.
+    pub(crate) passed: Option<OwnedFd>,
 }
 
 /// Like [`answer`], but passes the answer to `send` in parts, including the line end. Objects that
@@ -331,6 +338,17 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(instant)
         }
         Command::FrozenRuns { export, offset_bytes } => json(disks.frozen_runs(&export, offset_bytes)?),
+        Command::ServeDevice(device) => {
+            check_name(&device.name)?;
+            let missing = || Failure::new(Code::InvalidRequest, "the device's open file must come with the request");
+            json(disks.serve_device(&device, holding.passed.take().ok_or_else(missing)?)?)
+        }
+        Command::DeviceFault { why } => json(disks.device_fault(why)),
+        Command::Spare { size_bytes } => {
+            check_size(size_bytes)?;
+            json(disks.spare(size_bytes)?)
+        }
+        Command::BindSpare(bind) => json(disks.bind_spare(&bind)?),
         Command::Stop { force } => json(disks.stop(force)),
     };
     result.map(Outcome::Whole)

@@ -31,7 +31,7 @@ mod server;
 
 pub use checks::{MAX_FORKS, MIN_LIMIT_BYTES, MIN_RATE_BYTES, check_limit, check_size};
 pub use client::{Client, ClientError};
-pub use command::{Add, AddBase, Command, DiskQuota, DiskSocket, Fork, Quota, Resize};
+pub use command::{Add, AddBase, BindSpare, Command, DiskQuota, DiskSocket, Fork, NewDevice, Quota, Resize};
 pub use dispatch::answer;
 pub use failure::{Code, Failure};
 pub use lines::MAX_REQUEST_BYTES;
@@ -41,8 +41,8 @@ pub use name::{
     MAX_NAME_BYTES, check_name, check_new_name, check_snapshot, is_unseen, snapshot_name, split_snapshot_name,
 };
 pub use records::{
-    BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DiskKind, DiskRecord, DiskStat, Dropped, Figures,
-    FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized, ServerStat, Stat,
-    Stopping, Stored,
+    BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped,
+    Figures, FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized,
+    ServerStat, SpareRecord, Stat, Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

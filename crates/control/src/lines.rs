@@ -1,9 +1,21 @@
 //! Lines on a socket, bounded in length and time.
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
-    os::unix::net::UnixStream,
+    io::{self, ErrorKind, IoSlice, IoSliceMut, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     time::{Duration, Instant},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+        recvmsg, sendmsg,
+    },
 };
 
 /// Maximum length of a request in bytes, including the line end.
@@ -38,18 +50,22 @@ pub(crate) struct Bounds {
 
 /// Received data that have not been consumed.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(Vec<u8>);
+pub(crate) struct Lines {
+    bytes: Vec<u8>,
+    /// The last file that came with them.
+    passed: Option<OwnedFd>,
+}
 
 impl Lines {
     /// Returns the next line without its end, or `None` when the peer sends no more. An
     /// unterminated rest at the end of the stream is a line.
     pub(crate) fn next(&mut self, stream: &UnixStream, bounds: Bounds) -> Result<Option<Vec<u8>>, LineError> {
-        let mut start = (!bounds.idle || !self.0.is_empty()).then(Instant::now);
+        let mut start = (!bounds.idle || !self.bytes.is_empty()).then(Instant::now);
         let mut looked_bytes = 0;
         loop {
-            if let Some(at) = self.0[looked_bytes..].iter().position(|&byte| byte == b'\n') {
-                let rest = self.0.split_off(looked_bytes + at + 1);
-                let mut line = std::mem::replace(&mut self.0, rest);
+            if let Some(at) = self.bytes[looked_bytes..].iter().position(|&byte| byte == b'\n') {
+                let rest = self.bytes.split_off(looked_bytes + at + 1);
+                let mut line = std::mem::replace(&mut self.bytes, rest);
                 line.pop();
                 return if line.len() < bounds.max_bytes {
                     Ok(Some(line))
@@ -57,7 +73,7 @@ impl Lines {
                     Err(LineError::TooLong(bounds.max_bytes))
                 };
             }
-            looked_bytes = self.0.len();
+            looked_bytes = self.bytes.len();
             if looked_bytes >= bounds.max_bytes {
                 return Err(LineError::TooLong(bounds.max_bytes));
             }
@@ -67,17 +83,34 @@ impl Lines {
             }
             stream.set_read_timeout(left)?;
             let mut chunk = [0; CHUNK_BYTES];
-            let mut source = stream;
-            match source.read(&mut chunk) {
-                Ok(0) if self.0.is_empty() => return Ok(None),
-                Ok(0) => return Ok(Some(std::mem::take(&mut self.0))),
-                Ok(count) => self.0.extend_from_slice(&chunk[..count]),
+            match self.receive(stream, &mut chunk) {
+                Ok(0) if self.bytes.is_empty() => return Ok(None),
+                Ok(0) => return Ok(Some(std::mem::take(&mut self.bytes))),
+                Ok(count) => self.bytes.extend_from_slice(&chunk[..count]),
                 // On a timeout, the next iteration finds that no time is left.
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
-                Err(error) => return Err(error.into()),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
             }
             start = start.or_else(|| Some(Instant::now()));
         }
+    }
+
+    /// Returns the file that came with the lines so far, if one did.
+    pub(crate) fn take_passed(&mut self) -> Option<OwnedFd> {
+        self.passed.take()
+    }
+
+    fn receive(&mut self, stream: &UnixStream, chunk: &mut [u8]) -> Result<usize, Errno> {
+        // The kernel closes further files.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.passed = files.last().or(self.passed.take());
+            }
+        }
+        Ok(received.bytes)
     }
 }
 
@@ -85,6 +118,19 @@ impl Lines {
 pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Result<()> {
     let sending = Sending::begin(stream, time);
     sending.part(line)?;
+    sending.part("\n")
+}
+
+/// As [`send`], with a file.
+pub(crate) fn send_with(stream: &UnixStream, line: &str, file: BorrowedFd<'_>, time: Duration) -> io::Result<()> {
+    let sending = Sending::begin(stream, time);
+    stream.set_write_timeout(Some(time))?;
+    let files = [file];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let sent = sendmsg(stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    sending.part(line.get(sent..).unwrap_or_default())?;
     sending.part("\n")
 }
 

@@ -1,10 +1,11 @@
 //! The interface that commands act on.
 
-use std::{any::Any, time::Duration};
+use std::{any::Any, os::fd::OwnedFd, time::Duration};
 
 use crate::{
-    Add, AddBase, Changes, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Instant, Limited,
-    LimitedConnections, Quota, Renamed, Resize, Resized, ServerStat, Stopping,
+    Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns,
+    Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord,
+    Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -89,6 +90,19 @@ pub trait Manage: Send + Sync {
     /// Returns where the data of an instant are stored, starting at a byte: a bounded number of
     /// runs.
     fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure>;
+
+    /// Serves a disk as a block device, whose open file is `file`. The device can be started when this
+    /// returns.
+    fn serve_device(&self, device: &NewDevice, file: OwnedFd) -> Result<DiskRecord, Failure>;
+
+    /// Returns why no further such devices should be made; with `why`, sets it first.
+    fn device_fault(&self, why: Option<String>) -> DeviceFault;
+
+    /// Makes an export that is not yet a disk's. It ends with its last connection.
+    fn spare(&self, size_bytes: u64) -> Result<SpareRecord, Failure>;
+
+    /// Makes such an export a disk's.
+    fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it
     /// does not wait for requests that the disks are working on.

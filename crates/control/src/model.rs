@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ops::Bound,
+    os::fd::OwnedFd,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, Changes, Code, Compacted, DiskKind, DiskQuota, DiskRecord, DiskStat, Dropped, Failure,
-    Figures, Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage, Quota, Renamed,
-    Resize, Resized, ServerStat, Stopping, snapshot_name,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskQuota, DiskRecord, DiskStat,
+    Dropped, Failure, Figures, Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage,
+    NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -29,6 +30,7 @@ struct ModelState {
     disks: BTreeMap<String, DiskRecord>,
     limit_bytes: Option<u64>,
     connections: u64,
+    device_fault: Option<String>,
 }
 
 impl Model {
@@ -86,6 +88,7 @@ fn record(name: String, size_bytes: u64) -> DiskRecord {
         bytes_per_second: None,
         socket: None,
         file: None,
+        device: None,
         uris: Vec::new(),
     }
 }
@@ -267,6 +270,27 @@ impl Manage for Model {
     fn frozen_runs(&self, export: &str, _: u64) -> Result<FrozenRuns, Failure> {
         self.lock().get(export.trim_start_matches('@'))?;
         Ok(FrozenRuns { runs: Vec::new(), next_bytes: None })
+    }
+
+    fn serve_device(&self, device: &NewDevice, _: OwnedFd) -> Result<DiskRecord, Failure> {
+        Ok(DiskRecord {
+            device: Some(format!("/dev/ublkb{}", device.number)),
+            ..self.lock().get(&device.name)?.clone()
+        })
+    }
+
+    fn device_fault(&self, why: Option<String>) -> DeviceFault {
+        let mut state = self.lock();
+        state.device_fault = why.or_else(|| state.device_fault.take());
+        DeviceFault { why: state.device_fault.clone() }
+    }
+
+    fn spare(&self, _: u64) -> Result<SpareRecord, Failure> {
+        Ok(SpareRecord { export: "spare".to_owned() })
+    }
+
+    fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure> {
+        Ok(DiskRecord { device: Some(bind.device.clone()), ..self.lock().get(&bind.name)?.clone() })
     }
 
     fn stop(&self, _: bool) -> Stopping {

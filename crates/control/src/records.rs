@@ -81,6 +81,9 @@ pub struct DiskRecord {
     /// Path of the disk as a file, if the server has a directory of them.
     #[serde(default)]
     pub file: Option<String>,
+    /// Path of the disk as a block device that the server serves.
+    #[serde(default)]
+    pub device: Option<String>,
     /// NBD URIs of the disk: of its own socket, then one per address of the server.
     pub uris: Vec<String>,
 }
@@ -90,6 +93,20 @@ pub struct DiskRecord {
 pub struct Listing {
     /// The disks, sorted by name.
     pub disks: Vec<DiskRecord>,
+}
+
+/// Whether the kernel's ublk driver can be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFault {
+    /// What has gone wrong with it; `None` if nothing has.
+    pub why: Option<String>,
+}
+
+/// An export that is not yet a disk's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpareRecord {
+    /// Its name.
+    pub export: String,
 }
 
 /// Figures by name. Values in bytes have names that end in `_bytes` or are zram's.

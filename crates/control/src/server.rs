@@ -287,7 +287,8 @@ impl ServerCore {
             }
             self.set_idle(number, None);
             let mut sending = None;
-            let mut holding = Holding { held: &mut held, may_hold: &|| self.may_hold(number) };
+            let may_hold = || self.may_hold(number);
+            let mut holding = Holding { held: &mut held, may_hold: &may_hold, passed: lines.take_passed() };
             answer_in_parts(line, &*self.disks, &self.parsing, &mut holding, &mut |part| {
                 sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
             })?;

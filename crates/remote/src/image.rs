@@ -109,7 +109,8 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
         };
         // containerd's name for the same.
         let is_erofs = descriptor.media_type == LAYER
-            || (descriptor.media_type.starts_with("application/vnd.erofs.layer") && !descriptor.media_type.contains('+'));
+            || (descriptor.media_type.starts_with("application/vnd.erofs.layer")
+                && !descriptor.media_type.contains('+'));
         if descriptor.media_type.ends_with("+zstd") {
             return Err(format!("layer {number} is compressed as a whole, which cannot be read in parts"));
         }

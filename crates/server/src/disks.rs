@@ -418,6 +418,11 @@ impl Disks {
         self.table.set_quota(name, quota)
     }
 
+    /// Returns the disk `name` as it is described to clients.
+    pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
+        self.table.find(name)
+    }
+
     /// Returns the disks that are working on requests.
     pub(crate) fn busy(&self) -> Vec<pagefold_control::BusyDisk> {
         self.table.busy()

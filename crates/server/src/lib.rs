@@ -68,9 +68,11 @@ pub use error::{Error, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use observer::{Level, Observer};
-pub use pagefold_control::{Add, AddBase, Code, DiskQuota, DiskRecord, Failure, Fork, Manage, Quota, Resize};
+pub use pagefold_control::{
+    Add, AddBase, BindSpare, Code, DiskQuota, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize,
+};
 #[cfg(feature = "tls")]
 pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;
 pub use socket::{parse_group, parse_mode};
-pub use transport::{Host, Transport};
+pub use transport::{Devices, Host, Transport};

@@ -225,10 +225,11 @@ impl Server {
             observer: self.0.observer.clone(),
             ending: ending.clone(),
             files: Arc::default(),
+            devices: Arc::default(),
         };
         let transports = Started::start(transports, &host)?;
-        let files = host.files;
-        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, files, start };
+        let Host { files, devices, .. } = host;
+        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, files, devices, start };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }

@@ -1,14 +1,25 @@
 //! What clients of the control socket, and the program itself, do with a server's disks.
 
-use std::{process, time::Duration};
+use std::{os::fd::OwnedFd, process, time::Duration};
 
 use pagefold_control::{
-    Add, AddBase, Batch, Changes, Code, Compacted, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, Held,
-    Instant, Limited, LimitedConnections, Manage, Quota, Renamed, Resize, Resized, ServerStat, Stopping, check_limit,
-    check_new_name, check_snapshot,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
+    Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized,
+    ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
-use crate::{Address, BaseFile, Server, in_use::words, server::Listened};
+use crate::{Address, BaseFile, Devices, Server, in_use::words, server::Listened};
+
+fn failed(why: String) -> Failure {
+    Failure::new(Code::Failed, why)
+}
+
+impl Server {
+    fn devices(&self) -> Result<&dyn Devices, Failure> {
+        let devices = self.0.listened.get().and_then(|listened| listened.devices.get());
+        devices.ok_or_else(|| failed("this server serves no block devices".to_owned()))
+    }
+}
 
 impl Manage for Server {
     fn list(&self, batch: Batch<'_>) -> Vec<DiskRecord> {
@@ -173,6 +184,35 @@ impl Manage for Server {
 
     fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         self.0.disks.frozen_runs(export, offset_bytes)
+    }
+
+    fn serve_device(&self, device: &NewDevice, file: OwnedFd) -> Result<DiskRecord, Failure> {
+        let NewDevice { name, number, .. } = device;
+        let found = self.0.disks.find(name)?;
+        let export = self.0.disks.exports().get(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        self.devices()?.serve(&export, device, file).map_err(failed)?;
+        self.0.observer.info(&format!("disk '{name}' is served as device {number} of the kernel's ublk driver"));
+        Ok(self.record(found))
+    }
+
+    fn spare(&self, size_bytes: u64) -> Result<SpareRecord, Failure> {
+        Ok(SpareRecord { export: self.devices()?.spare(size_bytes).map_err(failed)? })
+    }
+
+    fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure> {
+        let BindSpare { name, device, .. } = bind;
+        let found = self.0.disks.find(name)?;
+        let export = self.0.disks.exports().get(name).ok_or_else(|| Failure::no_such_disk(name))?;
+        self.devices()?.bind(&export, bind).map_err(failed)?;
+        self.0.observer.info(&format!("disk '{name}' is served as {device}"));
+        Ok(self.record(found))
+    }
+
+    fn device_fault(&self, why: Option<String>) -> DeviceFault {
+        if let Some(why) = &why {
+            self.0.observer.warn(&format!("no further devices of the kernel's ublk driver: {why}"));
+        }
+        DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
     }
 
     fn stop(&self, force: bool) -> Stopping {

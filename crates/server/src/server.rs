@@ -18,7 +18,7 @@ use crate::{
     ending::Ending,
     in_use::words,
     machine,
-    transport::FilePaths,
+    transport::{DeviceServer, FilePaths},
 };
 
 /// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
@@ -47,6 +47,7 @@ pub(crate) struct Listened {
     /// Whether clients on TCP and vsock must have certificates.
     pub(crate) verifies_peers: bool,
     pub(crate) files: Arc<FilePaths>,
+    pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
 }
@@ -186,6 +187,11 @@ impl Server {
         self.0.listened.get()?.files.of(disk)?.into_os_string().into_string().ok()
     }
 
+    /// Returns the path of a disk as a block device.
+    fn device_path(&self, disk: &str) -> Option<String> {
+        self.0.listened.get()?.devices.of(disk)?.into_os_string().into_string().ok()
+    }
+
     pub(crate) fn record(&self, found: Found) -> DiskRecord {
         let Exported { id, clients, quota } = found.exported;
         DiskRecord {
@@ -195,6 +201,7 @@ impl Server {
             uris: self.uris(&found.name, found.socket.as_deref()),
             socket: found.socket.map(|path| path.display().to_string()),
             file: self.file(&found.name),
+            device: self.device_path(&found.name),
             name: found.name,
             size_bytes: found.size_bytes,
             limit_bytes: found.limit_bytes,

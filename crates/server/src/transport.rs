@@ -2,10 +2,12 @@
 
 use std::{
     fmt,
+    os::fd::OwnedFd,
     path::PathBuf,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
 
 use crate::{Ending, Observer, TransportError};
@@ -41,6 +43,57 @@ impl FilePaths {
     }
 }
 
+/// Serves disks as block devices of the kernel that clients of the control socket have created.
+pub trait Devices: Send + Sync {
+    /// Serves an export as a device, whose open file is `file`. When this returns, the device can be
+    /// started.
+    ///
+    /// # Errors
+    /// It cannot be served; says why.
+    fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
+
+    /// Adds an export that is not yet a disk's, and returns its name.
+    ///
+    /// # Errors
+    /// There can be no more of them; says why.
+    fn spare(&self, size_bytes: u64) -> Result<String, String>;
+
+    /// Makes such an export the disk's.
+    ///
+    /// # Errors
+    /// It is another's already, does not fit, or the disk cannot be opened; says why.
+    fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String>;
+
+    /// Returns the path of the device that serves the export with this name, if one does.
+    fn of(&self, disk: &str) -> Option<PathBuf>;
+}
+
+/// What serves devices, once a transport has announced it.
+#[derive(Default)]
+pub(crate) struct DeviceServer {
+    devices: OnceLock<Box<dyn Devices>>,
+    fault: Mutex<Option<String>>,
+}
+
+impl DeviceServer {
+    pub(crate) fn get(&self) -> Option<&dyn Devices> {
+        self.devices.get().map(|devices| &**devices)
+    }
+
+    pub(crate) fn of(&self, disk: &str) -> Option<PathBuf> {
+        self.get()?.of(disk)
+    }
+
+    /// Returns what has gone wrong in the kernel, after setting it if `why` says so.
+    pub(crate) fn fault(&self, why: Option<String>) -> Option<String> {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if why.is_some() {
+            *fault = why;
+        }
+        fault.clone()
+    }
+}
+
 /// What a server offers a transport.
 #[derive(Clone)]
 pub struct Host {
@@ -50,6 +103,7 @@ pub struct Host {
     pub(crate) observer: Observer,
     pub(crate) ending: Ending,
     pub(crate) files: Arc<FilePaths>,
+    pub(crate) devices: Arc<DeviceServer>,
 }
 
 impl Host {
@@ -78,6 +132,12 @@ impl Host {
     pub fn announce_files(&self, of: impl Fn(&str) -> Option<PathBuf> + Send + Sync + 'static) {
         // Others keep their files to themselves.
         let _ = self.files.0.set(Box::new(of));
+    }
+
+    /// Announces what serves disks as block devices. Only the first transport that does is heard.
+    pub fn announce_devices(&self, devices: impl Devices + 'static) {
+        // Others are not asked.
+        let _ = self.devices.devices.set(Box::new(devices));
     }
 
     /// Opens an export for a client. Its disk is in use as long as the client exists.

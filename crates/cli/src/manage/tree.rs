@@ -75,6 +75,7 @@ pub(super) mod tests {
             bytes_per_second: None,
             socket: None,
             file: None,
+            device: None,
             uris: Vec::new(),
         }
     }

@@ -2,11 +2,13 @@
 
 mod child;
 mod descriptors;
+mod devices;
 mod files;
 mod notify;
 mod options;
 mod pid_file;
 mod place;
+mod spares;
 mod swap;
 mod vhost_user;
 
@@ -36,6 +38,7 @@ use tempfile::TempDir;
 
 use self::{
     child::Running,
+    devices::BlockDevices,
     files::Directory,
     notify::notify,
     options::{TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_tcp, parse_vsock},
@@ -390,7 +393,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.files_in {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
-    let mut listening = server.listen(sockets)?;
+    let mut listening = server.listen(sockets.transport(BlockDevices::default()))?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {

@@ -3,7 +3,7 @@
 use std::{fs::OpenOptions, os::unix::fs::FileExt, path::Path, time::Duration};
 
 use pagefold_serve::Client;
-use pagefold_testing::skip_for_good;
+use pagefold_testing::{programs, skip, skip_for_good};
 use rustix::process::geteuid;
 use sha2::Digest;
 
@@ -13,56 +13,157 @@ use crate::{
     server::{Server, pagefold, run},
 };
 
-/// A server and its devices in a guest, whose kernel has NBD.
-const SCRIPT: &str = "
+/// A server and its devices in a guest.
+const BEGIN: &str = "
 export PATH=/programs:/bin HOME=/tmp
 set -e
-pagefold serve --dir /tmp/server --export name=job,size=64M --detach
-dev=$(pagefold attach job --dir /tmp/server)
+dir='--dir /tmp/server'
+refused() { if \"$@\"; then exit 9; else echo \"refused: $*\"; fi; }
+";
+
+const NBD: &str = "
+pagefold serve $dir --export name=job,size=64M --detach
+dev=$(pagefold attach job --via nbd $dir)
 echo \"device: $dev\"
 cat /sys/block/nbd0/backend
 echo \"size: $(cat /sys/block/nbd0/size)\"
 seq 30000 | dd of=$dev bs=4k conv=fsync 2>/dev/null
-if pagefold attach job --dir /tmp/server; then exit 9; else echo 'twice: refused'; fi
-if pagefold drop job --dir /tmp/server; then exit 9; else echo 'drop: refused'; fi
-pagefold rename job other --dir /tmp/server
-pagefold add job --size 1M --dir /tmp/server
-if pagefold attach other --dir /tmp/server; then exit 9; else echo 'renamed: refused'; fi
-if pagefold detach job --dir /tmp/server; then exit 9; else echo 'namesake: refused'; fi
-pagefold drop job --dir /tmp/server
-pagefold rename other job --dir /tmp/server
-pagefold detach job --dir /tmp/server
-if pagefold detach job --dir /tmp/server; then exit 9; else echo 'not attached: refused'; fi
-pagefold fork job fork --dir /tmp/server
-dev=$(pagefold attach fork --via nbd --connections 3 --timeout 30 --dir /tmp/server)
+refused pagefold attach job $dir
+refused pagefold drop job $dir
+pagefold rename job other $dir
+pagefold add job --size 1M $dir
+refused pagefold attach other $dir
+refused pagefold detach job $dir
+pagefold drop job $dir
+pagefold rename other job $dir
+pagefold detach job $dir
+refused pagefold detach job $dir
+pagefold fork job fork $dir
+dev=$(pagefold attach fork --via nbd --connections 3 --timeout 30 $dir)
 echo \"sum: $(head -n 30000 $dev | sha256sum)\"
 pagefold detach $dev
-pagefold snapshot fork before --dir /tmp/server
-dev=$(pagefold attach fork@before --dir /tmp/server)
-if echo x >$dev; then exit 9; else echo 'written: refused'; fi
+pagefold snapshot fork before $dir
+dev=$(pagefold attach fork@before --via nbd $dir)
+refused dd if=/dev/zero of=$dev bs=512 count=1
 pagefold detach $dev
-echo \"clients: $(pagefold disks --dir /tmp/server --json | grep -c '\"clients\":0')\"
-pagefold stop --dir /tmp/server
+pagefold attach --spare 2 job $dir
+pagefold attach --spare 2 job $dir
+spare=$(pagefold attach fork $dir)
+grep -q '^pagefold spare ' /sys/block/${spare#/dev/}/backend
+echo \"sum: $(head -n 30000 $spare | sha256sum)\"
+yes | dd of=$spare bs=4k count=100 conv=fsync 2>/dev/null
+refused pagefold attach fork $dir
+refused pagefold drop fork --snapshots $dir
+pagefold detach fork $dir
+while ! pagefold drop fork --snapshots $dir; do sleep 1; done
+pagefold fork job again $dir
+spare=$(pagefold attach again $dir)
+grep -q '^pagefold spare ' /sys/block/${spare#/dev/}/backend
+echo \"sum: $(head -n 30000 $spare | sha256sum)\"
+pagefold detach again $dir
+pagefold stop $dir
+";
+
+const UBLK: &str = "
+if [ ! -e /dev/ublk-control ]; then echo 'no ublk'; exit 0; fi
+seq 400000 | head -c 2097152 >/tmp/base.raw
+pagefold serve $dir --export name=job,size=64M --detach /tmp/base.raw
+dev=$(pagefold attach job $dir)
+echo \"device: $dev\"
+cd /sys/block/${dev#/dev/}/queue
+echo \"queue: $(cat ../size fua write_cache discard_max_bytes max_sectors_kb | tr '\\n' ' ')\"
+cd /
+seq 30000 | dd of=$dev bs=4k conv=fsync 2>/dev/null
+echo \"sum: $(head -n 30000 $dev | sha256sum)\"
+refused pagefold attach job $dir
+refused pagefold drop job $dir
+/programs/blkdiscard -o 4096 -l 4096 $dev
+/programs/blkdiscard -z -o 65536 -l 1048576 $dev
+dd if=$dev bs=4k skip=1 count=1 iflag=direct 2>/dev/null | tr -d '\\000' | wc -c | sed 's/^/left: /'
+dd if=$dev bs=64k skip=1 count=16 iflag=direct 2>/dev/null | tr -d '\\000' | wc -c | sed 's/^/zeros: /'
+pagefold rename job renamed $dir
+echo \"clients: $(pagefold disks $dir --json | grep -o '\"device\":\"/dev/ublkb0\"')\"
+pagefold drop renamed --force $dir
+refused dd if=$dev of=/dev/null bs=4k count=1 iflag=direct
+pagefold detach $dev
+refused test -e /dev/ublkb0
+base=$(pagefold attach base --connections 2 $dir)
+refused dd if=/dev/zero of=$base bs=512 count=1
+pagefold fork base lost $dir
+lost=$(pagefold attach lost $dir)
+kill -9 $(head -n 1 /tmp/server/lock)
+while [ -e $lost ]; do sleep 1; done
+(dd if=$base bs=4k skip=7 count=1 iflag=direct 2>/dev/null | sha256sum >/tmp/recovered) &
+pagefold serve $dir --detach /tmp/base.raw
+echo \"again: $(pagefold attach base $dir)\"
+wait
+sed 's/^/recovered: /' /tmp/recovered
+dd if=/tmp/base.raw bs=4k skip=7 count=1 2>/dev/null | sha256sum | sed 's/^/expected: /'
+cmp $base /tmp/base.raw
+refused test -e /dev/ublkc${lost#/dev/ublkb}
+pagefold detach base $dir
+refused pagefold detach $base
+pagefold stop $dir
+";
+
+const VSOCK: &str = "
+pagefold serve $dir --export name=job,size=64M --vsock 4711 --log debug --log-file /tmp/log --detach
+echo \"vsock: $(nbdinfo --size nbd+vsock://1:4711/job)\"
+grep 'connected: disk' /tmp/log
+pagefold stop $dir
 ";
 
 #[test]
-fn a_kernel_with_nbd_gets_devices() {
-    let test = "a_kernel_with_nbd_gets_devices";
+fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
+    let test = "a_kernel_gives_devices_by_nbd_and_by_ublk";
     let Some(machine) = Machine::find(test) else { return };
-    let mut guest = machine.start_with(Path::new(env!("CARGO_BIN_EXE_pagefold")), SCRIPT);
+    let Some([nbdinfo, blkdiscard]) = programs(test, ["nbdinfo", "blkdiscard"]) else { return };
+    let numbers: String = (1..=30000).map(|number| format!("{number}\n")).collect();
+    let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
+    let sum = format!("{sum}  -");
+    let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+    let mut guest = machine.start_with(&[pagefold, &nbdinfo, &blkdiscard], &[], &[BEGIN, NBD, VSOCK, UBLK].concat());
     assert_eq!(guest.wait_for("device: "), "/dev/nbd0");
     let identity = guest.wait_for("pagefold ");
     assert!(identity.contains("-0 nbd+unix:///job?socket=/tmp/server/") && identity.ends_with(".sock"), "{identity}");
     assert_eq!(guest.wait_for("size: "), (64 << 11).to_string());
-    guest.wait_for("twice: refused");
-    guest.wait_for("drop: refused");
-    guest.wait_for("renamed: refused");
-    guest.wait_for("namesake: refused");
-    guest.wait_for("not attached: refused");
-    let numbers: String = (1..=30000).map(|number| format!("{number}\n")).collect();
-    let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(guest.wait_for("sum: "), format!("{sum}  -"));
-    guest.wait_for("written: refused");
+    guest.wait_for("refused: pagefold attach job");
+    guest.wait_for("refused: pagefold drop job");
+    guest.wait_for("refused: pagefold attach other");
+    guest.wait_for("refused: pagefold detach job");
+    guest.wait_for("refused: pagefold detach job");
+    assert_eq!(guest.wait_for("sum: "), sum);
+    guest.wait_for("refused: dd ");
+    guest.wait_for("pagefold: connected 2 devices; 2 wait for disks of 64 MiB");
+    guest.wait_for("pagefold: connected 0 devices; 2 wait for disks of 64 MiB");
+    assert_eq!(guest.wait_for("sum: "), sum, "a spare device has the disk's data");
+    guest.wait_for("refused: pagefold attach fork");
+    guest.wait_for("refused: pagefold drop fork");
+    assert_eq!(guest.wait_for("sum: "), sum, "the next spare device has those of the next disk");
+
+    assert_eq!(guest.wait_for("vsock: "), (64 << 20).to_string());
+
+    let device = guest.wait_for_either("device: ", "no ublk");
+    let Some(device) = device else {
+        guest.end();
+        return skip(test, "the kernel in target/guest has no ublk: scripts/guest could not fetch that of backports");
+    };
+    assert_eq!(device, "/dev/ublkb0");
+    assert_eq!(guest.wait_for("queue: "), format!("{} 1 write back {} 128", 64 << 11, 1 << 30));
+    assert_eq!(guest.wait_for("sum: "), sum);
+    guest.wait_for("refused: pagefold attach job");
+    guest.wait_for("refused: pagefold drop job");
+    assert_eq!(guest.wait_for("left: "), "0", "discarded");
+    assert_eq!(guest.wait_for("zeros: "), "0");
+    assert_eq!(guest.wait_for("clients: "), "\"device\":\"/dev/ublkb0\"", "a device follows the disk's name");
+    guest.wait_for("refused: dd ");
+    guest.wait_for("refused: test -e /dev/ublkb0");
+    guest.wait_for("refused: dd ");
+    assert_eq!(guest.wait_for("again: "), "/dev/ublkb0");
+    let recovered = guest.wait_for("recovered: ");
+    assert_eq!(guest.wait_for("expected: "), recovered);
+    guest.wait_for("refused: test -e /dev/ublkc1");
+    guest.wait_for("refused: pagefold detach /dev/ublkb0");
     guest.end();
 }
 

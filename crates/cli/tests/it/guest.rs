@@ -4,6 +4,7 @@
 //! `scripts/guest` fetches the kernel and the shell.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, ErrorKind, Write},
     os::unix::net::UnixStream,
@@ -99,23 +100,27 @@ impl Machine {
         self.start_from(&drives(disks), &initramfs(&self.parts, RUN, script, &[]))
     }
 
-    /// As [`start`](Self::start), without disks, with a program in `/programs`.
-    pub(crate) fn start_with(&self, program: &Path, script: &str) -> Guest {
-        // Without what debuggers need, it fits into the guest's memory.
+    /// As [`start`](Self::start), without disks, with programs in `/programs`, other files under the names
+    /// that are given, and two CPUs.
+    pub(crate) fn start_with(&self, programs: &[&Path], others: &[(String, PathBuf)], script: &str) -> Guest {
+        // Without what debuggers need, they fit into the guest's memory.
         let folder = TempDir::new().expect("a folder");
-        let stripped = folder.path().join("program");
-        let status = Command::new("strip").arg("-o").arg(&stripped).arg(program).status().expect("strip runs");
-        assert!(status.success(), "{status}");
-        let listed = Command::new("ldd").arg(program).output().expect("ldd runs");
-        let listed = String::from_utf8(listed.stdout).expect("paths");
-        // `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the program that loads them.
-        let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
-        let name = program.file_name().expect("a name").to_string_lossy();
-        let files: Vec<_> = libraries
-            .map(|path| (path[1..].to_owned(), PathBuf::from(path)))
-            .chain([(format!("programs/{name}"), stripped)])
-            .collect();
-        self.start_from(&[], &initramfs(&self.parts, RUN, script, &files))
+        let (mut files, mut libraries) = (others.to_vec(), BTreeSet::new());
+        for program in programs {
+            let name = program.file_name().expect("a name").to_string_lossy();
+            let stripped = folder.path().join(&*name);
+            let status = Command::new("strip").arg("-o").arg(&stripped).arg(program).status().expect("strip runs");
+            assert!(status.success(), "{status}");
+            files.push((format!("programs/{name}"), stripped));
+            let listed = Command::new("ldd").arg(program).output().expect("ldd runs");
+            let listed = String::from_utf8(listed.stdout).expect("paths");
+            // `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the program that loads them.
+            libraries.extend(listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from));
+        }
+        let text = |path: &PathBuf| path.to_string_lossy()[1..].to_owned();
+        files.extend(libraries.into_iter().map(|path| (text(&path), path)));
+        let cpus = ["-smp".to_owned(), "2".to_owned()];
+        self.start_from(&cpus, &initramfs(&self.parts, RUN, script, &files))
     }
 
     /// The same with one disk on a vhost-user socket, to which qemu connects again when the server is
@@ -146,7 +151,8 @@ impl Machine {
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
         fs::write(&initramfs, files).expect("room for a file");
         let mut command = Command::new(&self.qemu);
-        command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "512"]);
+        // qemu 7.2 sometimes spoils the flags after a CMPXCHG16B, which this kernel uses to allocate.
+        command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max,cx16=off", "-m", "512"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
         command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
         command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on"]);
@@ -188,13 +194,21 @@ impl Guest {
     /// Waits for a line of the console that begins with `start`, after those that were consumed
     /// before, and returns its rest.
     pub(crate) fn wait_for(&mut self, start: &str) -> String {
+        self.wait_for_either(start, "").unwrap_or_default()
+    }
+
+    /// The same, or `None` if a line that begins with `other` comes first.
+    pub(crate) fn wait_for_either(&mut self, start: &str, other: &str) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut lines = self.console.lines.lock().expect("lines");
         loop {
             while let Some(line) = lines.all.get(self.seen) {
                 self.seen += 1;
                 if let Some(rest) = line.strip_prefix(start) {
-                    return rest.trim().to_owned();
+                    return Some(rest.trim().to_owned());
+                }
+                if !other.is_empty() && line.starts_with(other) {
+                    return None;
                 }
             }
             let left = deadline.saturating_duration_since(Instant::now());

@@ -3,6 +3,7 @@
 mod advise;
 mod attach;
 mod bases;
+mod blktests;
 mod boot;
 mod clients;
 mod closed;

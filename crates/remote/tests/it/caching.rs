@@ -95,8 +95,7 @@ fn several_servers_send_for_each_chunk_once() {
     });
     let folder = tempfile::tempdir().expect("a folder");
     // Each has its own files, as a process has.
-    let remotes: Vec<_> =
-        (0..5).map(|_| opened(&server.url("/a"), with(&cache(folder.path(), 1 << 30)))).collect();
+    let remotes: Vec<_> = (0..5).map(|_| opened(&server.url("/a"), with(&cache(folder.path(), 1 << 30)))).collect();
     thread::scope(|scope| {
         for remote in &remotes {
             scope.spawn(|| compare(&image, remote, 6, 10));

@@ -1,5 +1,8 @@
 //! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
 
+mod spare;
+mod ublk;
+
 use std::{
     fs,
     io::{self, ErrorKind, Write},
@@ -38,20 +41,23 @@ const OURS: &str = "pagefold ";
   device=$(pagefold attach job-1)
   mount \"$device\" /mnt
   umount /mnt && pagefold detach job-1
+  pagefold attach --spare 8 debian && pagefold fork debian job-2 && pagefold attach job-2
 
 Prints the device's path, and on standard error the way that was taken and why. Needs root.
+ublk: /dev/ublkbN, served by the server; needs Linux 6.5 with the module ublk_drv.
 nbd: /dev/nbdN, over connections to the server's Unix socket; needs the kernel's module nbd.
 loop: /dev/loopN, over the disk's file; needs a server with --files.
-The device stays until 'pagefold detach', also if the server ends: its requests then fail.")]
+The device stays until 'pagefold detach', also if the server ends: its requests then fail. Those of a \
+base's ublk device wait until the base is attached again.")]
 pub(crate) struct AttachArgs {
     /// A disk, base, or snapshot as DISK@SNAPSHOT
     name: String,
 
-    /// The only way to take [default: nbd if the kernel has it, else loop]
+    /// The only way to take [default: the first of ublk, nbd and loop that is possible]
     #[arg(long, value_name = "WAY")]
     via: Option<Way>,
 
-    /// Number of connections to the server (nbd) [default: one per processor, at most 4]
+    /// Number of connections to the server (nbd) or queues (ublk) [default: one per processor, at most 4]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     connections: Option<u16>,
 
@@ -59,8 +65,25 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     timeout: u32,
 
+    /// Attach nothing: connect as many NBD devices as are missing until COUNT wait for disks of this disk's
+    /// size. 'attach' of such a disk, as of a fork, takes one of them
+    #[arg(long, value_name = "COUNT", conflicts_with = "via", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    spare: Option<u16>,
+
+    /// Only create the device, and print its number
+    #[arg(long, hide = true)]
+    create_ublk: bool,
+
     #[command(flatten)]
     peer: Peer,
+}
+
+impl AttachArgs {
+    /// Returns the number of connections or queues.
+    fn connections(&self) -> u16 {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        self.connections.unwrap_or(processors.min(MOST_CONNECTIONS) as u16)
+    }
 }
 
 /// Remove block devices that 'pagefold attach' made
@@ -83,6 +106,8 @@ pub(crate) struct DetachArgs {
 /// A kind of block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
+    /// A device of the kernel's ublk driver
+    Ublk,
     /// A device of the kernel's NBD client
     Nbd,
     /// A loop device over the disk's file
@@ -99,6 +124,7 @@ struct Device {
 impl Device {
     fn path(self) -> PathBuf {
         match self.way {
+            Way::Ublk => pagefold_ublk::path(self.number),
             Way::Nbd => nbd::path(self.number),
             Way::Loop => loop_device::path(self.number),
         }
@@ -108,6 +134,15 @@ impl Device {
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
     let (disk, all) = find(&args.peer, &args.name)?;
+    if args.create_ublk {
+        let number = ublk::create(args, &disk)?;
+        let mut out = output();
+        writeln!(out, "{number}")?;
+        return Ok(out.flush()?);
+    }
+    if let Some(count) = args.spare {
+        return spare::connect(args, &disk, count);
+    }
     if let Some((device, owner)) = devices_of(&disk, &all)?.first() {
         let (name, path) = (&disk.name, device.path());
         match owner {
@@ -115,26 +150,54 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
             Owner::Earlier => bail!("{} is left from an earlier disk '{name}': detach it first", path.display()),
         }
     }
-    let (device, how) = match args.via {
-        Some(Way::Nbd) => (attach_nbd(args, &disk)?, String::new()),
-        Some(Way::Loop) => (attach_loop(&disk)?, String::new()),
-        None => match attach_nbd(args, &disk) {
-            Ok(device) => (device, String::new()),
-            Err(why) => {
-                let done = attach_loop(&disk);
-                let device = done.map_err(|error| anyhow!("nbd: {why:#}; loop: {error:#}"))?;
-                (device, format!("; not by nbd: {why:#}"))
-            }
-        },
-    };
-    let way = match device.way {
-        Way::Nbd => "nbd",
-        Way::Loop => "loop",
-    };
+    if args.via.is_none_or(|via| via == Way::Nbd)
+        && let Some(device) = spare::take(args, &disk)?
+    {
+        tell(&format!("attached '{}' by nbd, with a device that was connected in advance", disk.name));
+        let mut out = output();
+        writeln!(out, "{}", device.display())?;
+        return Ok(out.flush()?);
+    }
+    let (device, refused) = take_first(args, &disk)?;
+    let how = if refused.is_empty() { String::new() } else { format!("; not by {refused}") };
+    let way = device.way.name();
     tell(&format!("attached '{}' by {way}{how}", disk.name));
     let mut out = output();
     writeln!(out, "{}", device.path().display())?;
     Ok(out.flush()?)
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
+            Self::Loop => "loop",
+        }
+    }
+
+    fn attach(self, args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
+        match self {
+            Self::Ublk => Ok(Device { way: self, number: ublk::attach(args, disk)? }),
+            Self::Nbd => attach_nbd(args, disk),
+            Self::Loop => attach_loop(disk),
+        }
+    }
+}
+
+/// Takes the first way that is possible. Also returns why others are not.
+fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, String)> {
+    if let Some(way) = args.via {
+        return Ok((way.attach(args, disk)?, String::new()));
+    }
+    let mut refused = Vec::new();
+    for way in [Way::Ublk, Way::Nbd, Way::Loop] {
+        match way.attach(args, disk) {
+            Ok(device) => return Ok((device, refused.join("; not by "))),
+            Err(why) => refused.push(format!("{}: {why:#}", way.name())),
+        }
+    }
+    Err(anyhow!(refused.join("; ")))
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
@@ -149,8 +212,9 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         };
         for device in devices {
             let done = match device.way {
-                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)),
-                Way::Loop => loop_device::detach(device.number),
+                Way::Ublk => ublk::detach(device.number),
+                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)).map_err(Into::into),
+                Way::Loop => loop_device::detach(device.number).map_err(Into::into),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
         }
@@ -177,7 +241,8 @@ enum Owner {
 
 /// Returns the devices of a disk, which is one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
-    let mut found = Vec::new();
+    let served = disk.device.as_deref().map(|path| device_at(Path::new(path))).transpose()?;
+    let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();
     for nbd::Device { number, identifier } in nbd::devices()? {
         let owner = nbd_owner(&identifier, disk, all);
         found.extend(owner.map(|owner| (Device { way: Way::Nbd, number }, owner)));
@@ -207,8 +272,16 @@ fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<
     }
 }
 
+/// Returns the number in the path of a ublk device.
+fn ublk_number(path: &Path) -> Option<u32> {
+    path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
+}
+
 /// Returns the device at a path, if it is one of ours or a loop device.
 fn device_at(path: &Path) -> anyhow::Result<Device> {
+    if let Some(number) = ublk_number(path) {
+        return Ok(Device { way: Way::Ublk, number });
+    }
     let nbd = nbd::devices()?.into_iter().find(|device| nbd::path(device.number) == path);
     if let Some(device) = nbd {
         let shown = path.display();
@@ -221,20 +294,35 @@ fn device_at(path: &Path) -> anyhow::Result<Device> {
 }
 
 fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
-    let nbd = Nbd::open().map_err(|error| match error.kind() {
+    let (socket, export, uri) = address(disk)?;
+    let nbd = open_nbd()?;
+    let identifier = format!("{OURS}{} {uri}", disk.id);
+    let number = connect_nbd(args, &nbd, &socket, &export, &identifier)?;
+    Ok(Device { way: Way::Nbd, number })
+}
+
+fn open_nbd() -> anyhow::Result<Nbd> {
+    Nbd::open().map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
         _ => error.into(),
-    })?;
-    let found = disk.uris.iter().find_map(|uri| Some((uri, of_unix_uri(uri)?)));
-    let (uri, (socket, export)) = found.context("the server has no Unix socket, which a device is connected to")?;
-    let identifier = format!("{OURS}{} {uri}", disk.id);
+    })
+}
+
+/// Returns the server's Unix socket, the disk's name there, and the URI of both.
+fn address(disk: &DiskRecord) -> anyhow::Result<(PathBuf, String, &str)> {
+    let found = disk.uris.iter().find_map(|uri| Some((of_unix_uri(uri)?, uri)));
+    let ((socket, export), uri) = found.context("the server has no Unix socket, which a device is connected to")?;
+    Ok((socket, export, uri))
+}
+
+/// Connects a device to an export. Returns its number.
+fn connect_nbd(args: &AttachArgs, nbd: &Nbd, socket: &Path, export: &str, identifier: &str) -> anyhow::Result<u32> {
     ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let count = args.connections.map_or(processors.min(MOST_CONNECTIONS), usize::from);
+    let count = usize::from(args.connections());
     let mut sockets = Vec::with_capacity(count);
     let mut opened = None;
     for _ in 0..count {
-        let (socket, export) = connect(&socket, &export).with_context(|| socket.display().to_string())?;
+        let (socket, export) = connect(socket, export).with_context(|| socket.display().to_string())?;
         sockets.push(socket);
         ensure!(opened.is_none_or(|before| before == export), "the disk has just been changed; try again");
         opened = Some(export);
@@ -242,9 +330,8 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let Opened { size_bytes, flags } = opened.context("no connection")?;
     let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
     let timeout_seconds = args.timeout.into();
-    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier: &identifier };
-    let number = nbd.connect(connection).context("the kernel refuses the connection")?;
-    Ok(Device { way: Way::Nbd, number })
+    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier };
+    nbd.connect(connection).context("the kernel refuses the connection")
 }
 
 fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {

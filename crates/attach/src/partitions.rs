@@ -1,0 +1,26 @@
+//! The kernel's view of a device's content.
+#![allow(unsafe_code)] // an ioctl of block devices
+
+use std::{fs::File, io, path::Path};
+
+use rustix::{
+    io::Errno,
+    ioctl::{NoArg, Opcode, ioctl, opcode},
+};
+
+const BLKRRPART: Opcode = opcode::none(0x12, 95);
+
+/// Lets the kernel, and programs that follow its events, look at a device again: at its partition table,
+/// and without what they have cached.
+///
+/// # Errors
+/// The device does not exist, or other programs have it open.
+pub fn reread(device: &Path) -> io::Result<()> {
+    let file = File::open(device)?;
+    // SAFETY: this command has no argument.
+    match unsafe { ioctl(&file, NoArg::<BLKRRPART>::new()) } {
+        // The device can have no partitions.
+        Err(Errno::INVAL) => Ok(()),
+        result => Ok(result?),
+    }
+}

@@ -1,0 +1,101 @@
+//! Disks as block devices, which `pagefold attach` creates: those of the kernel's ublk driver, and those
+//! of its NBD client that are connected in advance.
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use pagefold_executor::Export;
+use pagefold_server::{BindSpare, Devices, Host, NewDevice, Transport, TransportError};
+use pagefold_ublk::{Layout, Served, path};
+
+use super::spares::Spares;
+
+/// Interval between two looks whether a server that ends still waits for requests.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves the devices that it gets.
+#[derive(Default)]
+pub(super) struct BlockDevices(Option<List>);
+
+/// The devices that are served.
+#[derive(Clone)]
+struct List {
+    host: Host,
+    devices: Arc<Mutex<Vec<Device>>>,
+    spares: Spares,
+}
+
+struct Device {
+    number: u32,
+    export: Arc<Export>,
+    served: Served,
+}
+
+impl List {
+    /// Returns the devices that were not stopped.
+    fn lock(&self) -> MutexGuard<'_, Vec<Device>> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.retain(|device| !device.served.has_ended());
+        devices
+    }
+}
+
+impl Devices for List {
+    fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String> {
+        let mut devices = self.lock();
+        if let Some(other) = devices.iter().find(|other| Arc::ptr_eq(&other.export, export)) {
+            return Err(format!("the disk is served as {} already", path(other.number).display()));
+        }
+        let client = self.host.open(export).map_err(|error| error.to_string())?;
+        let layout = Layout { queues: device.queues, depth: device.depth };
+        let served = Served::start(File::from(file), layout, client);
+        let served = served.map_err(|error| format!("the server cannot serve the device: {error}"))?;
+        devices.push(Device { number: device.number, export: Arc::clone(export), served });
+        Ok(())
+    }
+
+    fn of(&self, disk: &str) -> Option<PathBuf> {
+        let devices = self.lock();
+        // An export that was removed may have the name of another.
+        let is_of = |device: &&Device| *device.export.name() == *disk && device.export.size_bytes().is_some();
+        let path = devices.iter().find(is_of).map(|device| path(device.number));
+        drop(devices);
+        path.or_else(|| self.spares.of(disk))
+    }
+
+    fn spare(&self, size_bytes: u64) -> Result<String, String> {
+        self.spares.add(&self.host, size_bytes)
+    }
+
+    fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
+        self.spares.bind(&self.host, export, bind)
+    }
+}
+
+impl Transport for BlockDevices {
+    fn start(&mut self, host: &Host) -> Result<(), TransportError> {
+        let list = List { host: host.clone(), devices: Arc::default(), spares: Spares::default() };
+        host.announce_devices(list.clone());
+        self.0 = Some(list);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        let Some(list) = self.0.take() else { return };
+        let devices = std::mem::take(&mut *list.lock());
+        for device in devices {
+            while !device.served.end(PAUSE) {
+                if list.host.ending().is_forced() {
+                    // Its threads are stuck in requests, and end with the process.
+                    std::mem::forget(device.served);
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Exports to which NBD devices of the kernel are connected before they have a disk. Connecting one
+//! takes the kernel longer than everything else of `pagefold attach`.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use pagefold_disk::{BlockDevice, Error, Extent, Read, Waits, Zeroes};
+use pagefold_executor::{Client, Device, Export};
+use pagefold_server::{BindSpare, Host};
+use rustix::io::Errno;
+
+/// Most exports of a server that have no disk.
+const MOST_FREE: usize = 1024;
+
+/// Interval between two looks which exports have lost their connections.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a device may take to connect to a new export.
+const PATIENCE: u32 = 400;
+
+/// The exports that are or were spare, and are connected.
+#[derive(Clone, Default)]
+pub(super) struct Spares(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    last_number: AtomicU64,
+    all: Mutex<Vec<Entry>>,
+}
+
+struct Entry {
+    export: Arc<Export>,
+    spare: Arc<Spare>,
+    /// Looks until it must be connected; 0 once it was.
+    patience: u32,
+}
+
+/// A device that has no disk until it is bound to one, for good. Before, it reads as zeros.
+struct Spare {
+    size_bytes: u64,
+    bound: OnceLock<Bound>,
+}
+
+struct Bound {
+    disk: Arc<Export>,
+    client: Arc<Client>,
+    waits: Option<Arc<Waits>>,
+    may_block: bool,
+    path: PathBuf,
+}
+
+impl Spares {
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an export, which ends with its last connection, and returns its name.
+    pub(super) fn add(&self, host: &Host, size_bytes: u64) -> Result<String, String> {
+        let mut all = self.lock();
+        if all.iter().filter(|entry| entry.spare.bound.get().is_none()).count() >= MOST_FREE {
+            return Err(format!("{MOST_FREE} devices wait for disks already"));
+        }
+        let number = self.0.last_number.fetch_add(1, Relaxed);
+        // Only those that may manage the server learn this name.
+        let random = random().map_err(|error| format!("the system provides no random numbers: {error}"))?;
+        let name = format!("spare-{number}-{random:016x}");
+        let spare = Arc::new(Spare { size_bytes, bound: OnceLock::new() });
+        let export = Export::new(name.clone(), Arc::clone(&spare) as _).private();
+        host.exports().add(export).map_err(|error| error.to_string())?;
+        let export = host.exports().get(&name).ok_or("the export has just been removed")?;
+        let is_first = all.is_empty();
+        all.push(Entry { export, spare, patience: PATIENCE });
+        drop(all);
+        if is_first {
+            let (own, host) = (self.clone(), host.clone());
+            let watch = move || {
+                while own.prune(&host) {
+                    thread::sleep(PAUSE);
+                }
+            };
+            thread::Builder::new().name("spare devices".to_owned()).spawn(watch).map_err(|error| error.to_string())?;
+        }
+        Ok(name)
+    }
+
+    /// Removes exports that have lost their connections. Returns whether any are left.
+    fn prune(&self, host: &Host) -> bool {
+        let mut all = self.lock();
+        all.retain_mut(|entry| {
+            let is_connected = entry.export.connections() > 0;
+            entry.patience = if is_connected { 0 } else { entry.patience.saturating_sub(1) };
+            let stays = is_connected || entry.patience > 0;
+            if !stays {
+                host.exports().remove(&entry.export.name());
+            }
+            stays
+        });
+        !all.is_empty()
+    }
+
+    /// Makes an export a disk's.
+    pub(super) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
+        let all = self.lock();
+        let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
+        let entry = entry.ok_or("no device waits for a disk under this name")?;
+        if disk.is_read_only() || disk.size_bytes() != Some(entry.spare.size_bytes) {
+            return Err("the disk is read-only or has another size".to_owned());
+        }
+        let client = host.open(disk).map_err(|error| error.to_string())?;
+        let device = client.device().ok_or("the disk has just been removed")?;
+        entry.export.set_quota(disk.quota());
+        let bound = Bound {
+            disk: Arc::clone(disk),
+            waits: device.waits().cloned(),
+            may_block: device.may_block(),
+            client,
+            path: bind.device.clone().into(),
+        };
+        entry.spare.bound.set(bound).map_err(|_| "the device has a disk already".to_owned())
+    }
+
+    /// Returns the path of the device that serves the disk with this name.
+    pub(super) fn of(&self, disk: &str) -> Option<PathBuf> {
+        let all = self.lock();
+        // A disk that was removed may have the name of another.
+        let is_of = |bound: &&Bound| *bound.disk.name() == *disk && bound.disk.size_bytes().is_some();
+        all.iter().filter_map(|entry| entry.spare.bound.get()).find(is_of).map(|bound| bound.path.clone())
+    }
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+impl Spare {
+    /// Returns the disk's device, or `None` before there is one.
+    fn device(&self) -> Option<Result<Arc<Device>, Error>> {
+        let bound = self.bound.get()?;
+        Some(bound.client.device().ok_or_else(|| Error::Io(io::Error::from(Errno::SHUTDOWN))))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&Device) -> Result<T, Error>) -> Result<T, Error> {
+        change(&*self.device().unwrap_or(Err(Error::ReadOnly))?)
+    }
+}
+
+impl BlockDevice for Spare {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn may_block(&self) -> bool {
+        self.bound.get().is_some_and(|bound| bound.may_block)
+    }
+
+    fn waits(&self) -> Option<&Arc<Waits>> {
+        self.bound.get()?.waits.as_ref()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        match self.device() {
+            Some(device) => device?.read(offset, buf),
+            None => {
+                buf.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn try_read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        match self.device() {
+            Some(device) => device?.try_read(offset, buf),
+            None => self.read(offset, buf).map(|()| buf.len()),
+        }
+    }
+
+    fn read_together(&self, reads: &mut [Read<'_>]) {
+        match self.device() {
+            Some(Ok(device)) => device.read_together(reads),
+            _ => reads.iter_mut().for_each(|read| read.result = self.read(read.offset, read.buf)),
+        }
+    }
+
+    fn read_unit_bytes(&self) -> u64 {
+        self.device().and_then(Result::ok).map_or(4096, |device| device.read_unit_bytes())
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<(), Error> {
+        self.change(|device| device.write(offset, buf))
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8]) -> Result<usize, Error> {
+        self.change(|device| device.try_write(offset, buf))
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        self.device().map_or(Ok(()), |device| device?.flush())
+    }
+
+    fn try_flush(&self) -> Result<bool, Error> {
+        self.device().map_or(Ok(true), |device| device?.try_flush())
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        self.change(|device| device.discard(offset, len_bytes))
+    }
+
+    fn try_discard(&self, offset: u64, len_bytes: u64) -> Result<bool, Error> {
+        self.change(|device| device.try_discard(offset, len_bytes))
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<(), Error> {
+        self.change(|device| device.write_zeroes(offset, len_bytes, zeroes))
+    }
+
+    fn try_write_zeroes(&self, offset: u64, len_bytes: u64, zeroes: Zeroes) -> Result<bool, Error> {
+        self.change(|device| device.try_write_zeroes(offset, len_bytes, zeroes))
+    }
+
+    fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error> {
+        match self.device() {
+            Some(device) => device?.extents(offset, len_bytes, each),
+            None => {
+                each(Extent { len_bytes, hole: true, zero: true });
+                Ok(())
+            }
+        }
+    }
+}

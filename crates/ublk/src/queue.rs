@@ -1,0 +1,281 @@
+//! Threads that serve queues.
+//!
+//! ```text
+//! until no request can come, or the queue is ended and all requests have their answers
+//!     send the answers that are there; sleep until there is a request or another answer
+//!     run each request that need not wait; let threads of the executor run the others
+//! ```
+//!
+//! Answers of other threads wake the queue's thread, which alone may send them.
+
+use std::{
+    fs::File,
+    io, mem,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+};
+
+use memmap2::MmapMut;
+use pagefold_disk::BlockDevice;
+use pagefold_executor::{Change, Client, Completion, Device, SCRATCH_BYTES, THREAD_BYTES, Taken};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{
+    abi::{Layout, MAX_DATA_BYTES},
+    request::{Kind, Reply, Request, read},
+    ring::{Event, Ring},
+};
+
+// A thread's buffer has room for the data of any request.
+const _: () = assert!(MAX_DATA_BYTES <= SCRATCH_BYTES);
+
+/// A request that moves or clears more is worth another thread.
+const MOST_INLINE_BYTES: u64 = 64 << 10;
+
+/// What the threads that run a queue's requests share.
+pub(crate) struct Queue {
+    client: Arc<Client>,
+    file: Arc<File>,
+    number: u16,
+    ended: Arc<AtomicBool>,
+    /// Tags and results.
+    answers: Mutex<Vec<(u16, i32)>>,
+    /// Whether the queue's thread must be woken to see an answer.
+    sleeps: AtomicBool,
+    wake: Arc<OwnedFd>,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        file: &Arc<File>,
+        number: u16,
+        ended: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            client: Arc::clone(client),
+            file: Arc::clone(file),
+            number,
+            ended: Arc::clone(ended),
+            answers: Mutex::default(),
+            sleeps: AtomicBool::new(false),
+            wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+        })
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub(crate) fn has_ended(&self) -> &AtomicBool {
+        &self.ended
+    }
+
+    /// Lets the queue's thread send an answer.
+    pub(crate) fn answer(&self, tag: u16, result: i32) {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((tag, result));
+        if self.sleeps.load(SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Lets the queue's thread look around.
+    pub(crate) fn wake(&self) {
+        // The counter cannot be full: nobody wakes a thread 2^64 times.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn take_answers(&self, into: &mut Vec<(u16, i32)>) {
+        mem::swap(into, &mut self.answers.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Announces that the thread sleeps from now on, unless there are answers.
+    fn may_sleep(&self) -> bool {
+        self.sleeps.store(true, SeqCst);
+        let is_idle = self.answers.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if !is_idle {
+            self.sleeps.store(false, SeqCst);
+        }
+        is_idle
+    }
+
+    fn woken(&self) {
+        self.sleeps.store(false, SeqCst);
+    }
+}
+
+/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `ready`
+/// once requests can come.
+pub(crate) fn serve(queue: Arc<Queue>, layout: Layout, ready: impl FnOnce(io::Result<()>)) {
+    let mut worker = match Worker::open(queue, layout) {
+        Ok(worker) => worker,
+        Err(error) => return ready(Err(error)),
+    };
+    ready(Ok(()));
+    // If the ring fails, the driver takes the queue for abandoned.
+    let _ = worker.work();
+}
+
+struct Worker {
+    queue: Arc<Queue>,
+    ring: Ring,
+    buf: MmapMut,
+    _taken: Taken,
+    /// Tags with which requests may still come.
+    tags: usize,
+    /// Requests without an answer.
+    running: usize,
+}
+
+impl Worker {
+    fn open(queue: Arc<Queue>, layout: Layout) -> io::Result<Self> {
+        let taken = queue.client.executor().memory().lend(THREAD_BYTES + SCRATCH_BYTES as u64);
+        let short = || io::Error::new(io::ErrorKind::OutOfMemory, "the memory limit leaves no room for a thread");
+        let taken = taken.ok_or_else(short)?;
+        let buf = MmapMut::map_anon(SCRATCH_BYTES)?;
+        let ring = Ring::open(&queue.file, &queue.wake, queue.number, layout)?;
+        Ok(Self { queue, ring, buf, _taken: taken, tags: layout.depth.into(), running: 0 })
+    }
+
+    fn work(&mut self) -> io::Result<()> {
+        let (mut answers, mut events) = (Vec::new(), Vec::new());
+        loop {
+            self.queue.take_answers(&mut answers);
+            for (tag, result) in answers.drain(..) {
+                self.ring.answer(tag, result)?;
+                self.running -= 1;
+            }
+            if self.tags == 0 || self.queue.ended.load(Relaxed) && self.running == 0 {
+                return self.ring.submit();
+            }
+            if self.queue.may_sleep() {
+                let waited = self.ring.wait();
+                self.queue.woken();
+                waited?;
+            }
+            let queue = Arc::clone(&self.queue);
+            let _working = queue.client.executor().begin_work();
+            self.ring.take(&mut events);
+            let device = queue.client.device();
+            for event in events.drain(..) {
+                match event {
+                    Event::Woken => {
+                        let mut count = [0; 8];
+                        // It is readable.
+                        let _ = rustix::io::read(&*queue.wake, &mut count);
+                        self.ring.watch()?;
+                    }
+                    Event::Gone => self.tags -= 1,
+                    Event::Request(tag) => {
+                        self.running += 1;
+                        self.begin(tag, device.as_ref())?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a request, or lets another thread do it.
+    fn begin(&mut self, tag: u16, device: Option<&Arc<Device>>) -> io::Result<()> {
+        let descriptor = self.ring.descriptor(tag).ok_or(io::ErrorKind::InvalidData)?;
+        let request = match Request::decode(descriptor) {
+            Ok(request) => request,
+            Err(errno) => {
+                self.queue.answer(tag, -errno.raw_os_error());
+                return Ok(());
+            }
+        };
+        let mut reply = Reply::new(&self.queue, tag, &request);
+        let Some(device) = device else {
+            reply.done(Err(pagefold_executor::Failed::Removed));
+            return Ok(());
+        };
+        self.pace(&request)?;
+        let Request { kind, offset, len_bytes } = request;
+        match kind {
+            Kind::Read => self.read(device, request, reply),
+            Kind::Write { through } => {
+                let data = &mut self.buf[..request.data_bytes()];
+                if reply.receive(data) {
+                    begin_change(Change::write(offset, &*data), reply, through && device.may_block());
+                }
+            }
+            Kind::Flush => flush(device, reply),
+            Kind::Discard => begin_change(Change::discard(offset, len_bytes), reply, len_bytes > MOST_INLINE_BYTES),
+            Kind::WriteZeroes(zeroes) => {
+                let is_long = len_bytes > MOST_INLINE_BYTES;
+                begin_change(Change::write_zeroes(offset, len_bytes, zeroes), reply, is_long);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a request may begin.
+    fn pace(&mut self, request: &Request) -> io::Result<()> {
+        let access = self.queue.client.access();
+        if request.data_bytes() > 0
+            && let Some(start) = access.rate.begin(request.len_bytes)
+        {
+            self.ring.submit()?;
+            let ends = || self.queue.ended.load(Relaxed) || access.is_closed();
+            access.rate.wait_until(start, &ends);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, device: &Arc<Device>, request: Request, reply: Reply) {
+        let client = &self.queue.client;
+        if request.len_bytes <= MOST_INLINE_BYTES {
+            let data = &mut self.buf[..request.data_bytes()];
+            match device.try_read(request.offset, data) {
+                Ok(got) if got < data.len() => {}
+                result => return reply.read(result.map(|_| &*data)),
+            }
+        }
+        let thread = if device.may_block() { client.reserve() } else { client.reserve_spare() };
+        match thread {
+            Some(thread) => {
+                let device = Arc::clone(device);
+                thread.run(move |scratch| read(&device, &request, scratch, reply));
+            }
+            None => read(device, &request, &mut self.buf, reply),
+        }
+    }
+}
+
+/// Runs a change as far as it need not wait. If it is long, another thread does all of it.
+fn begin_change(change: Change<&[u8]>, reply: Reply, is_long: bool) {
+    if is_long {
+        if let Err((change, reply)) = change.hand_on(reply) {
+            change.finish(reply);
+        }
+    } else {
+        change.start(reply);
+    }
+}
+
+fn flush(device: &Arc<Device>, reply: Reply) {
+    match device.try_flush() {
+        Ok(false) => {}
+        result => return reply.finish(result.map(drop)),
+    }
+    let client = Arc::clone(reply.client());
+    let waiting = Arc::clone(device);
+    if let Err(work) = client.hand_on(move |_: &mut [u8]| reply.finish(waiting.flush())) {
+        work(&mut []);
+    }
+}
