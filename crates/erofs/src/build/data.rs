@@ -401,15 +401,17 @@ impl Writer<'_> {
         let tail_fits = source.header_bytes + tail_len <= block;
         let tail_cost = if tail_fits { tail_len } else { block };
         let flat_cost = (source.size - tail_len) + tail_cost;
-        let Some(compression) = self.ways.get(source.way).copied().flatten() else {
-            return self.finish_raw(file, source, tail_fits);
+        let format = match self.ways.get(source.way).copied().flatten() {
+            Some(compression) => algorithm(compression.codec),
+            // No extent has a format then.
+            None if source.shape.has_holes() => 0,
+            None => return self.finish_raw(file, source, tail_fits),
         };
         if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
             return Ok(FileData::WholeFragment(offset));
         }
         let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
-        let format = algorithm(compression.codec);
         let indexes = match source.shape.has_holes() {
             true => self.style.encode_extents(format, source.size, &file.extents, header_at),
             false => self.style.encode(format, source.size, &file.extents, header_at),
@@ -574,6 +576,17 @@ impl<'a> Worker<'a> {
         let (source, last) = (&part.source, part.ends_file());
         let compression = self.ways.get(source.way).copied().flatten().filter(|_| source.shape.chunking().is_none());
         let Some(compression) = compression else {
+            if source.shape.has_holes() {
+                if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
+                    if !last {
+                        return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
+                    }
+                    self.input.clear();
+                    self.input.resize(part.len as usize, 0);
+                }
+                let segment = Segment::plain(&self.input, options.block_bytes as usize, spare.take(part.len));
+                return Ok(Work::Compressed(segment));
+            }
             let mut bytes = spare.take(part.len);
             let found = read(source, part.offset, part.len, &mut bytes)?;
             return Ok(match found {
