@@ -141,7 +141,7 @@ impl Layer {
         }
     }
 
-    fn is_in_handshake(&self) -> bool {
+    pub(crate) fn is_in_handshake(&self) -> bool {
         lock(&self.session).is_in_handshake()
     }
 
