@@ -99,6 +99,10 @@ impl BuildOptions {
                 longest = longest.max(plen);
             }
         }
+        if format.is_none() && !superblock.has(incompat::ZERO_PADDING) {
+            // Encoded extents of an image in which nothing is compressed.
+            return Ok(like);
+        }
         let codec = match format.unwrap_or(ClusterFormat::Lz4) {
             ClusterFormat::Lz4 => ClusterCodec::Lz4,
             ClusterFormat::MicroLzma => ClusterCodec::MicroLzma { preset: 6, dict_bytes: superblock.lzma_dict_bytes },

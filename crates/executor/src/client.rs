@@ -19,7 +19,7 @@ use crate::{
     change::{Attempt, Change, Storage},
     executor::{Batch, Executor, Reserved, Task},
     export::{Access, Device, Export},
-    memory::{Share, Taken},
+    memory::Share,
     waiting::{RECHECK, RETRY_PAUSE},
 };
 
@@ -83,6 +83,9 @@ pub enum OpenError {
     /// It has as many clients as it may have.
     #[error("all {0} connections that the export may have are in use")]
     Full(usize),
+    /// The server has as many clients as it may have.
+    #[error("all {0} connections that the server allows are in use, or kept for other exports")]
+    ServerFull(usize),
     /// The server's account has no room for another client.
     #[error("the memory limit leaves no room for another client")]
     Memory,
@@ -96,6 +99,9 @@ pub struct ClientLimits {
     /// Bytes of buffers.
     pub memory_bytes: usize,
 }
+
+/// A client's minimum of memory and its place, released with it.
+type Kept = Box<dyn Send + Sync>;
 
 /// One client of an export: a connection, an open file, a queue. The export is in use while it
 /// exists.
@@ -111,7 +117,7 @@ pub struct Client {
     /// Whether buffers are kept while there is no task.
     keeps_buffers: AtomicBool,
     ended: AtomicBool,
-    _idle: Option<Taken>,
+    _keeps: Option<Kept>,
 }
 
 impl Client {
@@ -120,10 +126,24 @@ impl Client {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(executor: &Arc<Executor>, export: &Export, limits: ClientLimits) -> Result<Arc<Self>, OpenError> {
+        Self::open_in(executor, export, limits, ())
+    }
+
+    /// The same for a client that has a place among those of a server, which it keeps as long as it
+    /// exists.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_in<P: Send + Sync + 'static>(
+        executor: &Arc<Executor>,
+        export: &Export,
+        limits: ClientLimits,
+        place: P,
+    ) -> Result<Arc<Self>, OpenError> {
         let access = export.open().ok_or(OpenError::Removed)?;
         export.seat(&access).map_err(OpenError::Full)?;
         let idle = executor.memory().take_idle().ok_or(OpenError::Memory)?;
-        Ok(Self::made(executor, access, limits, Some(idle)))
+        Ok(Self::made(executor, access, limits, Some(Box::new((idle, place)))))
     }
 
     /// Creates a client of an export that is open, and whose minimum of memory the caller counts.
@@ -131,7 +151,7 @@ impl Client {
         Self::made(executor, access, limits, None)
     }
 
-    fn made(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits, idle: Option<Taken>) -> Arc<Self> {
+    fn made(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits, keeps: Option<Kept>) -> Arc<Self> {
         Arc::new(Self {
             share: Share::new(Arc::clone(executor.memory()), limits.memory_bytes),
             executor: Arc::clone(executor),
@@ -141,7 +161,7 @@ impl Client {
             aside: AtomicUsize::new(0),
             keeps_buffers: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            _idle: idle,
+            _keeps: keeps,
         })
     }
 

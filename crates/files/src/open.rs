@@ -182,7 +182,7 @@ impl OpenFiles {
     pub(crate) fn open(&self, export: &Export) -> Result<(FileHandle, Arc<OpenFile>), Errno> {
         let client = Client::open(&self.executor, export, LIMITS).map_err(|error| match error {
             OpenError::Full(_) => Errno::EUSERS,
-            OpenError::Memory => Errno::ENFILE,
+            OpenError::Memory | OpenError::ServerFull(_) => Errno::ENFILE,
             _ => Errno::ESTALE,
         })?;
         let file = Arc::new(OpenFile { client, paced: Mutex::default(), queue: Mutex::default() });

@@ -101,6 +101,8 @@ struct Connections {
     all: BTreeMap<u64, Admitted>,
     /// Number of those with one of the places for private exports.
     private: usize,
+    /// Number of clients of other transports with a place.
+    others: usize,
     /// Time of the last report of a refused client, for each reason.
     told: [Option<Instant>; REASONS],
 }
@@ -117,6 +119,26 @@ pub(crate) struct Seat {
     /// The connection's memory; `Some` until the seat is dropped.
     idle: Option<Taken>,
     presence: Option<Presence>,
+}
+
+/// The place of a client of another transport among the connections of a server. Dropping it frees the
+/// place.
+#[derive(Debug)]
+pub struct OtherSeat(Arc<Control>);
+
+impl Drop for OtherSeat {
+    fn drop(&mut self) {
+        self.0.lock().others -= 1;
+    }
+}
+
+impl Connections {
+    /// Returns whether a connection to `export`, which has `own` of the connections, finds no place
+    /// among those that are not for private exports. There are `exports`.
+    fn is_full(&self, export: &Export, own: usize, exports: usize) -> bool {
+        let serving = self.all.len() - self.private + self.others;
+        serving >= self.limit || !export.is_private() && !has_part(own, exports, serving, self.limit)
+    }
 }
 
 /// A connection of a server.
@@ -140,7 +162,13 @@ impl Control {
             sockets: Sockets::default(),
             abandoned: AtomicBool::new(false),
             negotiating: AtomicUsize::new(0),
-            connections: Mutex::new(Connections { limit, all: BTreeMap::new(), private: 0, told: Default::default() }),
+            connections: Mutex::new(Connections {
+                limit,
+                all: BTreeMap::new(),
+                private: 0,
+                others: 0,
+                told: Default::default(),
+            }),
             ended: Condvar::new(),
             when_refused,
             when_client,
@@ -206,7 +234,8 @@ impl Control {
 
     /// Returns the current number of connections.
     pub(crate) fn connections(&self) -> usize {
-        self.lock().all.len() + self.negotiating.load(Ordering::SeqCst)
+        let connections = self.lock();
+        connections.all.len() + connections.others + self.negotiating.load(Ordering::SeqCst)
     }
 
     /// Returns how many connections are served, not counting the places for private exports.
@@ -236,9 +265,7 @@ impl Control {
         let mut connections = self.lock();
         let private = export.is_private() && connections.private < self.common.limits.private;
         let limit = connections.limit;
-        let serving = connections.all.len() - connections.private;
-        let is_full = serving >= limit || !export.is_private() && !has_part(own, exports, serving, limit);
-        if !private && is_full {
+        if !private && connections.is_full(export, own, exports) {
             drop(connections);
             self.tell(Refused::Full(limit));
             return Err((NoPlace::Full(limit), idle));
@@ -253,6 +280,22 @@ impl Control {
         drop(connections);
         let presence = Presence::begin(&self.when_client, stream, export.name());
         Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
+    }
+
+    /// Gives a client of another transport a place if `export`, which does not count it yet, does not have
+    /// its part of them. There are `exports`. Fails with the number of places.
+    pub(crate) fn seat_other(self: &Arc<Self>, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
+        // Not under the lock, which others need to end their connections.
+        let own = export.connections();
+        let mut connections = self.lock();
+        let limit = connections.limit;
+        if connections.is_full(export, own, exports) {
+            drop(connections);
+            self.tell(Refused::Full(limit));
+            return Err(limit);
+        }
+        connections.others += 1;
+        Ok(OtherSeat(Arc::clone(self)))
     }
 
     /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].

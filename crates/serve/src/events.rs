@@ -1,5 +1,6 @@
 //! The server's own thread: it accepts clients, negotiates with them, and resumes connections that
-//! rest when data arrive. No client takes another thread before its first request.
+//! rest when data arrive. No client takes another thread before its first request, except that threads of
+//! their own compute TLS handshakes.
 //!
 //! ```text
 //! accepted → newcomer, until it has chosen an export
@@ -9,7 +10,6 @@
 //! ```
 
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_executor::{Export, Exports, Taken};
+use pagefold_executor::{Exports, Taken};
 use rustix::{
     buffer::spare_capacity,
     event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
@@ -26,10 +26,12 @@ use rustix::{
 
 use crate::{
     Error,
-    admission::{Control, Refused, Seat, Served},
+    admission::{Control, Refused, Served},
     connection::Connection,
+    handshakes::{Done, Handshakes},
     listen::Listener,
-    negotiate::{Ended, Negotiation, Session},
+    negotiate::{Ended, Negotiation},
+    newcomer::{Handshake, Newcomer, Place, Progress},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -51,9 +53,6 @@ const MOST_UNPAID: usize = 8;
 
 /// Events handled before the next look at the clock.
 const MOST_EVENTS: usize = 64;
-
-/// Messages that one newcomer may send before others get their turn.
-const MOST_STEPS: usize = 16;
 
 /// The number under which the eventfd is watched. Listeners have the numbers below, from
 /// [`LEAST_LISTENER`] on; connections count from 0 and never reach them.
@@ -119,70 +118,33 @@ impl Resting {
 }
 
 /// A connection that has not chosen an export, or whose client has not received the answer yet.
-struct Newcomer {
-    stream: Arc<Stream>,
-    negotiation: Negotiation,
+struct Entry {
     since: Instant,
-    place: Place,
+    negotiator: Negotiator,
 }
 
-/// A newcomer's place among the connections.
-enum Place {
-    /// Its memory; `None` if there was none for it.
-    None(Option<Taken>),
-    Seat(Seat),
+/// Who continues a negotiation.
+enum Negotiator {
+    Here(Box<Newcomer>),
+    /// A thread that computes TLS handshakes, and whether the newcomer has memory.
+    Thread {
+        has_memory: bool,
+    },
 }
 
-/// What a newcomer waits for.
-enum Progress {
-    Waits(EventFlags),
-    Chosen(Session),
-}
-
-impl Newcomer {
-    /// Exchanges what is possible without waiting.
-    fn progress(&mut self, number: u64, control: &Arc<Control>, exports: &Exports) -> Result<Progress, Ended> {
-        let Self { stream, negotiation, place, .. } = self;
-        let place = RefCell::new(place);
-        for _ in 0..MOST_STEPS {
-            while !negotiation.unsent().is_empty() {
-                match stream.try_send(negotiation.unsent())? {
-                    Some(bytes) => negotiation.sent(bytes),
-                    None => return Ok(Progress::Waits(EventFlags::OUT)),
-                }
-            }
-            if !stream.try_flush()? {
-                return Ok(Progress::Waits(EventFlags::OUT));
-            }
-            if negotiation.starts_tls() {
-                control.start_tls(stream)?;
-                negotiation.tls_started();
-            }
-            if let Some(result) = negotiation.result() {
-                return result.map(Progress::Chosen);
-            }
-            match stream.try_recv(negotiation.room())? {
-                Some(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Some(bytes) => negotiation.received(bytes, &|export: &Export| {
-                    let mut place = place.borrow_mut();
-                    let Place::None(idle) = &mut **place else { return Ok(()) };
-                    let seat = control.seat(number, stream, export, exports.count(), idle.take());
-                    let (seat, result) = match seat {
-                        Ok(seat) => (Place::Seat(seat), Ok(())),
-                        Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
-                    };
-                    **place = seat;
-                    result
-                }),
-                None => break,
-            }
+impl Entry {
+    fn has_memory(&self) -> bool {
+        match &self.negotiator {
+            Negotiator::Here(newcomer) => newcomer.has_memory(),
+            Negotiator::Thread { has_memory } => *has_memory,
         }
-        let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
-        Ok(Progress::Waits(if has_sent_all { EventFlags::IN } else { EventFlags::OUT }))
     }
 
     fn is_paid(&self) -> bool {
-        !matches!(self.place, Place::None(None))
+        match &self.negotiator {
+            Negotiator::Here(newcomer) => newcomer.is_paid(),
+            Negotiator::Thread { has_memory } => *has_memory,
+        }
     }
 }
 
@@ -193,7 +155,8 @@ pub(crate) struct Events {
     exports: Exports,
     /// Number of the next connection.
     next: u64,
-    newcomers: BTreeMap<u64, Newcomer>,
+    newcomers: BTreeMap<u64, Entry>,
+    handshakes: Arc<Handshakes>,
     /// Connections with data that wait for memory and a thread, in the order of their arrival.
     ready: VecDeque<(u64, Arc<Served>)>,
     /// When to try again to let the first of them work.
@@ -209,6 +172,7 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new(control: Arc<Control>, exports: Exports) -> Self {
         Self {
+            handshakes: Handshakes::new(Arc::clone(&control), exports.clone()),
             control,
             exports,
             next: 0,
@@ -249,6 +213,13 @@ impl Events {
             // It reads as 0 again.
             let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
             self.retry = None;
+            for Done { number, newcomer, result } in self.handshakes.take_done() {
+                // Those that were closed in between are closed now.
+                if let Some(entry) = self.newcomers.get_mut(&number) {
+                    entry.negotiator = Negotiator::Here(newcomer);
+                    self.proceed(number, result);
+                }
+            }
         } else if number >= LEAST_LISTENER {
             self.accept(listener_number(number));
         } else if self.newcomers.contains_key(&number) {
@@ -277,10 +248,10 @@ impl Events {
 
     fn on_time(&mut self, now: Instant) {
         let handshake_timeout = self.control.common.limits.handshake_timeout;
-        while let Some(oldest) = self.newcomers.first_entry()
-            && now.duration_since(oldest.get().since) >= handshake_timeout
+        while let Some((&oldest, entry)) = self.newcomers.first_key_value()
+            && now.duration_since(entry.since) >= handshake_timeout
         {
-            oldest.remove();
+            self.close(oldest);
         }
         let has_room = self.is_full && self.newcomers.len() < self.control.common.limits.negotiating;
         if self.deaf_until.is_some_and(|until| has_room || now >= until) {
@@ -363,7 +334,8 @@ impl Events {
             return self.control.tell(Refused::Accept(error.into()));
         }
         let place = Place::None(self.memory_of_newcomer());
-        self.newcomers.insert(number, Newcomer { stream, negotiation, since: Instant::now(), place });
+        let negotiator = Negotiator::Here(Box::new(Newcomer { stream, negotiation, place }));
+        self.newcomers.insert(number, Entry { since: Instant::now(), negotiator });
         self.advance(number);
     }
 
@@ -383,13 +355,20 @@ impl Events {
 
     /// Closes the oldest newcomer, or returns when it will have had its time.
     fn close_oldest(&mut self) -> Option<Instant> {
-        let oldest = self.newcomers.first_entry()?;
-        let due = oldest.get().since + LEAST_NEGOTIATION;
+        let (&oldest, entry) = self.newcomers.first_key_value()?;
+        let due = entry.since + LEAST_NEGOTIATION;
         if due > Instant::now() {
             return Some(due);
         }
-        oldest.remove();
+        self.close(oldest);
         None
+    }
+
+    /// Closes a newcomer. What a thread computes for it at this moment is dropped when it comes back.
+    fn close(&mut self, number: u64) {
+        if let Some(Entry { negotiator: Negotiator::Thread { .. }, .. }) = self.newcomers.remove(&number) {
+            self.handshakes.close(number);
+        }
     }
 
     /// Returns the memory of one more newcomer. If there is none, the oldest newcomers are closed to
@@ -399,30 +378,57 @@ impl Events {
             if let Some(idle) = self.control.common.executor.memory().take_idle() {
                 return Some(idle);
             }
-            let mut paid = self.newcomers.iter().filter(|(_, newcomer)| matches!(newcomer.place, Place::None(Some(_))));
+            let mut paid = self.newcomers.iter().filter(|(_, entry)| entry.has_memory());
             let oldest = paid.next().map(|(&number, _)| number);
             let Some(oldest) = oldest else { break };
-            self.newcomers.remove(&oldest);
+            self.close(oldest);
         }
-        let mut unpaid = self.newcomers.iter().filter(|(_, newcomer)| !newcomer.is_paid());
+        let mut unpaid = self.newcomers.iter().filter(|(_, entry)| !entry.is_paid());
         if let Some((&oldest, _)) = unpaid.next()
             && unpaid.count() + 1 >= MOST_UNPAID
         {
-            self.newcomers.remove(&oldest);
+            self.close(oldest);
         }
         None
     }
 
+    /// Continues a negotiation.
     fn advance(&mut self, number: u64) {
-        let Some(newcomer) = self.newcomers.get_mut(&number) else { return };
-        match newcomer.progress(number, &self.control, &self.exports) {
+        let Self { newcomers, control, exports, .. } = self;
+        let Some(Entry { negotiator: Negotiator::Here(newcomer), .. }) = newcomers.get_mut(&number) else { return };
+        let result = newcomer.progress(number, control, exports, Handshake::HandOn);
+        self.proceed(number, result);
+    }
+
+    /// Lets a thread compute a newcomer's part of its handshake. Without one, this thread does.
+    fn shake_hands(&mut self, number: u64) {
+        let Some(entry) = self.newcomers.get_mut(&number) else { return };
+        let has_memory = entry.has_memory();
+        let Negotiator::Here(newcomer) = std::mem::replace(&mut entry.negotiator, Negotiator::Thread { has_memory })
+        else {
+            return;
+        };
+        if let Err(mut newcomer) = self.handshakes.hand_on(number, newcomer) {
+            let result = newcomer.progress(number, &self.control, &self.exports, Handshake::Compute);
+            entry.negotiator = Negotiator::Here(newcomer);
+            self.proceed(number, result);
+        }
+    }
+
+    /// Does what the progress of a newcomer requires.
+    fn proceed(&mut self, number: u64, result: Result<Progress, Ended>) {
+        let Some(Entry { negotiator: Negotiator::Here(newcomer), .. }) = self.newcomers.get(&number) else { return };
+        match result {
+            Ok(Progress::Handshake) => self.shake_hands(number),
             Ok(Progress::Waits(events)) => {
                 if self.control.resting.watch(number, &newcomer.stream, events | EventFlags::RDHUP).is_err() {
                     self.newcomers.remove(&number);
                 }
             }
             Ok(Progress::Chosen(session)) => {
-                if let Some(Newcomer { stream, place: Place::Seat(seat), .. }) = self.newcomers.remove(&number) {
+                if let Some(Entry { negotiator: Negotiator::Here(newcomer), .. }) = self.newcomers.remove(&number)
+                    && let Newcomer { stream, place: Place::Seat(seat), .. } = *newcomer
+                {
                     let common = Arc::clone(&self.control.common);
                     let connection = Connection::new(stream, session, common, seat);
                     if connection.transport().holds_data() {
@@ -436,13 +442,14 @@ impl Events {
                 }
             }
             Err(ended) => {
-                if let (Some(Newcomer { stream, .. }), Ended::Io(error)) = (self.newcomers.remove(&number), ended)
-                    && stream.has_tls()
+                if let Ended::Io(error) = ended
+                    && newcomer.stream.has_tls()
                     && error.kind() == io::ErrorKind::InvalidData
                 {
-                    self.control.tell(Refused::Tls { peer: stream.peer(), error });
+                    self.control.tell(Refused::Tls { peer: newcomer.stream.peer(), error });
                 }
                 // Everything else concerns only the peer.
+                self.newcomers.remove(&number);
             }
         }
     }
@@ -483,6 +490,7 @@ impl Events {
         self.control.common.stopping.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + grace;
         self.newcomers.clear();
+        self.handshakes.end();
         self.control.negotiating.store(0, Ordering::SeqCst);
         self.control.shutdown_recv();
         let mut state = self.control.resting.lock();

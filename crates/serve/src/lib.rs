@@ -21,10 +21,12 @@ mod client;
 mod connection;
 mod error;
 mod events;
+mod handshakes;
 mod input;
 mod limits;
 mod listen;
 mod negotiate;
+mod newcomer;
 mod pieces;
 mod presence;
 pub mod protocol;
@@ -42,7 +44,7 @@ mod uri;
 mod vsock;
 
 pub use activation::Passed;
-pub use admission::Refused;
+pub use admission::{OtherSeat, Refused};
 pub use client::{Client, Opened, open_export};
 pub use error::Error;
 pub use limits::Limits;
@@ -53,6 +55,6 @@ pub use pagefold_executor::{
 pub use presence::{ClientEvent, Peer};
 pub use server::{Builder, OwnSocket, Server, ServerHandle, serve_stream};
 #[cfg(feature = "tls")]
-pub use tls::{Certificates, CertificatesError};
+pub use tls::{Certificates, CertificatesError, IDLE_BYTES as TLS_IDLE_BYTES, WORK_BYTES as TLS_WORK_BYTES};
 pub use transport::{Socket, Transport};
 pub use uri::{of_unix_uri, tcp_uri, tls_uri, unix_uri, vsock_uri};

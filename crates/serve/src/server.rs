@@ -11,7 +11,7 @@ use pagefold_executor::{Account, Executor, Export, Exports, Memory};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Error, Limits, Passed, Refused,
+    Error, Limits, OtherSeat, Passed, Refused,
     admission::{Control, Tls, WhenRefused, wake},
     connection::{Common, Connection},
     events::{Events, Resting},
@@ -246,7 +246,17 @@ impl ServerHandle {
         Ok(OwnSocket { control: Arc::clone(&self.0), number })
     }
 
-    /// Returns the current number of connections.
+    /// Gives a client of another transport a seat among the connections, which it keeps until the result
+    /// is dropped. It is about to use `export`, one of `exports`.
+    ///
+    /// # Errors
+    /// Fails with [`Limits::connections`] if all are in use, or the export has its part of them.
+    pub fn seat_other(&self, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
+        self.0.seat_other(export, exports)
+    }
+
+    /// Returns the current number of connections, with clients of other transports that have a
+    /// [seat](Self::seat_other).
     pub fn connections(&self) -> usize {
         self.0.connections()
     }

@@ -34,6 +34,11 @@ impl Stream {
         self.tls.is_some()
     }
 
+    /// Returns whether what arrives next belongs to a handshake of TLS.
+    pub(crate) fn is_in_handshake(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.is_in_handshake())
+    }
+
     /// Returns the memory that a connection needs to work, in addition to that of a plain one.
     pub(crate) fn more_work_bytes(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.work_bytes())

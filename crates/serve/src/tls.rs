@@ -7,3 +7,4 @@ mod session;
 
 pub use certificates::{Certificates, CertificatesError};
 pub(crate) use layer::Layer;
+pub use layer::{IDLE_BYTES, WORK_BYTES};

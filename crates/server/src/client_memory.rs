@@ -42,6 +42,7 @@ pub(crate) struct ClientMemory {
 
 struct ClientMemoryState {
     limits: Limits,
+    cost: Cost,
     limit_bytes: Option<u64>,
     /// Memory that disks leave to clients.
     kept_bytes: u64,
@@ -51,6 +52,18 @@ struct ClientMemoryState {
     counted_bytes: u64,
     /// Memory counted in the pool, beyond its limit.
     beyond_bytes: u64,
+}
+
+/// What one connection takes without loans.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    idle_bytes: u64,
+    /// In addition, while it works.
+    work_bytes: u64,
+}
+
+impl Cost {
+    const PLAIN: Self = Self { idle_bytes: IDLE_BYTES, work_bytes: WORK_BYTES };
 }
 
 /// Bytes by what they are for.
@@ -98,7 +111,7 @@ impl ClientMemoryState {
     /// Returns the part of [`most_bytes`](Self::most_bytes) that is reserved for connections and for
     /// those that work.
     fn reserved(&self) -> Claims {
-        let need = need(self.limits);
+        let need = need(self.limits, self.cost);
         let connections = need.connections.min(self.most_bytes() / 2);
         let work = need.work.min((self.most_bytes() - connections) / 4 * 3);
         Claims { connections, work, loans: 0 }
@@ -119,8 +132,8 @@ impl ClientMemoryState {
     fn warning(&self) -> Option<String> {
         let (limit_bytes, connections) = (self.limit_bytes?, self.limits.connections as u64);
         let reserved = self.reserved();
-        let idle = (self.most_bytes() - reserved.work) / IDLE_BYTES;
-        let working = reserved.work / WORK_BYTES;
+        let idle = (self.most_bytes() - reserved.work) / self.cost.idle_bytes;
+        let working = reserved.work / self.cost.work_bytes;
         let what = if idle < connections {
             format!("only {idle} of {connections} clients can connect, and {working} have requests in progress")
         } else if working < connections {
@@ -128,33 +141,33 @@ impl ClientMemoryState {
         } else {
             return None;
         };
-        let enough = size::show(enough_bytes(self.limits));
+        let enough = size::show(enough_bytes(self.limits, self.cost));
         let limit = size::written(limit_bytes);
         Some(format!("with a memory limit of {limit}, {what}: raise it to {enough}, or allow fewer connections"))
     }
 }
 
 /// Returns what all permitted connections take without loans.
-fn need(limits: Limits) -> Claims {
+fn need(limits: Limits, cost: Cost) -> Claims {
     let served = (limits.connections as u64).saturating_add(limits.private as u64);
-    let connections = served.saturating_add(NEWCOMERS.min(limits.negotiating as u64)).saturating_mul(IDLE_BYTES);
-    Claims { connections, work: served.saturating_mul(WORK_BYTES), loans: 0 }
+    let connections = served.saturating_add(NEWCOMERS.min(limits.negotiating as u64)).saturating_mul(cost.idle_bytes);
+    Claims { connections, work: served.saturating_mul(cost.work_bytes), loans: 0 }
 }
 
 /// Returns how much of a limit to reserve: 1/32, or up to 1/16 if all permitted connections need it,
 /// but never more than all of them can use.
-fn kept_bytes(limit_bytes: u64, limits: Limits) -> u64 {
+fn kept_bytes(limit_bytes: u64, limits: Limits, cost: Cost) -> u64 {
     let spare_bytes = limit_bytes.saturating_sub(SMALL_LIMIT_BYTES);
-    let need_bytes = need(limits).sum();
+    let need_bytes = need(limits, cost).sum();
     let most_bytes = need_bytes.saturating_add(limits.memory_bytes);
     (spare_bytes / 16).min(need_bytes).max(spare_bytes / 32).min(most_bytes)
 }
 
 /// Returns a limit with which all permitted connections can work, to a whole MiB.
-fn enough_bytes(limits: Limits) -> u64 {
+fn enough_bytes(limits: Limits, cost: Cost) -> u64 {
     const MIB: u64 = 1 << 20;
     // Both reserves are then granted whole.
-    let Claims { connections, work, .. } = need(limits);
+    let Claims { connections, work, .. } = need(limits, cost);
     let most_bytes = connections.saturating_mul(2).max(connections.saturating_add(work.div_ceil(3).saturating_mul(4)));
     let kept_bytes = most_bytes.saturating_sub(OVERDRAFT_BYTES);
     let need_bytes = connections.saturating_add(work);
@@ -167,6 +180,7 @@ impl ClientMemory {
     pub(crate) fn new(pool: Pool, limits: Limits, limit_bytes: Option<u64>) -> Self {
         let state = ClientMemoryState {
             limits,
+            cost: Cost::PLAIN,
             limit_bytes: None,
             kept_bytes: 0,
             taken: Claims::default(),
@@ -192,8 +206,18 @@ impl ClientMemory {
         self.reserve(&mut state);
     }
 
+    /// Reserves memory for connections that take more than plain ones. Not all have to use what makes them
+    /// so, but all may.
+    #[cfg(any(feature = "tls", test))]
+    pub(crate) fn add_cost(&self, idle_bytes: u64, work_bytes: u64) {
+        let mut state = self.lock();
+        state.cost.idle_bytes += idle_bytes;
+        state.cost.work_bytes += work_bytes;
+        self.reserve(&mut state);
+    }
+
     fn reserve(&self, state: &mut ClientMemoryState) {
-        state.kept_bytes = state.limit_bytes.map_or(0, |limit_bytes| kept_bytes(limit_bytes, state.limits));
+        state.kept_bytes = state.limit_bytes.map_or(0, |limit_bytes| kept_bytes(limit_bytes, state.limits, state.cost));
         self.settle(state);
     }
 
@@ -293,7 +317,7 @@ mod tests {
             (1 << 40, need_bytes + (64 << 20)),
         ];
         for (limit_bytes, expected) in cases {
-            assert_eq!(kept_bytes(limit_bytes, limits), expected, "{limit_bytes}");
+            assert_eq!(kept_bytes(limit_bytes, limits, Cost::PLAIN), expected, "{limit_bytes}");
         }
     }
 
@@ -346,10 +370,20 @@ mod tests {
             let warning = |limit_bytes| ClientMemory::new(pool(Some(limit_bytes)), limits, Some(limit_bytes)).warning();
             let text = warning(limit_mib << 20).expect("a warning");
             assert!(text.contains(&connections.to_string()), "{text}");
-            let enough = enough_bytes(limits);
+            let enough = enough_bytes(limits, Cost::PLAIN);
             assert_eq!(warning(enough), None, "{enough}");
         }
         assert_eq!(ClientMemory::new(pool(None), with(1 << 20), None).warning(), None);
+        // What is enough for plain connections is not enough for those with TLS.
+        let enough = enough_bytes(with(128), Cost::PLAIN);
+        let memory = ClientMemory::new(pool(Some(enough)), with(128), Some(enough));
+        assert_eq!(memory.warning(), None);
+        memory.add_cost(12 << 10, 72 << 10);
+        let warning = memory.warning().expect("a warning");
+        assert!(warning.contains("of 128 clients can have requests in progress"), "{warning}");
+        let enough = enough_bytes(with(128), memory.lock().cost);
+        memory.set_limit(Some(enough));
+        assert_eq!(memory.warning(), None);
     }
 
     proptest! {
@@ -361,35 +395,39 @@ mod tests {
         fn claims_keep_each_others_reserves(
             connections in 1_usize..300,
             limit_kib in 1024_u64..(256 << 10),
+            (more_idle_kib, more_work_kib) in prop_oneof![Just((0, 0)), Just((12, 72)), (0_u64..64, 0_u64..256)],
             steps in proptest::collection::vec((0_u8..3, 1_u64..(2 << 20), any::<bool>()), 1..200),
         ) {
             let mut limits = Limits::default();
             limits.connections = connections;
             let limit_bytes = limit_kib << 10;
             let memory = ClientMemory::new(pool(Some(limit_bytes)), limits, Some(limit_bytes));
+            memory.add_cost(more_idle_kib << 10, more_work_kib << 10);
+            let cost = memory.lock().cost;
+            let (idle_bytes, work_bytes) = (cost.idle_bytes, cost.work_bytes);
             let is_enough = memory.warning().is_none();
-            let most_bytes = kept_bytes(limit_bytes, limits) + OVERDRAFT_BYTES;
+            let most_bytes = kept_bytes(limit_bytes, limits, cost) + OVERDRAFT_BYTES;
             let (mut idle, mut working, mut loans) = (0, 0, Vec::new());
             for (kind, bytes, more) in steps {
                 match (kind, more) {
                     (0, true) => {
-                        let taken = memory.take(Claim::Connection, IDLE_BYTES);
+                        let taken = memory.take(Claim::Connection, idle_bytes);
                         let reserved = memory.lock().reserved().connections;
-                        prop_assert!(taken || (idle + 1) * IDLE_BYTES > reserved);
+                        prop_assert!(taken || (idle + 1) * idle_bytes > reserved);
                         idle += u64::from(taken);
                     }
                     (1, true) if working < idle && working < connections as u64 => {
-                        let taken = memory.take(Claim::Work, WORK_BYTES);
+                        let taken = memory.take(Claim::Work, work_bytes);
                         prop_assert!(taken || !is_enough);
                         working += u64::from(taken);
                     }
                     (2, true) => loans.extend(memory.take(Claim::Loan, bytes).then_some(bytes)),
                     (0, false) if idle > working => {
-                        memory.give(Claim::Connection, IDLE_BYTES);
+                        memory.give(Claim::Connection, idle_bytes);
                         idle -= 1;
                     }
                     (1, false) if working > 0 => {
-                        memory.give(Claim::Work, WORK_BYTES);
+                        memory.give(Claim::Work, work_bytes);
                         working -= 1;
                     }
                     (2, false) => if let Some(bytes) = loans.pop() {
@@ -398,7 +436,7 @@ mod tests {
                     _ => {}
                 }
                 let loan_bytes: u64 = loans.iter().sum();
-                prop_assert_eq!(memory.taken_bytes(), idle * IDLE_BYTES + working * WORK_BYTES + loan_bytes);
+                prop_assert_eq!(memory.taken_bytes(), idle * idle_bytes + working * work_bytes + loan_bytes);
                 prop_assert!(memory.taken_bytes() <= most_bytes);
             }
         }
@@ -425,7 +463,7 @@ mod tests {
         let stored = (0..1 << 16).find(|&slot| write(slot).is_err()).expect("64 MiB do not hold 256");
         let clients = most(&memory, Claim::Connection, IDLE_BYTES);
         let working = most(&memory, Claim::Work, WORK_BYTES);
-        assert!(memory.taken_bytes() > kept_bytes(limit_bytes, Limits::default()), "the clients overdraw");
+        assert!(memory.taken_bytes() > kept_bytes(limit_bytes, Limits::default(), Cost::PLAIN), "the clients overdraw");
         for slot in (0..stored).step_by(7) {
             write(slot).expect("a page like the one before");
         }

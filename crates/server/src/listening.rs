@@ -212,11 +212,16 @@ impl Server {
         #[cfg(not(feature = "tls"))]
         let (tls, verifies_peers) = (false, false);
         let nbd = builder.bind()?;
+        #[cfg(feature = "tls")]
+        if tls {
+            self.0.disks.client_memory().add_cost(pagefold_serve::TLS_IDLE_BYTES, pagefold_serve::TLS_WORK_BYTES);
+        }
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let control = control.map(open_control).transpose()?;
         let host = Host {
             exports: self.0.disks.exports(),
+            server: nbd.handle(),
             executor,
             limits: ClientLimits {
                 threads: clients.threads_per_connection,

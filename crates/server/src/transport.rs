@@ -9,6 +9,7 @@ use std::{
 
 use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
+use pagefold_serve::ServerHandle;
 
 use crate::{Ending, Observer, TransportError};
 
@@ -98,6 +99,7 @@ impl DeviceServer {
 #[derive(Clone)]
 pub struct Host {
     pub(crate) exports: Exports,
+    pub(crate) server: ServerHandle,
     pub(crate) executor: Arc<Executor>,
     pub(crate) limits: ClientLimits,
     pub(crate) observer: Observer,
@@ -140,12 +142,14 @@ impl Host {
         let _ = self.devices.devices.set(Box::new(devices));
     }
 
-    /// Opens an export for a client. Its disk is in use as long as the client exists.
+    /// Opens an export for a client, which counts as one of the server's connections. Its disk is in use
+    /// as long as the client exists.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(&self, export: &Export) -> Result<Arc<Client>, OpenError> {
-        Client::open(&self.executor, export, self.limits)
+        let seat = self.server.seat_other(export, self.exports.count()).map_err(OpenError::ServerFull)?;
+        Client::open_in(&self.executor, export, self.limits, seat)
     }
 }
 

@@ -210,8 +210,8 @@ pub(crate) struct Args {
     #[arg(long)]
     read_only: bool,
 
-    /// Maximum number of simultaneous clients; the server refuses and logs further ones. 'pagefold
-    /// limit --connections' changes it
+    /// Maximum number of simultaneous NBD and vhost-user clients; the server refuses and logs further
+    /// ones. 'pagefold limit --connections' changes it
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections, value_parser = parse_connections::<usize>)]
     max_connections: usize,
 

@@ -58,7 +58,8 @@ impl Chunking {
         size.div_ceil(self.chunk_bytes.into())
     }
 
-    fn cost_bytes(self, size: u64, runs: &[Range<u64>]) -> u64 {
+    /// Returns what the addresses of a file of `size` bytes take, and the chunks that overlap its `runs`.
+    pub(super) fn cost_bytes(self, size: u64, runs: &[Range<u64>]) -> u64 {
         let stored: u64 = self.whole(runs, size).iter().map(|run| run.end - run.start).sum();
         stored + 4 * self.count(size)
     }

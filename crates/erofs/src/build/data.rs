@@ -95,7 +95,8 @@ pub(crate) fn write(
             let way = plan.choices.way(id);
             let compression = writer.ways.get(way).copied().flatten();
             let mut shape = Shape::of(content, *size, compression, options)?;
-            if compression.is_none() && stays(content, &plan.devices).is_some() && shape.chunking().is_none() {
+            let stays = compression.is_none() && stays(content, &plan.devices).is_some();
+            if stays && shape.chunking().is_none() && !shape.has_holes() {
                 shape = Shape::of_blocks(*size, options.block_bytes);
             }
             ids.push(id);
@@ -474,15 +475,17 @@ impl Writer<'_> {
         let tail_fits = source.header_bytes + tail_len <= block;
         let tail_cost = if tail_fits { tail_len } else { block };
         let flat_cost = (source.size - tail_len) + tail_cost;
-        let Some(compression) = self.ways.get(source.way).copied().flatten() else {
-            return self.finish_raw(file, source, tail_fits);
+        let format = match self.ways.get(source.way).copied().flatten() {
+            Some(compression) => algorithm(compression.codec),
+            // No extent has a format then.
+            None if source.shape.has_holes() => 0,
+            None => return self.finish_raw(file, source, tail_fits),
         };
         if let [BuiltExtent { place: BuiltPlace::Fragment(offset), .. }] = file.extents[..] {
             return Ok(FileData::WholeFragment(offset));
         }
         let blocks = self.blocks.next() - file.first_block;
         let header_at = align(source.header_bytes, 8);
-        let format = algorithm(compression.codec);
         let stays = stays(&source.content, self.devices).is_some();
         let mut indexes = match source.shape.has_holes() {
             true => self.style.encode_extents(format, source.size, &file.extents, header_at),
@@ -672,6 +675,17 @@ impl<'a> Worker<'a> {
                 let chunks =
                     kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), chunking.chunk_bytes());
                 return chunks.map(Work::Chunks).map_err(source.content.failed());
+            }
+            if source.shape.has_holes() {
+                if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
+                    if !last {
+                        return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
+                    }
+                    self.input.clear();
+                    self.input.resize(part.len as usize, 0);
+                }
+                let segment = Segment::plain(&self.input, options.block_bytes as usize, spare.take(part.len));
+                return Ok(Work::Compressed(segment));
             }
             let mut bytes = spare.take(part.len);
             let found = read(source, part.offset, part.len, &mut bytes)?;

@@ -102,6 +102,14 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Returns a segment of these bytes, uncompressed, for which it uses the memory of `blocks`.
+    pub(crate) fn plain(bytes: &[u8], block: usize, mut blocks: Vec<u8>) -> Self {
+        blocks.clear();
+        let mut segment = Self { blocks, ..Self::default() };
+        segment.add_plain(bytes, block);
+        segment
+    }
+
     /// Returns the number of bytes of the file in the pieces.
     pub(crate) fn content_bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len as usize).sum()

@@ -6,7 +6,8 @@
 //! ```text
 //! compressed      encoded extents: a record for each cluster and each hole (Linux 6.15). The last
 //!                 bytes are stored, because fsck.erofs 1.9 does not extract a hole at the end
-//! uncompressed    chunks as long as it takes to keep their addresses and their padding small
+//! uncompressed    chunks as long as it takes to keep their addresses and their padding small; if these
+//!                 take much even so, encoded extents of plain blocks
 //! without data    chunks of up to 2 GiB, all holes
 //! ```
 //!
@@ -30,6 +31,10 @@ const DATA_PARTS: u64 = 16;
 
 /// The bytes at the end of a file that are never a hole among encoded extents.
 const END_BYTES: u64 = 4096;
+
+/// Addresses and padding of chunks may take this much, or a sixteenth of the data. Every Linux that
+/// mounts encoded extents mounts chunks too, but not the other way round.
+const MOST_CHUNK_BYTES: u64 = 512 << 10;
 
 /// The most addresses of chunks in a file that is too long for chunks of a block.
 const MOST_CHUNKS: u64 = 1 << 24;
@@ -78,8 +83,14 @@ impl Shape {
             None => too_long(),
             Some(runs) if is_compressed && (!runs.is_empty() || !is_indexable) => Ok(Self::Extents(ending(runs, size))),
             Some(runs) => {
-                let chunking = Chunking::of(options).filter(|_| !is_compressed);
-                let chunking = chunking.unwrap_or_else(|| Chunking::fitting(size, &runs, options.block_bytes));
+                let asked = Chunking::of(options).filter(|_| !is_compressed);
+                let chunking = asked.unwrap_or_else(|| Chunking::fitting(size, &runs, options.block_bytes));
+                let data_bytes: u64 = runs.iter().map(|run| run.end - run.start).sum();
+                let more_bytes = chunking.cost_bytes(size, &runs).saturating_sub(data_bytes);
+                let may_have_extents = matches!(options.indexes, Indexes::Auto | Indexes::Extents) && asked.is_none();
+                if may_have_extents && !runs.is_empty() && more_bytes > MOST_CHUNK_BYTES.max(data_bytes / DATA_PARTS) {
+                    return Ok(Self::Extents(ending(runs, size)));
+                }
                 if !is_indexable && chunking.count(size) > MOST_CHUNKS {
                     return too_long();
                 }

@@ -126,22 +126,22 @@ fn a_disk_of_100_gib_takes_as_much_as_its_data() {
     let mut unmountable = None;
     for options in codecs().into_iter().flat_map(packings) {
         for (disk, most) in [
-            (Disk::of_pages(100 * GIB, [41 * GIB]), if options.codec.is_some() { 4 * PAGE } else { 2 << 20 }),
-            (Disk::of_pages(100 * GIB, [100 * GIB - PAGE]), if options.codec.is_some() { 4 * PAGE } else { 2 << 20 }),
+            (Disk::of_pages(100 * GIB, [41 * GIB]), 4 * PAGE),
+            (Disk::of_pages(100 * GIB, [100 * GIB - PAGE]), 4 * PAGE),
             (Disk::of_pages(100 * GIB, []), 2 * PAGE),
         ] {
             let name = format!("{options:?}, {} runs", disk.runs.len());
             let report = disk.build(&options, &path);
             assert!(report.image_bytes <= most, "{name}: {}", report.image_bytes);
             disk.check(&path, &name);
-            let has_extents = options.codec.is_some() && !disk.runs.is_empty();
+            let has_extents = !disk.runs.is_empty();
             assert_eq!(report.files_with_extents, u64::from(has_extents), "{name}");
             match mounted(&disk, &path, &name) {
                 Ok(()) => {}
                 Err(why) => unmountable = Some(why),
             }
             // fsck.erofs skips holes of this length only where it does not extract.
-            if options.codec == Some(ClusterCodec::Lz4) && has_extents && knows_extents() {
+            if matches!(options.codec, Some(ClusterCodec::Lz4) | None) && has_extents && knows_extents() {
                 run("fsck.erofs", [&path]).unwrap();
             }
         }
@@ -193,7 +193,7 @@ fn each_run_takes_its_blocks_and_a_record() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
     let disk = Disk::of_pages(128 * GIB, (0..RUNS).map(|number| number * (128 << 20) + 5 * PAGE));
-    for codec in codecs().into_iter().filter(Option::is_some) {
+    for codec in codecs() {
         let report = disk.build(&BuildOptions { codec, ..BuildOptions::default() }, &path);
         // Two records: of the data and of the hole.
         let most = RUNS * (PAGE + 2 * 32) + 4 * PAGE;
@@ -202,13 +202,52 @@ fn each_run_takes_its_blocks_and_a_record() {
     }
     // A file longer than 2^32 blocks.
     let disk = Disk::of_pages(64 << 40, (0..100).map(|number| number << 39));
-    let report = disk.build(&BuildOptions::default(), &path);
-    assert!(report.image_bytes <= 100 * (PAGE + 2 * 32) + 4 * PAGE, "{}", report.image_bytes);
-    disk.check(&path, "64 TiB");
+    for codec in [Some(ClusterCodec::Lz4), None] {
+        let report = disk.build(&BuildOptions { codec, ..BuildOptions::default() }, &path);
+        assert!(report.image_bytes <= 100 * (PAGE + 2 * 32) + 4 * PAGE, "{}", report.image_bytes);
+        disk.check(&path, "64 TiB");
+    }
     for indexes in [Indexes::Compact, Indexes::Full] {
         let out = tempfile::tempfile().unwrap();
         let error = build(&disk.tree(), &BuildOptions { indexes, ..BuildOptions::default() }, &out).unwrap_err();
         assert!(error.to_string().contains("2^32 blocks"), "{error}");
+    }
+}
+
+/// Plain files have chunks, which more kernels mount, as long as these take little.
+#[test]
+fn plain_files_have_extents_only_where_chunks_take_much() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let plain = BuildOptions { codec: None, ..BuildOptions::default() };
+    let chunked = BuildOptions { chunk_bytes: Some(16 << 20), ..plain.clone() };
+    let compact = BuildOptions { indexes: Indexes::Compact, ..plain.clone() };
+    let few = Disk::of_pages(16 * GIB, [5 * GIB]);
+    let more = Disk::of_pages(17 * GIB, [5 * GIB]);
+    // Groups of a file system, whose addresses would take 1 GiB.
+    let many = Disk::of_pages(4 << 40, (0..2000).map(|number| number * 2 * GIB));
+    for (disk, options, has_extents, most) in [
+        (&few, &plain, false, 532 << 10),
+        (&more, &plain, true, 4 * PAGE),
+        (&more, &compact, false, 600 << 10),
+        (&more, &chunked, false, 20 << 20),
+        (&many, &plain, true, 2000 * (PAGE + 2 * 32) + 4 * PAGE),
+    ] {
+        let name = format!("{} bytes, {options:?}", disk.size);
+        let report = disk.build(options, &path);
+        assert!(report.image_bytes <= most, "{name}: {}", report.image_bytes);
+        assert_eq!(report.files_with_extents, u64::from(has_extents), "{name}");
+        disk.check(&path, &name);
+        if let Err(why) = mounted(disk, &path, &name) {
+            skip("plain_files_have_extents_only_where_chunks_take_much", &why);
+        }
+        if knows_extents() {
+            run("fsck.erofs", [&path]).unwrap();
+        }
+        // An image over it is like it.
+        let image = Image::open_path(&path).unwrap();
+        let base = image.file(&image.resolve(b"disk").unwrap()).unwrap();
+        assert_eq!(BuildOptions::like(&base).unwrap().codec, None, "{name}");
     }
 }
 

@@ -28,9 +28,9 @@ use crate::transport::{Deadline, Socket, Transport};
 
 /// Memory of an idle connection with TLS, in addition to that of a plain one: its keys, and the client's
 /// certificates if they are asked for. During the handshake, it includes small buffers.
-pub(super) const IDLE_BYTES: u64 = 12 << 10;
+pub const IDLE_BYTES: u64 = 12 << 10;
 /// The same while it works: a buffer for each direction, and two records that are being copied.
-const WORK_BYTES: u64 = 72 << 10;
+pub const WORK_BYTES: u64 = 72 << 10;
 /// Buffer for records to be sent: one large record and a small one.
 const SMALL_SEALED_BYTES: usize = 20 << 10;
 /// The same while the connection is busy: enough for 64 KiB of data.
@@ -141,7 +141,7 @@ impl Layer {
         }
     }
 
-    fn is_in_handshake(&self) -> bool {
+    pub(crate) fn is_in_handshake(&self) -> bool {
         lock(&self.session).is_in_handshake()
     }
 

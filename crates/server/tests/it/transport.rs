@@ -12,12 +12,12 @@ use std::{
 };
 
 use pagefold_disk::BlockDevice;
-use pagefold_executor::{Change, Client, Completion, Event, Export, Failed, Stopper};
+use pagefold_executor::{Change, Client, Completion, Event, Export, Failed, OpenError, Stopper};
 use pagefold_server::{
     Add, BaseFile, Code, Host, Manage, Resize, Server, Sockets, Transport, TransportError, WhenFull,
 };
 
-use crate::{config, images};
+use crate::{config, images, nbd};
 
 /// Shows a file for each disk.
 #[derive(Clone, Default)]
@@ -180,6 +180,34 @@ fn a_transport_shows_disks_and_has_clients() {
     server.drop("base", false, true).expect("a disk");
     wait_for("its end", || names() == ["disk", "fork", "new"]);
     assert_eq!(answer(&Files::read(&image, 0, 512).0), Err(ESHUTDOWN));
+    drop(running);
+}
+
+/// Clients of all transports share the connections that a server allows.
+#[test]
+fn clients_of_a_transport_are_among_the_connections() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = crate::server();
+    for name in ["a", "b"] {
+        server.add(&Add::new(name, 1 << 20)).expect("a disk");
+    }
+    let (files, socket) = (Files::default(), folder.path().join("nbd.sock"));
+    let sockets = Sockets::new().unix(&socket).transport(files.clone());
+    let running = server.listen(sockets).expect("it listens").start().expect("a thread");
+    server.limit_connections(4).expect("a number");
+    let mut clients: Vec<_> = ["a", "a", "b", "b"].iter().map(|name| files.open(name)).collect();
+    assert_eq!(server.server().figures["connections"].as_u64(), Some(4));
+    let export = Arc::clone(&files.0.files.lock().unwrap()["a"]);
+    let open = || files.0.host.lock().unwrap().as_ref().expect("it runs").open(&export);
+    assert_eq!(open().map(drop), Err(OpenError::ServerFull(4)));
+    let connect = || pagefold_serve::Client::unix(&socket, "a", Duration::from_secs(60));
+    let refused = connect().map(drop).expect_err("all are in use");
+    assert!(format!("{refused:?}").contains("all 4 connections that this server allows"), "{refused:?}");
+    clients.pop();
+    // The last place is not for the disk that has its part already.
+    assert_eq!(nbd::write(&socket, "b", 0, &[9; 512]), Ok(vec![9; 512]));
+    clients.clear();
+    wait_for("the last connection's end", || server.server().figures["connections"].as_u64() == Some(0));
     drop(running);
 }
 

@@ -1,0 +1,116 @@
+//! Connections that have not chosen an export, or whose clients have not received the answer yet.
+
+use std::{cell::RefCell, io, sync::Arc};
+
+use pagefold_executor::{Export, Exports, Taken};
+use rustix::event::epoll::EventFlags;
+
+use crate::{
+    admission::{Control, Seat},
+    negotiate::{Ended, Negotiation, Session},
+    stream::Stream,
+};
+
+/// Messages that one newcomer may send before others get their turn.
+const MOST_STEPS: usize = 16;
+
+/// A connection that negotiates.
+pub(crate) struct Newcomer {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) negotiation: Negotiation,
+    pub(crate) place: Place,
+}
+
+/// A newcomer's place among the connections.
+pub(crate) enum Place {
+    /// Its memory; `None` if there was none for it.
+    None(Option<Taken>),
+    Seat(Seat),
+}
+
+/// What a newcomer waits for.
+pub(crate) enum Progress {
+    Waits(EventFlags),
+    /// A thread that computes its part of the TLS handshake.
+    Handshake,
+    Chosen(Session),
+}
+
+/// Whether a thread may compute a part of a TLS handshake, which takes up to some milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handshake {
+    Compute,
+    HandOn,
+}
+
+impl Newcomer {
+    /// Exchanges what is possible without waiting.
+    pub(crate) fn progress(
+        &mut self,
+        number: u64,
+        control: &Arc<Control>,
+        exports: &Exports,
+        handshake: Handshake,
+    ) -> Result<Progress, Ended> {
+        let Self { stream, negotiation, place, .. } = self;
+        let place = RefCell::new(place);
+        let mut has_more = true;
+        for _ in 0..MOST_STEPS {
+            while !negotiation.unsent().is_empty() {
+                match stream.try_send(negotiation.unsent())? {
+                    Some(bytes) => negotiation.sent(bytes),
+                    None => return Ok(Progress::Waits(EventFlags::OUT)),
+                }
+            }
+            if !stream.try_flush()? {
+                return Ok(Progress::Waits(EventFlags::OUT));
+            }
+            if negotiation.starts_tls() {
+                control.start_tls(stream)?;
+                negotiation.tls_started();
+                if !stream.has_data() {
+                    return Ok(Progress::Waits(EventFlags::IN));
+                }
+            }
+            if let Some(result) = negotiation.result() {
+                return result.map(Progress::Chosen);
+            }
+            if handshake == Handshake::HandOn && stream.is_in_handshake() {
+                return Ok(Progress::Handshake);
+            }
+            match stream.try_recv(negotiation.room())? {
+                Some(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Some(bytes) => negotiation.received(bytes, &|export: &Export| {
+                    let mut place = place.borrow_mut();
+                    let Place::None(idle) = &mut **place else { return Ok(()) };
+                    let seat = control.seat(number, stream, export, exports.count(), idle.take());
+                    let (seat, result) = match seat {
+                        Ok(seat) => (Place::Seat(seat), Ok(())),
+                        Err((no_place, idle)) => (Place::None(idle), Err(no_place)),
+                    };
+                    **place = seat;
+                    result
+                }),
+                None => {
+                    has_more = false;
+                    break;
+                }
+            }
+        }
+        let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
+        // More may have arrived already, and be in TLS's buffers: it goes on as soon as others had their
+        // turn.
+        let waits_for_data = has_sent_all && !has_more;
+        Ok(Progress::Waits(if waits_for_data { EventFlags::IN } else { EventFlags::OUT }))
+    }
+
+    /// Returns whether it has memory that others may get when it is closed.
+    pub(crate) fn has_memory(&self) -> bool {
+        matches!(self.place, Place::None(Some(_)))
+    }
+
+    /// Returns whether it is counted.
+    pub(crate) fn is_paid(&self) -> bool {
+        !matches!(self.place, Place::None(None))
+    }
+}
