@@ -20,6 +20,7 @@ use crate::{
     executor::{Batch, Executor, Reserved, Task},
     export::{Access, Device, Export},
     memory::{Share, Taken},
+    scratch::Scratch,
     waiting::{RECHECK, RETRY_PAUSE},
 };
 
@@ -207,7 +208,7 @@ impl Client {
     ///
     /// # Errors
     /// There is none; returns `work`.
-    pub fn hand_on<F: FnOnce(&mut [u8]) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
+    pub fn hand_on<F: FnOnce(&mut Scratch) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
         match self.reserve() {
             Some(thread) => {
                 thread.run(work);
@@ -283,9 +284,8 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
-    /// any content. What it returns is dropped once the thread no longer uses the client.
-    pub fn run<R>(self, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
+    /// Lets the thread call `work`, with its buffers. What it returns is dropped once the thread no longer uses the client.
+    pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }
 
@@ -315,8 +315,8 @@ struct Work<F> {
     in_progress: InProgress,
 }
 
-impl<R, F: FnOnce(&mut [u8]) -> R + Send> Task for Work<F> {
-    fn run(self: Box<Self>, scratch: &mut [u8]) {
+impl<R, F: FnOnce(&mut Scratch) -> R + Send> Task for Work<F> {
+    fn run(self: Box<Self>, scratch: &mut Scratch) {
         let Self { work, in_progress } = *self;
         let last = work(scratch);
         drop(in_progress);
