@@ -232,10 +232,10 @@ impl KeptPages {
     /// Fills `out` from a part of a page. Returns whether the page is kept.
     fn read_page(&self, slot: u64, at: usize, out: &mut [u8]) -> bool {
         if let Ok(page) = <&mut Page>::try_from(&mut *out) {
-            return self.disk.read(slot, page).unwrap_or(false);
+            return self.disk.read_held(slot, page).unwrap_or(false);
         }
         let mut page = [0; PAGE_SIZE];
-        let is_kept = self.disk.read(slot, &mut page).unwrap_or(false);
+        let is_kept = self.disk.read_held(slot, &mut page).unwrap_or(false);
         out.copy_from_slice(&page[at..at + out.len()]);
         is_kept
     }

@@ -357,7 +357,9 @@ impl RamDisk {
     /// the content of the part is then unspecified.
     fn read_part(&self, part: &SlotPart, target: &mut [u8]) -> Result<bool, Error> {
         if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
-            return Ok(self.disk.read(part.slot, page)?);
+            // What is below fills the page if the slot holds nothing, and without a base that is zeros.
+            let is_over = self.below.is_some();
+            return Ok(if is_over { self.disk.read_held(part.slot, page) } else { self.disk.read(part.slot, page) }?);
         }
         let mut page = [0; PAGE_SIZE];
         let is_held = self.disk.read(part.slot, &mut page)?;

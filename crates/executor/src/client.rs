@@ -20,6 +20,7 @@ use crate::{
     executor::{Batch, Executor, Reserved, Task},
     export::{Access, Device, Export},
     memory::Share,
+    scratch::Scratch,
     waiting::{RECHECK, RETRY_PAUSE},
 };
 
@@ -227,7 +228,7 @@ impl Client {
     ///
     /// # Errors
     /// There is none; returns `work`.
-    pub fn hand_on<F: FnOnce(&mut [u8]) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
+    pub fn hand_on<F: FnOnce(&mut Scratch) + Send + 'static>(self: &Arc<Self>, work: F) -> Result<(), F> {
         match self.reserve() {
             Some(thread) => {
                 thread.run(work);
@@ -303,9 +304,8 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with a buffer of [`SCRATCH_BYTES`](crate::SCRATCH_BYTES) that has
-    /// any content. What it returns is dropped once the thread no longer uses the client.
-    pub fn run<R>(self, work: impl FnOnce(&mut [u8]) -> R + Send + 'static) {
+    /// Lets the thread call `work`, with its buffers. What it returns is dropped once the thread no longer uses the client.
+    pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }
 
@@ -335,8 +335,8 @@ struct Work<F> {
     in_progress: InProgress,
 }
 
-impl<R, F: FnOnce(&mut [u8]) -> R + Send> Task for Work<F> {
-    fn run(self: Box<Self>, scratch: &mut [u8]) {
+impl<R, F: FnOnce(&mut Scratch) -> R + Send> Task for Work<F> {
+    fn run(self: Box<Self>, scratch: &mut Scratch) {
         let Self { work, in_progress } = *self;
         let last = work(scratch);
         drop(in_progress);

@@ -33,11 +33,9 @@ use memmap2::MmapMut;
 
 use crate::{
     memory::{Memory, Taken},
+    scratch::{SCRATCH_BYTES, Scratch},
     waiting::WaitingChanges,
 };
-
-/// Bytes of the buffer that each thread has for the work that it runs.
-pub const SCRATCH_BYTES: usize = 224 << 10;
 
 /// Bytes that a thread takes besides: the part of its stack that is touched, and its records.
 pub const THREAD_BYTES: u64 = 32 << 10;
@@ -57,15 +55,14 @@ const LEAST_SPINNING_CPUS: usize = 4;
 
 /// Work that one thread runs.
 pub trait Task: Send {
-    /// Runs it. `scratch` has [`SCRATCH_BYTES`] with any content.
-    fn run(self: Box<Self>, scratch: &mut [u8]);
+    /// Runs it, with the thread's buffers.
+    fn run(self: Box<Self>, scratch: &mut Scratch);
 }
 
 /// Work in parts, which several threads take in turn.
 pub trait Batch: Send + Sync {
-    /// Takes parts and runs them until all are taken. `scratch` has [`SCRATCH_BYTES`] with any
-    /// content.
-    fn help(&self, scratch: &mut [u8]);
+    /// Takes parts and runs them until all are taken, with the thread's buffers.
+    fn help(&self, scratch: &mut Scratch);
 
     /// Returns whether parts are left, and one more thread may take some.
     fn wants_help(&self) -> bool;
@@ -307,6 +304,7 @@ impl Shared {
     fn start(thread: Thread) -> Option<()> {
         let taken = thread.shared.memory.lend(THREAD_BYTES + SCRATCH_BYTES as u64)?;
         let scratch = MmapMut::map_anon(SCRATCH_BYTES).ok()?;
+        let scratch = Scratch::new(scratch, Arc::clone(&thread.shared.memory));
         spawn("worker", move || thread.work(scratch, taken)).ok()
     }
 
@@ -324,7 +322,7 @@ struct Thread {
 }
 
 impl Thread {
-    fn work(mut self, mut scratch: MmapMut, taken: Taken) {
+    fn work(mut self, mut scratch: Scratch, taken: Taken) {
         // The thread that started it counts it.
         self.is_free = true;
         let mut helped = false;
@@ -343,6 +341,7 @@ impl Thread {
                     batch.help(&mut scratch);
                 }
             }
+            scratch.done();
         }
         // Unmapped before its bytes are released.
         drop(scratch);
@@ -422,8 +421,8 @@ mod tests {
     /// A task that calls a function.
     struct Call<F>(F);
 
-    impl<F: FnOnce(&mut [u8]) + Send> Task for Call<F> {
-        fn run(self: Box<Self>, scratch: &mut [u8]) {
+    impl<F: FnOnce(&mut Scratch) + Send> Task for Call<F> {
+        fn run(self: Box<Self>, scratch: &mut Scratch) {
             self.0(scratch);
         }
     }
@@ -443,7 +442,7 @@ mod tests {
         for round in 1..=20 {
             for _ in 0..3 {
                 let (gate, done) = (Arc::clone(&gate), Arc::clone(&done));
-                let task = Call(move |scratch: &mut [u8]| {
+                let task = Call(move |scratch: &mut Scratch| {
                     assert_eq!(scratch.len(), SCRATCH_BYTES);
                     gate.wait();
                     done.fetch_add(1, SeqCst);
@@ -493,10 +492,13 @@ mod tests {
     #[test]
     fn a_task_that_panics_takes_only_its_own_thread() {
         let executor = executor(1, u64::MAX);
-        executor.reserve().expect("a thread").run(Box::new(Call(|_: &mut [u8]| panic!("a task with a bug"))));
+        executor.reserve().expect("a thread").run(Box::new(Call(|_: &mut Scratch| panic!("a task with a bug"))));
         wait_for("the thread's end", || executor.shared.lock().threads == 0);
         let (sender, receiver) = mpsc::channel();
-        executor.reserve().expect("a thread").run(Box::new(Call(move |_: &mut [u8]| sender.send(7).expect("a test"))));
+        executor
+            .reserve()
+            .expect("a thread")
+            .run(Box::new(Call(move |_: &mut Scratch| sender.send(7).expect("a test"))));
         assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(7));
     }
 
@@ -521,7 +523,7 @@ mod tests {
     }
 
     impl Batch for Parts {
-        fn help(&self, _: &mut [u8]) {
+        fn help(&self, _: &mut Scratch) {
             while self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
                 self.gate.wait();
                 self.done.fetch_add(1, SeqCst);

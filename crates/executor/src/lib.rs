@@ -17,13 +17,15 @@ mod executor;
 mod export;
 mod memory;
 mod quota;
+mod scratch;
 mod waiting;
 mod watch;
 
 pub use change::{Attempt, Change, Keep, Payload, Storage};
 pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError, Thread};
-pub use executor::{Batch, Executor, Reserved, SCRATCH_BYTES, THREAD_BYTES, Task, Working, spawn};
+pub use executor::{Batch, Executor, Reserved, THREAD_BYTES, Task, Working, spawn};
 pub use export::{Access, Device, Export, ExportError, Exports, MAX_NAME_BYTES};
 pub use memory::{Account, Claim, Growing, IDLE_BYTES, Lent, Memory, Share, Taken, WORK_BYTES};
 pub use quota::{LEAST_COST_BYTES, Quota, RateLimit, has_part};
+pub use scratch::{SCRATCH_BYTES, Scratch};
 pub use watch::{Event, Stopper, Watch};

@@ -30,6 +30,7 @@ use crate::{
     client::{Called, Client, Completion, Failed, InProgress},
     executor::{THREAD_BYTES, Task, spawn},
     memory::{Memory, Taken},
+    scratch::Scratch,
 };
 
 /// Changes that one client sets aside at most; each piece of a large request counts as one. Linux's
@@ -315,7 +316,7 @@ struct Rest {
 }
 
 impl Task for Rest {
-    fn run(self: Box<Self>, _: &mut [u8]) {
+    fn run(self: Box<Self>, _: &mut Scratch) {
         let Self { stalled, in_progress } = *self;
         let last = stalled.run();
         drop(in_progress);

@@ -16,7 +16,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use pagefold_disk::{BlockDevice, Zeroes};
-use pagefold_executor::{Attempt, Change, Completion, Keep, Storage};
+use pagefold_executor::{Attempt, Change, Completion, Keep, Scratch, Storage};
 use pagefold_mount::Poller;
 use rustix::fs::{FallocateFlags, OFlags};
 
@@ -139,7 +139,7 @@ fn flush(file: &Arc<OpenFile>, reply: ReplyEmpty) {
         Err(errno) => return reply.error(errno),
     }
     let flushing = Arc::clone(file);
-    let work = move |_: &mut [u8]| {
+    let work = move |_: &mut Scratch| {
         let flushed = flushing.device().and_then(|device| device.flush().map_err(|error| errno(&error)));
         Reply::Empty(reply).send(flushed);
     };

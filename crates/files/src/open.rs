@@ -10,7 +10,7 @@ use std::{
 };
 
 use fuser::{Errno, FileHandle};
-use pagefold_executor::{Client, ClientLimits, Device, Executor, Export, OpenError};
+use pagefold_executor::{Client, ClientLimits, Device, Executor, Export, OpenError, Scratch};
 
 /// Threads of the executor for one open file, and bytes of the buffers of changes that wait: as for
 /// a connection.
@@ -19,9 +19,8 @@ const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 }
 /// Work of an open file that waits for its turn.
 type Paced = Box<dyn FnOnce() + Send>;
 
-/// Work that may wait for storage. It gets a buffer of
-/// [`SCRATCH_BYTES`](pagefold_executor::SCRATCH_BYTES), or an empty one.
-type Work = Box<dyn FnOnce(&mut [u8]) + Send>;
+/// Work that may wait for storage. It gets the buffers of a thread of the executor, or none.
+type Work = Box<dyn FnOnce(&mut Scratch) + Send>;
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -82,7 +81,7 @@ impl OpenFile {
     /// Lets a thread of the executor run `work`. If the file has as many as it may have, one of them
     /// does when it is done. So a file whose storage hangs keeps none of the threads that receive
     /// requests; only if the executor has no thread at all, this one does the work.
-    pub(crate) fn hand_on(self: &Arc<Self>, work: impl FnOnce(&mut [u8]) + Send + 'static) {
+    pub(crate) fn hand_on(self: &Arc<Self>, work: impl FnOnce(&mut Scratch) + Send + 'static) {
         let work: Work = Box::new(work);
         let mut queue = self.lock_queue();
         let thread = self.client.reserve();
@@ -96,7 +95,7 @@ impl OpenFile {
                 let file = Arc::clone(self);
                 thread.run(move |scratch| file.run(work, scratch));
             }
-            None => self.run(work, &mut []),
+            None => self.run(work, &mut Scratch::default()),
         }
     }
 
@@ -105,7 +104,7 @@ impl OpenFile {
     }
 
     /// Runs `work`, and then what waits.
-    fn run(&self, mut work: Work, scratch: &mut [u8]) {
+    fn run(&self, mut work: Work, scratch: &mut Scratch) {
         let running = Running(self);
         loop {
             work(scratch);

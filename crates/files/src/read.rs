@@ -1,8 +1,9 @@
 //! Reads of files.
 //!
 //! A read is tried by the thread that received it, in one of as many buffers as there are such
-//! threads. What has to wait for storage goes on in a buffer of the file's own, so that a file whose
-//! storage hangs keeps no buffer from others.
+//! threads. What has to wait for storage goes on in another buffer, so that a file whose storage hangs
+//! keeps no buffer from others. A long read of a device that may wait is not tried: handing it on takes
+//! a fraction of its time.
 
 use std::{
     io,
@@ -12,12 +13,14 @@ use std::{
 use fuser::{Errno, ReplyData};
 use memmap2::MmapMut;
 use pagefold_disk::{BlockDevice, Error};
-use pagefold_executor::{Device, Lent};
+use pagefold_executor::{Device, Lent, Scratch};
 
 use crate::open::OpenFile;
 
 /// How often a read begins again because its device was resized.
 const MOST_TRIES: usize = 8;
+/// The longest read that is tried if its device may wait.
+const MOST_TRIED_BYTES: usize = 64 << 10;
 
 /// Buffers of reads, each for the longest one.
 pub(crate) struct Buffers {
@@ -56,12 +59,15 @@ impl Buffers {
         let reading = Reading { buffers: Arc::clone(self), file: Arc::clone(file), offset, len, reply };
         match file.client.access().rate.begin(len as u64) {
             None => self.begin(reading),
-            Some(start) => file.run_at(start, move || reading.finish(&mut [], None)),
+            Some(start) => file.run_at(start, move || reading.finish(&mut Scratch::default(), None)),
         }
     }
 
     /// Reads what is in memory; a thread of the executor waits for the rest.
     fn begin(&self, reading: Reading) {
+        if reading.len > MOST_TRIED_BYTES && reading.file.device().is_ok_and(|device| device.may_block()) {
+            return reading.hand_on(&[]);
+        }
         // There is one for each thread that is here.
         let Some(mut buffer) = self.receiving().pop() else { return reading.reply.error(Errno::ENOMEM) };
         let tried = reading.file.device().and_then(|device| {
@@ -105,12 +111,12 @@ impl Reading {
     }
 
     /// Reads the rest, waiting for storage, and replies.
-    fn finish(self, scratch: &mut [u8], begun: Option<Begun>) {
+    fn finish(self, scratch: &mut Scratch, begun: Option<Begun>) {
         if let Some(Begun { mut buffer, filled }) = begun {
             return self.finish_in(buffer.as_mut(), filled);
         }
-        if scratch.len() >= self.len {
-            return self.finish_in(scratch, 0);
+        if let Some(buffer) = scratch.of(self.len) {
+            return self.finish_in(buffer, 0);
         }
         if let Some(mut buffer) = self.file.client.share().lend(self.len) {
             return self.finish_in(buffer.as_mut(), 0);

@@ -295,6 +295,18 @@ impl Disk {
     /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot
     /// holds anything, including a hole. After an error the content of `page` is unspecified.
     pub fn read(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
+        self.read_as::<true>(slot, page)
+    }
+
+    /// As [`read`](Self::read), but leaves `page` unspecified if the slot is empty: for a caller that
+    /// then reads what is below the disk.
+    pub fn read_held(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
+        self.read_as::<false>(slot, page)
+    }
+
+    /// Reads a slot; `ZEROS` says whether an empty one is filled with zeros.
+    #[inline(always)]
+    fn read_as<const ZEROS: bool>(&self, slot: Slot, page: &mut Page) -> Result<bool, Error> {
         self.check_slot(slot)?;
         let (core, tree) = (&*self.core, &self.tree);
         loop {
@@ -302,8 +314,11 @@ impl Disk {
             let place = match tree.find(&core.leaves, slot) {
                 Found::Entry(place) => place,
                 Found::None { place, .. } if tree.is(version) => {
-                    page.fill(0);
-                    return Ok(entry_below(place) != Entry::Empty);
+                    let is_held = entry_below(place) != Entry::Empty;
+                    if ZEROS || is_held {
+                        page.fill(0);
+                    }
+                    return Ok(is_held);
                 }
                 Found::None { .. } => continue,
             };
@@ -316,6 +331,7 @@ impl Disk {
                 }
                 match entry {
                     Entry::Same(word) => pagefold_codec::fill(page, word.word()),
+                    Entry::Empty if !ZEROS => {}
                     _ => page.fill(0),
                 }
                 return Ok(entry != Entry::Empty);

@@ -23,7 +23,7 @@ use std::{
 
 use memmap2::MmapMut;
 use pagefold_disk::BlockDevice;
-use pagefold_executor::{Change, Client, Completion, Device, SCRATCH_BYTES, THREAD_BYTES, Taken};
+use pagefold_executor::{Change, Client, Completion, Device, SCRATCH_BYTES, Scratch, THREAD_BYTES, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
@@ -275,7 +275,7 @@ fn flush(device: &Arc<Device>, reply: Reply) {
     }
     let client = Arc::clone(reply.client());
     let waiting = Arc::clone(device);
-    if let Err(work) = client.hand_on(move |_: &mut [u8]| reply.finish(waiting.flush())) {
-        work(&mut []);
+    if let Err(work) = client.hand_on(move |_: &mut Scratch| reply.finish(waiting.flush())) {
+        work(&mut Scratch::default());
     }
 }

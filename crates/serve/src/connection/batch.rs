@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use pagefold_executor::{self as executor, InProgress, Lent};
+use pagefold_executor::{self as executor, InProgress, Lent, Scratch};
 
 use super::{Connection, EndOnUnwind, Keeper, task::COMMON_BYTES};
 use crate::{
@@ -88,7 +88,7 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 }
 
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
-    fn help(&self, scratch: &mut [u8]) {
+    fn help(&self, scratch: &mut Scratch) {
         let connection = &self.connection.0;
         // The first one must help: nobody else may run the requests. Of the others, several may have
         // been on their way.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_disk::{BlockDevice, Read};
-use pagefold_executor::{self as executor, Change, InProgress, Lent, Payload, Thread};
+use pagefold_executor::{self as executor, Change, InProgress, Lent, Payload, Scratch, Thread};
 
 use super::{Connection, EndOnUnwind, Keeper, piece::Piece};
 use crate::{
@@ -38,7 +38,7 @@ struct Job<T: Transport, G: Keeper<T>> {
 }
 
 impl<T: Transport, G: Keeper<T>> executor::Task for Job<T, G> {
-    fn run(self: Box<Self>, scratch: &mut [u8]) {
+    fn run(self: Box<Self>, scratch: &mut Scratch) {
         let Self { task, in_progress, connection } = *self;
         let unwinding = EndOnUnwind(&connection);
         if Connection::run(&connection, task, scratch).is_err() {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use pagefold_disk::BlockDevice;
-use pagefold_executor::{Change, Client, Completion, Event, Export, Failed, OpenError, Stopper};
+use pagefold_executor::{Change, Client, Completion, Event, Export, Failed, OpenError, Scratch, Stopper};
 use pagefold_server::{
     Add, BaseFile, Code, Host, Manage, Resize, Server, Sockets, Transport, TransportError, WhenFull,
 };
@@ -97,7 +97,7 @@ impl Files {
             .and_then(|device| device.try_read(offset, &mut bytes).map_err(|error| error.errno()));
         if tried.is_ok_and(|done| done < len) {
             let other = Arc::clone(client);
-            let read = move |_: &mut [u8]| {
+            let read = move |_: &mut Scratch| {
                 let read = other
                     .device()
                     .ok_or(ESHUTDOWN)
@@ -105,7 +105,7 @@ impl Files {
                 let _ = sender.send(read.map(|()| bytes));
             };
             // Without a free thread, this one waits.
-            let _ = client.hand_on(read).map_err(|read| read(&mut []));
+            let _ = client.hand_on(read).map_err(|read| read(&mut Scratch::default()));
             return (receiver, false);
         }
         sender.send(tried.map(|_| bytes)).expect("a receiver");

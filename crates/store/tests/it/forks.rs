@@ -59,6 +59,9 @@ impl Modelled {
             prop_assert!(page == *Self::page(held), "slot {} is not {:?}", slot, held);
             prop_assert!(is_held || matches!(held, Held::Nothing | Held::Discarded), "slot {} holds {:?}", slot, held);
             prop_assert!(!is_held || held != Held::Nothing, "slot {} holds nothing", slot);
+            let mut again = [1; PAGE_SIZE];
+            prop_assert_eq!(self.disk.read_held(slot as u64, &mut again), Ok(is_held));
+            prop_assert!(!is_held || again == page, "slot {} is another page", slot);
         }
         let mut slot = 0;
         while slot < self.disk.slots() {
