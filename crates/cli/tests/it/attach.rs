@@ -189,8 +189,18 @@ fn a_disk_with_a_file_gets_a_loop_device() {
     let message = String::from_utf8_lossy(&again.stderr);
     assert!(!again.status.success() && message.contains(&format!("is attached as {device}")), "{message}");
     run(pagefold().args(["detach", "disk", "--control"]).arg(server.control()));
-    let listed = std::fs::read_dir("/sys/block")
-        .expect("/sys")
-        .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("loop/backing_file")).ok());
-    assert!(!listed.into_iter().any(|file| file.starts_with(place.text())), "a device is left");
+    // It goes when the last user has closed it, and other programs look at all devices.
+    let is_left = || {
+        let files = std::fs::read_dir("/sys/block")
+            .expect("/sys")
+            .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("loop/backing_file")).ok());
+        files.into_iter().any(|file| file.starts_with(place.text()))
+    };
+    for _ in 0..3000 {
+        if !is_left() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("a device is left");
 }
