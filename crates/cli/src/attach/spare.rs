@@ -48,7 +48,9 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
     let missing = usize::from(count).saturating_sub(free);
     for _ in 0..missing {
         let SpareRecord { export } = server.call(&Command::Spare { size_bytes: disk.size_bytes })?;
-        connect_nbd(args, &nbd, &socket, &export, &(beginning(&socket) + &export))?;
+        let number = connect_nbd(args, &nbd, &socket, &export, &(beginning(&socket) + &export))?;
+        // The first time that it is opened takes the kernel longer. Other programs may have it open.
+        let _ = partitions::reread(&nbd::path(number));
     }
     let size = pagefold_size::written(disk.size_bytes);
     tell(&format!("connected {missing} devices; {} wait for disks of {size}", free + missing));

@@ -238,3 +238,52 @@ impl BlockDevice for Spare {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagefold_disk::{Pool, PoolConfig, RamDisk};
+    use pagefold_executor::{ClientLimits, Executor, Exports, Memory};
+
+    use super::*;
+
+    #[test]
+    fn a_spare_device_has_its_disk_for_good() {
+        let exports = Exports::new();
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let ram = Arc::new(RamDisk::new(&pool, 8192).expect("a disk"));
+        ram.write(4096, &[7; 4096]).expect("room");
+        exports.add(Export::new("disk", Arc::clone(&ram) as _)).expect("a name");
+        let disk = exports.get("disk").expect("a disk");
+        let spare = Spare { size_bytes: 8192, bound: OnceLock::new() };
+        let mut page = [1; 4096];
+        spare.read(4096, &mut page).expect("zeros");
+        assert_eq!(page, [0; 4096]);
+        assert!(matches!(spare.write(0, &page), Err(Error::ReadOnly)));
+        assert!(spare.try_flush().expect("nothing to flush"));
+
+        let executor = Arc::new(Executor::new(1, Memory::new(1 << 20, None)));
+        let client = Client::open(&executor, &disk, ClientLimits { threads: 1, memory_bytes: 1 << 20 });
+        let bound = Bound {
+            disk: Arc::clone(&disk),
+            client: client.expect("a client"),
+            waits: None,
+            may_block: false,
+            path: "/dev/nbd0".into(),
+        };
+        assert!(spare.bound.set(bound).is_ok());
+        assert_eq!(disk.connections(), 1);
+        spare.read(4096, &mut page).expect("a page");
+        assert_eq!(page, [7; 4096]);
+        spare.write(0, &page).expect("room");
+        assert!(spare.try_discard(4096, 4096).expect("a page"));
+        ram.read(0, &mut page).expect("a page");
+        assert_eq!(page, [7; 4096]);
+        // A disk that was dropped is gone, and its device fails.
+        exports.remove("disk").expect("a disk");
+        let mut reads = [Read::new(0, &mut page)];
+        spare.read_together(&mut reads);
+        assert!(matches!(reads[0].result, Err(Error::Io(_))));
+        drop(spare);
+        assert_eq!(disk.connections(), 0);
+    }
+}

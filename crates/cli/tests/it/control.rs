@@ -69,7 +69,7 @@ fn disks_come_and_go() {
     let expected = json!({"name": "a", "size_bytes": 1 << 20, "limit_bytes": null, "read_only": false, "kind": "ram",
         "path": null, "from": null, "age_seconds": added["age_seconds"], "changed_bytes": 0, "own_bytes": 0,
         "snapshots": 0, "clients": 0, "max_connections": null, "bytes_per_second": null, "socket": null, "file": null,
-        "uris": [server.uri("a")]});
+        "device": null, "uris": [server.uri("a")]});
     assert_eq!(added, expected);
     let limited =
         json!({"command": "add", "name": "b/ü", "size_bytes": 4 << 20, "limit_bytes": 1 << 20, "read_only": true});

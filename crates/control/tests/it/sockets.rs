@@ -2,7 +2,10 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
@@ -11,7 +14,7 @@ use std::{
 
 use pagefold_control::{
     Add, Client, ClientError, Code, Command, Compacted, DiskRecord, Failure, Limits, Listing, MAX_REQUEST_BYTES,
-    Manage, Model, Resize, Resized, Server, ServerHandle, Stopping,
+    Manage, Model, NewDevice, Resize, Resized, Server, ServerHandle, Stopping,
 };
 use tempfile::TempDir;
 
@@ -92,6 +95,24 @@ fn a_client_gets_records_and_failures() {
     assert_eq!(listing.disks, [DiskRecord { size_bytes: 512, ..record }]);
     let stopping: Stopping = client.call(&Command::Stop { force: false }).expect("it stops");
     assert_eq!(stopping, Stopping::default());
+}
+
+#[test]
+fn a_command_gets_the_file_that_comes_with_it() {
+    let server = Running::start(Limits::default());
+    let mut client = server.client();
+    let _: DiskRecord = client.call(&Command::Add(Add::new("a", 512))).expect("a disk");
+    let device = Command::ServeDevice(NewDevice { name: "a".to_owned(), number: 7, queues: 1, depth: 1 });
+    let (mut ours, theirs) = UnixStream::pair().expect("sockets");
+    let _: Listing = client.call_with(&Command::List {}, Some(theirs.as_fd())).expect("disks");
+    let failed = client.call::<DiskRecord>(&device).expect_err("no file");
+    assert!(matches!(&failed, ClientError::Failed(Failure { code: Code::InvalidRequest, .. })), "{failed}");
+    let record: DiskRecord = client.call_with(&device, Some(theirs.as_fd())).expect("a device");
+    assert_eq!(record.device.as_deref(), Some("/dev/ublkb7"));
+    // The server has closed all copies: that of the device's, and the one that no command needed.
+    drop(theirs);
+    ours.set_read_timeout(Some(TIME)).expect("a timeout");
+    assert_eq!(ours.read(&mut [0]).expect("an end"), 0);
 }
 
 #[test]
