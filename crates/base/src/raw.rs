@@ -3,19 +3,24 @@
 use std::{io, sync::Arc};
 
 use pagefold_disk::{Error, Extent, Read};
-use pagefold_storage::{Storage, Stretch};
+use pagefold_storage::{Forward, ReadAt, Storage, Stretch};
 
 use crate::content::{Content, data, hole};
 
 /// The plain bytes of a storage.
 pub(crate) struct Raw {
     storage: Arc<dyn Storage>,
+    reads: Box<dyn ReadAt>,
     len_bytes: u64,
 }
 
 impl Raw {
     pub(crate) fn open(storage: Arc<dyn Storage>) -> io::Result<Self> {
-        Ok(Self { len_bytes: storage.len_bytes()?, storage })
+        let reads: Box<dyn ReadAt> = match storage.is_far() {
+            true => Box::new(Forward::new(Arc::clone(&storage))?),
+            false => Box::new(Arc::clone(&storage)),
+        };
+        Ok(Self { len_bytes: storage.len_bytes()?, storage, reads })
     }
 }
 
@@ -29,7 +34,7 @@ impl Content for Raw {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        self.storage.read_exact_at(buf, offset).map_err(|error| match error.kind() {
+        self.reads.read_exact_at(buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
                 let (len, asked) = (self.len_bytes, buf.len());
                 let what = format!(
@@ -43,12 +48,12 @@ impl Content for Raw {
     }
 
     fn try_read(&self, offset: u64, buf: &mut [u8]) -> usize {
-        self.storage.try_read_at(buf, offset)
+        self.reads.try_read_at(buf, offset)
     }
 
     fn read_together(&self, reads: &mut [&mut Read<'_>]) {
         let mut parts: Vec<_> = reads.iter_mut().map(|read| (read.offset, &mut *read.buf)).collect();
-        if self.storage.read_all_at(&mut parts).is_ok() {
+        if self.reads.read_all_at(&mut parts).is_ok() {
             return;
         }
         // Only some of them may fail.

@@ -19,6 +19,7 @@
 
 mod embedded;
 mod file;
+mod forward;
 mod location;
 mod read_at;
 mod storage;
@@ -26,6 +27,7 @@ mod with_devices;
 
 pub use embedded::Embedded;
 pub use file::{StoredFile, identity_of};
+pub use forward::Forward;
 pub use location::{Location, absolute, open};
 pub use read_at::ReadAt;
 pub use storage::{Open, Storage, Stretch};

@@ -10,7 +10,9 @@ use std::{
 
 use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::{BlockDevice, Error, Read};
-use pagefold_erofs::{BuildOptions, ClusterCodec, Content, Fragments, Indexes, NodeKind, Span, Tree, build};
+use pagefold_erofs::{
+    BuildOptions, ClusterCodec, Content, FileKind, Fragments, Image, Indexes, NodeKind, Span, Tree, build,
+};
 use pagefold_faulty::{Asked, FaultyStorage};
 use pagefold_storage::{Storage, StoredFile};
 use tempfile::TempDir;
@@ -211,4 +213,42 @@ fn a_storage_that_fails_spoils_nothing() {
         assert_eq!(told.lines().len(), 2, "{:?}", told.lines());
         assert!(told.lines()[1].contains("was modified while in use"));
     }
+}
+
+/// A scan of a tree of small files waits for a fraction of the units that its metadata are in.
+#[test]
+fn a_scan_of_metadata_waits_seldom() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut tree = Tree::new(node(NodeKind::Fifo));
+    for directory in 0..40 {
+        let parent = tree.add(
+            tree.root(),
+            format!("directory {directory}").as_bytes(),
+            node(NodeKind::Directory(Default::default())),
+        );
+        let parent = parent.expect("a name");
+        for number in 0..150 {
+            let bytes = format!("{directory} {number}").repeat(20).into_bytes();
+            let kind = NodeKind::Regular { size: bytes.len() as u64, content: Content::Bytes(bytes.into()) };
+            tree.add(parent, format!("a file with a name, {number}").as_bytes(), node(kind)).expect("a name");
+        }
+    }
+    let path = folder.path().join("tree.erofs");
+    let out = File::options().read(true).write(true).create_new(true).open(&path).expect("an image");
+    build(&tree, &BuildOptions::default(), &out).expect("an image");
+    let storage = elsewhere(&path, 8 << 10);
+    let image = Image::open(Arc::clone(&storage)).expect("an image");
+    let (mut files, mut directories) = (0, vec![image.root().expect("a directory")]);
+    while let Some(directory) = directories.pop() {
+        for entry in image.read_dir(&directory).expect("entries") {
+            if !matches!(&*entry.name, b"." | b"..") {
+                let inode = image.inode(entry.nid).expect("an inode");
+                files += 1;
+                directories.extend((inode.kind == FileKind::Directory).then_some(inode));
+            }
+        }
+    }
+    let asked = storage.take_asked();
+    println!("{files} files, {asked:?}");
+    assert!(files == 40 + 40 * 150 && asked.waits * 4 <= asked.units, "{asked:?}");
 }

@@ -1,4 +1,4 @@
-//! Threads that decode ahead of readers, and the number of busy threads.
+//! Threads that decode and fetch ahead of readers, and the number of busy threads.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -8,20 +8,32 @@ use std::thread;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The readahead threads of all images that share a cache: one fewer than there are processors,
-/// because the reader uses one. They are started when they are first needed, and end when this is
-/// dropped.
+/// Threads that fetch from sources that are far. They wait nearly all the time.
+const FETCHERS: usize = 4;
+
+/// The readahead threads of all images that share a cache: those that decode, one fewer than there
+/// are processors, because the reader uses one, and those that fetch. They are started when they are
+/// first needed, and end when this is dropped. What those that cannot be started would do, readers
+/// do.
 #[derive(Default)]
 pub(crate) struct Workers {
-    crew: OnceLock<Arc<Crew>>,
+    decoders: OnceLock<(Crew, usize)>,
+    fetchers: OnceLock<Crew>,
     /// The number of threads that are reading or decoding.
     busy: AtomicUsize,
 }
 
+/// Threads that take jobs from a queue until this is dropped.
 struct Crew {
+    line: Arc<Line>,
+    /// How many there are.
+    threads: usize,
+}
+
+#[derive(Default)]
+struct Line {
     queue: Mutex<Queue>,
     wake: Condvar,
-    processors: usize,
 }
 
 #[derive(Default)]
@@ -46,49 +58,61 @@ impl Workers {
         Busy(&self.busy)
     }
 
-    fn crew(&self) -> &Arc<Crew> {
-        self.crew.get_or_init(|| {
+    /// Returns the threads that decode, and the number of processors.
+    fn decoders(&self) -> &(Crew, usize) {
+        self.decoders.get_or_init(|| {
             let processors = thread::available_parallelism().map_or(1, NonZero::get);
-            let crew = Arc::new(Crew { queue: Mutex::default(), wake: Condvar::new(), processors });
-            for _ in 1..processors {
-                let crew = Arc::clone(&crew);
-                // If a thread cannot be started, readers do its work.
-                let _ = thread::Builder::new().name("pagefold-ahead".to_owned()).spawn(move || crew.work());
-            }
-            crew
+            (Crew::start("pagefold-ahead", processors - 1), processors)
         })
     }
 
     /// Returns the number of processors that the readers and these threads do not keep busy, at most
     /// one for each of these threads.
     pub(crate) fn idle_processors(&self) -> usize {
-        let processors = self.crew().processors;
-        processors.saturating_sub(self.busy.load(Ordering::Relaxed)).min(processors - 1)
+        let (crew, processors) = self.decoders();
+        processors.saturating_sub(self.busy.load(Ordering::Relaxed)).min(crew.threads)
     }
 
     /// Returns whether more threads are busy than there are processors.
     pub(crate) fn overloaded(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) > self.crew().processors
+        self.busy.load(Ordering::Relaxed) > self.decoders().1
     }
 
     /// Lets a thread run a job, which must keep what it uses.
     pub(crate) fn submit(&self, job: Job) {
-        let crew = self.crew();
-        crew.lock().jobs.push_back(job);
-        crew.wake.notify_one();
+        self.decoders().0.submit(job);
     }
-}
 
-impl Drop for Workers {
-    fn drop(&mut self) {
-        if let Some(crew) = self.crew.get() {
-            crew.lock().ended = true;
-            crew.wake.notify_all();
-        }
+    /// The same for a job that fetches, and that may be left out.
+    pub(crate) fn submit_fetch(&self, job: Job) {
+        self.fetchers.get_or_init(|| Crew::start("pagefold-fetch", FETCHERS)).submit(job);
     }
 }
 
 impl Crew {
+    fn start(name: &str, threads: usize) -> Self {
+        let line = Arc::new(Line::default());
+        let start = |line: Arc<Line>| thread::Builder::new().name(name.to_owned()).spawn(move || line.work());
+        let threads = (0..threads).filter(|_| start(Arc::clone(&line)).is_ok()).count();
+        Self { line, threads }
+    }
+
+    fn submit(&self, job: Job) {
+        if self.threads > 0 {
+            self.line.lock().jobs.push_back(job);
+            self.line.wake.notify_one();
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.line.lock().ended = true;
+        self.line.wake.notify_all();
+    }
+}
+
+impl Line {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,32 +143,32 @@ mod tests {
     #[test]
     fn threads_end_with_their_owner_and_no_other() {
         let [first, second] = [(); 2].map(|()| Workers::default());
-        assert!(first.crew.get().is_none(), "nobody has needed them");
+        assert!(first.decoders.get().is_none(), "nobody has needed them");
         let busy = [first.enter(), first.enter()];
         let [first_idle, second_idle] = [&first, &second].map(Workers::idle_processors);
         assert_eq!(first_idle, second_idle.saturating_sub(1), "their readers are not the same");
         drop(busy);
-        let [first_crew, second_crew] = [&first, &second].map(|workers| Arc::downgrade(workers.crew()));
+        let [first_line, second_line] = [&first, &second].map(|workers| Arc::downgrade(&workers.decoders().0.line));
         drop(first);
         let start = Instant::now();
-        while first_crew.strong_count() > 0 {
+        while first_line.strong_count() > 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "a thread has not ended");
             thread::sleep(Duration::from_millis(1));
         }
-        if second.crew().processors > 1 {
+        if second.decoders().0.threads > 0 {
             let (sender, receiver) = mpsc::channel();
             second.submit(Box::new(move || sender.send(7).expect("a test")));
             assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(7));
         }
-        assert!(second_crew.strong_count() > 0);
+        assert!(second_line.strong_count() > 0);
     }
 
     /// The last owner may be a job.
     #[test]
     fn a_job_may_own_the_threads_that_run_it() {
         let workers = Arc::new(Workers::default());
-        let crew = Arc::downgrade(workers.crew());
-        if workers.crew().processors == 1 {
+        let crew = Arc::downgrade(&workers.decoders().0.line);
+        if workers.decoders().0.threads == 0 {
             return;
         }
         let (own, (sender, receiver)) = (Arc::clone(&workers), mpsc::channel::<()>());

@@ -4,7 +4,7 @@ use std::fs::File as OsFile;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagefold_storage::ReadAt;
+use pagefold_storage::{Forward, ReadAt};
 
 use super::devices::Devices;
 use super::image::Image;
@@ -60,12 +60,17 @@ impl Image {
         devices: Vec<Box<dyn ReadAt>>,
         cache: &ClusterCache,
     ) -> Result<Self> {
-        let len_bytes = source.len_bytes().map_err(Error::io("asking for the image's length"))?;
-        let superblock = Superblock::read(&source, len_bytes)?;
-        let slots = superblock.read_devices(&source, len_bytes)?;
+        let asking = "asking for the image's length";
+        let source: Box<dyn ReadAt> = match source.is_far() {
+            true => Box::new(Forward::new(source).map_err(Error::io(asking))?),
+            false => Box::new(source),
+        };
+        let len_bytes = source.len_bytes().map_err(Error::io(asking))?;
+        let superblock = Superblock::read(&*source, len_bytes)?;
+        let slots = superblock.read_devices(&*source, len_bytes)?;
         let wide = superblock.has(incompat::ADDRESSES_48BIT);
         let devices = Devices::open(&slots, (superblock.block_bytes(), wide), devices, len_bytes)?;
-        let mut image = Self::new(Box::new(source), superblock, devices, cache, len_bytes)?;
+        let mut image = Self::new(source, superblock, devices, cache, len_bytes)?;
         if let Some(nid) = image.superblock().metabox_nid {
             let metabox = Metabox::open(&image, nid)?;
             image.set_metabox(Arc::new(metabox));

@@ -241,6 +241,9 @@ impl Ahead {
         // Short reads do not count unless they decode: all readers share one counter and would
         // contend.
         let _busy = (len >= BUSY_BYTES).then(|| data.workers().enter());
+        if len > PIECE_BYTES && data.is_far() {
+            data.fetch(offset..offset + len as u64);
+        }
         for done in (0..len).step_by(PIECE_BYTES) {
             self.read_piece(data, &mut room[done..], PIECE_BYTES.min(len - done), offset + done as u64)?;
         }
@@ -277,11 +280,7 @@ impl Ahead {
             stream.frontier = data.extent_around(end - 1)?.end();
         }
         let id = stream.id;
-        let ahead = if data.is_far() { stream.next_fetch(end, data.size_bytes()) } else { None };
         self.spread(data, streams, id, end);
-        if let Some(range) = ahead {
-            fetch_ahead(data, range);
-        }
         self.fill(&**data, id, room, offset, end)
     }
 
@@ -292,10 +291,15 @@ impl Ahead {
         let idle = workers.idle_processors();
         let window = WINDOW_BYTES * (1 + idle / WINDOW_IDLE).min(MOST_WINDOWS) as u64;
         stream.limit = stream.limit.max((end + window).min(data.size_bytes()));
+        let fetch = if data.is_far() { stream.next_fetch(end, data.size_bytes()) } else { None };
         let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
         let helpers = idle.min(wanted.saturating_sub(stream.helpers));
         stream.helpers += helpers;
         drop(streams);
+        if let Some(range) = fetch {
+            let file = Arc::clone(data);
+            workers.submit_fetch(Box::new(move || file.fetch(range)));
+        }
         for _ in 0..helpers {
             let (ahead, data) = (Arc::clone(self), Arc::clone(data));
             workers.submit(Box::new(move || {
@@ -436,15 +440,6 @@ impl Ahead {
         }
         true
     }
-}
-
-/// Fetches a range while the reader continues, if there is a thread for that.
-fn fetch_ahead<F: AheadFile>(data: &Arc<F>, range: Range<u64>) {
-    if data.workers().idle_processors() == 0 {
-        return data.fetch(range);
-    }
-    let file = Arc::clone(data);
-    data.workers().submit(Box::new(move || file.fetch(range)));
 }
 
 /// Copies a part of a segment; waits if the segment is in progress.
