@@ -19,7 +19,9 @@ use crate::{
     log, message, misuse,
     peer::Peer,
     progress::ProgressLine,
-    size, source, storage, tell,
+    size, source, storage,
+    storage::RemoteArgs,
+    tell,
 };
 
 /// Save the contents of a disk as an image
@@ -196,7 +198,7 @@ impl Args {
         if let Some(options) = asked {
             return frozen.write_erofs(out, options, None, progress);
         }
-        let base = frozen.base_image(&storage::open).unwrap_or_else(|error| {
+        let base = frozen.base_image(&|name| storage::open(name, &RemoteArgs::default())).unwrap_or_else(|error| {
             tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
             None
         });

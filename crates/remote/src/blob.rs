@@ -160,11 +160,9 @@ impl Blob {
                 }
                 match flights.entry(chunk) {
                     Entry::Occupied(flight) => others.push((chunk, Arc::clone(flight.get()))),
-                    Entry::Vacant(vacant) => mine.push(Landing {
-                        blob: self,
-                        chunk,
-                        flight: Arc::clone(vacant.insert(Arc::default())),
-                    }),
+                    Entry::Vacant(vacant) => {
+                        mine.push(Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(Arc::default())) })
+                    }
                 }
             }
         }
@@ -208,9 +206,9 @@ impl Blob {
                 let first = now.next();
                 let rest: Vec<_> = now.map(|run| scope.spawn(|| self.fetch_run(run, need))).collect();
                 let first = first.map(|run| self.fetch_run(run, need));
-                let rest = rest.into_iter().map(|thread| {
-                    thread.join().unwrap_or_else(|_| Err(self.failed("a thread failed")))
-                });
+                let rest = rest
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap_or_else(|_| Err(self.failed("a thread failed"))));
                 first.into_iter().chain(rest).collect()
             });
             for result in results {

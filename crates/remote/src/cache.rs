@@ -207,7 +207,11 @@ impl Cache {
     /// [`Error::Io`].
     pub fn disk_bytes(&self) -> Result<u64> {
         let blocks = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.blocks());
-        Ok(self.blobs()?.into_iter().map(|(_, path)| (blocks(path.join("data")) + blocks(path.join("index"))) * 512).sum())
+        Ok(self
+            .blobs()?
+            .into_iter()
+            .map(|(_, path)| (blocks(path.join("data")) + blocks(path.join("index"))) * 512)
+            .sum())
     }
 
     /// Evicts chunks, those first that were not used for the longest time, until the cache takes at
@@ -253,9 +257,9 @@ impl Cache {
             let (index, data, used) = &blobs[blob];
             let stored = index.stored(chunk);
             let len = stored.end - stored.start;
-            let freed = used
-                .write_all_at(&[0; 4], chunk as u64 * 4)
-                .and_then(|()| Ok(fallocate(data, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, stored.start, len)?));
+            let freed = used.write_all_at(&[0; 4], chunk as u64 * 4).and_then(|()| {
+                Ok(fallocate(data, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, stored.start, len)?)
+            });
             if freed.is_ok() {
                 excess = excess.saturating_sub(len);
             }

@@ -4,11 +4,7 @@
 //! is fetched for its own clusters alone, and a short one for few others. Each chunk costs 48 bytes
 //! of the index, which is fetched as a whole.
 
-use std::{
-    collections::HashSet,
-    io,
-    ops::Range,
-};
+use std::{collections::HashSet, io, ops::Range};
 
 use pagefold_erofs::{FileKind, Image};
 use pagefold_storage::ReadAt;
@@ -80,7 +76,10 @@ impl Clusters {
 
     /// Returns the chunks of an image of `size_bytes`.
     pub(crate) fn chunks(&self, size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-        self.chunks_of(size_bytes, (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(LEAST_BYTES, MOST_BYTES))
+        self.chunks_of(
+            size_bytes,
+            (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(LEAST_BYTES, MOST_BYTES),
+        )
     }
 
     fn chunks_of(&self, size_bytes: u64, target_bytes: u64) -> impl Iterator<Item = Range<u64>> {

@@ -14,11 +14,7 @@ use ureq::{
 };
 use url::Url;
 
-use crate::{
-    error::Error,
-    location::shown,
-    patience::Failure,
-};
+use crate::{error::Error, location::shown, patience::Failure};
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 

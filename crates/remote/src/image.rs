@@ -109,7 +109,8 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
         };
         // containerd's name for the same.
         let is_erofs = descriptor.media_type == LAYER
-            || (descriptor.media_type.starts_with("application/vnd.erofs.layer") && !descriptor.media_type.contains('+'));
+            || (descriptor.media_type.starts_with("application/vnd.erofs.layer")
+                && !descriptor.media_type.contains('+'));
         if descriptor.media_type.ends_with("+zstd") {
             return Err(format!("layer {number} is compressed as a whole, which cannot be read in parts"));
         }
@@ -187,6 +188,18 @@ mod tests {
             {"digest": Sum::of(b"b").to_string(), "size": 1, "platform": {"os": "linux", "architecture": "arm64"}},
         ]});
         assert!(matches!(contents(list.to_string().as_bytes(), "x"), Ok(Contents::Other(_))));
+    }
+
+    #[test]
+    fn vectors() {
+        let image = (0..12_388_u32).map(|at| (at % 251) as u8);
+        let index = include_bytes!("../vectors/three.chunk-index");
+        let blob: Vec<u8> = image.chain(index.iter().copied()).collect();
+        let manifest = include_bytes!("../vectors/manifest.json");
+        let Ok(Contents::Layers(found)) = contents(manifest, "x") else { panic!("an image") };
+        let place = IndexPlace::Inside(12_388..blob.len() as u64, Sum::of(index));
+        let layer = Layer { blob: Sum::of(&blob), size_bytes: blob.len() as u64, index: Some(place) };
+        assert_eq!(found, Layers { devices: Vec::new(), image: layer });
     }
 
     #[test]

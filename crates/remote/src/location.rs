@@ -184,7 +184,9 @@ fn reference(text: &str) -> Result<Reference, String> {
     };
     let part = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
-            && part.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "._-".contains(letter))
+            && part
+                .chars()
+                .all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "._-".contains(letter))
     };
     if !repository.split('/').all(part) {
         return Err("a repository consists of a-z, 0-9, '.', '_', '-' and '/'".to_owned());

@@ -52,8 +52,10 @@ pub fn push(file: &File, path: &str, clusters: &Clusters, location: &Location, o
     let patience = || Patience::opening(options.patience);
     match location {
         Location::Web { .. } => {
-            let what = format!("push stores to oci:// and s3://; for a web server, copy the image and the \
-                {INDEX_SUFFIX} that 'pagefold index' makes");
+            let what = format!(
+                "push stores to oci:// and s3://; for a web server, copy the image and the \
+                {INDEX_SUFFIX} that 'pagefold index' makes"
+            );
             Err(Error::Location { location: location.to_string(), what })
         }
         Location::S3 { bucket, key, index: None } => {

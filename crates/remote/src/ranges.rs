@@ -131,7 +131,9 @@ mod tests {
     #[test]
     fn content_ranges() {
         assert_eq!(parse_content_range("bytes 5-9/20", &(5..10)), Some(20));
-        for other in ["bytes 5-9/*", "bytes 5-10/20", "5-9/20", "bytes */20", "bytes 5-/20", "bytes 5-18446744073709551615/9"] {
+        for other in
+            ["bytes 5-9/*", "bytes 5-10/20", "5-9/20", "bytes */20", "bytes 5-/20", "bytes 5-18446744073709551615/9"]
+        {
             assert_eq!(parse_content_range(other, &(5..10)), None, "{other}");
         }
     }

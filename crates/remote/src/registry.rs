@@ -90,7 +90,9 @@ impl Registry {
             base = Url::parse(&format!("http://{registry}/v2/")).map_err(|error| wrong(error.to_string()))?;
         }
         let name = match registry {
-            "registry-1.docker.io" if !reference.repository.contains('/') => format!("library/{}", reference.repository),
+            "registry-1.docker.io" if !reference.repository.contains('/') => {
+                format!("library/{}", reference.repository)
+            }
             _ => reference.repository.clone(),
         };
         Ok(Self { client, base, name, tokens: Tokens::new(server.to_owned()) })

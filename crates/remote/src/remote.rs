@@ -79,6 +79,11 @@ impl Remote {
         &self.image
     }
 
+    /// Returns the blobs of the image and of its devices.
+    pub fn blobs(&self) -> Vec<Arc<Blob>> {
+        self.devices.iter().flat_map(|device| device.blobs()).chain([Arc::clone(&self.image)]).collect()
+    }
+
     /// Returns the location with the sum that it led to, which stands for the same bytes for all
     /// time. `None` if nothing is verified, and for devices.
     pub fn fixed(&self) -> Option<&Location> {
@@ -195,8 +200,10 @@ impl Opener<'_> {
                 Some(found) => found,
                 None if self.options.may_be_unverified => return self.unverified(access(false)),
                 None => {
-                    let what = format!("no {INDEX_SUFFIX} next to it, so that nothing can be verified: make one with \
-                        'pagefold index', or read it as it is with --unverified");
+                    let what = format!(
+                        "no {INDEX_SUFFIX} next to it, so that nothing can be verified: make one with \
+                        'pagefold index', or read it as it is with --unverified"
+                    );
                     return Err(Error::Server { url: self.name(), what });
                 }
             },
@@ -274,7 +281,8 @@ impl Opener<'_> {
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
         let image = self.layer(&registry, &image)?;
-        let devices = devices.iter().map(|device| self.layer(&registry, device).map(Arc::new)).collect::<Result<_>>()?;
+        let devices =
+            devices.iter().map(|device| self.layer(&registry, device).map(Arc::new)).collect::<Result<_>>()?;
         let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
         Ok(Remote { devices, fixed: Some(fixed), extension: Some("erofs"), ..image })
     }

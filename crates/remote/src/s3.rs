@@ -52,14 +52,14 @@ impl Store {
         };
         let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
         let endpoint = Url::parse(&endpoint).map_err(|error| wrong(format!("endpoint {endpoint}: {error}")))?;
-        let bucket = Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| wrong(error.to_string()))?;
+        let bucket =
+            Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| wrong(error.to_string()))?;
         let key = variable("AWS_ACCESS_KEY_ID").zip(variable("AWS_SECRET_ACCESS_KEY"));
         let credentials = match key {
             Some((key, secret)) => Some(of_key(key, secret, variable("AWS_SESSION_TOKEN"))),
-            None => credentials
-                .get("aws_access_key_id")
-                .zip(credentials.get("aws_secret_access_key"))
-                .map(|(key, secret)| of_key(key.clone(), secret.clone(), credentials.get("aws_session_token").cloned())),
+            None => credentials.get("aws_access_key_id").zip(credentials.get("aws_secret_access_key")).map(
+                |(key, secret)| of_key(key.clone(), secret.clone(), credentials.get("aws_session_token").cloned()),
+            ),
         };
         Ok(Self { bucket, credentials })
     }
@@ -126,9 +126,8 @@ mod tests {
     use super::*;
 
     fn store(bucket: &str, variables: &[(&str, &str)]) -> Store {
-        let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-        };
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         Store::new(bucket, &variable).expect("a bucket")
     }
 

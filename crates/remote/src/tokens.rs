@@ -211,8 +211,8 @@ impl Challenge {
 /// Returns what podman's and docker's configuration have for a registry.
 fn credential(server: &str) -> Result<Option<DockerCredential>> {
     let variable = |name: &str| env::var_os(name).map(PathBuf::from);
-    let podman = variable("REGISTRY_AUTH_FILE")
-        .or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("containers/auth.json")));
+    let podman =
+        variable("REGISTRY_AUTH_FILE").or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("containers/auth.json")));
     let docker = variable("DOCKER_CONFIG").or_else(|| Some(variable("HOME")?.join(".docker")));
     for path in [podman, docker.map(|directory| directory.join("config.json"))].into_iter().flatten() {
         let Ok(text) = fs::read(&path) else { continue };

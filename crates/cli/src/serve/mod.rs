@@ -49,6 +49,7 @@ use crate::{
     background, codec,
     log::{Level, Log, Sink},
     misuse, server_directory, signals, size, storage,
+    storage::RemoteArgs,
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -104,6 +105,9 @@ pub(crate) struct Args {
     /// Format of the FILEs, whatever their names end in: raw, erofs, qcow2
     #[arg(long, requires = "files")]
     format: Option<Format>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
@@ -283,7 +287,8 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
-        config.open = Arc::new(storage::open);
+        let remote = self.remote.clone();
+        config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
         config

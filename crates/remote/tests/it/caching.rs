@@ -4,11 +4,9 @@ use std::{fs, os::unix::fs::FileExt, path::Path, sync::Arc, thread, time::Durati
 
 use pagefold_remote::{Cache, Options};
 use pagefold_storage::ReadAt;
+use pagefold_testing::web::{Reply, Server};
 
-use crate::{
-    reading::{Random, bytes, compare, index_of, opened},
-    server::{Reply, Server},
-};
+use crate::reading::{Random, bytes, compare, index_of, opened};
 
 fn cache(path: &Path, limit_bytes: u64) -> Arc<Cache> {
     Arc::new(Cache::open(path, limit_bytes).expect("a cache"))
@@ -95,8 +93,7 @@ fn several_servers_send_for_each_chunk_once() {
     });
     let folder = tempfile::tempdir().expect("a folder");
     // Each has its own files, as a process has.
-    let remotes: Vec<_> =
-        (0..5).map(|_| opened(&server.url("/a"), with(&cache(folder.path(), 1 << 30)))).collect();
+    let remotes: Vec<_> = (0..5).map(|_| opened(&server.url("/a"), with(&cache(folder.path(), 1 << 30)))).collect();
     thread::scope(|scope| {
         for remote in &remotes {
             scope.spawn(|| compare(&image, remote, 6, 10));
