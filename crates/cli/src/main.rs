@@ -229,6 +229,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn options_of_each_command_have_names_of_their_own() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
     fn causes_are_told_once() {
         let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
         assert_eq!(message(&error), "a: opening a: no such file");

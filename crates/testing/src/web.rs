@@ -43,7 +43,7 @@ pub struct Reply {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
-    /// Closes the connection after so many bytes of the body.
+    /// Closes the connection after this number of bytes of the body.
     pub cut: Option<usize>,
     /// Repeats the body without end, as if that were its length.
     pub endless: bool,

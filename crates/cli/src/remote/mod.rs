@@ -42,19 +42,19 @@ pub(crate) struct RemoteArgs {
 pub(crate) struct CacheArgs {
     /// Directory of the cache [default: $PAGEFOLD_CACHE, or /var/cache/pagefold for root and
     /// ~/.cache/pagefold for others]
-    #[arg(long = "cache", value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[arg(long = "chunk-cache", value_name = "DIR")]
+    cache_directory: Option<PathBuf>,
 
     /// Limit of the cache on disk, for all programs that use it [default: $PAGEFOLD_CACHE_LIMIT, or
     /// 10G]
-    #[arg(long = "cache-limit", value_name = "SIZE", value_parser = size::parse)]
-    limit: Option<u64>,
+    #[arg(long = "chunk-cache-limit", value_name = "SIZE", value_parser = size::parse)]
+    cache_limit: Option<u64>,
 }
 
 impl CacheArgs {
     fn directory(&self) -> anyhow::Result<PathBuf> {
         let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        if let Some(given) = self.directory.clone().or_else(|| variable("PAGEFOLD_CACHE")) {
+        if let Some(given) = self.cache_directory.clone().or_else(|| variable("PAGEFOLD_CACHE")) {
             return Ok(std::path::absolute(given)?);
         }
         if geteuid().is_root() {
@@ -62,12 +62,12 @@ impl CacheArgs {
         }
         let usual = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
         let usual =
-            usual.ok_or_else(|| misuse(anyhow!("no directory for the cache: give --cache DIR, or set HOME")))?;
+            usual.ok_or_else(|| misuse(anyhow!("no directory for the cache: give --chunk-cache DIR, or set HOME")))?;
         Ok(usual.join("pagefold"))
     }
 
     fn open(&self) -> anyhow::Result<Arc<Cache>> {
-        let limit = match (self.limit, env::var("PAGEFOLD_CACHE_LIMIT")) {
+        let limit = match (self.cache_limit, env::var("PAGEFOLD_CACHE_LIMIT")) {
             (Some(limit), _) => limit,
             (None, Ok(text)) => size::parse(&text).map_err(|error| anyhow!("PAGEFOLD_CACHE_LIMIT: {error}"))?,
             (None, Err(_)) => USUAL_LIMIT_BYTES,
