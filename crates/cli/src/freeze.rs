@@ -20,7 +20,9 @@ use crate::{
     log, message, misuse,
     peer::Peer,
     progress::ProgressLine,
-    size, source, storage, tell,
+    size, source, storage,
+    storage::RemoteArgs,
+    tell,
 };
 
 /// Save the contents of a disk as an image
@@ -203,7 +205,7 @@ impl Args {
         if let Some(options) = asked {
             return frozen.write_erofs(out, options, None, progress);
         }
-        let base = frozen.base_image(&storage::open);
+        let base = frozen.base_image(&|name| storage::open(name, &RemoteArgs::default()));
         if self.backing {
             return self.write_delta(frozen, base?, out, progress);
         }

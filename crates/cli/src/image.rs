@@ -15,7 +15,7 @@ use pagefold_erofs::{BuildReport, Embedded, Error, FileKind, Image, Inode, Notic
 use pagefold_output::Inputs;
 use pagefold_storage::{Location, Storage};
 
-use crate::{log, places, size, storage, tell};
+use crate::{log, places, size, storage, storage::RemoteArgs, tell};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub(crate) struct ImageArgs {
     /// the image's device table
     #[arg(long = "device", value_name = "FILE")]
     devices: Vec<PathBuf>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 impl ImageArgs {
@@ -79,7 +82,9 @@ impl ImageArgs {
         let devices = match &self.devices[..] {
             [] => file.devices().with_context(shown)?,
             given => {
-                let open = |device: &PathBuf| storage::open(device).with_context(|| device.display().to_string());
+                let open = |device: &PathBuf| {
+                    storage::open(device, &self.remote).with_context(|| device.display().to_string())
+                };
                 given.iter().map(open).collect::<anyhow::Result<_>>()?
             }
         };
@@ -116,10 +121,11 @@ impl ImageArgs {
         if is_file && path.is_dir() {
             bail!("{} is a directory, not an image", shown());
         }
-        let file = storage::open(path).with_context(|| match path_in_a_file(path).filter(|_| is_file) {
-            Some(place) => format!("{} (for a path in an image, write {place})", shown()),
-            None => shown(),
-        })?;
+        let file =
+            storage::open(path, &self.remote).with_context(|| match path_in_a_file(path).filter(|_| is_file) {
+                Some(place) => format!("{} (for a path in an image, write {place})", shown()),
+                None => shown(),
+            })?;
         let len = file.len_bytes().with_context(shown)?;
         let offset = self.offset;
         if offset > 0 {

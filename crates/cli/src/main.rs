@@ -25,6 +25,8 @@ mod peer;
 mod places;
 mod progress;
 mod record;
+#[cfg(feature = "remote")]
+mod remote;
 mod serve;
 mod server_directory;
 mod signals;
@@ -75,6 +77,14 @@ enum Command {
     Stop(manage::stop::Args),
     Freeze(freeze::Args),
     Pack(pack::Args),
+    #[cfg(feature = "remote")]
+    Push(remote::push::Args),
+    #[cfg(feature = "remote")]
+    Index(remote::index::Args),
+    #[cfg(feature = "remote")]
+    Fetch(remote::fetch::Args),
+    #[cfg(feature = "remote")]
+    Cache(remote::cache::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Info(info::Args),
@@ -129,6 +139,14 @@ fn main() -> ExitCode {
         Command::Stop(args) => done(manage::stop::run(&args)),
         Command::Freeze(args) => done(freeze::run(&args)),
         Command::Pack(args) => done(pack::run(&args)),
+        #[cfg(feature = "remote")]
+        Command::Push(args) => done(remote::push::run(&args)),
+        #[cfg(feature = "remote")]
+        Command::Index(args) => done(remote::index::run(&args)),
+        #[cfg(feature = "remote")]
+        Command::Fetch(args) => done(remote::fetch::run(&args)),
+        #[cfg(feature = "remote")]
+        Command::Cache(args) => done(remote::cache::run(&args)),
         Command::Ls(args) => done(ls::run(&args)),
         Command::Cat(args) => done(cat::run(&args)),
         Command::Info(args) => done(info::run(&args)),
@@ -209,6 +227,11 @@ mod tests {
     use anyhow::{Context, anyhow};
 
     use super::*;
+
+    #[test]
+    fn options_of_each_command_have_names_of_their_own() {
+        Args::command().debug_assert();
+    }
 
     #[test]
     fn causes_are_told_once() {

@@ -44,7 +44,7 @@ impl Record {
         self
     }
 
-    fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         format!("{{{}}}", self.0)
     }
 

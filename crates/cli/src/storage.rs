@@ -9,8 +9,26 @@ use std::{
 use anyhow::Context;
 use pagefold_storage::Storage;
 
+#[cfg(feature = "remote")]
+pub(crate) use crate::remote::RemoteArgs;
+
 /// Opens the storage of an image or a disk, for all commands.
-pub(crate) fn open(name: &Path) -> io::Result<Arc<dyn Storage>> {
+#[cfg(feature = "remote")]
+pub(crate) fn open(name: &Path, remote: &RemoteArgs) -> io::Result<Arc<dyn Storage>> {
+    match pagefold_storage::Location::of(name) {
+        pagefold_storage::Location::Url { url, .. } => remote.open(url),
+        pagefold_storage::Location::File(_) => pagefold_storage::open(name),
+    }
+}
+
+/// No options: this program reads files only.
+#[cfg(not(feature = "remote"))]
+#[derive(Clone, Default, clap::Args)]
+pub(crate) struct RemoteArgs {}
+
+/// Opens the storage of an image or a disk, for all commands.
+#[cfg(not(feature = "remote"))]
+pub(crate) fn open(name: &Path, _remote: &RemoteArgs) -> io::Result<Arc<dyn Storage>> {
     pagefold_storage::open(name)
 }
 

@@ -20,6 +20,8 @@ use crate::{
 pub enum Written {
     /// An image of this format.
     Image(ImageFormat),
+    /// The chunk index of an image.
+    ChunkIndex,
     /// A manual page of pagefold.
     ManualPage,
     /// The process ID of a server.
@@ -37,6 +39,7 @@ impl Written {
     fn described(self) -> &'static str {
         match self {
             Self::Image(format) => format.described(),
+            Self::ChunkIndex => "a chunk index",
             Self::ManualPage => "a manual page of pagefold",
             Self::ProcessId => "an unlocked file with a process ID",
         }
@@ -49,6 +52,11 @@ impl Written {
             Self::Image(ImageFormat::Erofs) => Format::Erofs.is_in(file, 0),
             Self::Image(ImageFormat::Qcow2) => Format::Qcow2.is_in(file, 0),
             Self::Image(ImageFormat::Raw) => Ok(false),
+            Self::ChunkIndex => {
+                let mut front = Vec::new();
+                file.take(4).read_to_end(&mut front)?;
+                Ok(front == [0xcd, 0xe4, 0xec, 0x67])
+            }
             Self::ManualPage => {
                 let mut front = Vec::new();
                 file.take(4096).read_to_end(&mut front)?;

@@ -16,7 +16,7 @@ use pagefold_storage::ReadAt;
 
 use crate::{
     cache::Chunks,
-    cut::LEAST_BYTES,
+    cut::USUAL_BYTES,
     error::{Error, Result},
     index::Index,
     location::shown,
@@ -131,7 +131,7 @@ impl Blob {
         })
     }
 
-    /// Calls `each` with the chunks around a range, so many at a time as may be in memory.
+    /// Calls `each` with the chunks around a range, in batches that may be in memory.
     fn each_batch(&self, range: Range<u64>, each: &mut dyn FnMut(Range<usize>) -> Result<()>) -> Result<()> {
         let chunks = self.index.around(range);
         let mut start = chunks.start;
@@ -307,7 +307,7 @@ impl ReadAt for Blob {
     }
 
     fn unit_bytes(&self) -> u64 {
-        LEAST_BYTES
+        USUAL_BYTES
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {

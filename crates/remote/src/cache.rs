@@ -38,7 +38,7 @@ use crate::{
     sum::Sum,
 };
 
-/// The limit is checked after so many bytes were stored: a process may exceed it by that.
+/// The limit is checked whenever this number of bytes was stored, by which a process may exceed it.
 const CHECKED_BYTES: u64 = 4 << 20;
 
 /// The longest manifest or name that is read.

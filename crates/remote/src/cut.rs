@@ -14,13 +14,13 @@ use crate::index::{Index, Indexing};
 /// Cuts are at multiples of this, if clusters do not decide.
 const UNIT_BYTES: u64 = 4096;
 
-/// Chunks have at least about so many bytes: an index is then 0.3 % of its image.
-pub(crate) const LEAST_BYTES: u64 = 16 << 10;
+/// The usual length of a chunk: an index is then 0.3 % of its image.
+pub(crate) const USUAL_BYTES: u64 = 16 << 10;
 
-/// An image has at most about so many chunks: the index then has about 1.5 MiB.
+/// The usual largest number of chunks of an image: the index then has 1.5 MiB.
 const MOST_CHUNKS: u64 = 32 << 10;
 
-/// Chunks have at most so many bytes, unless one cluster has more.
+/// The usual length of the longest chunks. One cluster may have more.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Where the clusters of an image start and end, in order.
@@ -78,7 +78,7 @@ impl Clusters {
     pub(crate) fn chunks(&self, size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
         self.chunks_of(
             size_bytes,
-            (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(LEAST_BYTES, MOST_BYTES),
+            (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(USUAL_BYTES, MOST_BYTES),
         )
     }
 

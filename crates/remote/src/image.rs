@@ -191,6 +191,18 @@ mod tests {
     }
 
     #[test]
+    fn vectors() {
+        let image = (0..12_388_u32).map(|at| (at % 251) as u8);
+        let index = include_bytes!("../vectors/three.chunk-index");
+        let blob: Vec<u8> = image.chain(index.iter().copied()).collect();
+        let manifest = include_bytes!("../vectors/manifest.json");
+        let Ok(Contents::Layers(found)) = contents(manifest, "x") else { panic!("an image") };
+        let place = IndexPlace::Inside(12_388..blob.len() as u64, Sum::of(index));
+        let layer = Layer { blob: Sum::of(&blob), size_bytes: blob.len() as u64, index: Some(place) };
+        assert_eq!(found, Layers { devices: Vec::new(), image: layer });
+    }
+
+    #[test]
     fn errors_name_what_is_wrong() {
         let none = json!({});
         for (layers, what) in [

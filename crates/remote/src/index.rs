@@ -274,6 +274,15 @@ mod tests {
     }
 
     #[test]
+    fn vectors() {
+        let image: Vec<u8> = (0..12_388_u32).map(|at| (at % 251) as u8).collect();
+        let mut indexing = Indexing::new();
+        [&image[..4096], &image[4096..12_288], &image[12_288..]].into_iter().for_each(|chunk| indexing.add(chunk));
+        assert_eq!(indexing.finish().encode(), include_bytes!("../vectors/three.chunk-index"));
+        assert_eq!(Indexing::new().finish().encode(), include_bytes!("../vectors/empty.chunk-index"));
+    }
+
+    #[test]
     fn errors_name_what_is_wrong() {
         let good = of(&[5, 6]).encode();
         let changed = |at: usize, value: u8| {

@@ -79,6 +79,11 @@ impl Remote {
         &self.image
     }
 
+    /// Returns the blobs of the image and of its devices.
+    pub fn blobs(&self) -> Vec<Arc<Blob>> {
+        self.devices.iter().flat_map(|device| device.blobs()).chain([Arc::clone(&self.image)]).collect()
+    }
+
     /// Returns the location with the sum that it led to, which stands for the same bytes for all
     /// time. `None` if nothing is verified, and for devices.
     pub fn fixed(&self) -> Option<&Location> {

@@ -51,6 +51,7 @@ use crate::{
     log::{Level, Log, Sink},
     manage::quota::parse_connections,
     misuse, server_directory, signals, size, storage,
+    storage::RemoteArgs,
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -112,6 +113,9 @@ pub(crate) struct Args {
     /// device table
     #[arg(long = "device", value_name = "FILE", requires = "files")]
     devices: Vec<PathBuf>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
@@ -288,7 +292,8 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
-        config.open = Arc::new(storage::open);
+        let remote = self.remote.clone();
+        config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
         config

@@ -36,6 +36,8 @@ mod own_sockets;
 mod permissions;
 mod places;
 mod records;
+#[cfg(feature = "remote")]
+mod remote;
 mod server;
 mod signals;
 mod sources;

@@ -4,11 +4,9 @@ use std::{fs, os::unix::fs::FileExt, path::Path, sync::Arc, thread, time::Durati
 
 use pagefold_remote::{Cache, Options};
 use pagefold_storage::ReadAt;
+use pagefold_testing::web::{Reply, Server};
 
-use crate::{
-    reading::{Random, bytes, compare, index_of, opened},
-    server::{Reply, Server},
-};
+use crate::reading::{Random, bytes, compare, index_of, opened};
 
 fn cache(path: &Path, limit_bytes: u64) -> Arc<Cache> {
     Arc::new(Cache::open(path, limit_bytes).expect("a cache"))

@@ -7,11 +7,9 @@ use std::{
 
 use pagefold_remote::{Error, Location, Options, open};
 use pagefold_storage::ReadAt;
+use pagefold_testing::web::{Reply, Request, Server};
 
-use crate::{
-    reading::{bytes, compare, index_of, opened},
-    server::{Reply, Request, Server},
-};
+use crate::reading::{bytes, compare, index_of, opened};
 
 const IMAGE_BYTES: usize = 100_000;
 

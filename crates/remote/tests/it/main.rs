@@ -4,4 +4,3 @@ mod caching;
 mod hostile;
 mod reading;
 mod registries;
-mod server;

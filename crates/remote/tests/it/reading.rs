@@ -11,9 +11,8 @@ use std::{
 
 use pagefold_remote::{Blob, Clusters, Location, Options, Remote, index, open};
 use pagefold_storage::ReadAt;
+use pagefold_testing::web::{Reply, Server};
 use proptest::prelude::*;
-
-use crate::server::{Reply, Server};
 
 /// A generator of numbers that a seed decides.
 #[derive(Clone)]

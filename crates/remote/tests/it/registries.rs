@@ -16,11 +16,9 @@ use std::{
 
 use pagefold_remote::{Cache, Clusters, Location, Options, Pushed, Sum, open, push};
 use pagefold_storage::Storage;
+use pagefold_testing::web::{Reply, Request, Server};
 
-use crate::{
-    reading::{bytes, compare, opened},
-    server::{Reply, Request, Server},
-};
+use crate::reading::{bytes, compare, opened};
 
 fn pushed(path: &Path, location: &str) -> Pushed {
     let file = File::open(path).expect("a file");

@@ -1,4 +1,4 @@
-//! A web server that tests direct.
+//! A web server whose replies a test decides.
 
 use std::{
     collections::HashMap,
@@ -15,16 +15,20 @@ use std::{
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) method: String,
+pub struct Request {
+    /// Such as `GET`.
+    pub method: String,
     /// The path with the query.
-    pub(crate) path: String,
-    pub(crate) headers: HashMap<String, String>,
-    pub(crate) body: Vec<u8>,
+    pub path: String,
+    /// By names in lower case.
+    pub headers: HashMap<String, String>,
+    /// The body.
+    pub body: Vec<u8>,
 }
 
 impl Request {
-    pub(crate) fn range(&self) -> Option<Range<u64>> {
+    /// Returns the range that is asked for.
+    pub fn range(&self) -> Option<Range<u64>> {
         let (first, last) = self.headers.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
     }
@@ -32,29 +36,35 @@ impl Request {
 
 /// What the server sends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
-    /// Closes the connection after so many bytes of the body.
-    pub(crate) cut: Option<usize>,
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// The headers, without the length of the body.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+    /// Closes the connection after this number of bytes of the body.
+    pub cut: Option<usize>,
     /// Repeats the body without end, as if that were its length.
-    pub(crate) endless: bool,
-    pub(crate) delay: Duration,
+    pub endless: bool,
+    /// The time until the reply is sent.
+    pub delay: Duration,
 }
 
 impl Reply {
-    pub(crate) fn status(status: u16) -> Self {
+    /// Returns a reply without a body.
+    pub fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
 
-    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
+    /// Adds a header.
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
     }
 
     /// Returns a file, or the range of it that is asked for.
-    pub(crate) fn file(request: &Request, bytes: &[u8]) -> Self {
+    pub fn file(request: &Request, bytes: &[u8]) -> Self {
         let Some(range) = request.range() else { return Self { body: bytes.to_vec(), ..Self::status(200) } };
         let Some(part) = bytes.get(range.start as usize..(range.end as usize).min(bytes.len())) else {
             return Self::status(416);
@@ -67,14 +77,16 @@ impl Reply {
 type Handler = dyn Fn(&Request) -> Reply + Send + Sync;
 
 /// A server on a port of its own, until it is dropped.
-pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
+pub struct Server {
+    /// Where the server listens.
+    pub address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
     ended: Arc<AtomicBool>,
 }
 
 impl Server {
-    pub(crate) fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+    /// Starts a server.
+    pub fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let (requests, ended) = (Arc::<Mutex<Vec<Request>>>::default(), Arc::new(AtomicBool::new(false)));
@@ -93,7 +105,7 @@ impl Server {
     }
 
     /// Serves files by their paths.
-    pub(crate) fn of_files<const N: usize>(files: [(&str, Vec<u8>); N]) -> Self {
+    pub fn of_files<const N: usize>(files: [(&str, Vec<u8>); N]) -> Self {
         let files = files.map(|(path, bytes)| (path.to_owned(), bytes));
         Self::start(move |request| {
             let file = files.iter().find(|(path, _)| *path == request.path);
@@ -101,11 +113,13 @@ impl Server {
         })
     }
 
-    pub(crate) fn url(&self, path: &str) -> String {
+    /// Returns the URL of a path.
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn requests(&self) -> Vec<Request> {
+    /// Returns all requests until now.
+    pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("not poisoned").clone()
     }
 }

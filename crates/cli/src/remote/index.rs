@@ -1,0 +1,57 @@
+//! `pagefold index`: makes the chunk index of an image.
+
+use std::{
+    fs::File,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use pagefold_output::{Inputs, NewFile, Written};
+use pagefold_remote::{INDEX_SUFFIX, Sum};
+
+use super::clusters;
+use crate::output::output;
+
+/// Write the chunk index of an EROFS image, which must lie next to it on a web server
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  pagefold index debian.erofs
+  scp debian.erofs debian.erofs.chunk-index host:/srv/www/
+  pagefold serve https://host/debian.erofs
+
+The command prints the index's SHA-256 sum. Appended to a URL after '#', it makes the URL stand for \
+these bytes alone: 'pagefold serve https://host/debian.erofs#sha256:…'.")]
+pub(crate) struct Args {
+    /// The image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+
+    /// The index [default: the image's name with .chunk-index appended]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Replace an existing file of another kind
+    #[arg(short, long)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let name = || args.image.display().to_string();
+    let mut inputs = Inputs::default();
+    inputs.add("the image", &args.image);
+    let mut usual = args.image.clone().into_os_string();
+    usual.push(INDEX_SUFFIX);
+    let path = args.output.as_deref().unwrap_or(Path::new(&usual));
+    let new = NewFile::at(path, Written::ChunkIndex, args.force, &inputs)?;
+    let clusters = clusters(&args.image)?;
+    let file = File::open(&args.image).with_context(name)?;
+    let index = pagefold_remote::index(&file, &clusters).with_context(name)?.encode();
+    let draft = new.make_draft()?;
+    draft.file().write_all(&index).with_context(|| path.display().to_string())?;
+    new.take(draft)?;
+    let mut out = output();
+    writeln!(out, "{}", Sum::of(&index))?;
+    out.flush()?;
+    Ok(())
+}

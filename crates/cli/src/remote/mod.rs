@@ -1,0 +1,100 @@
+//! Images in registries, in buckets and on web servers.
+
+pub(crate) mod cache;
+pub(crate) mod fetch;
+pub(crate) mod index;
+pub(crate) mod push;
+
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context, anyhow};
+use pagefold_remote::{Cache, Clusters, Location, Options, Remote};
+use pagefold_storage::Storage;
+use rustix::process::geteuid;
+
+use crate::{misuse, size};
+
+/// The limit of the cache, unless another one is given.
+const USUAL_LIMIT_BYTES: u64 = 10 << 30;
+
+/// How remote images are read.
+#[derive(Clone, Default, clap::Args)]
+#[command(next_help_heading = "Options for images at https://, s3:// and oci://")]
+pub(crate) struct RemoteArgs {
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    /// Make no request: what the cache lacks is an I/O error
+    #[arg(long)]
+    offline: bool,
+
+    /// Read files without a chunk index, whose bytes nothing verifies
+    #[arg(long)]
+    unverified: bool,
+}
+
+/// Where chunks are kept.
+#[derive(Clone, Default, clap::Args)]
+pub(crate) struct CacheArgs {
+    /// Directory of the cache [default: $PAGEFOLD_CACHE, or /var/cache/pagefold for root and
+    /// ~/.cache/pagefold for others]
+    #[arg(long = "chunk-cache", value_name = "DIR")]
+    cache_directory: Option<PathBuf>,
+
+    /// Limit of the cache on disk, for all programs that use it [default: $PAGEFOLD_CACHE_LIMIT, or
+    /// 10G]
+    #[arg(long = "chunk-cache-limit", value_name = "SIZE", value_parser = size::parse)]
+    cache_limit: Option<u64>,
+}
+
+impl CacheArgs {
+    fn directory(&self) -> anyhow::Result<PathBuf> {
+        let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        if let Some(given) = self.cache_directory.clone().or_else(|| variable("PAGEFOLD_CACHE")) {
+            return Ok(std::path::absolute(given)?);
+        }
+        if geteuid().is_root() {
+            return Ok("/var/cache/pagefold".into());
+        }
+        let usual = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let usual =
+            usual.ok_or_else(|| misuse(anyhow!("no directory for the cache: give --chunk-cache DIR, or set HOME")))?;
+        Ok(usual.join("pagefold"))
+    }
+
+    fn open(&self) -> anyhow::Result<Arc<Cache>> {
+        let limit = match (self.cache_limit, env::var("PAGEFOLD_CACHE_LIMIT")) {
+            (Some(limit), _) => limit,
+            (None, Ok(text)) => size::parse(&text).map_err(|error| anyhow!("PAGEFOLD_CACHE_LIMIT: {error}"))?,
+            (None, Err(_)) => USUAL_LIMIT_BYTES,
+        };
+        Ok(Arc::new(Cache::open(&self.directory()?, limit).context("cannot use the cache")?))
+    }
+}
+
+impl RemoteArgs {
+    /// Opens an image.
+    pub(crate) fn open(&self, url: &str) -> io::Result<Arc<dyn Storage>> {
+        Ok(Arc::new(self.open_remote(url).map_err(|error| io::Error::other(crate::message(&error)))?))
+    }
+
+    fn open_remote(&self, url: &str) -> anyhow::Result<Remote> {
+        let location = Location::parse(url)?;
+        let mut options = Options::default();
+        options.cache = Some(self.cache.open()?);
+        options.is_offline = self.offline;
+        options.may_be_unverified = self.unverified;
+        Ok(pagefold_remote::open(&location, &options)?)
+    }
+}
+
+/// Returns where the clusters of an image are.
+fn clusters(image: &Path) -> anyhow::Result<Clusters> {
+    let name = || image.display().to_string();
+    let image = pagefold_erofs::Image::open_path(image).with_context(name)?;
+    Ok(Clusters::of(&image))
+}

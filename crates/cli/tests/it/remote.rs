@@ -1,0 +1,180 @@
+//! Images on web servers and in registries, as the program's users see them.
+
+use std::{
+    collections::hash_map::RandomState,
+    fs,
+    hash::{BuildHasher, Hasher},
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use pagefold_testing::web::{Reply, Server as WebServer};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::{
+    images::output,
+    server::{Server, pagefold, run_to_fail},
+};
+
+/// Bytes that compress to about half.
+fn content(len: usize) -> Vec<u8> {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_usize(len);
+    let mut state = hasher.finish() | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 20) as u8 & 0x0f
+        })
+        .collect()
+}
+
+/// A folder with `tree.erofs` and `disk.erofs`, with their indexes.
+fn images() -> (TempDir, Vec<u8>) {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    let bytes = content(4 << 20);
+    fs::create_dir(at("tree")).expect("a folder");
+    fs::write(at("tree/file"), &bytes).expect("a file");
+    fs::write(at("tree/small"), "small\n").expect("a file");
+    fs::write(at("disk.img"), &bytes).expect("a file");
+    output(pagefold().args(["pack", &at("tree"), "-o", &at("tree.erofs"), "--cluster", "16K"]));
+    output(pagefold().args(["pack", &at("disk.img"), "-o", &at("disk.erofs"), "--cluster", "16K"]));
+    for name in ["tree.erofs", "disk.erofs"] {
+        assert!(output(pagefold().args(["index", &at(name)])).starts_with("sha256:"));
+    }
+    (folder, bytes)
+}
+
+fn web(folder: &Path) -> WebServer {
+    let folder = folder.to_owned();
+    WebServer::start(move |request| match fs::read(folder.join(request.path.trim_start_matches('/'))) {
+        Ok(bytes) => Reply::file(request, &bytes),
+        Err(_) => Reply::status(404),
+    })
+}
+
+fn cached(cache: &Path) -> Command {
+    let mut command = pagefold();
+    command.env("PAGEFOLD_CACHE", cache);
+    command
+}
+
+#[test]
+fn commands_read_images_from_the_web() {
+    let (folder, bytes) = images();
+    let web = web(folder.path());
+    let cache = TempDir::new().expect("a folder");
+    let url = web.url("/tree.erofs");
+    let run = |args: &[&str]| output(cached(cache.path()).args(args));
+    assert_eq!(run(&["cat", &format!("{url}:/small")]), "small\n");
+    let fetched: u64 =
+        web.requests().iter().filter_map(|request| Some(request.range()?.end - request.range()?.start)).sum();
+    assert!(fetched < 200 << 10, "{fetched}");
+    assert_eq!(run(&["ls", &url]), "file\nsmall\n");
+    assert!(run(&["info", &url]).contains("lz4"));
+    assert!(run(&["check", &url]).starts_with("sound: 3 inodes"));
+    let out = folder.path().join("out");
+    run(&["extract", &url, "-C", out.to_str().expect("a plain path")]);
+    assert!(fs::read(out.join("file")).expect("a file") == bytes);
+    let before = web.requests().len();
+    run(&["check", "--offline", &url]);
+    assert_eq!(web.requests().len(), before);
+    assert!(run(&["cache"]).starts_with("sha256:"));
+    assert!(run(&["cache", "--json"]).contains("\"held_bytes\":"));
+    assert_eq!(run(&["cache", "--prune", "0"]), "");
+    let message = run_to_fail(cached(cache.path()).args(["ls", "--offline", &url]));
+    assert!(message.contains("--offline"), "{message}");
+    // A fixed location needs no name.
+    let fixed = run(&["fetch", &url]);
+    let fixed = fixed.trim_end();
+    assert!(fixed.contains("#sha256:"), "{fixed}");
+    let before = web.requests().len();
+    assert_eq!(run(&["cat", &format!("{fixed}:/small")]), "small\n");
+    assert_eq!(web.requests().len(), before);
+    let other = fixed.replace("#sha256:", "#sha256:0").chars().take(fixed.len()).collect::<String>();
+    let message = run_to_fail(cached(cache.path()).args(["ls", &other]));
+    assert!(message.contains("SHA-256"), "{message}");
+}
+
+#[test]
+fn a_server_serves_and_forks_a_remote_disk() {
+    let (folder, bytes) = images();
+    let web = web(folder.path());
+    let cache = TempDir::new().expect("a folder");
+    let cache = cache.path().to_str().expect("a plain path");
+    let server = Server::start(&["--memory-limit", "64M", "--chunk-cache", cache, &web.url("/disk.erofs")]);
+    let opened = web.requests().len();
+    assert!(opened < 10, "{opened}");
+    output(&mut server.ask(&["fork", "disk", "job"]));
+    let Some([nbdcopy]) = pagefold_testing::programs("remote", ["nbdcopy"]) else { return };
+    for export in ["disk", "job"] {
+        let copy = folder.path().join("copy");
+        output(Command::new(&nbdcopy).arg(server.uri(export)).arg(&copy));
+        assert!(fs::read(&copy).expect("a file") == bytes, "{export}");
+    }
+    let fetched: u64 =
+        web.requests().iter().filter_map(|request| Some(request.range()?.end - request.range()?.start)).sum();
+    assert!(fetched <= fs::metadata(folder.path().join("disk.erofs")).expect("a file").len(), "{fetched}");
+    assert!(server.end(Signal::TERM).0.success());
+}
+
+/// A server that is killed while it fetches leaves a cache from which another one reads.
+#[test]
+fn a_killed_server_leaves_a_good_cache() {
+    let (folder, bytes) = images();
+    let path = folder.path().to_owned();
+    let count = Arc::new(AtomicU64::new(0));
+    let web = WebServer::start(move |request| {
+        count.fetch_add(1, Relaxed);
+        match fs::read(path.join(request.path.trim_start_matches('/'))) {
+            Ok(bytes) => Reply { delay: Duration::from_millis(3), ..Reply::file(request, &bytes) },
+            Err(_) => Reply::status(404),
+        }
+    });
+    let cache = TempDir::new().expect("a folder");
+    for round in 0..8 {
+        let mut child = cached(cache.path()).args(["fetch", &web.url("/disk.erofs")]).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(5 * round));
+        let _ = child.kill();
+        child.wait().expect("it ends");
+    }
+    let file = output(cached(cache.path()).args(["ls", &web.url("/disk.erofs")]));
+    let command = ["cat".to_owned(), format!("{}:/{}", web.url("/disk.erofs"), file.trim_end())];
+    let copy = cached(cache.path()).args(command).output().expect("it starts");
+    assert!(copy.stdout == bytes);
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let cache = TempDir::new().expect("a folder");
+    for (name, what) in [
+        ("https://user:secret@host/x", "password"),
+        ("oci://host", "REPOSITORY"),
+        ("s3://bucket", "BUCKET"),
+        ("ftp://host/x", "https://"),
+        ("http://192.0.2.1/x", "#sha256:"),
+    ] {
+        let message = run_to_fail(cached(cache.path()).args(["ls", name]));
+        assert!(message.contains(what), "{message}");
+    }
+    let (folder, _) = images();
+    let image = folder.path().join("tree.erofs");
+    let message = run_to_fail(pagefold().arg("push").arg(&image).arg("https://host/x"));
+    assert!(message.contains("pagefold index"), "{message}");
+    let message = run_to_fail(pagefold().arg("index").arg(&image).arg("-o").arg(&image));
+    assert!(message.contains("input") || message.contains("the image"), "{message}");
+    fs::remove_file(folder.path().join("tree.erofs.chunk-index")).expect("removed");
+    let web = web(folder.path());
+    let message = run_to_fail(cached(cache.path()).args(["ls", &web.url("/tree.erofs")]));
+    assert!(message.contains("--unverified") && message.contains("pagefold index"), "{message}");
+    assert_eq!(output(cached(cache.path()).args(["ls", "--unverified", &web.url("/tree.erofs")])), "file\nsmall\n");
+}
