@@ -57,6 +57,7 @@ use super::{
     compare::{self, Compare},
     fields::has_fields,
     kind::kind_of,
+    liblz4,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
@@ -67,16 +68,15 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page, mem};
 
-/// Bits of a hash of the bytes of a match at a new offset, by [`Kind`].
-const HASH_BITS: [u32; KINDS] = [11, 11, 11, 12];
-const HASH_BITS_MAX: u32 = 12;
+/// Bits of a hash of the bytes of a match at a new offset.
+const HASH_BITS: u32 = 11;
 
 pub(super) const WORD_HASH_BITS: u32 = 9;
 
 /// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
 /// In pages of fields, steps that divide the size of a record miss its fields.
-const TRIES: [usize; KINDS] = [20, 40, 24, 64];
+const TRIES: [usize; KINDS - 1] = [20, 40, 24];
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
@@ -100,40 +100,40 @@ struct Search<'a, const REACH: usize> {
 }
 
 /// The match finder's results; the data are in the encoder.
-struct Found {
+pub(super) struct Found {
     /// Number of tokens written, including END if it is needed.
-    tokens: usize,
+    pub(super) tokens: usize,
     /// Length of the extra bits in bytes.
-    extra: usize,
-    literals: usize,
-    sequences: usize,
+    pub(super) extra: usize,
+    pub(super) literals: usize,
+    pub(super) sequences: usize,
     /// Bytes by which coded literals are shorter.
-    saved: usize,
+    pub(super) saved: usize,
 }
 
 pub(super) struct Encoder {
-    isa: Isa,
+    pub(super) isa: Isa,
     /// By hash, the window position where six bytes (five in a page of records, four in one of
     /// fields) with this hash were last seen; 0 also means none.
-    seen: [u16; 1 << HASH_BITS_MAX],
+    pub(super) seen: [u16; 1 << liblz4::HASH_BITS],
     /// In a page of words, by hash, the position of the last word whose upper seven bytes have this
     /// hash; 0 also means none.
     seen_words: [u16; 1 << WORD_HASH_BITS],
-    literals: Room,
+    pub(super) literals: Room,
     packed: Room,
     /// The last search: its kind, number of sequences, number of literals.
     found: (Kind, usize, usize),
-    columns: Columns,
-    extra: [u8; EXTRA_ROOM],
+    pub(super) columns: Columns,
+    pub(super) extra: [u8; EXTRA_ROOM],
     /// Filled from the end of the first TOKENS_ROOM bytes.
-    tokens: [u8; TOKENS_ROOM + SLACK],
+    pub(super) tokens: [u8; TOKENS_ROOM + SLACK],
 }
 
 impl Encoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
         Box::new(Self {
             isa,
-            seen: [0; 1 << HASH_BITS_MAX],
+            seen: [0; 1 << liblz4::HASH_BITS],
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
@@ -197,14 +197,18 @@ impl Encoder {
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
         let room = out.len().min(PAGE_SIZE - 1);
         let search = Search::<REACH> { format, starts, window };
-        let mut found = self.find::<false, REACH>(&search, kind);
-        let len = self.write(format, kind, &mut found, &mut out[..room]);
-        // Code, which pages of words are if their literals can be coded, needs more repeats.
-        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
-        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
-            return len;
-        }
-        let mut found = self.find::<true, REACH>(&search, Kind::Fields);
+        let len = if let Some(mut found) = self.find(&search, kind) {
+            let len = self.write(format, kind, &mut found, &mut out[..room]);
+            // Code, which pages of words are if their literals can be coded, needs more repeats.
+            let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
+            if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
+                return len;
+            }
+            len
+        } else {
+            None
+        };
+        let mut found = self.find_fields(format, &search.window[REACH..]);
         let mut shorter = [0; PAGE_SIZE];
         let room = len.map_or(room, |len| len - 1);
         let Some(len_of_fields) = self.write(format, Kind::Fields, &mut found, &mut shorter[..room]) else {
@@ -269,52 +273,45 @@ impl Encoder {
         Some(room - rest.left.len())
     }
 
-    /// Searches a page of a kind, which is [`Kind::Fields`] if `FIELDS`. That search is a function of
-    /// its own: in one function, the others take 2 % more instructions.
-    fn find<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
+    /// Searches a page of a kind other than [`Kind::Fields`]. Returns `None` for a page in which it
+    /// finds little.
+    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2::<FIELDS, REACH>(search, kind) },
+            Isa::Avx2 => unsafe { self.find_avx2(search, kind) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512::<FIELDS, REACH>(search, kind) },
-            Isa::Portable => self.find_portable::<FIELDS, REACH>(search, kind),
+            Isa::Avx512 => unsafe { self.find_avx512(search, kind) },
+            Isa::Portable => self.find_portable(search, kind),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
-        self.find_by::<compare::Avx2, FIELDS, REACH>(search, kind)
+    fn find_avx2<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
+        self.find_by::<compare::Avx2, REACH>(search, kind)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_avx512<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
-        self.find_by::<compare::Avx512, FIELDS, REACH>(search, kind)
+    fn find_avx512<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
+        self.find_by::<compare::Avx512, REACH>(search, kind)
     }
 
     #[inline(never)]
-    fn find_portable<const FIELDS: bool, const REACH: usize>(
-        &mut self,
-        search: &Search<'_, REACH>,
-        kind: Kind,
-    ) -> Found {
-        self.find_by::<compare::Words, FIELDS, REACH>(search, kind)
+    fn find_portable<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
+        self.find_by::<compare::Words, REACH>(search, kind)
     }
 
     #[inline(always)]
-    fn find_by<C: Compare + Emit, const FIELDS: bool, const REACH: usize>(
+    fn find_by<C: Compare + Emit, const REACH: usize>(
         &mut self,
         search: &Search<'_, REACH>,
         kind: Kind,
-    ) -> Found {
-        if FIELDS {
-            return self.find_matches::<C, { Kind::Fields as usize }, REACH>(search);
-        }
+    ) -> Option<Found> {
         match kind {
             Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search),
             Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search),
@@ -328,8 +325,8 @@ impl Encoder {
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
-    ) -> Found {
-        mem::clear(&mut self.seen[..1 << HASH_BITS[KIND]]);
+    ) -> Option<Found> {
+        mem::clear(&mut self.seen[..1 << HASH_BITS]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
         let is_of_words = const { KIND == Kind::Words as usize };
@@ -415,6 +412,9 @@ impl Encoder {
                             break 'page;
                         }
                         step += 1;
+                        if !is_of_words && step > 5 && at * 64 <= pos - REACH {
+                            return None;
+                        }
                         stop = (pos + TRIES[KIND] * step).min(searched);
                     }
                 }
@@ -511,7 +511,7 @@ impl Encoder {
             let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
             C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
-        Found { tokens, extra, literals, sequences: at, saved: 0 }
+        Some(Found { tokens, extra, literals, sequences: at, saved: 0 })
     }
 }
 
@@ -572,7 +572,7 @@ unsafe fn look_up<const KIND: usize>(seen: *mut u16, page: *const u8, pos: usize
         let here = mem::load64(page.add(pos));
         // By the golden ratio.
         let hash = (here << const { unused(KIND) }).wrapping_mul(0x9E37_79B1_85EB_CA87);
-        let slot = seen.add((hash >> (64 - const { HASH_BITS[KIND] })) as usize);
+        let slot = seen.add((hash >> (64 - HASH_BITS)) as usize);
         (here, usize::from(slot.replace(pos as u16)))
     }
 }
@@ -588,7 +588,7 @@ pub(super) fn hash_word(word: u64) -> usize {
 /// # Safety
 /// That of [`Compare::backward`].
 #[inline(always)]
-unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, anchor: usize) -> usize {
+pub(super) unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, anchor: usize) -> usize {
     // SAFETY: the caller's.
     let back = unsafe {
         let equal = mem::load64(page.add(pos).sub(8)) ^ mem::load64(page.add(candidate).sub(8));
@@ -615,7 +615,7 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<u
 /// # Safety
 /// That of [`common_length`].
 #[inline(always)]
-unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
+pub(super) unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
     if difference == 0 {
         // SAFETY: the caller's.
         unsafe { common_length::<C>(page, pos, offset, page_end) }

@@ -21,6 +21,7 @@ mod dict;
 mod encode;
 mod fields;
 mod kind;
+mod liblz4;
 mod literals;
 #[cfg(all(test, not(miri)))]
 mod pages;
