@@ -11,8 +11,8 @@
 //! make tokens and extra bits of all matches
 //! code the literals by the palette that contains most of them
 //! in a page of words, code the tokens, too
-//! if a sample of the literals repeats four bytes often:
-//!     do all of this again for four bytes, and keep the shorter object
+//! if the search found little, or if a sample of the literals repeats four bytes often:
+//!     do all of this again with the matches of liblz4, and keep the shorter object
 //! ```
 //!
 //! Deviations from a usual match finder, each with its gain in compression speed
@@ -42,9 +42,10 @@
 //! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
 //!    time that an incompressible page takes.
 //! 8. Where many literals are left and four bytes repeat among them more often than what was found
-//!    saves, the page is searched again, for matches of four bytes in a larger table: otherwise it
+//!    saves, the page is searched again for the matches that liblz4 takes ([`liblz4`]): otherwise it
 //!    would be up to 28 % larger than with LZ4. Pages without such repeats pay for the sample only,
-//!    and those with few literals not even for that.
+//!    and those with few literals not even for that. A search that finds little is left for that
+//!    one, so that noise takes no longer.
 //! 9. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
 //!    8 are compared as a word: the next position waits for the length, and a word yields it sooner
 //!    than a vector (-5 % on heaps otherwise).
@@ -77,6 +78,15 @@ pub(super) const WORD_HASH_BITS: u32 = 9;
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
 /// In pages of fields, steps that divide the size of a record miss its fields.
 const TRIES: [usize; KINDS - 1] = [20, 40, 24];
+
+/// An object of a page of fields without coded literals that is shorter than this may be longer than
+/// that of the search that was left: repeated distances save more there.
+const SHORT: usize = 1536;
+
+/// A search of a page that is not of words is left where its step becomes longer than this, if it
+/// has found less than one match in [`LEAVE_SHARE`] bytes so far. Sooner, it would be left in XML.
+const LEAVE_STEP: usize = 4;
+const LEAVE_SHARE: usize = 64;
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
@@ -121,6 +131,8 @@ pub(super) struct Encoder {
     seen_words: [u16; 1 << WORD_HASH_BITS],
     pub(super) literals: Room,
     packed: Room,
+    /// Room for an object that may be longer than another: a page.
+    shorter: Box<[u8]>,
     /// The last search: its kind, number of sequences, number of literals.
     found: (Kind, usize, usize),
     pub(super) columns: Columns,
@@ -137,11 +149,16 @@ impl Encoder {
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
+            shorter: vec![0; PAGE_SIZE].into_boxed_slice(),
             found: (Kind::Others, 0, 0),
             columns: Columns::NEW,
             extra: [0; EXTRA_ROOM],
             tokens: [0; TOKENS_ROOM + SLACK],
         })
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.shorter.len()
     }
 
     /// Implements [`Stream::compress`](crate::Stream::compress). An object is shorter than a page.
@@ -197,25 +214,50 @@ impl Encoder {
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
         let room = out.len().min(PAGE_SIZE - 1);
         let search = Search::<REACH> { format, starts, window };
-        let len = if let Some(mut found) = self.find(&search, kind) {
-            let len = self.write(format, kind, &mut found, &mut out[..room]);
-            // Code, which pages of words are if their literals can be coded, needs more repeats.
-            let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
-            if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
-                return len;
+        let Some(mut found) = self.find(&search, kind, true) else {
+            let mut of_fields = self.find_fields(format, &search.window[REACH..]);
+            let len = self.write(format, Kind::Fields, &mut of_fields, &mut out[..room])?;
+            if len >= SHORT || of_fields.saved > 0 {
+                return Some(len);
             }
-            len
-        } else {
-            None
+            let mut found = self.find(&search, kind, false).unwrap_or(of_fields);
+            return Some(self.write_if_shorter(format, kind, &mut found, out, len).unwrap_or(len));
         };
-        let mut found = self.find_fields(format, &search.window[REACH..]);
-        let mut shorter = [0; PAGE_SIZE];
-        let room = len.map_or(room, |len| len - 1);
-        let Some(len_of_fields) = self.write(format, Kind::Fields, &mut found, &mut shorter[..room]) else {
+        let len = self.write(format, kind, &mut found, &mut out[..room]);
+        // Code, which pages of words are if their literals can be coded, needs more repeats.
+        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
+        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
             return len;
-        };
-        out[..len_of_fields].copy_from_slice(&shorter[..len_of_fields]);
-        Some(len_of_fields)
+        }
+        let mut found = self.find_fields(format, &search.window[REACH..]);
+        self.write_if_shorter(format, Kind::Fields, &mut found, out, len.unwrap_or(room + 1)).or(len)
+    }
+
+    /// Returns the length of the object of the page in `window` as one of fields, which it writes to
+    /// `out`.
+    #[cfg(test)]
+    pub(super) fn encode_of_fields(&mut self, format: &Format, window: &[u8], out: &mut [u8]) -> Option<usize> {
+        let mut found = self.find_fields(format, window);
+        self.write(format, Kind::Fields, &mut found, &mut out[..PAGE_SIZE - 1])
+    }
+
+    /// Writes the object of what was found to `out`, if it is shorter than `len`, and completes
+    /// `found`.
+    fn write_if_shorter(
+        &mut self,
+        format: &Format,
+        kind: Kind,
+        found: &mut Found,
+        out: &mut [u8],
+        len: usize,
+    ) -> Option<usize> {
+        let mut shorter = core::mem::take(&mut self.shorter);
+        let len = self.write(format, kind, found, &mut shorter[..len - 1]);
+        if let Some(len) = len {
+            out[..len].copy_from_slice(&shorter[..len]);
+        }
+        self.shorter = shorter;
+        len
     }
 
     /// Writes the object of what was found to `out`, if it fits, and completes `found`.
@@ -273,37 +315,47 @@ impl Encoder {
         Some(room - rest.left.len())
     }
 
-    /// Searches a page of a kind other than [`Kind::Fields`]. Returns `None` for a page in which it
+    /// Searches a page of a kind other than [`Kind::Fields`]. If `leaves`, returns `None` where it
     /// finds little.
-    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
+    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2(search, kind) },
+            Isa::Avx2 => unsafe { self.find_avx2(search, kind, leaves) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512(search, kind) },
-            Isa::Portable => self.find_portable(search, kind),
+            Isa::Avx512 => unsafe { self.find_avx512(search, kind, leaves) },
+            Isa::Portable => self.find_portable(search, kind, leaves),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
-        self.find_by::<compare::Avx2, REACH>(search, kind)
+    fn find_avx2<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
+        self.find_by::<compare::Avx2, REACH>(search, kind, leaves)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_avx512<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
-        self.find_by::<compare::Avx512, REACH>(search, kind)
+    fn find_avx512<const REACH: usize>(
+        &mut self,
+        search: &Search<'_, REACH>,
+        kind: Kind,
+        leaves: bool,
+    ) -> Option<Found> {
+        self.find_by::<compare::Avx512, REACH>(search, kind, leaves)
     }
 
     #[inline(never)]
-    fn find_portable<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Option<Found> {
-        self.find_by::<compare::Words, REACH>(search, kind)
+    fn find_portable<const REACH: usize>(
+        &mut self,
+        search: &Search<'_, REACH>,
+        kind: Kind,
+        leaves: bool,
+    ) -> Option<Found> {
+        self.find_by::<compare::Words, REACH>(search, kind, leaves)
     }
 
     #[inline(always)]
@@ -311,11 +363,12 @@ impl Encoder {
         &mut self,
         search: &Search<'_, REACH>,
         kind: Kind,
+        leaves: bool,
     ) -> Option<Found> {
         match kind {
-            Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search),
-            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search),
-            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(search),
+            Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search, leaves),
+            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search, leaves),
+            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(search, leaves),
         }
     }
 
@@ -325,6 +378,7 @@ impl Encoder {
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
+        leaves: bool,
     ) -> Option<Found> {
         mem::clear(&mut self.seen[..1 << HASH_BITS]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
@@ -412,7 +466,7 @@ impl Encoder {
                             break 'page;
                         }
                         step += 1;
-                        if !is_of_words && step > 5 && at * 64 <= pos - REACH {
+                        if leaves && !is_of_words && step > LEAVE_STEP && LEAVE_SHARE * at <= pos - REACH {
                             return None;
                         }
                         stop = (pos + TRIES[KIND] * step).min(searched);
@@ -615,7 +669,13 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<u
 /// # Safety
 /// That of [`common_length`].
 #[inline(always)]
-pub(super) unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
+pub(super) unsafe fn length_of<C: Compare>(
+    page: *const u8,
+    pos: usize,
+    offset: usize,
+    difference: u64,
+    page_end: usize,
+) -> usize {
     if difference == 0 {
         // SAFETY: the caller's.
         unsafe { common_length::<C>(page, pos, offset, page_end) }

@@ -109,35 +109,10 @@ impl Encoder {
         // - a match begins at `start`, `anchor <= start <= pos`, and its source at 0 or later;
         // - what `take_repeats` and `take` ask.
         unsafe {
-            let look_up = |pos: usize| {
-                let here = mem::load32(page.add(pos));
-                let slot = seen.add((here.wrapping_mul(FACTOR) >> (32 - HASH_BITS)) as usize);
-                let candidate = usize::from(slot.replace(pos as u16));
-                (candidate, mem::load32(page.add(candidate)) == here)
-            };
             let mut pos = 1;
             'page: loop {
-                let mut candidate;
-                'found: {
-                    // The first step is taken once more.
-                    let (mut step, mut tries) = (1, TRIES + 1);
-                    loop {
-                        let stop = (pos + tries * step).min(LAST_NEXT + 1 - step);
-                        if pos >= stop {
-                            break 'page;
-                        }
-                        while pos < stop {
-                            let is_found;
-                            (candidate, is_found) = look_up(pos);
-                            if is_found {
-                                break 'found;
-                            }
-                            pos += step;
-                        }
-                        step += 1;
-                        tries = TRIES;
-                    }
-                }
+                let Some((found, mut candidate)) = find::<C>(seen, page, pos) else { break };
+                pos = found;
                 let mut start = pos;
                 loop {
                     let before = start;
@@ -158,9 +133,9 @@ impl Encoder {
                     if pos >= LAST_NEXT {
                         break 'page;
                     }
-                    look_up(pos - 2);
+                    look_up(seen, page, pos - 2);
                     let is_found;
-                    (candidate, is_found) = look_up(pos);
+                    (candidate, is_found) = look_up(seen, page, pos);
                     if !is_found {
                         pos += 1;
                         break;
@@ -168,7 +143,9 @@ impl Encoder {
                     start = pos;
                 }
             }
-            taken.take_repeats::<C>(PAGE_SIZE);
+            if taken.count > 0 {
+                taken.take_repeats::<C>(PAGE_SIZE);
+            }
         }
         let Taken { mut literals_end, count, anchor, .. } = taken;
         // SAFETY: all runs together are at most a page.
@@ -182,6 +159,48 @@ impl Encoder {
             C::emit(&self.columns, codes, count, anchor < PAGE_SIZE, tokens, &mut self.extra)
         };
         Found { tokens, extra, literals: literals_end.addr() - literals.addr(), sequences: count, saved: 0 }
+    }
+}
+
+/// Returns the first place from `pos` on, of those that liblz4 looks at, whose four bytes were seen
+/// before, and where. Remembers all these places.
+///
+/// # Safety
+/// As for [`look_up`], for `pos` and each later place below LAST_NEXT.
+#[inline(always)]
+unsafe fn find<C: Compare>(seen: *mut u16, page: *const u8, mut pos: usize) -> Option<(usize, usize)> {
+    // The first step is taken once more.
+    let (mut step, mut tries) = (1, TRIES + 1);
+    loop {
+        let stop = (pos + tries * step).min(LAST_NEXT + 1 - step);
+        if pos >= stop {
+            return None;
+        }
+        while pos < stop {
+            // SAFETY: the caller's.
+            if let (candidate, true) = unsafe { look_up(seen, page, pos) } {
+                return Some((pos, candidate));
+            }
+            pos += step;
+        }
+        step += 1;
+        tries = TRIES;
+    }
+}
+
+/// Returns where four bytes with the hash of those at `pos` were last seen, and whether they are
+/// the same; remembers that they are here.
+///
+/// # Safety
+/// Four bytes can be read from `pos` and from all places in `seen`, which has one for each hash.
+#[inline(always)]
+unsafe fn look_up(seen: *mut u16, page: *const u8, pos: usize) -> (usize, bool) {
+    // SAFETY: the caller's; a hash has HASH_BITS bits.
+    unsafe {
+        let here = mem::load32(page.add(pos));
+        let slot = seen.add((here.wrapping_mul(FACTOR) >> (32 - HASH_BITS)) as usize);
+        let candidate = usize::from(slot.replace(pos as u16));
+        (candidate, mem::load32(page.add(candidate)) == here)
     }
 }
 
