@@ -76,9 +76,9 @@ pub(crate) unsafe fn store64(p: *mut u8, value: u64) {
 #[inline(always)]
 pub(crate) fn clear(table: &mut [u16]) {
     // Opaque, or the compiler would call the system's function.
-    let zeros = hint::black_box([0; 16]);
-    for part in table.as_chunks_mut().0 {
-        *part = zeros;
+    let zero = hint::black_box(0);
+    for part in table.as_chunks_mut::<16>().0 {
+        *part = [zero; 16];
     }
 }
 

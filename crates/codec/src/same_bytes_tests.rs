@@ -21,7 +21,7 @@ fn pages() -> impl Iterator<Item = Page> {
 /// A codec's sum changes if its format or its search for matches does. Trained codecs are not
 /// tested here: training uses logarithms, which C libraries round differently.
 const SUMS: &[(&str, u64)] = &[
-    ("fold", 0xe961_d93d_b624_fbc3),
+    ("fold", 0x3279_5dda_1c31_a904),
     ("lz4", 0x684f_5db9_54b1_1c47),
     ("lz4dyn", 0x0d78_847f_f7d6_ae64),
     ("lz4hc", 0xf43b_5861_6c9c_df8f),

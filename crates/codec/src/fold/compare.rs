@@ -28,6 +28,12 @@ pub(super) trait Compare {
     /// CPU has the features.
     unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize;
 
+    /// Returns a bit for each of the `BYTES` bytes from `p`, from the lowest: 1 if it is equal.
+    ///
+    /// # Safety
+    /// That of [`forward`](Self::forward).
+    unsafe fn equal(p: *const u8, offset: usize) -> u64;
+
     /// Returns how many of the [`BACK`] bytes before `p` are equal, from the last to the first that
     /// differs.
     ///
@@ -64,6 +70,18 @@ impl Compare for Words {
             }
         }
         equal
+    }
+
+    /// # Safety
+    /// 8 bytes can be read from `p` and from `p - offset`.
+    #[inline(always)]
+    unsafe fn equal(p: *const u8, offset: usize) -> u64 {
+        const LOW: u64 = 0x7F7F_7F7F_7F7F_7F7F;
+        // SAFETY: a word is the 8 bytes that the caller lets be read at both places.
+        let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
+        // The highest bit of each byte: 1 if the byte is 0.
+        let equal = !((difference & LOW) + LOW | difference | LOW);
+        (equal >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
     }
 
     /// # Safety
@@ -120,6 +138,14 @@ mod x86 {
         }
 
         /// # Safety
+        /// 32 bytes can be read from `p` and from `p - offset`, and the CPU has AVX2.
+        #[inline(always)]
+        unsafe fn equal(p: *const u8, offset: usize) -> u64 {
+            // SAFETY: the caller vouches for the 32 bytes at both places and for the CPU.
+            u64::from(!unsafe { differences32(p, offset) })
+        }
+
+        /// # Safety
         /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has AVX2.
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
@@ -149,6 +175,14 @@ mod x86 {
         unsafe fn forward_long(p: *const u8, offset: usize, end: *const u8) -> usize {
             // SAFETY: the two functions ask the same of the caller.
             unsafe { forward_long64(p, offset, end) }
+        }
+
+        /// # Safety
+        /// 64 bytes can be read from `p` and from `p - offset`, and the CPU has AVX-512 (F, BW).
+        #[inline(always)]
+        unsafe fn equal(p: *const u8, offset: usize) -> u64 {
+            // SAFETY: the caller vouches for the 64 bytes at both places and for the CPU.
+            !unsafe { differences64(p, offset) }
         }
 
         /// # Safety

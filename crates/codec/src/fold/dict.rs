@@ -110,6 +110,6 @@ impl Stream for FoldDictStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<Encoder>() + self.decoder.memory_bytes() + self.window.len()
+        size_of::<Self>() + self.encoder.memory_bytes() + self.decoder.memory_bytes() + self.window.len()
     }
 }

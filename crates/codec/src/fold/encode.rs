@@ -11,8 +11,8 @@
 //! make tokens and extra bits of all matches
 //! code the literals by the palette that contains most of them
 //! in a page of words, code the tokens, too
-//! if a sample of the literals repeats four bytes often:
-//!     do all of this again for four bytes, and keep the shorter object
+//! if the search found little, or if a sample of the literals repeats four bytes often:
+//!     do all of this again with the matches of liblz4, and keep the shorter object
 //! ```
 //!
 //! Deviations from a usual match finder, each with its gain in compression speed
@@ -42,9 +42,10 @@
 //! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
 //!    time that an incompressible page takes.
 //! 8. Where many literals are left and four bytes repeat among them more often than what was found
-//!    saves, the page is searched again, for matches of four bytes in a larger table: otherwise it
+//!    saves, the page is searched again for the matches that liblz4 takes ([`liblz4`]): otherwise it
 //!    would be up to 28 % larger than with LZ4. Pages without such repeats pay for the sample only,
-//!    and those with few literals not even for that.
+//!    and those with few literals not even for that. A search that finds little is left for that
+//!    one, so that noise takes no longer.
 //! 9. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
 //!    8 are compared as a word: the next position waits for the length, and a word yields it sooner
 //!    than a vector (-5 % on heaps otherwise).
@@ -57,6 +58,7 @@ use super::{
     compare::{self, Compare},
     fields::has_fields,
     kind::kind_of,
+    liblz4,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
@@ -67,16 +69,24 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page, mem};
 
-/// Bits of a hash of the bytes of a match at a new offset, by [`Kind`].
-const HASH_BITS: [u32; KINDS] = [11, 11, 11, 12];
-const HASH_BITS_MAX: u32 = 12;
+/// Bits of a hash of the bytes of a match at a new offset.
+const HASH_BITS: u32 = 11;
 
 pub(super) const WORD_HASH_BITS: u32 = 9;
 
 /// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
 /// In pages of fields, steps that divide the size of a record miss its fields.
-const TRIES: [usize; KINDS] = [20, 40, 24, 64];
+const TRIES: [usize; KINDS - 1] = [20, 40, 24];
+
+/// An object of a page of fields without coded literals that is shorter than this may be longer than
+/// that of the search that was left: repeated distances save more there.
+const SHORT: usize = 1536;
+
+/// A search of a page that is not of words is left where its step becomes longer than this, if it
+/// has found less than one match in [`LEAVE_SHARE`] bytes so far. Sooner, it would be left in XML.
+const LEAVE_STEP: usize = 4;
+const LEAVE_SHARE: usize = 64;
 
 /// Last bytes of a page where no match begins: a search loads eight bytes.
 const UNSEARCHED: usize = 8;
@@ -100,48 +110,55 @@ struct Search<'a, const REACH: usize> {
 }
 
 /// The match finder's results; the data are in the encoder.
-struct Found {
+pub(super) struct Found {
     /// Number of tokens written, including END if it is needed.
-    tokens: usize,
+    pub(super) tokens: usize,
     /// Length of the extra bits in bytes.
-    extra: usize,
-    literals: usize,
-    sequences: usize,
+    pub(super) extra: usize,
+    pub(super) literals: usize,
+    pub(super) sequences: usize,
     /// Bytes by which coded literals are shorter.
-    saved: usize,
+    pub(super) saved: usize,
 }
 
 pub(super) struct Encoder {
-    isa: Isa,
+    pub(super) isa: Isa,
     /// By hash, the window position where six bytes (five in a page of records, four in one of
     /// fields) with this hash were last seen; 0 also means none.
-    seen: [u16; 1 << HASH_BITS_MAX],
+    pub(super) seen: [u16; 1 << liblz4::HASH_BITS],
     /// In a page of words, by hash, the position of the last word whose upper seven bytes have this
     /// hash; 0 also means none.
     seen_words: [u16; 1 << WORD_HASH_BITS],
-    literals: Room,
+    pub(super) literals: Room,
     packed: Room,
+    /// Room for an object that may be longer than another: a page.
+    shorter: Box<[u8]>,
     /// The last search: its kind, number of sequences, number of literals.
     found: (Kind, usize, usize),
-    columns: Columns,
-    extra: [u8; EXTRA_ROOM],
+    pub(super) columns: Columns,
+    pub(super) extra: [u8; EXTRA_ROOM],
     /// Filled from the end of the first TOKENS_ROOM bytes.
-    tokens: [u8; TOKENS_ROOM + SLACK],
+    pub(super) tokens: [u8; TOKENS_ROOM + SLACK],
 }
 
 impl Encoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
         Box::new(Self {
             isa,
-            seen: [0; 1 << HASH_BITS_MAX],
+            seen: [0; 1 << liblz4::HASH_BITS],
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
+            shorter: vec![0; PAGE_SIZE].into_boxed_slice(),
             found: (Kind::Others, 0, 0),
             columns: Columns::NEW,
             extra: [0; EXTRA_ROOM],
             tokens: [0; TOKENS_ROOM + SLACK],
         })
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.shorter.len()
     }
 
     /// Implements [`Stream::compress`](crate::Stream::compress). An object is shorter than a page.
@@ -197,21 +214,50 @@ impl Encoder {
         window[FRONT + REACH..][..PAGE_SIZE].copy_from_slice(page);
         let room = out.len().min(PAGE_SIZE - 1);
         let search = Search::<REACH> { format, starts, window };
-        let mut found = self.find::<false, REACH>(&search, kind);
+        let Some(mut found) = self.find(&search, kind, true) else {
+            let mut of_fields = self.find_fields(format, &search.window[REACH..]);
+            let len = self.write(format, Kind::Fields, &mut of_fields, &mut out[..room])?;
+            if len >= SHORT || of_fields.saved > 0 {
+                return Some(len);
+            }
+            let mut found = self.find(&search, kind, false).unwrap_or(of_fields);
+            return Some(self.write_if_shorter(format, kind, &mut found, out, len).unwrap_or(len));
+        };
         let len = self.write(format, kind, &mut found, &mut out[..room]);
         // Code, which pages of words are if their literals can be coded, needs more repeats.
         let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
         if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
             return len;
         }
-        let mut found = self.find::<true, REACH>(&search, Kind::Fields);
-        let mut shorter = [0; PAGE_SIZE];
-        let room = len.map_or(room, |len| len - 1);
-        let Some(len_of_fields) = self.write(format, Kind::Fields, &mut found, &mut shorter[..room]) else {
-            return len;
-        };
-        out[..len_of_fields].copy_from_slice(&shorter[..len_of_fields]);
-        Some(len_of_fields)
+        let mut found = self.find_fields(format, &search.window[REACH..]);
+        self.write_if_shorter(format, Kind::Fields, &mut found, out, len.unwrap_or(room + 1)).or(len)
+    }
+
+    /// Returns the length of the object of the page in `window` as one of fields, which it writes to
+    /// `out`.
+    #[cfg(test)]
+    pub(super) fn encode_of_fields(&mut self, format: &Format, window: &[u8], out: &mut [u8]) -> Option<usize> {
+        let mut found = self.find_fields(format, window);
+        self.write(format, Kind::Fields, &mut found, &mut out[..PAGE_SIZE - 1])
+    }
+
+    /// Writes the object of what was found to `out`, if it is shorter than `len`, and completes
+    /// `found`.
+    fn write_if_shorter(
+        &mut self,
+        format: &Format,
+        kind: Kind,
+        found: &mut Found,
+        out: &mut [u8],
+        len: usize,
+    ) -> Option<usize> {
+        let mut shorter = core::mem::take(&mut self.shorter);
+        let len = self.write(format, kind, found, &mut shorter[..len - 1]);
+        if let Some(len) = len {
+            out[..len].copy_from_slice(&shorter[..len]);
+        }
+        self.shorter = shorter;
+        len
     }
 
     /// Writes the object of what was found to `out`, if it fits, and completes `found`.
@@ -269,56 +315,60 @@ impl Encoder {
         Some(room - rest.left.len())
     }
 
-    /// Searches a page of a kind, which is [`Kind::Fields`] if `FIELDS`. That search is a function of
-    /// its own: in one function, the others take 2 % more instructions.
-    fn find<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
+    /// Searches a page of a kind other than [`Kind::Fields`]. If `leaves`, returns `None` where it
+    /// finds little.
+    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { self.find_avx2::<FIELDS, REACH>(search, kind) },
+            Isa::Avx2 => unsafe { self.find_avx2(search, kind, leaves) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { self.find_avx512::<FIELDS, REACH>(search, kind) },
-            Isa::Portable => self.find_portable::<FIELDS, REACH>(search, kind),
+            Isa::Avx512 => unsafe { self.find_avx512(search, kind, leaves) },
+            Isa::Portable => self.find_portable(search, kind, leaves),
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
-        self.find_by::<compare::Avx2, FIELDS, REACH>(search, kind)
+    fn find_avx2<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
+        self.find_by::<compare::Avx2, REACH>(search, kind, leaves)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_avx512<const FIELDS: bool, const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind) -> Found {
-        self.find_by::<compare::Avx512, FIELDS, REACH>(search, kind)
+    fn find_avx512<const REACH: usize>(
+        &mut self,
+        search: &Search<'_, REACH>,
+        kind: Kind,
+        leaves: bool,
+    ) -> Option<Found> {
+        self.find_by::<compare::Avx512, REACH>(search, kind, leaves)
     }
 
     #[inline(never)]
-    fn find_portable<const FIELDS: bool, const REACH: usize>(
+    fn find_portable<const REACH: usize>(
         &mut self,
         search: &Search<'_, REACH>,
         kind: Kind,
-    ) -> Found {
-        self.find_by::<compare::Words, FIELDS, REACH>(search, kind)
+        leaves: bool,
+    ) -> Option<Found> {
+        self.find_by::<compare::Words, REACH>(search, kind, leaves)
     }
 
     #[inline(always)]
-    fn find_by<C: Compare + Emit, const FIELDS: bool, const REACH: usize>(
+    fn find_by<C: Compare + Emit, const REACH: usize>(
         &mut self,
         search: &Search<'_, REACH>,
         kind: Kind,
-    ) -> Found {
-        if FIELDS {
-            return self.find_matches::<C, { Kind::Fields as usize }, REACH>(search);
-        }
+        leaves: bool,
+    ) -> Option<Found> {
         match kind {
-            Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search),
-            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search),
-            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(search),
+            Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search, leaves),
+            Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search, leaves),
+            Kind::Records => self.find_matches::<C, { Kind::Records as usize }, REACH>(search, leaves),
         }
     }
 
@@ -328,8 +378,9 @@ impl Encoder {
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
-    ) -> Found {
-        mem::clear(&mut self.seen[..1 << HASH_BITS[KIND]]);
+        leaves: bool,
+    ) -> Option<Found> {
+        mem::clear(&mut self.seen[..1 << HASH_BITS]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
         let is_of_words = const { KIND == Kind::Words as usize };
@@ -415,6 +466,9 @@ impl Encoder {
                             break 'page;
                         }
                         step += 1;
+                        if leaves && !is_of_words && step > LEAVE_STEP && LEAVE_SHARE * at <= pos - REACH {
+                            return None;
+                        }
                         stop = (pos + TRIES[KIND] * step).min(searched);
                     }
                 }
@@ -511,7 +565,7 @@ impl Encoder {
             let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
             C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
-        Found { tokens, extra, literals, sequences: at, saved: 0 }
+        Some(Found { tokens, extra, literals, sequences: at, saved: 0 })
     }
 }
 
@@ -572,7 +626,7 @@ unsafe fn look_up<const KIND: usize>(seen: *mut u16, page: *const u8, pos: usize
         let here = mem::load64(page.add(pos));
         // By the golden ratio.
         let hash = (here << const { unused(KIND) }).wrapping_mul(0x9E37_79B1_85EB_CA87);
-        let slot = seen.add((hash >> (64 - const { HASH_BITS[KIND] })) as usize);
+        let slot = seen.add((hash >> (64 - HASH_BITS)) as usize);
         (here, usize::from(slot.replace(pos as u16)))
     }
 }
@@ -588,7 +642,7 @@ pub(super) fn hash_word(word: u64) -> usize {
 /// # Safety
 /// That of [`Compare::backward`].
 #[inline(always)]
-unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, anchor: usize) -> usize {
+pub(super) unsafe fn begin<C: Compare>(page: *const u8, pos: usize, candidate: usize, anchor: usize) -> usize {
     // SAFETY: the caller's.
     let back = unsafe {
         let equal = mem::load64(page.add(pos).sub(8)) ^ mem::load64(page.add(candidate).sub(8));
@@ -615,7 +669,13 @@ unsafe fn find_shared(starts: &Starts, window: *const u8, here: u64) -> Option<u
 /// # Safety
 /// That of [`common_length`].
 #[inline(always)]
-unsafe fn length_of<C: Compare>(page: *const u8, pos: usize, offset: usize, difference: u64, page_end: usize) -> usize {
+pub(super) unsafe fn length_of<C: Compare>(
+    page: *const u8,
+    pos: usize,
+    offset: usize,
+    difference: u64,
+    page_end: usize,
+) -> usize {
     if difference == 0 {
         // SAFETY: the caller's.
         unsafe { common_length::<C>(page, pos, offset, page_end) }

@@ -2,26 +2,24 @@
 //!
 //! ```text
 //! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
-//! need := sequences / 4 + 5/4 saved + 64, or + 128 if the page hardly compresses: if there are less
-//!     than 32 sequences, and no literals are coded
-//! if there are less than 2000 literals, or not more than five for each byte of need: no
-//! repeats := places whose four literals are those of the last place with the same hash, and whose
-//!     next two are not those after it
-//! if the page hardly compresses, and none of the literals 256 to 447 repeats: no
+//! need := sequences / 4 + 5/4 saved + 64
+//! if there are less than 2000 literals: no
+//! if there are less than 16 sequences: yes
+//! if there are not more than five literals for each byte of need: no
+//! repeats := places whose four literals are those of the last place with the same hash; those whose
+//!     next two are the same, too, count twice
 //! for each of four residues:
 //!     count the repeats among the places whose mixed bytes have this residue modulo 16
 //!     if 16 times all that were counted is more than need times the residues so far: yes
-//!     if it is 64 less than that, or an eighth at literal 1536: leave the loop
-//! yes if 21 times the repeats among literals 256 to 447 are more than need
+//!     if it is 64 less than that, or an eighth at literal 1536: no
+//! no
 //! ```
 //!
 //! `need` is about how many bytes what the first search found saves over LZ4, for which a repeat of
-//! four or five bytes saves one. Where six bytes repeat, the first search passed them in steps, as it
-//! does in pages that hardly compress. Another search would find them, but takes longer than they are
-//! worth. If few values repeat, none of their bytes may have the residues, so 192 literals are all
-//! counted.
+//! four or five bytes saves one. With less than 64 bytes to gain, the second search takes longer
+//! than they are worth.
 
-use core::{hint::cold_path, ops::Range};
+use core::hint::cold_path;
 
 use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
 use crate::{PAGE_SIZE, mem::clear};
@@ -41,18 +39,12 @@ const SHARE: usize = 5;
 /// Repeats that do not pay for another search, which takes longer than the first.
 const LEAST: usize = 64;
 
-/// With fewer sequences and no coded literals, a page hardly compresses: its first search was short.
-const FEW: usize = 32;
-
-/// The same as [`LEAST`] in such a page. At 96, objects of images are 0.05 % smaller.
-const LEAST_OF_FEW: usize = 128;
+/// With fewer sequences, a page hardly compresses, and another search of it is short.
+const FEW: usize = 16;
 
 /// If less than 1/8 of the repeats that are needed has been counted up to here, the rest is not
 /// sampled.
 const GIVE_UP: usize = 1536;
-
-/// Literals of which all are counted in such a page. Most such pages have no repeats.
-const WHOLE: Range<usize> = 256..448;
 
 /// Literals that are sampled together.
 const CHUNK: usize = 64;
@@ -63,7 +55,8 @@ const BATCH: usize = 512;
 /// Places that are always put for a chunk: twice as many as there are in most.
 const PUT: usize = 8;
 
-/// Bytes that are compared: those of the shortest match that the first search takes.
+/// A repeat of this many bytes counts twice: the first search has passed a match in its steps, or its
+/// table has lost it.
 const COMPARED: usize = 6;
 
 /// Literals from the first of a chunk to the end of the last load.
@@ -83,9 +76,11 @@ pub(super) fn has_fields(
     saved: usize,
     seen: &mut Seen,
 ) -> bool {
-    let is_hardly_matched = sequences < FEW && saved == 0;
-    let need = sequences / 4 + 5 * saved / 4 + if is_hardly_matched { LEAST_OF_FEW } else { LEAST };
-    if count < LITERALS || SHARE * need >= count {
+    if count < LITERALS || sequences < FEW {
+        return count >= LITERALS;
+    }
+    let need = sequences / 4 + 5 * saved / 4 + LEAST;
+    if SHARE * need >= count {
         return false;
     }
     let repeats = Repeats { literals, seen, count: 0 };
@@ -93,8 +88,8 @@ pub(super) fn has_fields(
         #[allow(unsafe_code)]
         // SAFETY: both builds have AVX2, BMI1, BMI2, LZCNT and POPCNT, which the stream detected.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need, is_hardly_matched) },
-        Isa::Portable => repeats.are_enough(count, need, is_hardly_matched, sample_of),
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need) },
+        Isa::Portable => repeats.are_enough(count, need, sample_of),
     }
 }
 
@@ -109,25 +104,8 @@ impl Repeats<'_> {
     /// Does what [`has_fields`] does. `sample_of` returns a bit for each of the chunk's bytes: 1 if
     /// the sample of this residue has it.
     #[inline(always)]
-    fn are_enough(
-        mut self,
-        count: usize,
-        need: usize,
-        is_hardly_matched: bool,
-        sample_of: impl Fn(&Loaded, u8) -> u64,
-    ) -> bool {
+    fn are_enough(mut self, count: usize, need: usize, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
         clear(self.seen);
-        if is_hardly_matched {
-            // Nothing repeats in most pages that do not compress.
-            for at in WHOLE {
-                self.look_up(at);
-            }
-            if self.count == 0 {
-                return false;
-            }
-        }
-        let whole = self.count;
-        self.count = 0;
         let literals = &self.literals[..count.min(PAGE_SIZE) - COMPARED];
         let mut places = [0; BATCH + PUT];
         let mut needed = 0;
@@ -154,7 +132,7 @@ impl Repeats<'_> {
                 break;
             }
         }
-        PAGE_SIZE / WHOLE.len() * whole > need
+        false
     }
 
     /// Counts the four bytes at a place of the literals, if they repeat.
@@ -166,7 +144,7 @@ impl Repeats<'_> {
         *slot = at as u16;
         if difference as u32 == 0 {
             cold_path();
-            self.count += usize::from(difference << (64 - 8 * COMPARED) != 0);
+            self.count += 1 + usize::from(difference << (64 - 8 * COMPARED) == 0);
         }
     }
 }
@@ -223,8 +201,8 @@ mod x86 {
 
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     #[inline(never)]
-    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize, is_hardly_matched: bool) -> bool {
-        repeats.are_enough(count, need, is_hardly_matched, |bytes, residue| sample_of(bytes, residue))
+    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize) -> bool {
+        repeats.are_enough(count, need, |bytes, residue| sample_of(bytes, residue))
     }
 
     /// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
@@ -289,32 +267,21 @@ mod tests {
             let mut random = EMPTY;
             let mut bytes = Lcg(seed);
             random[..PAGE_SIZE].fill_with(|| bytes.below(256) as u8);
-            for sequences in [0, FEW] {
-                assert!(!has_fields(&random, PAGE_SIZE, sequences, 0), "random bytes");
-            }
+            assert!(!has_fields(&random, PAGE_SIZE, FEW, 0), "random bytes");
+            assert!(has_fields(&random, PAGE_SIZE, FEW - 1, 0), "a page that hardly compresses");
         }
     }
 
+    /// The first search passed them in its steps.
     #[test]
-    fn what_six_bytes_repeat_is_left_to_the_first_search() {
-        let mut literals = EMPTY;
+    fn longer_repeats_count_twice() {
         let mut random = Lcg(1);
-        literals[..300].fill_with(|| random.below(256) as u8);
-        for at in 300..PAGE_SIZE {
-            literals[at] = literals[at - 300];
+        let mut literals = EMPTY;
+        literals[..PAGE_SIZE].fill_with(|| random.below(256) as u8);
+        for at in (400..PAGE_SIZE - 40).step_by(40) {
+            literals.copy_within(at - 400..at - 392, at);
         }
-        for sequences in [0, FEW] {
-            assert!(!has_fields(&literals, PAGE_SIZE, sequences, 0));
-        }
-    }
-
-    /// Places are selected by their bytes, so that there may be none.
-    #[test]
-    fn few_values_are_found_without_the_sample() {
-        for seed in 0..50 {
-            let (literals, count) = fields(seed, 3);
-            assert!(has_fields(&literals, count, 0, 0));
-        }
+        assert!(has_fields(&literals, PAGE_SIZE, FEW, 0));
     }
 
     #[test]

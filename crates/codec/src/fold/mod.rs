@@ -21,6 +21,7 @@ mod dict;
 mod encode;
 mod fields;
 mod kind;
+mod liblz4;
 mod literals;
 #[cfg(all(test, not(miri)))]
 mod pages;
@@ -169,6 +170,6 @@ impl Stream for FoldStream {
     }
 
     fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<Encoder>() + self.decoder.memory_bytes() + self.window.len()
+        size_of::<Self>() + self.encoder.memory_bytes() + self.decoder.memory_bytes() + self.window.len()
     }
 }

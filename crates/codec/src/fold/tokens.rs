@@ -52,6 +52,21 @@ impl Columns {
         const NONE: Column = [0; SEQUENCES_MAX + 2 * LANES];
         Self { runs: NONE, lengths: NONE, offsets: NONE, befores: NONE }
     };
+
+    /// Puts a sequence.
+    ///
+    /// # Safety
+    /// `at` is below SEQUENCES_MAX.
+    #[inline(always)]
+    pub(super) unsafe fn put(&mut self, at: usize, run: usize, length: usize, offset: usize, before: usize) {
+        // SAFETY: the columns have more places, as the caller says.
+        unsafe {
+            *self.runs.get_unchecked_mut(at) = run as u16;
+            *self.lengths.get_unchecked_mut(at) = length as u16;
+            *self.offsets.get_unchecked_mut(at + 1) = offset as u16;
+            *self.befores.get_unchecked_mut(at) = before as u16;
+        }
+    }
 }
 
 /// The result of [`Emit::emit`].
@@ -262,7 +277,7 @@ mod x86 {
                 let known = _mm256_blendv_epi8(all_to(BEFORE), all_to(LAST), is_last);
                 let class = _mm256_blendv_epi8(class, known, is_known);
                 let run_at = _mm256_min_epi32(run, all_to(RUN_CODES - 1));
-                let run_at = _mm256_add_epi32(_mm256_slli_epi32::<6>(class), run_at);
+                let run_at = _mm256_add_epi32(_mm256_slli_epi32::<8>(class), run_at);
                 let length_at = _mm256_min_epi32(length, all_to(LENGTH_CODES - 1));
                 let length_at = _mm256_add_epi32(_mm256_slli_epi32::<7>(class), length_at);
                 let zero = all_to(0);
@@ -373,7 +388,7 @@ mod x86 {
                 let class = _mm512_mask_mov_epi32(class, is_last, all_to(LAST));
                 let class = _mm512_mask_add_epi32(class, in_words, class, all_to(WORDS));
                 let run_at = _mm512_min_epi32(run, all_to(RUN_CODES - 1));
-                let run_at = _mm512_add_epi32(_mm512_slli_epi32::<6>(class), run_at);
+                let run_at = _mm512_add_epi32(_mm512_slli_epi32::<8>(class), run_at);
                 let length_at = _mm512_min_epi32(length, all_to(LENGTH_CODES - 1));
                 let length_at = _mm512_add_epi32(_mm512_slli_epi32::<7>(class), length_at);
                 let run_code = _mm512_mask_i32gather_epi32::<4>(all_to(0), there, run_at, codes.runs.as_ptr().cast());

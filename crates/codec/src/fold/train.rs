@@ -17,7 +17,7 @@ use super::{
     shared::{FoldTables, REACH, Starts},
     tables::{
         BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
-        RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, codes, length_min_new,
+        RUN_BASES, RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, codes, length_min_new,
     },
 };
 use crate::{
@@ -86,12 +86,18 @@ fn bytes_of(tables: &Arc<FoldTables>, pages: &[&Page]) -> usize {
     pages.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum()
 }
 
+/// Pages of fields keep the fixed tokens, in which no match is longer than LZ4's.
+const FIELDS: usize = Kind::Fields as usize;
+
 /// Fits tokens and palettes to `pages` after `dictionary`, which may be empty.
 pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
     let dictionary =
         (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, pages)));
     let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
-    let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind]));
+    let classes = array::from_fn(|kind| match kind {
+        FIELDS => CLASSES[FIELDS],
+        _ => fit_classes(kind, &found.tokens[kind]),
+    });
     FoldTables::new(&classes, found.palettes(&classes), dictionary)
 }
 
@@ -184,7 +190,7 @@ fn fit_classes(kind: usize, counts: &[Counts]) -> Classes {
         .map(|(class, counts)| {
             let runs_reach = if class == FAR || class == BEYOND { PAGE_SIZE } else { RUN_MAX };
             let least = if class == LAST || class == BEFORE { LENGTH_MIN } else { length_min_new(kind) };
-            let runs = fit_slots(&counts.runs, usize::from(class == LAST), runs_reach, RUN_CODES);
+            let runs = fit_slots(&counts.runs, usize::from(class == LAST), runs_reach, RUN_BASES);
             let lengths = fit_slots(&counts.lengths, least, PAGE_SIZE, LENGTH_CODES);
             let mut by_tokens = vec![(u64::MAX, 0, 0); TOKENS + 1];
             for (r, run) in runs.iter().enumerate() {
