@@ -5,8 +5,8 @@
 //! fetches:    1   2   3      4         5            3 units in a row: from then on, twice as much
 //! ```
 //!
-//! Whoever scans metadata reads a few bytes here and there, but mostly forward. Such reads are not a
-//! sequence in any file, and only the units that they are in show that they move forward.
+//! A scan of metadata reads a few bytes here and there, but mostly forward. Such reads are not a
+//! sequence in any file: only their units show that they move forward.
 
 use std::{
     fs::File,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_moves_forward_waits_seldom() {
+    fn a_reader_that_moves_forward_waits_seldom() {
         let (calls, units) = scan(0..1000);
         assert!(calls <= 1000 / 16 + 8 && units == 1000, "{calls} calls for {units} units");
         // Several at once, each of which reads a unit more than once.
