@@ -161,7 +161,7 @@ impl Blob {
                 match flights.entry(chunk) {
                     Entry::Occupied(flight) => others.push((chunk, Arc::clone(flight.get()))),
                     Entry::Vacant(vacant) => {
-                        mine.push(Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(Arc::default())) })
+                        mine.push(Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(Arc::default())) });
                     }
                 }
             }
@@ -239,12 +239,12 @@ impl Blob {
         let mut wrong_sums = 0;
         let mut next = 0;
         while next < run.len() {
-            if marked.get(next) == Some(&true) {
-                if let Some(bytes) = self.chunks.as_ref().and_then(|cached| cached.read(chunks.start + next)) {
-                    fetched.push((run[next].chunk, run[next].land(bytes.into())));
-                    next += 1;
-                    continue;
-                }
+            if marked.get(next) == Some(&true)
+                && let Some(bytes) = self.chunks.as_ref().and_then(|cached| cached.read(chunks.start + next))
+            {
+                fetched.push((run[next].chunk, run[next].land(bytes.into())));
+                next += 1;
+                continue;
             }
             let len = marked[marked.len().min(next + 1)..].iter().position(|marked| *marked);
             let end = len.map_or(run.len(), |len| next + 1 + len);

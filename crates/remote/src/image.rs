@@ -230,10 +230,10 @@ mod tests {
             let mut bytes = manifest.to_string().into_bytes();
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            if let Ok(Contents::Layers(layers)) = contents(&bytes, "x") {
-                if let Some(IndexPlace::Inside(range, _)) = layers.image.index {
-                    prop_assert!(range.end <= layers.image.size_bytes);
-                }
+            if let Ok(Contents::Layers(layers)) = contents(&bytes, "x")
+                && let Some(IndexPlace::Inside(range, _)) = layers.image.index
+            {
+                prop_assert!(range.end <= layers.image.size_bytes);
             }
         }
     }
