@@ -29,6 +29,8 @@
 #[cfg(feature = "client")]
 pub mod client;
 mod config;
+#[cfg(feature = "drive")]
+pub mod drive;
 mod inflight;
 mod memory;
 mod request;

@@ -112,29 +112,10 @@ fn watch(epoll: &OwnedFd, eventfd: impl AsFd) -> Result<(), Errno> {
 impl Worker {
     /// Starts a thread.
     pub(crate) fn start(context: Arc<Context>) -> io::Result<Self> {
-        let (buf, taken) = buffer(context.client.executor().memory())?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        watch(&epoll, &wake)?;
-        let shared = Arc::new(Shared {
-            context,
-            epoll,
-            wake,
-            ended: AtomicBool::new(false),
-            vrings: Mutex::default(),
-            has_more: AtomicBool::new(false),
-        });
-        let of_thread = Arc::clone(&shared);
+        let (queues, taken) = Queues::new(context)?;
+        let shared = Arc::clone(&queues.shared);
         let serve = move || {
-            Queues {
-                shared: of_thread,
-                buf,
-                heads: Vec::new(),
-                answers: Vec::new(),
-                spare: Vec::new(),
-                tried: Instant::now(),
-            }
-            .work();
+            queues.work();
             drop(taken);
         };
         let thread = thread::Builder::new().name("vhost queue".to_owned()).spawn(serve)?;
@@ -218,7 +199,7 @@ impl Drop for IfPanics<'_> {
 }
 
 /// A thread's queues, and what it needs to serve them.
-struct Queues {
+pub(crate) struct Queues {
     shared: Arc<Shared>,
     buf: MmapMut,
     heads: Vec<InFlight>,
@@ -230,6 +211,24 @@ struct Queues {
 }
 
 impl Queues {
+    /// Creates what a thread needs to serve queues, and takes the memory for it.
+    pub(crate) fn new(context: Arc<Context>) -> io::Result<(Self, Taken)> {
+        let (buf, taken) = buffer(context.client.executor().memory())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        watch(&epoll, &wake)?;
+        let shared = Arc::new(Shared {
+            context,
+            epoll,
+            wake,
+            ended: AtomicBool::new(false),
+            vrings: Mutex::default(),
+            has_more: AtomicBool::new(false),
+        });
+        let (heads, answers, spare) = Default::default();
+        Ok((Self { shared, buf, heads, answers, spare, tried: Instant::now() }, taken))
+    }
+
     fn work(mut self) {
         let (mut polling, mut retry) = (Polling::default(), false);
         while !self.shared.ended.load(Acquire) {
@@ -287,7 +286,7 @@ impl Queues {
     }
 
     /// Runs some requests of a queue. Returns whether there were any.
-    fn run(&mut self, vring: &Arc<Vring>, with_waiting: bool) -> bool {
+    pub(crate) fn run(&mut self, vring: &Arc<Vring>, with_waiting: bool) -> bool {
         let context = Arc::clone(&self.shared.context);
         self.heads.clear();
         let Heads { table, again } = match vring.take(&mut self.heads, BATCH, with_waiting) {

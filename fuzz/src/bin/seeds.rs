@@ -42,6 +42,48 @@ const CONTROL: &str = r#"{"id":1,"command":"add","name":"a","size_bytes":1024,"l
 {"command":"stop"}
 "#;
 
+/// Returns a queue of 16 descriptors for `vhost_user.rs`, with a request of each type, the last one in an
+/// indirect table.
+fn rings(mode: u8) -> Vec<u8> {
+    let [next, write, indirect] = [1_u16, 2, 4];
+    let (available, used, headers, ranges, table) = (0x100_u16, 0x200_u16, 0x300_u16, 0x400_u16, 0x500_u16);
+    let mut memory = vec![0; 0x600];
+    let mut put = |at: u16, bytes: &[u8]| memory[usize::from(at)..][..bytes.len()].copy_from_slice(bytes);
+    let descriptor = |address: u16, len: u32, flags: u16, next: u16| {
+        let parts = [&u64::from(address).to_le_bytes()[..], &len.to_le_bytes()];
+        [&parts.concat()[..], &flags.to_le_bytes(), &next.to_le_bytes()].concat()
+    };
+    // Type, and data: its place, its length, and whether the device writes it.
+    let requests: [(u32, u16, u32, u16); 6] = [
+        (1, 0x1000, 1024, 0),
+        (0, 0x1800, 512, write),
+        (8, 0x2000, 20, write),
+        (11, ranges, 16, 0),
+        (13, ranges, 16, 0),
+        (4, 0, 0, 0),
+    ];
+    put(ranges, &[&8_u64.to_le_bytes()[..], &16_u32.to_le_bytes(), &[0; 4]].concat());
+    put(available, &[0, 0, 6, 0]);
+    for (number, (kind, data, len, flags)) in (0_u16..).zip(requests) {
+        let header = headers + 16 * number;
+        put(header, &[&kind.to_le_bytes()[..], &[0; 4], &u64::from(number).to_le_bytes()].concat());
+        let (head, first, at) = if number < 5 { (3 * number, 3 * number, 48 * number) } else { (15, 0, table) };
+        put(available + 4 + 2 * number, &head.to_le_bytes());
+        if number == 5 {
+            put(16 * 15, &descriptor(table, 32, indirect, 0));
+            put(at, &[descriptor(header, 16, next, 1), descriptor(0x8000, 1, write, 0)].concat());
+            continue;
+        }
+        put(at, &descriptor(header, 16, next, first + 1));
+        put(at + 16, &descriptor(data, len, flags | next, first + 2));
+        put(at + 32, &descriptor(0x8000 + number, 1, write, 0));
+    }
+    let [d, a, u, len] = [0, available, used, 0x600].map(u16::to_le_bytes);
+    // The second part makes the same requests available again.
+    let later = [&memory[..usize::from(available)], &[0, 0, 12, 0]].concat();
+    [&[mode, 4][..], &d, &a, &u, &len, &memory, &later].concat()
+}
+
 /// Sequences for `disks.rs`: codec and limit, then operations with their operands.
 const DISKS: [&[u8]; 5] = [
     // Written, forked, written again and compacted; then the fork becomes the first disk.
@@ -137,6 +179,12 @@ fn main() -> io::Result<()> {
     fs::write(control.join("commands"), CONTROL)?;
     for (number, line) in CONTROL.lines().enumerate() {
         fs::write(control.join(format!("line-{number}")), line)?;
+    }
+    let vhost_user = folder.join("vhost_user");
+    fs::create_dir_all(&vhost_user)?;
+    // Plain; with the event index; a disk without room at first; one that waits; one that is read-only.
+    for (number, mode) in [0, 8, 0x34, 2, 1].into_iter().enumerate() {
+        fs::write(vhost_user.join(format!("seed-{number}")), rings(mode))?;
     }
     let edited = folder.join("erofs_edited");
     fs::create_dir_all(&edited)?;
