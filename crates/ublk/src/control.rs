@@ -176,7 +176,7 @@ impl Control {
     /// There is no such device.
     pub fn delete(&mut self, number: u32) -> io::Result<()> {
         match self.call(command::DELETE_LATER, number, &mut [], 0) {
-            // Before Linux 6.7, and then it waits for users of the device.
+            // An older driver, which then waits for users of the device.
             Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
                 self.call(command::DELETE, number, &mut [], 0)
             }

@@ -151,7 +151,7 @@ impl Machine {
         let (initramfs, socket) = (folder.path().join("initramfs"), folder.path().join("qmp.sock"));
         fs::write(&initramfs, files).expect("room for a file");
         let mut command = Command::new(&self.qemu);
-        // qemu 7.2 sometimes spoils the flags after a CMPXCHG16B, which this kernel uses to allocate.
+        // With CMPXCHG16B, some boots of Linux 6.12 crash under qemu 7.2 without KVM.
         command.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max,cx16=off", "-m", "512"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
         command.arg("-kernel").arg(self.parts.join("vmlinuz")).arg("-initrd").arg(&initramfs);
