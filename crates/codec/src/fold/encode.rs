@@ -466,7 +466,8 @@ impl Encoder {
                             break 'page;
                         }
                         step += 1;
-                        if leaves && !is_of_words && step > LEAVE_STEP && LEAVE_SHARE * at <= pos - REACH {
+                        // The search of fields does not look into a dictionary.
+                        if REACH == 0 && leaves && !is_of_words && step > LEAVE_STEP && LEAVE_SHARE * at <= pos {
                             return None;
                         }
                         stop = (pos + TRIES[KIND] * step).min(searched);
