@@ -141,7 +141,7 @@ pub(crate) fn open(
     let open_at = |path: &PathBuf| open_storage(path).map_err(|source| OpenError::of_storage(path, source));
     let storage = open_at(&file.path).and_then(|storage| {
         let devices = file.devices.iter().map(open_at).collect::<Result<_, _>>()?;
-        Ok(WithDevices::new(storage, devices))
+        Ok(WithDevices::over(storage, devices))
     });
     storage.and_then(|storage| Base::of(storage, &file.path, &options, &caches.clusters, tell)).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };

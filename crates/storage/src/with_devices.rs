@@ -16,7 +16,7 @@ pub struct WithDevices {
 impl WithDevices {
     /// Adds `devices`, in the order of the image's device table. Without any, the storage stays as it
     /// is.
-    pub fn new(storage: Arc<dyn Storage>, devices: Vec<Arc<dyn Storage>>) -> Arc<dyn Storage> {
+    pub fn over(storage: Arc<dyn Storage>, devices: Vec<Arc<dyn Storage>>) -> Arc<dyn Storage> {
         if devices.is_empty() {
             return storage;
         }

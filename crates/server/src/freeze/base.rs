@@ -70,7 +70,7 @@ impl BaseImage {
     pub(super) fn open(base: &BaseRecord, open: &Open) -> Result<Self> {
         let path = Path::new(&base.path);
         let devices = base.devices.iter().map(|device| open(Path::new(device))).collect::<std::io::Result<_>>()?;
-        let storage = WithDevices::new(open(path)?, devices);
+        let storage = WithDevices::over(open(path)?, devices);
         ensure!(storage.identity() == base.identity, "it was changed or replaced since the server opened it");
         let devices = storage.devices()?.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_with_devices(Arc::clone(&storage), devices, Image::DEFAULT_CACHE_BYTES)?;
