@@ -80,7 +80,7 @@ impl Compare for Words {
         // SAFETY: a word is the 8 bytes that the caller lets be read at both places.
         let difference = unsafe { mem::load64(p) ^ mem::load64(p.sub(offset)) };
         // The highest bit of each byte: 1 if the byte is 0.
-        let equal = !((difference & LOW) + LOW | difference | LOW);
+        let equal = !(((difference & LOW) + LOW) | difference | LOW);
         (equal >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
     }
 

@@ -110,8 +110,7 @@ impl Encoder {
         // - what `take_repeats` and `take` ask.
         unsafe {
             let mut pos = 1;
-            'page: loop {
-                let Some((found, mut candidate)) = find::<C>(seen, page, pos) else { break };
+            'page: while let Some((found, mut candidate)) = find::<C>(seen, page, pos) {
                 pos = found;
                 let mut start = pos;
                 loop {
