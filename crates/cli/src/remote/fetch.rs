@@ -13,7 +13,7 @@ use crate::{output::output, progress::ProgressLine};
 
 The command prints the location with the SHA-256 sum that it led to.")]
 pub(crate) struct Args {
-    /// The image: https://HOST/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY[:TAG]
+    /// The image: https://HOST/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY:TAG
     #[arg(value_name = "LOCATION")]
     location: String,
 

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
 
-    /// Where to: oci://REGISTRY/REPOSITORY[:TAG] or s3://BUCKET/KEY
+    /// Where to: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
     #[arg(value_name = "LOCATION")]
     location: String,
 }

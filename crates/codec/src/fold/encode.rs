@@ -378,7 +378,7 @@ impl Encoder {
     fn find_matches<C: Compare + Emit, const KIND: usize, const REACH: usize>(
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
-        leaves: bool,
+        mut leaves: bool,
     ) -> Option<Found> {
         mem::clear(&mut self.seen[..1 << HASH_BITS]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
@@ -468,7 +468,11 @@ impl Encoder {
                         step += 1;
                         // The search of fields does not look into a dictionary.
                         if REACH == 0 && leaves && !is_of_words && step > LEAVE_STEP && LEAVE_SHARE * at <= pos {
-                            return None;
+                            // Text has few long matches, too, but its literals can be coded.
+                            if format.palettes.choose(&window[FRONT..FRONT + pos], PALETTES_OF_OTHERS) == 0 {
+                                return None;
+                            }
+                            leaves = false;
                         }
                         stop = (pos + TRIES[KIND] * step).min(searched);
                     }
