@@ -74,7 +74,8 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
     let folder = TempDir::new().expect("a folder");
     let [tree, image, damaged, disk] = files(&folder);
     let out = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
-    let (packed, frozen, changes, restored) = (out("x.erofs"), out("f.erofs"), out("changes"), out("restored"));
+    let (packed, frozen, changes) = (out("x.erofs"), out("f.erofs"), out("changes"));
+    let (restored, cache) = (out("restored"), out("cache"));
     let of_files: &[&[&str]] = &[
         &["pack", &tree, "-o", &packed],
         &["pack", "/nonexistent", "-o", &packed],
@@ -90,6 +91,10 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["extract", &damaged, "-C", &restored],
         &["mount", "/nonexistent", &tree],
         &["advise", &disk],
+        &["push", &image, "https://host/x"],
+        &["index", "/nonexistent"],
+        &["fetch", &image],
+        &["cache", "--chunk-cache", &cache],
         &["completions", "bash"],
         &["man"],
         &["no-such-command"],
