@@ -44,8 +44,14 @@ impl OverlayBase for File {
 
     fn devices(&self) -> Vec<Device> {
         let image = self.image();
-        let block = image.superblock().block_bytes();
-        let own = (tag_of(&image.superblock().uuid), image.len_bytes());
+        let superblock = image.superblock();
+        let block = superblock.block_bytes();
+        // The image may be at the start of a longer device.
+        let len_bytes = match superblock.blocks.saturating_mul(block) {
+            0 => image.len_bytes(),
+            own_bytes => own_bytes.min(image.len_bytes()),
+        };
+        let own = (tag_of(&superblock.uuid), len_bytes);
         let all = std::iter::once(own).chain(image.other_devices());
         all.map(|(tag, len_bytes)| Device { tag, blocks: len_bytes / block }).collect()
     }

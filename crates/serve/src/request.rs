@@ -321,7 +321,7 @@ impl Reading {
         replies: &mut Replies<B>,
         device: Option<&Device>,
     ) -> Result<Filled, ReadBroke> {
-        self.fill_with(replies, device, |device, at, data| device.read(at, data).map(|()| true))
+        self.fill_with(replies, device, true, |device, at, data| device.read(at, data).map(|()| true))
     }
 
     /// The same, as far as it need not wait for storage.
@@ -330,20 +330,22 @@ impl Reading {
         replies: &mut Replies<B>,
         device: Option<&Device>,
     ) -> Result<Filled, ReadBroke> {
-        self.fill_with(replies, device, |device, at, data| Ok(device.try_read(at, data)? == data.len()))
+        self.fill_with(replies, device, false, |device, at, data| Ok(device.try_read(at, data)? == data.len()))
     }
 
-    /// The same, with `read`, which returns whether it has filled the data.
+    /// The same, with `read`, which returns whether it has filled the data. Unless it `may_wait`, holes
+    /// of a device that may block are sent as zeros, because where they are may have to be read.
     pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
         device: Option<&Device>,
+        may_wait: bool,
         read: impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
     ) -> Result<Filled, ReadBroke> {
         let result = match device {
             None => Err(Refusal::removed()),
             Some(device) if self.is_in_one_piece() => self.fill_piece(replies, device, &read),
-            Some(device) => self.fill_chunks(replies, device, &read),
+            Some(device) => self.fill_chunks(replies, device, may_wait || !device.may_block(), &read),
         };
         match result {
             Ok(false) => Ok(Filled::Blocks),
@@ -407,6 +409,7 @@ impl Reading {
         &mut self,
         replies: &mut Replies<B>,
         device: &Device,
+        finds_holes: bool,
         read: &impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
     ) -> Result<bool, Refusal> {
         let header_bytes = self.headers.chunk_bytes() + OFFSET_BYTES;
@@ -419,7 +422,10 @@ impl Reading {
             let window_bytes = self.next_bytes(room_bytes);
             let failed = |error| Refusal::of(&error, &self.request);
             let least_bytes = if window_bytes as u64 == self.request.len_bytes { WHOLE_HOLE_BYTES } else { HOLE_BYTES };
-            let run = first_run(device, at, window_bytes as u64, least_bytes).map_err(failed)?;
+            let run = match finds_holes {
+                true => first_run(device, at, window_bytes as u64, least_bytes).map_err(failed)?,
+                false => RunKind::Data(window_bytes as u64),
+            };
             let (RunKind::Zeros(run_bytes) | RunKind::Data(run_bytes)) = run;
             let flags = if run_bytes == self.left_bytes() { chunk::FLAG_DONE } else { 0 };
             if let RunKind::Zeros(_) = run {
@@ -536,10 +542,15 @@ pub(crate) fn is_change(request: &Request) -> bool {
     matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
+/// The bytes of a range whose status one reply describes: finding out may take a step for each block
+/// of a base. A client asks again for the rest.
+const MOST_STATUS_BYTES: u64 = 4 << 30;
+
 /// Returns the range's extents in a context as (bytes, status). Adjacent extents with the same
 /// status are merged. There is at least one extent, and at most `limit`.
 fn extents(request: &Request, device: &Device, context: Context, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
     let Request { offset, len_bytes, .. } = *request;
+    let len_bytes = len_bytes.min(MOST_STATUS_BYTES);
     let mut extents: Vec<(u64, u32)> = Vec::new();
     let mut left = len_bytes;
     let mut each = |len_bytes: u64, status: u32| {

@@ -270,7 +270,7 @@ impl Writer<'_> {
                 self.add_raw(file, &vec![0; tail as usize])
             }
             Work::Chunks(KeptChunks { addresses, own }) => {
-                let Some(chunking) = chunking else { return Ok(()) };
+                let Some(chunking) = chunking else { return self.add_blocks(file, part, addresses, &own) };
                 let mut own = own.chunks(chunking.chunk_bytes() as usize);
                 for (kept, at) in addresses.into_iter().zip((part.offset..).step_by(chunking.chunk_bytes() as usize)) {
                     match kept {
@@ -330,6 +330,34 @@ impl Writer<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Adds blocks of an uncompressed file with encoded extents, some of which stay in the base's image
+    /// at `addresses`. The others are `own`.
+    fn add_blocks(&mut self, file: &mut OpenFile, part: &Part, addresses: Vec<Option<u32>>, own: &[u8]) -> Result<()> {
+        let block = self.options.block_bytes as usize;
+        let mut own = own.chunks(block);
+        for (kept, at) in addresses.into_iter().zip((part.offset..).step_by(block)) {
+            let len = (part.end() - at).min(block as u64) as u32;
+            let blkaddr = match kept {
+                Some(address) => {
+                    self.blocks.digest_more(&address.to_le_bytes());
+                    address
+                }
+                None => {
+                    let bytes = own.next().unwrap_or_default();
+                    if is_zeros(bytes) && at + u64::from(len) < part.source.size {
+                        file.zeros += u64::from(len);
+                        continue;
+                    }
+                    self.blocks.append_padded(bytes, false)?
+                }
+            };
+            file.add_hole();
+            let place = BuiltPlace::Blocks { blkaddr, blocks: 1 };
+            file.extents.push(BuiltExtent { len, compressed: false, place });
+        }
+        Ok(())
     }
 
     /// Returns whether a chunk at `address` must not follow the file's last chunk.
@@ -675,6 +703,13 @@ impl<'a> Worker<'a> {
                 let chunks =
                     kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), chunking.chunk_bytes());
                 return chunks.map(Work::Chunks).map_err(source.content.failed());
+            }
+            if source.shape.has_holes()
+                && let Some((overlay, base)) = stays(&source.content, self.devices)
+            {
+                let block = u64::from(options.block_bytes);
+                let blocks = kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), block);
+                return blocks.map(Work::Chunks).map_err(source.content.failed());
             }
             if source.shape.has_holes() {
                 if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {

@@ -35,7 +35,8 @@ pub(super) fn find(
     let (mut bytes, mut below) = (Vec::new(), Vec::new());
     for start in range.clone().step_by(chunk_bytes as usize) {
         let chunk = start..range.end.min(start + chunk_bytes);
-        let address = address(overlay, base, devices, &chunk).map_err(io::Error::other)?;
+        // Errors of the base are reported where its data is needed.
+        let address = address(overlay, base, devices, &chunk).unwrap_or_default();
         let is_changed = overlay.changes(chunk.clone()).next().is_some();
         if address.is_some() && !is_changed {
             found.addresses.push(address);
@@ -45,8 +46,7 @@ pub(super) fn find(
         overlay.read(start, len, &mut bytes)?;
         if address.is_some() {
             below.resize(len, 0);
-            let read = base.read_below(&mut below, start).map_err(io::Error::other)?;
-            if read == len && below == bytes {
+            if base.read_below(&mut below, start).is_ok_and(|read| read == len) && below == bytes {
                 found.addresses.push(address);
                 continue;
             }

@@ -106,6 +106,9 @@ impl Plan {
             front_bytes: 0,
             block_bits: options.block_bits(),
         };
+        if plan.root_at() / SLOT > u64::from(u16::MAX) {
+            return Err(Error::Options("the base has too many devices".to_owned()));
+        }
         plan.front_bytes = (plan.root_at() + root_bytes).next_multiple_of(u64::from(options.block_bytes));
         Ok(plan)
     }

@@ -8,7 +8,7 @@ use super::inode::{FileKind, Inode};
 use super::zmap::CompressedMap;
 use crate::error::{Error, Result};
 use crate::format::{
-    CHUNK_48BIT, CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, NULL_ADDR_48BIT, align,
+    CHUNK_48BIT, CHUNK_BLKBITS, CHUNK_INDEXES, ChunkIndex, DataLayout, NULL_ADDR, NULL_ADDR_48BIT, Place, align,
 };
 
 /// The number of chunk addresses that are read together.
@@ -134,7 +134,16 @@ impl Data {
                 let start = start.map(|Spot { device, offset }| Spot { device, offset: offset + within });
                 (start, (((offset >> bits) + 1) << bits).min(inode.size))
             }
-            DataLayout::CompressedFull | DataLayout::CompressedCompact => (None, inode.size),
+            DataLayout::CompressedFull | DataLayout::CompressedCompact => {
+                let extent = self.extent_around(offset)?;
+                let start = match extent.place {
+                    Place::Plain { pa, interlaced: false, .. } => {
+                        Some(self.image.spot(0, pa.saturating_add(offset - extent.start))?)
+                    }
+                    _ => None,
+                };
+                (start, extent.end())
+            }
         };
         Ok(start.map(|start| (start, end - offset)))
     }

@@ -95,7 +95,7 @@ impl Devices {
                 )));
             }
             let tag = &slots[usize::from(number) - 1].tag;
-            let found = if is_uuid(tag) { image_tag(&**source) } else { Some(*tag) };
+            let found = if is_uuid(tag) { image_tag(&**source, len_bytes)? } else { Some(*tag) };
             if found != Some(*tag) {
                 let found =
                     found.map_or_else(|| "not an EROFS image".into(), |found| format!("the image {}", shown(&found)));
@@ -157,11 +157,14 @@ impl Devices {
 }
 
 /// Returns the tag of the image that a device holds; `None` if it holds none.
-fn image_tag(source: &dyn ReadAt) -> Option<[u8; 64]> {
+fn image_tag(source: &dyn ReadAt, len_bytes: u64) -> Result<Option<[u8; 64]>> {
     let mut bytes = [0; SuperBlock::SIZE];
-    source.read_exact_at(&mut bytes, SUPER_OFFSET).ok()?;
+    if len_bytes < SUPER_OFFSET + bytes.len() as u64 {
+        return Ok(None);
+    }
+    source.read_exact_at(&mut bytes, SUPER_OFFSET).map_err(Error::io("reading the superblock of a device"))?;
     let superblock = SuperBlock::decode(&bytes);
-    (superblock.magic == SUPER_MAGIC).then(|| tag_of(&superblock.uuid))
+    Ok((superblock.magic == SUPER_MAGIC).then(|| tag_of(&superblock.uuid)))
 }
 
 /// Returns a tag's text.

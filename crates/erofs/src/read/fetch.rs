@@ -94,9 +94,12 @@ impl Data {
             let (bits, ..) = self.chunk_format()?;
             let count = (((range.end - 1) >> bits) - (range.start >> bits) + 1).min(CHUNKS_READ);
             let spots = self.chunk_addresses(range.start >> bits, count)?;
-            let left = |number: u64| self.inode.size.saturating_sub(((range.start >> bits) + number) << bits);
-            let chunks = (0..).zip(spots).filter_map(|(number, spot)| Some((spot?, left(number).min(1 << bits))));
-            needed.extend(chunks);
+            needed.extend((range.start >> bits..).zip(spots).filter_map(|(number, spot)| {
+                let (spot, chunk) = (spot?, number << bits);
+                let start = chunk.max(range.start);
+                let end = chunk.saturating_add(1 << bits).min(range.end);
+                Some((Spot { offset: spot.offset.saturating_add(start - chunk), ..spot }, end - start))
+            }));
             return Ok(());
         };
         let (mut cursor, mut at) = (Cursor::default(), range.start);

@@ -247,3 +247,51 @@ fn another_image_is_not_taken_for_the_base() {
         assert!(error.contains("but the image expects"), "{error}");
     }
 }
+
+/// Bytes at any offset.
+struct Noise(u64);
+
+impl ReadAt for Noise {
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        Ok(u64::MAX)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        for (byte, at) in buf.iter_mut().zip(offset..) {
+            *byte = ((at ^ self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+        }
+        Ok(())
+    }
+}
+
+/// A long disk that is almost only zeros has encoded extents, also if it is not compressed.
+#[test]
+fn what_did_not_change_of_a_sparse_disk_is_not_stored() {
+    const SIZE: u64 = 32 << 30;
+    let change = |at: u64, len: u64| Change { at, len, zeros: false };
+    let held: Vec<_> = (0..64).map(|number| change(number * (SIZE / 64), 64 << 10)).collect();
+    let changed: Vec<_> = (0..10).map(|number| change(number * (SIZE / 16) + 4096, 8192)).collect();
+    for codec in [None, Some(ClusterCodec::Lz4)] {
+        let options = BuildOptions { codec, threads: 2, ..BuildOptions::default() };
+        let disk = Overlay::new(SIZE, held.clone(), Arc::new(Noise(0))).unwrap();
+        let base = Chain(vec![image_of(Content::Overlay(Arc::new(disk)), SIZE, &options)]);
+        let overlay = Overlay::new(SIZE, changed.clone(), Arc::new(Noise(1))).unwrap();
+        let content = Content::Overlay(Arc::new(overlay.over(disk_of(&base.open()))));
+        let delta = image_of(content, SIZE, &base.options(Indexes::Auto));
+        let index_bytes = 64 * 18 * 32;
+        assert!(delta.len() < 10 * 2 * 4096 * 3 + index_bytes + 65536, "{codec:?}: {} bytes", delta.len());
+        let chain = Chain([vec![delta], base.0].concat());
+        assert!(chain.open().check(2).problems.is_empty(), "{codec:?}");
+        let file = disk_of(&chain.open());
+        for at in held.iter().map(|held| held.at) {
+            let (mut found, mut expected) = (vec![1; 80 << 10], vec![0; 80 << 10]);
+            Noise(0).read_exact_at(&mut expected[..64 << 10], at).unwrap();
+            for change in changed.iter().filter(|change| (at..at + (64 << 10)).contains(&change.at)) {
+                let start = (change.at - at) as usize;
+                Noise(1).read_exact_at(&mut expected[start..start + 8192], change.at).unwrap();
+            }
+            file.read_at(&mut found, at).unwrap();
+            assert!(found == expected, "{codec:?}: {at}");
+        }
+    }
+}

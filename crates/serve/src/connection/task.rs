@@ -132,7 +132,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             }
             let data = reads.next().filter(|read| read.result.is_ok() && device.is_some());
             if let Some(Read { offset, buf, .. }) = data {
-                let filled = reading.fill_with(replies, device.as_deref(), |_, at, target| {
+                let filled = reading.fill_with(replies, device.as_deref(), true, |_, at, target| {
                     let start = (at - offset) as usize;
                     let found = buf.get(start..start + target.len());
                     if let Some(found) = found {
