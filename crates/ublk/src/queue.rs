@@ -1,9 +1,10 @@
 //! Threads that serve queues.
 //!
 //! ```text
-//! until no request can come, or the queue is ended and all requests have their answers
+//! until no request can come, or the queue is ended and all requests that have begun have their answers
 //!     send the answers that are there; sleep until there is a request or another answer
-//!     run each request that need not wait; let threads of the executor run the others
+//!     unless the queue is ended: run each request that need not wait; let threads of the executor run
+//!     the others
 //! ```
 //!
 //! Answers of other threads wake the queue's thread, which alone may send them.
@@ -137,7 +138,7 @@ struct Worker {
     _taken: Taken,
     /// Tags with which requests may still come.
     tags: usize,
-    /// Requests without an answer.
+    /// Requests that have begun, without an answer.
     running: usize,
 }
 
@@ -180,6 +181,8 @@ impl Worker {
                         self.ring.watch()?;
                     }
                     Event::Gone => self.tags -= 1,
+                    // As if the server had ended before: the driver asks again, or lets it fail.
+                    Event::Request(_) if self.queue.ended.load(Relaxed) => {}
                     Event::Request(tag) => {
                         self.running += 1;
                         self.begin(tag, device.as_ref())?;
