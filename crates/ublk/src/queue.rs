@@ -20,6 +20,7 @@ use std::{
             Ordering::{Relaxed, SeqCst},
         },
     },
+    time::{Duration, Instant},
 };
 
 use memmap2::MmapMut;
@@ -38,6 +39,9 @@ const _: () = assert!(MAX_DATA_BYTES <= SCRATCH_BYTES);
 
 /// A request that moves or clears more is worth another thread.
 const MOST_INLINE_BYTES: u64 = 64 << 10;
+
+/// Answers wait at most this long for a thread that waits until a request may begin.
+const SLICE: Duration = Duration::from_millis(50);
 
 /// What the threads that run a queue's requests share.
 pub(crate) struct Queue {
@@ -140,6 +144,8 @@ struct Worker {
     tags: usize,
     /// Requests that have begun, without an answer.
     running: usize,
+    /// Empty, but for its allocation.
+    answers: Vec<(u16, i32)>,
 }
 
 impl Worker {
@@ -149,17 +155,13 @@ impl Worker {
         let taken = taken.ok_or_else(short)?;
         let buf = MmapMut::map_anon(SCRATCH_BYTES)?;
         let ring = Ring::open(&queue.file, &queue.wake, queue.number, layout)?;
-        Ok(Self { queue, ring, buf, _taken: taken, tags: layout.depth.into(), running: 0 })
+        Ok(Self { queue, ring, buf, _taken: taken, tags: layout.depth.into(), running: 0, answers: Vec::new() })
     }
 
     fn work(&mut self) -> io::Result<()> {
-        let (mut answers, mut events) = (Vec::new(), Vec::new());
+        let mut events = Vec::new();
         loop {
-            self.queue.take_answers(&mut answers);
-            for (tag, result) in answers.drain(..) {
-                self.ring.answer(tag, result)?;
-                self.running -= 1;
-            }
+            self.collect()?;
             if self.tags == 0 || self.queue.ended.load(Relaxed) && self.running == 0 {
                 return self.ring.submit();
             }
@@ -190,6 +192,16 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Gives the ring the answers that are there.
+    fn collect(&mut self) -> io::Result<()> {
+        self.queue.take_answers(&mut self.answers);
+        for (tag, result) in self.answers.drain(..) {
+            self.ring.answer(tag, result)?;
+            self.running -= 1;
+        }
+        Ok(())
     }
 
     /// Runs a request, or lets another thread do it.
@@ -227,17 +239,23 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until a request may begin.
+    /// Waits until a request may begin, and sends answers in that time.
     fn pace(&mut self, request: &Request) -> io::Result<()> {
-        let access = self.queue.client.access();
-        if request.data_bytes() > 0
-            && let Some(start) = access.rate.begin(request.len_bytes)
-        {
-            self.ring.submit()?;
-            let ends = || self.queue.ended.load(Relaxed) || access.is_closed();
-            access.rate.wait_until(start, &ends);
+        let queue = Arc::clone(&self.queue);
+        let access = queue.client.access();
+        if request.data_bytes() == 0 {
+            return Ok(());
         }
-        Ok(())
+        let Some(start) = access.rate.begin(request.len_bytes) else { return Ok(()) };
+        let ends = || queue.ended.load(Relaxed) || access.is_closed();
+        loop {
+            self.collect()?;
+            self.ring.submit()?;
+            access.rate.wait_until(start.min(Instant::now() + SLICE), &ends);
+            if !access.rate.is_set() || ends() || Instant::now() >= start {
+                return Ok(());
+            }
+        }
     }
 
     fn read(&mut self, device: &Arc<Device>, request: Request, reply: Reply) {
