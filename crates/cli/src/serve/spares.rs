@@ -92,13 +92,19 @@ impl Spares {
         Ok(name)
     }
 
-    /// Removes exports that have lost their connections. Returns whether any are left.
+    /// Removes exports that have lost their connections, and gives the others their disks' quotas. Returns whether any are left.
     fn prune(&self, host: &Host) -> bool {
         let mut all = self.lock();
         all.retain_mut(|entry| {
             let is_connected = entry.export.connections() > 0;
             entry.patience = if is_connected { 0 } else { entry.patience.saturating_sub(1) };
             let stays = is_connected || entry.patience > 0;
+            // What its clients may have is what the disk's may have.
+            if let Some(bound) = entry.spare.bound.get()
+                && entry.export.quota() != bound.disk.quota()
+            {
+                entry.export.set_quota(bound.disk.quota());
+            }
             if !stays {
                 host.exports().remove(&entry.export.name());
             }
@@ -112,6 +118,9 @@ impl Spares {
         let all = self.lock();
         let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
         let entry = entry.ok_or("no device waits for a disk under this name")?;
+        if entry.spare.bound.get().is_some() {
+            return Err("the device has a disk already".to_owned());
+        }
         if disk.is_read_only() || disk.size_bytes() != Some(entry.spare.size_bytes) {
             return Err("the disk is read-only or has another size".to_owned());
         }
