@@ -133,16 +133,23 @@ impl Device {
 
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
-    let (disk, all) = find(&args.peer, &args.name)?;
     if args.create_ublk {
+        // The first process has the lock. This one, which may never end, does not share it.
+        let (disk, _) = find(&args.peer, &args.name)?;
         let number = ublk::create(args, &disk)?;
         let mut out = output();
         writeln!(out, "{number}")?;
         return Ok(out.flush()?);
     }
     if let Some(count) = args.spare {
+        let (disk, _) = find(&args.peer, &args.name)?;
         return spare::connect(args, &disk, count);
     }
+    // The server says that it is not there, and waits for one that starts.
+    drop(args.peer.connect()?);
+    // Until this one is done, no other finds that the disk has no device.
+    let _attaching = args.peer.attaching()?;
+    let (disk, all) = find(&args.peer, &args.name)?;
     if let Some((device, owner)) = devices_of(&disk, &all)?.first() {
         let (name, path) = (&disk.name, device.path());
         match owner {

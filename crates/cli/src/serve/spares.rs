@@ -113,13 +113,16 @@ impl Spares {
         !all.is_empty()
     }
 
-    /// Makes an export a disk's.
+    /// Makes an export a disk's, unless another is.
     pub(super) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
         let all = self.lock();
         let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
         let entry = entry.ok_or("no device waits for a disk under this name")?;
         if entry.spare.bound.get().is_some() {
             return Err("the device has a disk already".to_owned());
+        }
+        if let Some(path) = Self::find(&all, |of| Arc::ptr_eq(of, disk)) {
+            return Err(format!("the disk is served as {} already", path.display()));
         }
         if disk.is_read_only() || disk.size_bytes() != Some(entry.spare.size_bytes) {
             return Err("the disk is read-only or has another size".to_owned());
@@ -137,12 +140,22 @@ impl Spares {
         entry.spare.bound.set(bound).map_err(|_| "the device has a disk already".to_owned())
     }
 
+    /// Returns the path of the device that serves this disk.
+    pub(super) fn of(&self, disk: &Arc<Export>) -> Option<PathBuf> {
+        Self::find(&self.lock(), |of| Arc::ptr_eq(of, disk))
+    }
+
     /// Returns the path of the device that serves the disk with this name.
-    pub(super) fn of(&self, disk: &str) -> Option<PathBuf> {
-        let all = self.lock();
+    pub(super) fn of_name(&self, name: &str) -> Option<PathBuf> {
         // A disk that was removed may have the name of another.
-        let is_of = |bound: &&Bound| *bound.disk.name() == *disk && bound.disk.size_bytes().is_some();
-        all.iter().filter_map(|entry| entry.spare.bound.get()).find(is_of).map(|bound| bound.path.clone())
+        Self::find(&self.lock(), |disk| *disk.name() == *name && disk.size_bytes().is_some())
+    }
+
+    /// A device without connections is gone.
+    fn find(all: &[Entry], is_disk: impl Fn(&Arc<Export>) -> bool) -> Option<PathBuf> {
+        let connected = all.iter().filter(|entry| entry.export.connections() > 0);
+        let mut bound = connected.filter_map(|entry| entry.spare.bound.get());
+        bound.find(|bound| is_disk(&bound.disk)).map(|bound| bound.path.clone())
     }
 }
 
