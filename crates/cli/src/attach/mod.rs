@@ -12,7 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -28,6 +28,10 @@ use crate::{output::output, peer::Peer, tell};
 
 /// How long a server may take to answer during the negotiation.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a server may take to see that a device was removed.
+const NOTICE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The most connections of a device by default.
 const MOST_CONNECTIONS: usize = 4;
@@ -201,10 +205,29 @@ fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, S
     for way in [Way::Ublk, Way::Nbd, Way::Loop] {
         match way.attach(args, disk) {
             Ok(device) => return Ok((device, refused.join("; not by "))),
+            Err(why) if way == Way::Ublk && stays_served(args, disk)? => {
+                bail!("{why:#}; '{}' may still become a ublk device: detach it first", disk.name);
+            }
             Err(why) => refused.push(format!("{}: {why:#}", way.name())),
         }
     }
     Err(anyhow!(refused.join("; ")))
+}
+
+/// Returns whether the server still serves the disk as a device, whose creation has failed. The server
+/// needs a moment to see that a device was removed; one that the kernel has not finished may still come.
+fn stays_served(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<bool> {
+    let start = Instant::now();
+    loop {
+        let Listing { disks, .. } = args.peer.connect()?.call(&Command::List {})?;
+        if !disks.iter().any(|known| known.id == disk.id && known.device.is_some()) {
+            return Ok(false);
+        }
+        if start.elapsed() >= NOTICE {
+            return Ok(true);
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
