@@ -74,7 +74,7 @@ impl Spares {
         let random = random().map_err(|error| format!("the system provides no random numbers: {error}"))?;
         let name = format!("spare-{number}-{random:016x}");
         let spare = Arc::new(Spare { size_bytes, bound: OnceLock::new() });
-        let export = Export::new(name.clone(), Arc::clone(&spare) as _).private();
+        let export = Export::new(name.clone(), Arc::clone(&spare) as _).hidden();
         host.exports().add(export).map_err(|error| error.to_string())?;
         let export = host.exports().get(&name).ok_or("the export has just been removed")?;
         let is_first = all.is_empty();
