@@ -77,30 +77,35 @@ impl Spares {
         let export = Export::new(name.clone(), Arc::clone(&spare) as _).hidden();
         host.exports().add(export).map_err(|error| error.to_string())?;
         let export = host.exports().get(&name).ok_or("the export has just been removed")?;
-        let is_first = all.is_empty();
-        all.push(Entry { export, spare, patience: PATIENCE });
-        drop(all);
-        if is_first {
-            let (own, host) = (self.clone(), host.clone());
+        if all.is_empty() {
+            let (own, host_of_watch) = (self.clone(), host.clone());
+            // It looks once this has the entry.
             let watch = move || {
-                while own.prune(&host) {
+                while own.prune(&host_of_watch) {
                     thread::sleep(PAUSE);
                 }
             };
-            thread::Builder::new().name("spare devices".to_owned()).spawn(watch).map_err(|error| error.to_string())?;
+            if let Err(error) = thread::Builder::new().name("spare devices".to_owned()).spawn(watch) {
+                host.exports().remove(&name);
+                return Err(error.to_string());
+            }
         }
+        all.push(Entry { export, spare, patience: PATIENCE });
         Ok(name)
     }
 
-    /// Removes exports that have lost their connections, and gives the others their disks' quotas. Returns whether any are left.
+    /// Removes exports that have lost their connections or their disks, and gives the others their disks'
+    /// quotas. Returns whether any are left.
     fn prune(&self, host: &Host) -> bool {
         let mut all = self.lock();
         all.retain_mut(|entry| {
             let is_connected = entry.export.connections() > 0;
             entry.patience = if is_connected { 0 } else { entry.patience.saturating_sub(1) };
-            let stays = is_connected || entry.patience > 0;
+            let bound = entry.spare.bound.get();
+            let has_lost_disk = bound.is_some_and(|bound| bound.disk.size_bytes().is_none());
+            let stays = !has_lost_disk && (is_connected || entry.patience > 0);
             // What its clients may have is what the disk's may have.
-            if let Some(bound) = entry.spare.bound.get()
+            if let Some(bound) = bound
                 && entry.export.quota() != bound.disk.quota()
             {
                 entry.export.set_quota(bound.disk.quota());
