@@ -123,14 +123,27 @@ impl Queue {
     }
 }
 
-/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `ready`
-/// once requests can come.
-pub(crate) fn serve(queue: Arc<Queue>, layout: Layout, ready: impl FnOnce(io::Result<()>)) {
+/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `report`
+/// when it has all that it needs, and, if `may_fetch` then says that all queues have, once requests can
+/// come: a device of which only some queues are served can neither start nor be served again.
+pub(crate) fn serve(
+    queue: Arc<Queue>,
+    layout: Layout,
+    report: impl Fn(io::Result<()>),
+    may_fetch: impl FnOnce() -> bool,
+) {
     let mut worker = match Worker::open(queue, layout) {
         Ok(worker) => worker,
-        Err(error) => return ready(Err(error)),
+        Err(error) => return report(Err(error)),
     };
-    ready(Ok(()));
+    report(Ok(()));
+    if !may_fetch() {
+        return;
+    }
+    match worker.ring.fetch() {
+        Ok(()) => report(Ok(())),
+        Err(error) => return report(Err(error)),
+    }
     // If the ring fails, the driver takes the queue for abandoned.
     let _ = worker.work();
 }

@@ -153,11 +153,14 @@ fn start(control: &mut Control, peer: &Peer, disk: &DiskRecord, device: &Device,
     if is_new { control.start(number) } else { control.end_recovery(number) }.with_context(refused)
 }
 
+/// Begins the recovery of a device whose server has ended.
 fn begin_recovery(control: &mut Control, number: u32) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         match control.begin_recovery(number) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < NOTICE => thread::sleep(PAUSE),
+            // It has begun: it waits for a server since an earlier attempt, which failed afterwards.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(()),
             result => return result.with_context(|| format!("the kernel does not let ublk device {number} recover")),
         }
     }
