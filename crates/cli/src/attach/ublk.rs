@@ -113,7 +113,8 @@ pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     for number in devices()? {
         let Some(device) = ended(&mut control, number, tag)? else { continue };
         match device.state {
-            State::Dead => control.delete(number)?,
+            // Another command may have removed it, an older driver would wait for its users.
+            State::Dead => drop(control.delete_later(number)),
             State::Quiesced if recovers && device.tag == tag && size_bytes(number)? == disk.size_bytes => {
                 left = Some(device);
             }
