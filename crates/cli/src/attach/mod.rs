@@ -191,7 +191,7 @@ impl Way {
         match self {
             Self::Ublk => Ok(Device { way: self, number: ublk::attach(args, disk)? }),
             Self::Nbd => attach_nbd(args, disk),
-            Self::Loop => attach_loop(disk),
+            Self::Loop => attach_loop(args, disk),
         }
     }
 }
@@ -271,7 +271,7 @@ enum Owner {
 
 /// Returns the devices of a disk, which is one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
-    let served = disk.device.as_deref().map(|path| device_at(Path::new(path))).transpose()?;
+    let served = served_device(disk)?;
     let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();
     for nbd::Device { number, identifier } in nbd::devices()? {
         let owner = nbd_owner(&identifier, disk, all);
@@ -291,6 +291,21 @@ fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Devi
         found.extend(owner.map(|owner| (Device { way: Way::Loop, number }, owner)));
     }
     Ok(found)
+}
+
+/// Returns the device that the server says a disk is served as: one of the ublk driver, or a spare one of
+/// this server. Others a server of another user may not name, and what it names may be gone.
+fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
+    let Some(path) = disk.device.as_deref().map(Path::new) else { return Ok(None) };
+    if let Some(number) = ublk_number(path) {
+        let is_there = pagefold_ublk::devices()?.contains(&number);
+        return Ok(is_there.then_some(Device { way: Way::Ublk, number }));
+    }
+    let Ok((socket, ..)) = address(disk) else { return Ok(None) };
+    let beginning = spare::beginning(&socket);
+    let is_it = |device: &nbd::Device| nbd::path(device.number) == path && device.identifier.starts_with(&beginning);
+    let found = nbd::devices()?.into_iter().find(is_it);
+    Ok(found.map(|device| Device { way: Way::Nbd, number: device.number }))
 }
 
 /// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
@@ -375,9 +390,12 @@ fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {
     Ok((stream, opened))
 }
 
-fn attach_loop(disk: &DiskRecord) -> anyhow::Result<Device> {
+fn attach_loop(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let file = disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes one of each")?;
-    let number = loop_device::attach(Path::new(file), disk.read_only).with_context(|| file.to_owned())?;
+    // A server of another user may name any file.
+    let user = args.peer.connect()?.server_user()?;
+    let owner = (!user.is_root()).then_some(user.as_raw());
+    let number = loop_device::attach(Path::new(file), disk.read_only, owner).with_context(|| file.to_owned())?;
     Ok(Device { way: Way::Loop, number })
 }
 

@@ -23,7 +23,7 @@ use crate::tell;
 const SPARE: &str = "spare ";
 
 /// Returns what the identifiers of a server's devices begin with.
-fn beginning(socket: &Path) -> String {
+pub(super) fn beginning(socket: &Path) -> String {
     format!("{OURS}{SPARE}{} ", socket.display())
 }
 
