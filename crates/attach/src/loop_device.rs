@@ -5,7 +5,10 @@ use std::{
     ffi::c_void,
     fs::{File, OpenOptions},
     io,
-    os::fd::AsRawFd,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    },
     path::{Path, PathBuf},
     ptr,
 };
@@ -15,6 +18,7 @@ use linux_raw_sys::loop_device::{
     loop_config, loop_info64,
 };
 use rustix::{
+    fs::OFlags,
     io::Errno,
     ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl},
 };
@@ -63,13 +67,25 @@ pub fn file_of(number: u32) -> io::Result<(u64, u64)> {
     Ok((info.lo_device, info.lo_inode))
 }
 
-/// Makes a device over a file, which it reads and writes past the page cache if the file allows that.
-/// Returns its number.
+/// Makes a device over a regular file of `owner`, or of anyone if that is `None`. The device reads and
+/// writes it past the page cache if the file allows that. Returns its number.
 ///
 /// # Errors
-/// The caller is not root, there are no loop devices, or the file cannot be opened.
-pub fn attach(file: &Path, read_only: bool) -> io::Result<u32> {
-    let below = OpenOptions::new().read(true).write(!read_only).open(file)?;
+/// The caller is not root, there are no loop devices, the file cannot be opened, is not a regular file,
+/// or is another user's.
+pub fn attach(file: &Path, read_only: bool, owner: Option<u32>) -> io::Result<u32> {
+    // A pipe would let it wait.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = flags.bits().cast_signed();
+    let below = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(file)?;
+    let metadata = below.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    if owner.is_some_and(|owner| owner != metadata.uid()) {
+        let why = format!("it belongs to user {}, not to that of the server", metadata.uid());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     for _ in 0..ATTEMPTS {
         let number = free_number(&control)?;
@@ -165,7 +181,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().canonicalize().expect("a path").join("disk");
         fs::write(&file, vec![7; 1 << 20]).expect("a file");
-        let number = match attach(&file, false) {
+        // What another user's server names is refused before there is a device.
+        let other = fs::metadata(&file).expect("a file").uid() + 1;
+        let refused = |file: &Path, owner| attach(file, true, owner).expect_err("it is refused").to_string();
+        assert!(refused(&file, Some(other)).contains("it belongs to user"));
+        assert!(refused(Path::new("/dev/null"), None).contains("it is not a regular file"));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        refused(&link, None);
+        let number = match attach(&file, false, None) {
             Ok(number) => number,
             Err(error) => return pagefold_testing::skip(test, &format!("no loop device: {error}")),
         };
@@ -184,7 +208,7 @@ mod tests {
         let content = fs::read(&file).expect("a file");
         assert!(content[1024..1536] == [8; 512] && content[1536..] == [7; (1 << 20) - 1536]);
 
-        let number = attach(&file, true).expect("a device");
+        let number = attach(&file, true, None).expect("a device");
         let written = OpenOptions::new().write(true).open(path(number)).and_then(|device| device.write_all_at(&[1], 0));
         detach(number).expect("a device in use");
         written.expect_err("a device that is read-only");

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    fs::File,
     io::ErrorKind,
     path::{Path, PathBuf},
     thread,
@@ -46,6 +47,21 @@ impl Peer {
         }
     }
 
+    /// Waits until no other command attaches a disk of the server. Others wait until what this returns is
+    /// dropped.
+    pub(crate) fn attaching(&self) -> anyhow::Result<File> {
+        let socket = self.control_socket()?;
+        let directory = socket.parent().filter(|directory| !directory.as_os_str().is_empty());
+        server_directory::attaching(directory.unwrap_or(Path::new(".")))
+    }
+
+    fn control_socket(&self) -> anyhow::Result<PathBuf> {
+        match &self.control {
+            Some(path) => Ok(path.clone()),
+            None => server_directory::path(self.dir.as_deref()).map(|path| server_directory::control_socket(&path)),
+        }
+    }
+
     /// Returns the files of the server, which no output may replace: those that it serves as bases,
     /// and the lock of its directory.
     pub(crate) fn inputs(&self) -> anyhow::Result<Inputs> {
@@ -73,11 +89,7 @@ impl Peer {
 
     fn connect_within(&self, no_sign: Duration) -> anyhow::Result<Client> {
         let directory = self.directory()?;
-        let path = match (&self.control, &directory) {
-            (Some(path), _) => path.clone(),
-            (None, Some(directory)) => server_directory::control_socket(directory),
-            (None, None) => unreachable!("there is one or the other"),
-        };
+        let path = self.control_socket()?;
         let start = Instant::now();
         loop {
             let error = match Client::connect(&path, TIMEOUT) {

@@ -27,6 +27,8 @@ const CONTROL_SOCKET: &str = "control.sock";
 const LOCK: &str = "lock";
 /// Time within which clients that look at the lock have released it.
 const CLIENTS_LOCK: Duration = Duration::from_millis(50);
+/// How long one 'pagefold attach' waits for another of the same server.
+const ATTACH_LOCK: Duration = Duration::from_secs(60);
 /// The longest content of a lock: a process id and a line feed.
 const LOCK_BYTES: u64 = 12;
 /// Interval between two checks of the lock.
@@ -51,6 +53,23 @@ pub(crate) fn path(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 /// Returns the path of the control socket in a server's directory.
 pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
+}
+
+/// Waits until no other command attaches a disk of the server that has its control socket in a directory.
+/// Others wait until what this returns is dropped.
+pub(crate) fn attaching(directory: &Path) -> anyhow::Result<File> {
+    let shown = directory.display();
+    let opened = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let directory = File::from(opened.with_context(|| format!("cannot open {shown}"))?);
+    let start = Instant::now();
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::WOULDBLOCK) if start.elapsed() < ATTACH_LOCK => thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => bail!("another command has attached a disk of {shown} for a minute; try again"),
+            Err(error) => return Err(error).with_context(|| format!("cannot lock {shown}")),
+        }
+    }
 }
 
 /// Returns the path of the lock in a server's directory.

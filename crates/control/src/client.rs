@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::{net::sockopt::socket_peercred, process::Uid};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
@@ -94,6 +95,11 @@ impl Client {
             ("pagefold", _) => Err(ClientError::Version { protocol, version }),
             _ => Err(ClientError::Foreign(format!("it calls itself {name:?}"))),
         }
+    }
+
+    /// Returns the user whose process listens on the socket.
+    pub fn server_user(&self) -> io::Result<Uid> {
+        Ok(socket_peercred(&self.stream)?.uid)
     }
 
     /// Executes a command and returns its result: the record that the corresponding method of

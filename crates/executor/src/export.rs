@@ -45,6 +45,7 @@ pub type Device = Checked<Arc<dyn BlockDevice>>;
 pub struct Export {
     name: Mutex<Arc<str>>,
     read_only: bool,
+    hidden: bool,
     private: bool,
     rate: Arc<RateLimit>,
     state: Mutex<ExportState>,
@@ -112,14 +113,20 @@ impl Export {
         Self::made(name.into(), device, true)
     }
 
-    /// Keeps the export from lists, and lets clients use it although all
-    /// the places for connections are in use: it has
-    /// places of its own. Only clients that know the name can use it, so
-    /// the name should be hard to guess.
+    /// Keeps the export from lists. Only clients that know the name can
+    /// use it, so the name should be hard to guess.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.hidden = true;
+        self
+    }
+
+    /// [Hides](Self::hidden) the export, and lets clients use it although
+    /// all the places for connections are in use: it has places of its own.
     #[must_use]
     pub fn private(mut self) -> Self {
         self.private = true;
-        self
+        self.hidden()
     }
 
     /// Bounds what its clients may take from the start.
@@ -130,6 +137,11 @@ impl Export {
     }
 
     /// Returns whether the export is kept from lists.
+    pub fn is_hidden(&self) -> bool {
+        self.hidden
+    }
+
+    /// Returns whether the export has places of its own.
     pub fn is_private(&self) -> bool {
         self.private
     }
@@ -137,7 +149,7 @@ impl Export {
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
         let state = ExportState { device: Some(device), accesses: Vec::new(), quota: Quota::default() };
         let (name, rate) = (Mutex::new(name.into()), Arc::default());
-        Self { name, read_only, private: false, rate, state: Mutex::new(state) }
+        Self { name, read_only, hidden: false, private: false, rate, state: Mutex::new(state) }
     }
 
     /// Returns the name that clients ask for.
@@ -302,7 +314,7 @@ impl Exports {
         let number = table.next_number;
         table.next_number += 1;
         let export = Arc::new(export);
-        if !export.private {
+        if !export.hidden {
             let (name, export) = (Arc::clone(&name), Arc::clone(&export));
             table.watchers.tell(&Event::Added { number, name, export });
         }
@@ -317,7 +329,7 @@ impl Exports {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = table.by_age.iter().map(|(number, export)| (*number, Arc::clone(export))).collect();
         let only = self.only.iter().filter(|only| only.exists()).map(|only| (0, Arc::clone(only)));
-        let seen = all.into_iter().chain(only).filter(|(_, export)| !export.private);
+        let seen = all.into_iter().chain(only).filter(|(_, export)| !export.hidden);
         let events = seen.map(|(number, export)| Event::Added { number, name: export.name(), export });
         table.watchers.add(events.collect())
     }
@@ -331,7 +343,7 @@ impl Exports {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let (name, number) = table.numbers.remove_entry(name)?;
         let export = table.by_age.remove(&number)?;
-        if !export.private {
+        if !export.hidden {
             table.watchers.tell(&Event::Removed { number, name, export: Arc::clone(&export) });
         }
         drop(table);
@@ -359,7 +371,7 @@ impl Exports {
         *lock(&export.name) = Arc::clone(&name);
         table.numbers.remove(old);
         table.numbers.insert(Arc::clone(&name), number);
-        if !export.private {
+        if !export.hidden {
             table.watchers.tell(&Event::Renamed { number, before: old.into(), name });
         }
         Ok(())
@@ -387,7 +399,7 @@ impl Exports {
         }
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let seen = table.by_age.range((start, Bound::Unbounded)).filter(|(_, export)| !export.private);
+        let seen = table.by_age.range((start, Bound::Unbounded)).filter(|(_, export)| !export.hidden);
         seen.take(most).map(|(number, export)| (*number, Arc::clone(export))).collect()
     }
 
@@ -416,7 +428,7 @@ impl Exports {
     }
 
     /// Returns the export with this name. If the name is empty and no export has the empty name,
-    /// returns the oldest export that is not private.
+    /// returns the oldest export that is not hidden.
     pub fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let name = str::from_utf8(name).ok()?;
         if let Some(only) = &self.only {
@@ -425,7 +437,7 @@ impl Exports {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let export = match table.numbers.get(name) {
             Some(number) => table.by_age.get(number),
-            None if name.is_empty() => table.by_age.values().find(|export| !export.private),
+            None if name.is_empty() => table.by_age.values().find(|export| !export.hidden),
             None => None,
         };
         export.cloned()

@@ -59,7 +59,7 @@ impl Tree {
 
     /// Returns the export whose file has this number, unless it was removed.
     pub(crate) fn export(&self, file: INodeNo) -> Option<Arc<Export>> {
-        self.exports.numbered(file.0.checked_sub(RESERVED + 1)?).filter(|export| !export.is_private())
+        self.exports.numbered(file.0.checked_sub(RESERVED + 1)?).filter(|export| !export.is_hidden())
     }
 
     /// Returns the attributes of the directory.
@@ -79,7 +79,7 @@ impl Tree {
     /// Returns the attributes of the file with this name.
     pub(crate) fn find(&self, name: &OsStr) -> Option<FileAttr> {
         let (number, export) = self.exports.get_numbered(&name::to_export(name)?)?;
-        if export.is_private() { None } else { self.attributes(inode(number), &export) }
+        if export.is_hidden() { None } else { self.attributes(inode(number), &export) }
     }
 
     fn attributes(&self, file: INodeNo, export: &Export) -> Option<FileAttr> {

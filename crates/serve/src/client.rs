@@ -45,8 +45,8 @@ pub struct Opened {
 /// replies.
 ///
 /// # Errors
-/// The connection broke, the peer is not an NBD server of this kind, or it does not serve the export
-/// ([`NotFound`](io::ErrorKind::NotFound)).
+/// The connection broke, the peer is not an NBD server of this kind, it does not serve the export
+/// now, or it has none of this name ([`NotFound`](io::ErrorKind::NotFound)).
 pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result<Opened> {
     let mut greeting = [0; GREETING_BYTES];
     stream.read_exact(&mut greeting)?;
@@ -79,7 +79,9 @@ pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result
             _ => {
                 let why = String::from_utf8_lossy(&data).into_owned();
                 let what = format!("the server does not serve the export '{export}': {why}");
-                return Err(io::Error::new(io::ErrorKind::NotFound, what));
+                let is_unknown = kind == reply::ERR_UNKNOWN;
+                let kind = if is_unknown { io::ErrorKind::NotFound } else { io::ErrorKind::Other };
+                return Err(io::Error::new(kind, what));
             }
         }
     }

@@ -12,6 +12,7 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -57,7 +58,7 @@ pub(crate) struct Done {
     pub(crate) result: Result<Progress, Ended>,
 }
 
-/// Counts a thread until it ends, also if it panics. The newcomer that it had is then closed.
+/// Uncounts a thread that panics. The newcomer that it had is then closed.
 struct Counted<'a>(&'a Handshakes);
 
 impl Drop for Counted<'_> {
@@ -117,14 +118,14 @@ impl Handshakes {
 
     /// Returns the newcomers that threads have continued.
     pub(crate) fn take_done(&self) -> Vec<Done> {
-        std::mem::take(&mut self.lock().done)
+        mem::take(&mut self.lock().done)
     }
 
     /// Closes all newcomers, now or when a thread has done with one.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
-        let closed = (std::mem::take(&mut state.queue), std::mem::take(&mut state.done));
+        let closed = (mem::take(&mut state.queue), mem::take(&mut state.done));
         drop(state);
         self.wake.notify_all();
         drop(closed);
@@ -145,15 +146,19 @@ impl Handshakes {
             drop(state);
             self.control.wake();
         }
-        drop(counted);
+        // It is uncounted already.
+        mem::forget(counted);
         drop(taken);
     }
 
-    /// Returns the next newcomer; `None` if there has been none for [`IDLE`], or the server stops.
+    /// Returns the next newcomer; `None` if there has been none for [`IDLE`], or the server stops. The
+    /// thread is then uncounted, under the lock under which that was decided: a newcomer that is queued
+    /// later finds that it needs another thread.
     fn next(&self) -> Option<(u64, Box<Newcomer>)> {
         let mut state = self.lock();
         loop {
             if state.ended {
+                state.threads -= 1;
                 return None;
             }
             if let Some(next) = state.queue.pop_front() {
@@ -164,6 +169,7 @@ impl Handshakes {
             state = woken;
             state.free -= 1;
             if time.timed_out() && state.queue.is_empty() {
+                state.threads -= 1;
                 return None;
             }
         }

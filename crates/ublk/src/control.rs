@@ -71,6 +71,13 @@ pub fn devices() -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
+/// Returns whether the driver does not know a command.
+fn is_unknown(error: &io::Error) -> bool {
+    /// What older drivers say: `ENOTSUPP`, which user space does not know.
+    const OLDER: i32 = 524;
+    error.raw_os_error().is_some_and(|number| number == Errno::OPNOTSUPP.raw_os_error() || number == OLDER)
+}
+
 impl Control {
     /// Opens the driver.
     ///
@@ -84,7 +91,7 @@ impl Control {
         let mut features = [0; 8];
         let known = match control.call(command::GET_FEATURES, 0, &mut features, 0) {
             Ok(()) => u64::from_ne_bytes(features),
-            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => 0,
+            Err(error) if is_unknown(&error) => 0,
             Err(error) => return Err(error),
         };
         let needed = feature::USER_COPY | feature::IOCTL_ENCODE;
@@ -170,18 +177,24 @@ impl Control {
         self.call(command::STOP, number, &mut [], 0)
     }
 
-    /// Stops and removes a device. Its number is free once nobody has it open.
+    /// Stops and removes a device. Its number is free once nobody has it open. A driver before Linux 6.11
+    /// waits until then.
     ///
     /// # Errors
     /// There is no such device.
     pub fn delete(&mut self, number: u32) -> io::Result<()> {
-        match self.call(command::DELETE_LATER, number, &mut [], 0) {
-            // An older driver, which then waits for users of the device.
-            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
-                self.call(command::DELETE, number, &mut [], 0)
-            }
+        match self.delete_later(number) {
+            Err(error) if is_unknown(&error) => self.call(command::DELETE, number, &mut [], 0),
             result => result,
         }
+    }
+
+    /// The same, but never waits.
+    ///
+    /// # Errors
+    /// There is no such device, or the driver cannot remove one without waiting.
+    pub fn delete_later(&mut self, number: u32) -> io::Result<()> {
+        self.call(command::DELETE_LATER, number, &mut [], 0)
     }
 
     /// Runs a command, which reads and writes `buf`.

@@ -1,9 +1,10 @@
 //! Threads that serve queues.
 //!
 //! ```text
-//! until no request can come, or the queue is ended and all requests have their answers
+//! until no request can come, or the queue is ended and all requests that have begun have their answers
 //!     send the answers that are there; sleep until there is a request or another answer
-//!     run each request that need not wait; let threads of the executor run the others
+//!     unless the queue is ended: run each request that need not wait; let threads of the executor run
+//!     the others
 //! ```
 //!
 //! Answers of other threads wake the queue's thread, which alone may send them.
@@ -19,6 +20,7 @@ use std::{
             Ordering::{Relaxed, SeqCst},
         },
     },
+    time::{Duration, Instant},
 };
 
 use memmap2::MmapMut;
@@ -37,6 +39,9 @@ const _: () = assert!(MAX_DATA_BYTES <= SCRATCH_BYTES);
 
 /// A request that moves or clears more is worth another thread.
 const MOST_INLINE_BYTES: u64 = 64 << 10;
+
+/// Answers wait at most this long for a thread that waits until a request may begin.
+const SLICE: Duration = Duration::from_millis(50);
 
 /// What the threads that run a queue's requests share.
 pub(crate) struct Queue {
@@ -118,14 +123,27 @@ impl Queue {
     }
 }
 
-/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `ready`
-/// once requests can come.
-pub(crate) fn serve(queue: Arc<Queue>, layout: Layout, ready: impl FnOnce(io::Result<()>)) {
+/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `report`
+/// when it has all that it needs, and, if `may_fetch` then says that all queues have, once requests can
+/// come: a device of which only some queues are served can neither start nor be served again.
+pub(crate) fn serve(
+    queue: Arc<Queue>,
+    layout: Layout,
+    report: impl Fn(io::Result<()>),
+    may_fetch: impl FnOnce() -> bool,
+) {
     let mut worker = match Worker::open(queue, layout) {
         Ok(worker) => worker,
-        Err(error) => return ready(Err(error)),
+        Err(error) => return report(Err(error)),
     };
-    ready(Ok(()));
+    report(Ok(()));
+    if !may_fetch() {
+        return;
+    }
+    match worker.ring.fetch() {
+        Ok(()) => report(Ok(())),
+        Err(error) => return report(Err(error)),
+    }
     // If the ring fails, the driver takes the queue for abandoned.
     let _ = worker.work();
 }
@@ -137,8 +155,10 @@ struct Worker {
     _taken: Taken,
     /// Tags with which requests may still come.
     tags: usize,
-    /// Requests without an answer.
+    /// Requests that have begun, without an answer.
     running: usize,
+    /// Empty, but for its allocation.
+    answers: Vec<(u16, i32)>,
 }
 
 impl Worker {
@@ -148,17 +168,13 @@ impl Worker {
         let taken = taken.ok_or_else(short)?;
         let buf = MmapMut::map_anon(SCRATCH_BYTES)?;
         let ring = Ring::open(&queue.file, &queue.wake, queue.number, layout)?;
-        Ok(Self { queue, ring, buf, _taken: taken, tags: layout.depth.into(), running: 0 })
+        Ok(Self { queue, ring, buf, _taken: taken, tags: layout.depth.into(), running: 0, answers: Vec::new() })
     }
 
     fn work(&mut self) -> io::Result<()> {
-        let (mut answers, mut events) = (Vec::new(), Vec::new());
+        let mut events = Vec::new();
         loop {
-            self.queue.take_answers(&mut answers);
-            for (tag, result) in answers.drain(..) {
-                self.ring.answer(tag, result)?;
-                self.running -= 1;
-            }
+            self.collect()?;
             if self.tags == 0 || self.queue.ended.load(Relaxed) && self.running == 0 {
                 return self.ring.submit();
             }
@@ -180,6 +196,8 @@ impl Worker {
                         self.ring.watch()?;
                     }
                     Event::Gone => self.tags -= 1,
+                    // As if the server had ended before: the driver asks again, or lets it fail.
+                    Event::Request(_) if self.queue.ended.load(Relaxed) => {}
                     Event::Request(tag) => {
                         self.running += 1;
                         self.begin(tag, device.as_ref())?;
@@ -187,6 +205,16 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Gives the ring the answers that are there.
+    fn collect(&mut self) -> io::Result<()> {
+        self.queue.take_answers(&mut self.answers);
+        for (tag, result) in self.answers.drain(..) {
+            self.ring.answer(tag, result)?;
+            self.running -= 1;
+        }
+        Ok(())
     }
 
     /// Runs a request, or lets another thread do it.
@@ -224,17 +252,23 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until a request may begin.
+    /// Waits until a request may begin, and sends answers in that time.
     fn pace(&mut self, request: &Request) -> io::Result<()> {
-        let access = self.queue.client.access();
-        if request.data_bytes() > 0
-            && let Some(start) = access.rate.begin(request.len_bytes)
-        {
-            self.ring.submit()?;
-            let ends = || self.queue.ended.load(Relaxed) || access.is_closed();
-            access.rate.wait_until(start, &ends);
+        let queue = Arc::clone(&self.queue);
+        let access = queue.client.access();
+        if request.data_bytes() == 0 {
+            return Ok(());
         }
-        Ok(())
+        let Some(start) = access.rate.begin(request.len_bytes) else { return Ok(()) };
+        let ends = || queue.ended.load(Relaxed) || access.is_closed();
+        loop {
+            self.collect()?;
+            self.ring.submit()?;
+            access.rate.wait_until(start.min(Instant::now() + SLICE), &ends);
+            if !access.rate.is_set() || ends() || Instant::now() >= start {
+                return Ok(());
+            }
+        }
     }
 
     fn read(&mut self, device: &Arc<Device>, request: Request, reply: Reply) {

@@ -53,7 +53,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Opens a queue, and waits for its first requests.
+    /// Opens a queue.
     pub(crate) fn open(file: &Arc<File>, wake: &Arc<OwnedFd>, queue: u16, layout: Layout) -> io::Result<Self> {
         let depth = layout.depth;
         // The kernel rounds it up in the same way.
@@ -62,13 +62,16 @@ impl Ring {
         // Room for all commands and the eventfd.
         let entries = u32::from(depth) + 1;
         let ring = IoUring::builder().setup_coop_taskrun().build(entries)?;
-        let mut ring = Self { ring, descriptors, file: Arc::clone(file), wake: Arc::clone(wake), queue, depth };
-        ring.watch()?;
-        for tag in 0..depth {
-            ring.command(io_command::FETCH, tag, 0)?;
+        Ok(Self { ring, descriptors, file: Arc::clone(file), wake: Arc::clone(wake), queue, depth })
+    }
+
+    /// Waits for the first requests. From now on this thread is the queue's.
+    pub(crate) fn fetch(&mut self) -> io::Result<()> {
+        self.watch()?;
+        for tag in 0..self.depth {
+            self.command(io_command::FETCH, tag, 0)?;
         }
-        ring.ring.submit()?;
-        Ok(ring)
+        self.ring.submit().map(drop)
     }
 
     /// Answers a request, and waits for the next one with its tag. `tag` must be that of a request that

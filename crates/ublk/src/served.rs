@@ -79,21 +79,34 @@ impl Served {
         // Ends the other threads if one cannot start.
         let mut served = Self { queues: Vec::new(), ended, threads };
         let (sender, receiver) = mpsc::channel();
+        // Dropped before `served`, which waits for the threads.
+        let mut may_fetch = Vec::new();
         for number in 0..queues {
             let queue = Arc::new(Queue::new(&client, &file, number, &served.ended)?);
             served.queues.push(Arc::downgrade(&queue));
             let (sender, counted) = (sender.clone(), served.threads.begin());
+            let (permit, permitted) = mpsc::channel();
+            may_fetch.push(permit);
             let body = move || {
                 // A server that does not listen any more has failed.
-                serve(queue, layout, |result| drop(sender.send(result)));
+                let report = |result| drop(sender.send(result));
+                serve(queue, layout, report, || permitted.recv().is_ok());
                 drop(counted);
             };
             thread::Builder::new().name("ublk queue".to_owned()).spawn(body)?;
         }
         drop((sender, file, client));
-        for _ in 0..queues {
-            receiver.recv().map_err(|_| io::Error::other("a thread has ended"))??;
+        let wait_for_all = || -> io::Result<()> {
+            for _ in 0..queues {
+                receiver.recv().map_err(|_| io::Error::other("a thread has ended"))??;
+            }
+            Ok(())
+        };
+        wait_for_all()?;
+        for permit in &may_fetch {
+            permit.send(()).map_err(|_| io::Error::other("a thread has ended"))?;
         }
+        wait_for_all()?;
         Ok(served)
     }
 

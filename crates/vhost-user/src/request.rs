@@ -440,9 +440,8 @@ impl Request {
         buf: &mut [u8],
         mode: Mode,
     ) -> Result<Ran, Error> {
-        if self.progress == Progress::default() {
-            self.check(device)?;
-        }
+        // Also when it continues: the driver may have changed the chain since.
+        self.check(device)?;
         match &self.kind {
             Kind::Refused(status) => Ok(Ran::Done(*status)),
             Kind::Read(offset) => self.read(*offset, device, memory, buf, mode),
@@ -570,4 +569,45 @@ pub(crate) fn read_together(
 /// The error of a request whose memory cannot be accessed although it was checked.
 fn gone() -> Error {
     Error::Io(std::io::Error::other("the guest's memory is gone"))
+}
+
+#[cfg(test)]
+mod tests {
+    use pagefold_disk::{Pool, PoolConfig, RamDisk};
+    use pagefold_executor::Export;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::memory::{Description, Regions};
+
+    #[test]
+    fn a_request_that_the_driver_changed_since_is_checked_again() {
+        let pool = Pool::new(PoolConfig::default()).expect("a pool");
+        let disk = RamDisk::new(&pool, 1 << 20).expect("a disk");
+        let access = Export::new("disk", Arc::new(disk)).open().expect("an export");
+        let device = access.device().expect("a device");
+        let file = memfd_create("memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+        ftruncate(&file, 0x10_000).expect("a length");
+        let mut regions = Regions::default();
+        let region = Description { guest: 0, len_bytes: 0x10_000, user: 1 << 40, offset: 0 };
+        regions.add(region, file).expect("a region");
+        let memory = regions.memory().expect("memory");
+        let range = |offset| vec![Range { offset, len_bytes: 4096, unmap: false }];
+        let last = u64::MAX - 511;
+        let mode = Mode { may_wait: true, most_bytes: u64::MAX, write_through: false };
+        for kind in [Kind::Write(last), Kind::Discard(range(last)), Kind::WriteZeroes(range(1 << 20))] {
+            let mut request = Request {
+                head: 0,
+                kind,
+                data: vec![Segment { start: GuestAddress(0), len_bytes: 4096 }],
+                data_bytes: 4096,
+                status: GuestAddress(4096),
+                progress: Progress::default(),
+            };
+            request.resume(Progress { ranges: 0, bytes: 1024 });
+            assert_eq!(request.progress().bytes, 1024);
+            let ran = request.run(&device, &|| "disk".into(), &memory, &mut [0; 4096], mode);
+            assert!(matches!(ran, Ran::Done(Status::Failed)), "{request:?}: {ran:?}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -28,6 +28,10 @@ use crate::{output::output, peer::Peer, tell};
 
 /// How long a server may take to answer during the negotiation.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a server may take to see that a device was removed.
+const NOTICE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The most connections of a device by default.
 const MOST_CONNECTIONS: usize = 4;
@@ -133,16 +137,23 @@ impl Device {
 
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
-    let (disk, all) = find(&args.peer, &args.name)?;
     if args.create_ublk {
+        // The first process has the lock. This one, which may never end, does not share it.
+        let (disk, _) = find(&args.peer, &args.name)?;
         let number = ublk::create(args, &disk)?;
         let mut out = output();
         writeln!(out, "{number}")?;
         return Ok(out.flush()?);
     }
     if let Some(count) = args.spare {
+        let (disk, _) = find(&args.peer, &args.name)?;
         return spare::connect(args, &disk, count);
     }
+    // The server says that it is not there, and waits for one that starts.
+    drop(args.peer.connect()?);
+    // Until this one is done, no other finds that the disk has no device.
+    let _attaching = args.peer.attaching()?;
+    let (disk, all) = find(&args.peer, &args.name)?;
     if let Some((device, owner)) = devices_of(&disk, &all)?.first() {
         let (name, path) = (&disk.name, device.path());
         match owner {
@@ -180,7 +191,7 @@ impl Way {
         match self {
             Self::Ublk => Ok(Device { way: self, number: ublk::attach(args, disk)? }),
             Self::Nbd => attach_nbd(args, disk),
-            Self::Loop => attach_loop(disk),
+            Self::Loop => attach_loop(args, disk),
         }
     }
 }
@@ -194,10 +205,29 @@ fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, S
     for way in [Way::Ublk, Way::Nbd, Way::Loop] {
         match way.attach(args, disk) {
             Ok(device) => return Ok((device, refused.join("; not by "))),
+            Err(why) if way == Way::Ublk && stays_served(args, disk)? => {
+                bail!("{why:#}; '{}' may still become a ublk device: detach it first", disk.name);
+            }
             Err(why) => refused.push(format!("{}: {why:#}", way.name())),
         }
     }
     Err(anyhow!(refused.join("; ")))
+}
+
+/// Returns whether the server still serves the disk as a device, whose creation has failed. The server
+/// needs a moment to see that a device was removed; one that the kernel has not finished may still come.
+fn stays_served(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<bool> {
+    let start = Instant::now();
+    loop {
+        let Listing { disks, .. } = args.peer.connect()?.call(&Command::List {})?;
+        if !disks.iter().any(|known| known.id == disk.id && known.device.is_some()) {
+            return Ok(false);
+        }
+        if start.elapsed() >= NOTICE {
+            return Ok(true);
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
@@ -241,7 +271,7 @@ enum Owner {
 
 /// Returns the devices of a disk, which is one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
-    let served = disk.device.as_deref().map(|path| device_at(Path::new(path))).transpose()?;
+    let served = served_device(disk)?;
     let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();
     for nbd::Device { number, identifier } in nbd::devices()? {
         let owner = nbd_owner(&identifier, disk, all);
@@ -261,6 +291,21 @@ fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Devi
         found.extend(owner.map(|owner| (Device { way: Way::Loop, number }, owner)));
     }
     Ok(found)
+}
+
+/// Returns the device that the server says a disk is served as: one of the ublk driver, or a spare one of
+/// this server. Others a server of another user may not name, and what it names may be gone.
+fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
+    let Some(path) = disk.device.as_deref().map(Path::new) else { return Ok(None) };
+    if let Some(number) = ublk_number(path) {
+        let is_there = pagefold_ublk::devices()?.contains(&number);
+        return Ok(is_there.then_some(Device { way: Way::Ublk, number }));
+    }
+    let Ok((socket, ..)) = address(disk) else { return Ok(None) };
+    let beginning = spare::beginning(&socket);
+    let is_it = |device: &nbd::Device| nbd::path(device.number) == path && device.identifier.starts_with(&beginning);
+    let found = nbd::devices()?.into_iter().find(is_it);
+    Ok(found.map(|device| Device { way: Way::Nbd, number: device.number }))
 }
 
 /// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
@@ -345,9 +390,12 @@ fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {
     Ok((stream, opened))
 }
 
-fn attach_loop(disk: &DiskRecord) -> anyhow::Result<Device> {
+fn attach_loop(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let file = disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes one of each")?;
-    let number = loop_device::attach(Path::new(file), disk.read_only).with_context(|| file.to_owned())?;
+    // A server of another user may name any file.
+    let user = args.peer.connect()?.server_user()?;
+    let owner = (!user.is_root()).then_some(user.as_raw());
+    let number = loop_device::attach(Path::new(file), disk.read_only, owner).with_context(|| file.to_owned())?;
     Ok(Device { way: Way::Loop, number })
 }
 

@@ -4,8 +4,12 @@
 //! processor uses the device's queues. Changing the size of a connected device takes one such wait. A
 //! device that has its size already needs none to get a disk: the server alone is asked.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
+use anyhow::Context;
 use pagefold_attach::{
     nbd::{self, Device},
     partitions,
@@ -19,7 +23,7 @@ use crate::tell;
 const SPARE: &str = "spare ";
 
 /// Returns what the identifiers of a server's devices begin with.
-fn beginning(socket: &Path) -> String {
+pub(super) fn beginning(socket: &Path) -> String {
     format!("{OURS}{SPARE}{} ", socket.display())
 }
 
@@ -44,7 +48,20 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
     let pagefold_control::Listing { disks } = server.call(&Command::List {})?;
     let is_free =
         |device: &Device| !disks.iter().any(|disk| disk.device.as_deref() == nbd::path(device.number).to_str());
-    let free = all(&socket, disk.size_bytes)?.iter().filter(|(device, _)| is_free(device)).count();
+    let mut free = 0;
+    for (device, export) in all(&socket, disk.size_bytes)? {
+        if !is_free(&device) {
+            continue;
+        }
+        match super::connect(&socket, &export) {
+            // An earlier server has made it, or the server has ended its connections.
+            Err(error) if error.kind() == ErrorKind::NotFound && socket.exists() => {
+                let shown = nbd::path(device.number);
+                nbd.disconnect(device.number).with_context(|| format!("cannot detach {}", shown.display()))?;
+            }
+            _ => free += 1,
+        }
+    }
     let missing = usize::from(count).saturating_sub(free);
     for _ in 0..missing {
         let SpareRecord { export } = server.call(&Command::Spare { size_bytes: disk.size_bytes })?;

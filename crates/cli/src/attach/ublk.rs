@@ -12,8 +12,13 @@
 //! fault there: the first one then gives up.
 
 use std::{
+    ffi::OsString,
+    fs,
     io::{self, ErrorKind},
-    os::{fd::AsFd, unix::process::ExitStatusExt},
+    os::{
+        fd::AsFd,
+        unix::{fs::MetadataExt, process::ExitStatusExt},
+    },
     process::{Command, Output, Stdio},
     sync::mpsc,
     thread,
@@ -26,7 +31,7 @@ use pagefold_ublk::{Control, Device, Layout, New, Params, State, devices};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::AttachArgs;
-use crate::peer::Peer;
+use crate::{image::ImagePath, peer::Peer};
 
 /// Requests in flight of a queue.
 const DEPTH: u16 = 64;
@@ -38,7 +43,8 @@ const GUARD: Duration = Duration::from_secs(30);
 const NOTICE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The upper 16 bits of our devices' tags. The others are a hash of the disk's address.
+/// The upper 16 bits of our devices' tags. The others are a hash of the disk's address and, if it is a
+/// base in a local file, of what changes with that file.
 const OURS: u64 = 0x5046;
 
 fn open() -> anyhow::Result<Control> {
@@ -113,7 +119,8 @@ pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     for number in devices()? {
         let Some(device) = ended(&mut control, number, tag)? else { continue };
         match device.state {
-            State::Dead => control.delete(number)?,
+            // Another command may have removed it, an older driver would wait for its users.
+            State::Dead => drop(control.delete_later(number)),
             State::Quiesced if recovers && device.tag == tag && size_bytes(number)? == disk.size_bytes => {
                 left = Some(device);
             }
@@ -153,11 +160,14 @@ fn start(control: &mut Control, peer: &Peer, disk: &DiskRecord, device: &Device,
     if is_new { control.start(number) } else { control.end_recovery(number) }.with_context(refused)
 }
 
+/// Begins the recovery of a device whose server has ended.
 fn begin_recovery(control: &mut Control, number: u32) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         match control.begin_recovery(number) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < NOTICE => thread::sleep(PAUSE),
+            // It has begun: it waits for a server since an earlier attempt, which failed afterwards.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(()),
             result => return result.with_context(|| format!("the kernel does not let ublk device {number} recover")),
         }
     }
@@ -197,17 +207,26 @@ pub(super) fn detach(number: u32) -> anyhow::Result<()> {
 }
 
 fn size_bytes(number: u32) -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string(format!("/sys/block/ublkb{number}/size"))?;
+    let text = fs::read_to_string(format!("/sys/block/ublkb{number}/size"))?;
     Ok(text.trim().parse::<u64>()?.saturating_mul(512))
 }
 
 /// Returns the word by which a disk's device is found.
 fn tag(disk: &DiskRecord) -> u64 {
     let address = disk.uris.first().map_or("", String::as_str);
+    let text = format!("{address} {}", image_of(disk).unwrap_or_default());
     // FNV-1a.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = address.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     OURS << 48 | hash >> 16
+}
+
+/// Returns what changes when a base's file is replaced: a device must not go on with other data.
+fn image_of(disk: &DiskRecord) -> Option<String> {
+    let image = ImagePath::from(OsString::from(disk.path.as_deref()?)).image;
+    let metadata = fs::metadata(image).ok()?;
+    let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+    Some(format!("{}:{} {} {modified}.{nanoseconds}", metadata.dev(), metadata.ino(), metadata.len()))
 }
 
 #[cfg(test)]
@@ -218,6 +237,24 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         command
+    }
+
+    #[test]
+    fn a_base_whose_file_was_replaced_has_another_tag() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = folder.path().join("base.erofs");
+        let record = serde_json::json!({
+            "name": "base", "id": "1", "size_bytes": 512, "limit_bytes": null, "read_only": true, "clients": 0,
+            "uris": ["nbd+unix:///base?socket=/s"], "path": image,
+        });
+        let base: DiskRecord = serde_json::from_value(record).expect("a record");
+        fs::write(&image, "one").expect("a file");
+        let first = tag(&base);
+        assert_eq!((first, first >> 48), (tag(&base), OURS));
+        let next = folder.path().join("next");
+        fs::write(&next, "two").expect("a file");
+        fs::rename(&next, &image).expect("a file");
+        assert_ne!(tag(&base), first);
     }
 
     #[test]

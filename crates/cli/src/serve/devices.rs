@@ -48,8 +48,8 @@ impl List {
 impl Devices for List {
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String> {
         let mut devices = self.lock();
-        if let Some(other) = devices.iter().find(|other| Arc::ptr_eq(&other.export, export)) {
-            return Err(format!("the disk is served as {} already", path(other.number).display()));
+        if let Some(path) = ublk_of(&devices, export).or_else(|| self.spares.of(export)) {
+            return Err(format!("the disk is served as {} already", path.display()));
         }
         let client = self.host.open(export).map_err(|error| error.to_string())?;
         let layout = Layout { queues: device.queues, depth: device.depth };
@@ -65,7 +65,7 @@ impl Devices for List {
         let is_of = |device: &&Device| *device.export.name() == *disk && device.export.size_bytes().is_some();
         let path = devices.iter().find(is_of).map(|device| path(device.number));
         drop(devices);
-        path.or_else(|| self.spares.of(disk))
+        path.or_else(|| self.spares.of_name(disk))
     }
 
     fn spare(&self, size_bytes: u64) -> Result<String, String> {
@@ -73,8 +73,18 @@ impl Devices for List {
     }
 
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
+        // Held until it is bound.
+        let devices = self.lock();
+        if let Some(path) = ublk_of(&devices, export) {
+            return Err(format!("the disk is served as {} already", path.display()));
+        }
         self.spares.bind(&self.host, export, bind)
     }
+}
+
+/// Returns the path of the device of the ublk driver that serves a disk.
+fn ublk_of(devices: &[Device], disk: &Arc<Export>) -> Option<PathBuf> {
+    devices.iter().find(|device| Arc::ptr_eq(&device.export, disk)).map(|device| path(device.number))
 }
 
 impl Transport for BlockDevices {

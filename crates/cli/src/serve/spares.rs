@@ -74,31 +74,42 @@ impl Spares {
         let random = random().map_err(|error| format!("the system provides no random numbers: {error}"))?;
         let name = format!("spare-{number}-{random:016x}");
         let spare = Arc::new(Spare { size_bytes, bound: OnceLock::new() });
-        let export = Export::new(name.clone(), Arc::clone(&spare) as _).private();
+        let export = Export::new(name.clone(), Arc::clone(&spare) as _).hidden();
         host.exports().add(export).map_err(|error| error.to_string())?;
         let export = host.exports().get(&name).ok_or("the export has just been removed")?;
-        let is_first = all.is_empty();
-        all.push(Entry { export, spare, patience: PATIENCE });
-        drop(all);
-        if is_first {
-            let (own, host) = (self.clone(), host.clone());
+        if all.is_empty() {
+            let (own, host_of_watch) = (self.clone(), host.clone());
+            // It looks once this has the entry.
             let watch = move || {
-                while own.prune(&host) {
+                while own.prune(&host_of_watch) {
                     thread::sleep(PAUSE);
                 }
             };
-            thread::Builder::new().name("spare devices".to_owned()).spawn(watch).map_err(|error| error.to_string())?;
+            if let Err(error) = thread::Builder::new().name("spare devices".to_owned()).spawn(watch) {
+                host.exports().remove(&name);
+                return Err(error.to_string());
+            }
         }
+        all.push(Entry { export, spare, patience: PATIENCE });
         Ok(name)
     }
 
-    /// Removes exports that have lost their connections. Returns whether any are left.
+    /// Removes exports that have lost their connections or their disks, and gives the others their disks'
+    /// quotas. Returns whether any are left.
     fn prune(&self, host: &Host) -> bool {
         let mut all = self.lock();
         all.retain_mut(|entry| {
             let is_connected = entry.export.connections() > 0;
             entry.patience = if is_connected { 0 } else { entry.patience.saturating_sub(1) };
-            let stays = is_connected || entry.patience > 0;
+            let bound = entry.spare.bound.get();
+            let has_lost_disk = bound.is_some_and(|bound| bound.disk.size_bytes().is_none());
+            let stays = !has_lost_disk && (is_connected || entry.patience > 0);
+            // What its clients may have is what the disk's may have.
+            if let Some(bound) = bound
+                && entry.export.quota() != bound.disk.quota()
+            {
+                entry.export.set_quota(bound.disk.quota());
+            }
             if !stays {
                 host.exports().remove(&entry.export.name());
             }
@@ -107,11 +118,17 @@ impl Spares {
         !all.is_empty()
     }
 
-    /// Makes an export a disk's.
+    /// Makes an export a disk's, unless another is.
     pub(super) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
         let all = self.lock();
         let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
         let entry = entry.ok_or("no device waits for a disk under this name")?;
+        if entry.spare.bound.get().is_some() {
+            return Err("the device has a disk already".to_owned());
+        }
+        if let Some(path) = Self::find(&all, |of| Arc::ptr_eq(of, disk)) {
+            return Err(format!("the disk is served as {} already", path.display()));
+        }
         if disk.is_read_only() || disk.size_bytes() != Some(entry.spare.size_bytes) {
             return Err("the disk is read-only or has another size".to_owned());
         }
@@ -128,12 +145,22 @@ impl Spares {
         entry.spare.bound.set(bound).map_err(|_| "the device has a disk already".to_owned())
     }
 
+    /// Returns the path of the device that serves this disk.
+    pub(super) fn of(&self, disk: &Arc<Export>) -> Option<PathBuf> {
+        Self::find(&self.lock(), |of| Arc::ptr_eq(of, disk))
+    }
+
     /// Returns the path of the device that serves the disk with this name.
-    pub(super) fn of(&self, disk: &str) -> Option<PathBuf> {
-        let all = self.lock();
+    pub(super) fn of_name(&self, name: &str) -> Option<PathBuf> {
         // A disk that was removed may have the name of another.
-        let is_of = |bound: &&Bound| *bound.disk.name() == *disk && bound.disk.size_bytes().is_some();
-        all.iter().filter_map(|entry| entry.spare.bound.get()).find(is_of).map(|bound| bound.path.clone())
+        Self::find(&self.lock(), |disk| *disk.name() == *name && disk.size_bytes().is_some())
+    }
+
+    /// A device without connections is gone.
+    fn find(all: &[Entry], is_disk: impl Fn(&Arc<Export>) -> bool) -> Option<PathBuf> {
+        let connected = all.iter().filter(|entry| entry.export.connections() > 0);
+        let mut bound = connected.filter_map(|entry| entry.spare.bound.get());
+        bound.find(|bound| is_disk(&bound.disk)).map(|bound| bound.path.clone())
     }
 }
 

@@ -1,7 +1,13 @@
 //! Disks as block devices of a kernel.
 
-use std::{fs::OpenOptions, os::unix::fs::FileExt, path::Path, time::Duration};
+use std::{
+    fs::OpenOptions,
+    os::unix::fs::FileExt,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use pagefold_control::{BindSpare, Client as Control, Command, DiskRecord, SpareRecord};
 use pagefold_serve::Client;
 use pagefold_testing::{programs, skip, skip_for_good};
 use rustix::process::geteuid;
@@ -12,6 +18,8 @@ use crate::{
     guest::Machine,
     server::{Server, pagefold, run},
 };
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server and its devices in a guest.
 const BEGIN: &str = "
@@ -103,7 +111,12 @@ cmp $base /tmp/base.raw
 refused test -e /dev/ublkc${lost#/dev/ublkb}
 pagefold detach base $dir
 refused pagefold detach $base
+pagefold add busy --size 64M $dir
+busy=$(pagefold attach busy $dir)
+for at in 1 2 3 4 5 6; do (while dd if=$busy of=/dev/null bs=64k iflag=direct 2>/dev/null; do :; done) & done
 pagefold stop $dir
+wait
+echo 'stopped: under load'
 ";
 
 const VSOCK: &str = "
@@ -164,7 +177,50 @@ fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
     assert_eq!(guest.wait_for("expected: "), recovered);
     guest.wait_for("refused: test -e /dev/ublkc1");
     guest.wait_for("refused: pagefold detach /dev/ublkb0");
+    assert_eq!(guest.wait_for("stopped: "), "under load");
     guest.end();
+}
+
+/// Connections of this process stand for those of the kernel's client.
+#[test]
+fn a_disk_has_one_spare_device_and_its_quota() {
+    let server = Server::start(&["--size", "16M", "--name", "disk"]);
+    run(&mut server.ask(&["add", "other", "--size", "16M", "--connections", "1"]));
+    let mut control = Control::connect(&server.control(), PATIENCE).expect("a server");
+    let connect = |export: &str| Client::unix(&server.socket(), export, PATIENCE);
+    let mut spare = || {
+        let SpareRecord { export } = control.call(&Command::Spare { size_bytes: 16 << 20 }).expect("an export");
+        let client = connect(&export).expect("a connection");
+        (export, client)
+    };
+    let ((first, client), (second, _other)) = (spare(), spare());
+    let mut bind = |export: &str, name: &str, device: &str| -> Result<DiskRecord, _> {
+        let (export, name, device) = (export.to_owned(), name.to_owned(), device.to_owned());
+        control.call(&Command::BindSpare(BindSpare { export, name, device }))
+    };
+    let bound = bind(&first, "disk", "/dev/nbd1000").expect("a disk");
+    assert_eq!(bound.device.as_deref(), Some("/dev/nbd1000"));
+    let said = bind(&second, "disk", "/dev/nbd1001").expect_err("a second device").to_string();
+    assert!(said.contains("the disk is served as /dev/nbd1000 already"), "{said}");
+    let said = bind(&first, "other", "/dev/nbd1000").expect_err("a second disk").to_string();
+    assert!(said.contains("the device has a disk already"), "{said}");
+    drop(connect(&first).expect("the quota is not that of the other disk"));
+    run(&mut server.ask(&["quota", "disk", "--connections", "1"]));
+    wait_until(|| connect(&first).is_err());
+    // A device that is gone is not the disk's any more.
+    drop(client);
+    wait_until(|| bind(&second, "disk", "/dev/nbd1001").is_ok());
+    // Nor is one whose disk is gone a device.
+    run(&mut server.ask(&["drop", "disk", "--force"]));
+    wait_until(|| connect(&second).is_err());
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "it is not so");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// The file of a disk as a loop device, on this machine.
@@ -190,7 +246,7 @@ fn a_disk_with_a_file_gets_a_loop_device() {
     written.write_all_at(&[5; 8192], 1 << 20).expect("a write");
     written.sync_all().expect("a flush");
     drop(written);
-    let mut client = Client::unix(&server.socket(), "disk", Duration::from_secs(60)).expect("a server");
+    let mut client = Client::unix(&server.socket(), "disk", PATIENCE).expect("a server");
     let mut bytes = [0; 8192];
     client.read(1 << 20, &mut bytes).expect("a read");
     assert!(bytes == [5; 8192]);

@@ -137,6 +137,7 @@ fn private_exports_have_places_of_their_own_and_are_not_listed() {
         limits.connections = 2;
         limits.private = 3;
     });
+    exports.add(Export::new("hidden", Ram::shared(8192)).hidden()).unwrap();
     let server = Running::start(Server::builder().exports(exports.clone()).limits(limits));
     let mut raw = server.greet();
     raw.option(option::LIST, b"");
@@ -153,6 +154,7 @@ fn private_exports_have_places_of_their_own_and_are_not_listed() {
         String::from_utf8(message).unwrap()
     };
     assert!(refused(b"disk").contains("all 2 connections"));
+    assert!(refused(b"hidden").contains("all 2 connections"), "it has no places of its own");
     let mut private: Vec<Raw> = (0..3)
         .map(|_| {
             let mut raw = server.greet();
