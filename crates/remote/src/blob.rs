@@ -21,7 +21,7 @@ use crate::{
     index::Index,
     location::shown,
     patience::{Failure, Patience},
-    ranges::Ranges,
+    ranges::{RangeBody, Ranges},
     sum::Sum,
 };
 
@@ -274,14 +274,25 @@ impl Blob {
         let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
         self.requests.fetch_add(1, Relaxed);
         let mut body = ranges.open(range, patience.until())?;
+        self.receive(&mut body, run, patience, fetched).inspect_err(|_| ranges.forget())
+    }
+
+    /// Reads adjacent chunks from a body.
+    fn receive(
+        &self,
+        body: &mut RangeBody,
+        run: &mut [Landing<'_>],
+        patience: &mut Patience,
+        fetched: &mut Vec<(usize, Bytes)>,
+    ) -> Result<(), Failure> {
         for landing in run {
             let stored = self.index.stored(landing.chunk);
             let mut bytes = vec![0; (stored.end - stored.start) as usize];
-            body.fill(&mut bytes, patience.until())?;
+            body.fill(&mut bytes, patience.limit())?;
             self.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
             if self.is_verified && Sum::of(&bytes) != self.index.sum(landing.chunk) {
                 let what = format!("the part of {} bytes at byte {}", bytes.len(), stored.start);
-                return Err(Failure::passing(Error::Sum { url: shown(&ranges.url()), what }));
+                return Err(Failure::passing(Error::Sum { url: shown(body.url()), what }));
             }
             if let Some(chunks) = &self.chunks {
                 chunks.write(landing.chunk, &bytes);

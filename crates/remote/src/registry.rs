@@ -178,7 +178,7 @@ impl Access for Place {
         used: Option<&HeaderValue>,
         until: Instant,
     ) -> Result<bool, Failure> {
-        if !same(&refused.url, &self.registry.base) {
+        if refused.status != StatusCode::UNAUTHORIZED || !same(&refused.url, &self.registry.base) {
             return Ok(false);
         }
         self.registry.tokens.challenged(client, refused, used, until)

@@ -151,11 +151,11 @@ pub fn open(location: &Location, options: &Options) -> Result<Remote> {
             })
         }
         Location::S3 { bucket, key, index } => {
-            let store = Store::of_environment(bucket)?;
+            let store = Arc::new(Store::of_environment(bucket)?);
             let is_authentic = store.url().scheme() == "https" || is_loopback(store.url());
             opener.beside(*index, is_authentic, &|suffix| {
                 let key = if suffix { format!("{key}{INDEX_SUFFIX}") } else { key.clone() };
-                Box::new(Object { store: store.clone(), key })
+                Box::new(Object { store: Arc::clone(&store), key })
             })
         }
         Location::Oci(reference) => opener.in_registry(reference),
@@ -340,6 +340,7 @@ impl Opener<'_> {
 
 fn part(ranges: &Ranges, range: Range<u64>, until: Instant) -> Result<Vec<u8>, Failure> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
-    ranges.open(range, until)?.fill(&mut bytes, until)?;
+    let limit = until.saturating_duration_since(Instant::now());
+    ranges.open(range, until)?.fill(&mut bytes, limit)?;
     Ok(bytes)
 }

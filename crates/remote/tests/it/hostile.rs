@@ -63,7 +63,7 @@ fn endless_bodies() {
     let error = error_of(&server.url("/a"), |options| options.patience = Duration::from_secs(20));
     assert!(error.contains("exceeds") || error.contains("too long"), "{error}");
     let server = Server::start(|request| match request.path.as_str() {
-        "/a.chunk-index" => Reply { endless: true, body: vec![0; 1], delay: Duration::ZERO, ..Reply::status(200) },
+        "/a.chunk-index" => Reply { endless: true, body: vec![0; 1000], ..Reply::status(200) },
         _ => Reply::status(404),
     });
     let error = error_of(&server.url("/a"), |_| {});

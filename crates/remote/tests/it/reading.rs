@@ -177,3 +177,43 @@ fn the_end_of_an_image_is_an_error() {
     remote.read_exact_at(&mut [], 20_000).expect("nothing");
     assert_eq!(remote.len_bytes().expect("a length"), 20_000);
 }
+
+#[test]
+fn connections_are_used_again() {
+    let image = bytes(2_000_000, 4);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let remote = opened(&server.url("/a"), |_| {});
+    let mut buf = [0; 10];
+    for at in 0..20 {
+        remote.read_exact_at(&mut buf, at * 90_000).expect("a read");
+        assert_eq!(buf, image[at as usize * 90_000..][..10]);
+    }
+    assert_eq!((server.requests().len(), server.connections()), (21, 1));
+}
+
+/// A mirror whose bytes are wrong is asked once, then the way to another one.
+#[test]
+fn a_way_that_leads_to_wrong_bytes_is_forgotten() {
+    let image = bytes(500_000, 5);
+    for kind in 0..3 {
+        let plain = image.clone();
+        let bad = Server::start(move |request| match (kind, Reply::file(request, &plain)) {
+            (0, reply) => Reply { body: vec![0; reply.body.len()], ..reply },
+            (1, reply) => Reply { cut: Some(100), ..reply },
+            (_, reply) => Reply { cut: Some(0), ..reply },
+        });
+        let good = Server::of_files([("/a", image.clone())]);
+        let places = [bad.url("/a"), good.url("/a")];
+        let (asked, index) = (AtomicU64::new(0), index_of(&image));
+        let server = Server::start(move |request| {
+            if request.path.ends_with("index") {
+                return Reply { body: index.clone(), ..Reply::status(200) };
+            }
+            let place = &places[(asked.fetch_add(1, Relaxed) as usize).min(1)];
+            Reply::status(302).with("location", place)
+        });
+        let remote = opened(&server.url("/a"), |_| {});
+        compare(&image, &remote, 6, 3);
+        assert!(bad.requests().len() >= 1 && server.requests().len() <= 12, "{}", server.requests().len());
+    }
+}
