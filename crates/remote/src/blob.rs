@@ -104,10 +104,6 @@ impl Blob {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Returns the image's index.
     pub fn index(&self) -> &Index {
         &self.index

@@ -51,7 +51,13 @@ impl Ranges {
     pub(crate) fn pin(&mut self, until: Instant) -> Result<u64, Failure> {
         let (reply, total) = self.ask(0..1, until)?;
         self.version = reply.headers.get(header::ETAG).cloned();
+        reply.finish();
         Ok(total)
+    }
+
+    /// Returns the pinned version, if the server names one.
+    pub(crate) fn version(&self) -> Option<&HeaderValue> {
+        self.version.as_ref()
     }
 
     /// Asks for a range. Its bytes are read from the result.

@@ -145,3 +145,16 @@ fn a_cache_that_cannot_be_written_is_read() {
     fs::remove_dir_all(folder.path()).expect("removed");
     compare(&image, &remote, 10, 5);
 }
+
+/// A cache that cannot hold chunks costs requests.
+#[test]
+fn a_cache_without_room_is_not_an_error() {
+    let image = bytes(100_000, 11);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = cache(folder.path(), 1 << 30);
+    // No directory can be made below a file.
+    fs::remove_dir(folder.path().join("blobs")).expect("removed");
+    fs::write(folder.path().join("blobs"), "").expect("a file");
+    compare(&image, &opened(&server.url("/a"), with(&cache)), 12, 5);
+}
