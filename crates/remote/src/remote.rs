@@ -108,6 +108,10 @@ impl ReadAt for Remote {
     fn unit_bytes(&self) -> u64 {
         self.image.unit_bytes()
     }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        self.image.fetch(ranges);
+    }
 }
 
 impl Storage for Remote {
