@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pagefold_storage::shown;
+
 use crate::Format;
 
 /// Why a base cannot be opened.
@@ -12,7 +14,7 @@ use crate::Format;
 #[non_exhaustive]
 pub enum OpenError {
     /// The system cannot open or read the file.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -20,7 +22,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The file cannot be a base.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}", shown(path))]
     Unfit {
         /// The file.
         path: PathBuf,
@@ -31,7 +33,7 @@ pub enum OpenError {
     /// by the guest that writes it, so it is not trusted.
     #[error(
         "{}: contains {}, but its name does not end in '.{}': give --format {} or --format {}",
-        path.display(), found.described(), found.name(), found.name(), Format::Raw.name()
+        shown(path), found.described(), found.name(), found.name(), Format::Raw.name()
     )]
     Doubtful {
         /// The file.
@@ -40,13 +42,13 @@ pub enum OpenError {
         found: Format,
     },
     /// There is no memory for the [`Cache`](crate::Cache).
-    #[error("{}: the memory limit leaves no room for its read cache", path.display())]
+    #[error("{}: the memory limit leaves no room for its read cache", shown(path))]
     NoMemory {
         /// The image.
         path: PathBuf,
     },
     /// The file is not an EROFS image, or it is damaged or not supported.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Erofs {
         /// The image.
         path: PathBuf,

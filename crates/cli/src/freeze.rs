@@ -86,6 +86,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     peer: Peer,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// The format of the image, with its options.
@@ -205,7 +208,8 @@ impl Args {
         if let Some(options) = asked {
             return frozen.write_erofs(out, options, None, progress);
         }
-        let base = frozen.base_image(&|name| storage::open(name, &RemoteArgs::default()));
+        let remote = self.remote.clone();
+        let base = frozen.base_image(&move |name| storage::open(name, &remote));
         if self.backing {
             return self.write_delta(frozen, base?, out, progress);
         }

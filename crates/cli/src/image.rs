@@ -77,13 +77,13 @@ impl ImageArgs {
 
     /// Opens an image and caches at most `cache_bytes` of decoded clusters.
     pub(crate) fn open_with(&self, path: &Path, cache_bytes: usize) -> anyhow::Result<Image> {
-        let shown = || path.display().to_string();
+        let shown = || pagefold_storage::shown(path);
         let file = self.open_storage(path)?;
         let devices = match &self.devices[..] {
             [] => file.devices().with_context(shown)?,
             given => {
                 let open = |device: &PathBuf| {
-                    storage::open(device, &self.remote).with_context(|| device.display().to_string())
+                    storage::open(device, &self.remote).with_context(|| pagefold_storage::shown(device))
                 };
                 given.iter().map(open).collect::<anyhow::Result<_>>()?
             }
@@ -116,7 +116,7 @@ impl ImageArgs {
     /// Opens an image's storage. Other files are refused, with an error that names well-known formats
     /// and places where an image may be.
     fn open_storage(&self, path: &Path) -> anyhow::Result<Arc<dyn Storage>> {
-        let shown = || path.display().to_string();
+        let shown = || pagefold_storage::shown(path);
         let is_file = !Location::of(path).is_url();
         if is_file && path.is_dir() {
             bail!("{} is a directory, not an image", shown());

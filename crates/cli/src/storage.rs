@@ -34,6 +34,6 @@ pub(crate) fn open(name: &Path, _remote: &RemoteArgs) -> io::Result<Arc<dyn Stor
 
 /// Returns paths that mean the same in all directories.
 pub(crate) fn absolute_all(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let absolute = |path: &PathBuf| pagefold_storage::absolute(path).with_context(|| path.display().to_string());
+    let absolute = |path: &PathBuf| pagefold_storage::absolute(path).with_context(|| pagefold_storage::shown(path));
     paths.iter().map(absolute).collect()
 }

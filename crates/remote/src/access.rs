@@ -23,8 +23,8 @@ pub(crate) trait Access: Send + Sync {
         None
     }
 
-    /// Learns from a reply with status 401 how to authorize requests. Returns whether the request
-    /// may be repeated. `used` is the authorization that was refused.
+    /// Learns from a reply that refuses an authorization how to authorize requests. Returns whether
+    /// the request may be repeated. `used` is the authorization that was refused.
     fn challenged(
         &self,
         _client: &Client,
@@ -55,16 +55,20 @@ pub(crate) fn request(
     body: Option<&Outgoing<'_>>,
     until: Instant,
 ) -> Result<Reply, Failure> {
-    let url = access.url(method);
     let mut challenges = 0;
     loop {
+        // A new one each time: it may have a signature.
+        let url = access.url(method);
         let used = access.authorization();
         let reply = client.send(method, &url, headers, used.as_ref(), body)?;
         challenges += 1;
-        let refused = reply.status == StatusCode::UNAUTHORIZED && challenges <= MOST_CHALLENGES;
-        if !refused || !access.challenged(client, &reply, used.as_ref(), until)? {
+        // S3 sends 400 if a session has ended.
+        let refuses =
+            matches!(reply.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST);
+        if !refuses || challenges > MOST_CHALLENGES || !access.challenged(client, &reply, used.as_ref(), until)? {
             return Ok(reply);
         }
+        reply.finish();
     }
 }
 

@@ -21,12 +21,15 @@ use crate::{
     index::Index,
     location::shown,
     patience::{Failure, Patience},
-    ranges::Ranges,
+    ranges::{RangeBody, Ranges},
     sum::Sum,
 };
 
 /// The longest range of one request.
 const MOST_RANGE_BYTES: u64 = 4 << 20;
+
+/// The longest range of a request for chunks that nobody waits for. Reads go between.
+const MOST_AHEAD_BYTES: u64 = 512 << 10;
 
 /// The most requests for one blob at a time.
 const MOST_REQUESTS: usize = 8;
@@ -104,10 +107,6 @@ impl Blob {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Returns the image's index.
     pub fn index(&self) -> &Index {
         &self.index
@@ -147,8 +146,38 @@ impl Blob {
         Ok(())
     }
 
+    /// Splits off the first chunks, as many as may be in memory together.
+    fn split_batch<'a>(&self, wanted: &'a [usize]) -> (&'a [usize], &'a [usize]) {
+        let mut bytes = 0;
+        let fits = |chunk: &&usize| {
+            let range = self.index.range(**chunk);
+            bytes += range.end - range.start;
+            bytes <= MOST_TOGETHER_BYTES
+        };
+        wanted.split_at(wanted.iter().take_while(fits).count())
+    }
+
     /// Returns chunks, all or none.
     fn load(&self, chunks: impl IntoIterator<Item = usize>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let (mut there, failed) = self.try_load(chunks, need)?;
+        if !failed.is_empty() {
+            // Others asked for more, or gave up: their failure need not be that of these chunks.
+            let (more, failed) = self.try_load(failed.into_iter().map(|(chunk, _)| chunk), need)?;
+            if let Some((_, what)) = failed.first() {
+                return Err(self.failed(what));
+            }
+            there.extend(more);
+        }
+        Ok(there)
+    }
+
+    /// Returns chunks, and those that others failed to fetch.
+    #[expect(clippy::type_complexity)]
+    fn try_load(
+        &self,
+        chunks: impl IntoIterator<Item = usize>,
+        need: Need,
+    ) -> Result<(Vec<(usize, Bytes)>, Vec<(usize, String)>)> {
         let (mut there, mut mine, mut others) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut flights = lock(&self.flights);
@@ -173,15 +202,20 @@ impl Blob {
                 None => missing.push(landing),
             }
         }
-        there.extend(self.fetch(missing, need)?);
+        there.extend(self.fetch_missing(missing, need)?);
+        let mut failed = Vec::new();
         for (chunk, flight) in others {
-            there.push((chunk, flight.wait().map_err(|what| self.failed(&what))?));
+            match flight.wait() {
+                Ok(bytes) => there.push((chunk, bytes)),
+                Err(what) => failed.push((chunk, what)),
+            }
         }
-        Ok(there)
+        Ok((there, failed))
     }
 
     /// Fetches chunks, in ranges and several ranges at a time.
-    fn fetch(&self, missing: Vec<Landing<'_>>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+    fn fetch_missing(&self, missing: Vec<Landing<'_>>, need: Need) -> Result<Vec<(usize, Bytes)>> {
+        let most_bytes = if need == Need::Now { MOST_RANGE_BYTES } else { MOST_AHEAD_BYTES };
         let mut runs: Vec<Vec<Landing<'_>>> = Vec::new();
         for landing in missing {
             let fits = runs.last().is_some_and(|run| {
@@ -189,33 +223,44 @@ impl Blob {
                 let stored = self.index.stored(landing.chunk);
                 landing.chunk == last + 1
                     && self.index.stored(last).end == stored.start
-                    && stored.end - self.index.stored(first).start <= MOST_RANGE_BYTES
+                    && stored.end - self.index.stored(first).start <= most_bytes
             });
             match runs.last_mut().filter(|_| fits) {
                 Some(run) => run.push(landing),
                 None => runs.push(vec![landing]),
             }
         }
-        let mut fetched = Vec::new();
-        let mut runs = runs.into_iter();
-        // More threads than requests would only wait.
-        while runs.len() > 0 {
-            let now: Vec<_> = runs.by_ref().take(MOST_REQUESTS).collect();
-            let results: Vec<Result<Vec<_>>> = thread::scope(|scope| {
-                let mut now = now.into_iter();
-                let first = now.next();
-                let rest: Vec<_> = now.map(|run| scope.spawn(|| self.fetch_run(run, need))).collect();
-                let first = first.map(|run| self.fetch_run(run, need));
-                let rest = rest
-                    .into_iter()
-                    .map(|thread| thread.join().unwrap_or_else(|_| Err(self.failed("a thread failed"))));
-                first.into_iter().chain(rest).collect()
-            });
-            for result in results {
-                fetched.extend(result?);
+        // More threads than requests would only wait. Where none can be made, this one does it all.
+        let helpers = runs.len().min(MOST_REQUESTS).saturating_sub(1);
+        let runs = Mutex::new(runs.into_iter());
+        let work = || {
+            let mut fetched = Vec::new();
+            loop {
+                let run = lock(&runs).next();
+                let Some(run) = run else { return Ok(fetched) };
+                match self.fetch_run(run, need) {
+                    Ok(chunks) => fetched.extend(chunks),
+                    Err(error) => {
+                        lock(&runs).by_ref().for_each(drop);
+                        return Err(error);
+                    }
+                }
             }
-        }
-        Ok(fetched)
+        };
+        thread::scope(|scope| {
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
+            let helpers: Vec<_> = (0..helpers).map_while(spawn).collect();
+            let mut fetched = work();
+            for helper in helpers {
+                let more = helper.join().unwrap_or_else(|_| Err(self.failed("a thread failed")));
+                match (&mut fetched, more) {
+                    (Ok(fetched), Ok(more)) => fetched.extend(more),
+                    (Ok(_), Err(error)) => fetched = Err(error),
+                    (Err(_), _) => {}
+                }
+            }
+            fetched
+        })
     }
 
     /// Fetches adjacent chunks.
@@ -231,11 +276,11 @@ impl Blob {
     fn try_fetch_run(&self, run: &mut [Landing<'_>], need: Need) -> Result<Vec<(usize, Bytes)>> {
         let ranges = self.ranges.as_ref().ok_or_else(|| Error::Offline(self.name.clone()))?;
         let chunks = run[0].chunk..run[0].chunk + run.len();
-        let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), self.limit));
+        let mut patience = Patience::new(self.limit);
+        let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), patience.until()));
         // Another process may have fetched some until the lock was free.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
-        let mut patience = Patience::new(self.limit);
         let mut wrong_sums = 0;
         let mut next = 0;
         while next < run.len() {
@@ -274,14 +319,25 @@ impl Blob {
         let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
         self.requests.fetch_add(1, Relaxed);
         let mut body = ranges.open(range, patience.until())?;
+        self.receive(&mut body, run, patience, fetched).inspect_err(|_| ranges.forget())
+    }
+
+    /// Reads adjacent chunks from a body.
+    fn receive(
+        &self,
+        body: &mut RangeBody,
+        run: &mut [Landing<'_>],
+        patience: &mut Patience,
+        fetched: &mut Vec<(usize, Bytes)>,
+    ) -> Result<(), Failure> {
         for landing in run {
             let stored = self.index.stored(landing.chunk);
             let mut bytes = vec![0; (stored.end - stored.start) as usize];
-            body.fill(&mut bytes, patience.until())?;
+            body.fill(&mut bytes, patience.limit())?;
             self.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
             if self.is_verified && Sum::of(&bytes) != self.index.sum(landing.chunk) {
                 let what = format!("the part of {} bytes at byte {}", bytes.len(), stored.start);
-                return Err(Failure::passing(Error::Sum { url: shown(&ranges.url()), what }));
+                return Err(Failure::passing(Error::Sum { url: shown(body.url()), what }));
             }
             if let Some(chunks) = &self.chunks {
                 chunks.write(landing.chunk, &bytes);
@@ -332,13 +388,7 @@ impl ReadAt for Blob {
         wanted.dedup();
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
-            let mut bytes = 0;
-            let batch = wanted.iter().take_while(|chunk| {
-                let range = self.index.range(**chunk);
-                bytes += range.end - range.start;
-                bytes <= MOST_TOGETHER_BYTES
-            });
-            let (batch, rest) = wanted.split_at(batch.count());
+            let (batch, rest) = self.split_batch(wanted);
             for (chunk, bytes) in self.load(batch.iter().copied(), Need::Now)? {
                 let range = self.index.range(chunk);
                 for (offset, buf) in &mut *parts {
@@ -349,6 +399,20 @@ impl ReadAt for Blob {
             wanted = rest;
         }
         Ok(())
+    }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        let end = |range: &Range<u64>| range.start.min(self.index.size_bytes())..range.end.min(self.index.size_bytes());
+        let mut wanted: Vec<_> = ranges.iter().flat_map(|range| self.index.around(end(range))).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut wanted = &wanted[..];
+        while !wanted.is_empty() {
+            let (batch, rest) = self.split_batch(wanted);
+            // Reads get the error, if it stays.
+            let _ = self.load(batch.iter().copied(), Need::Now);
+            wanted = rest;
+        }
     }
 }
 

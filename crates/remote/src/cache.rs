@@ -9,6 +9,9 @@
 //! lock                 held while chunks are evicted
 //! ```
 //!
+//! Each process that uses a blob has a shared lock on its `data`. Only who gets an exclusive one removes
+//! the directory, and renames it first.
+//!
 //! Nothing in it is trusted: each read of a chunk is compared with its sum. A torn write, a changed
 //! byte and an evicted chunk are therefore the same to a reader, and `used` is only a hint.
 
@@ -40,6 +43,18 @@ use crate::{
 
 /// The limit is checked whenever this number of bytes was stored, by which a process may exceed it.
 const CHECKED_BYTES: u64 = 4 << 20;
+
+/// What the names of directories that are being removed begin with.
+const REMOVED: &str = ".removed-";
+
+/// So often a blob's files are opened while another process removes them.
+const MOST_TRIES: u32 = 20;
+
+/// So many unmarked bytes of a blob are left on disk: parts of blocks.
+const MOST_UNMARKED_BYTES: u64 = 64 << 10;
+
+/// The marks of as many chunks as an index may have.
+const MOST_MARKS_BYTES: u64 = MOST_INDEX_BYTES / 12;
 
 /// The longest manifest or name that is read.
 const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
@@ -85,7 +100,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`].
     pub fn open(directory: &Path, limit_bytes: u64) -> Result<Self> {
-        let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(0) };
+        let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) };
         for part in ["blobs", "manifests", "names"] {
             let path = directory.join(part);
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
@@ -148,6 +163,20 @@ impl Cache {
 
     /// Returns the chunks of the blob whose index this is.
     pub(crate) fn chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>) -> Result<Chunks> {
+        let mut tries = 0;
+        loop {
+            let chunks = self.try_chunks(sum, index);
+            let is_there = chunks.as_ref().is_ok_and(Chunks::keep);
+            // Another process may remove the directory in between.
+            if is_there || tries == MOST_TRIES {
+                return chunks;
+            }
+            tries += 1;
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn try_chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>) -> Result<Chunks> {
         let path = self.blob_path(sum);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         let mut is_writable = made.is_ok();
@@ -206,81 +235,178 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`].
     pub fn disk_bytes(&self) -> Result<u64> {
-        let blocks = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.blocks());
-        Ok(self
-            .blobs()?
-            .into_iter()
-            .map(|(_, path)| (blocks(path.join("data")) + blocks(path.join("index"))) * 512)
-            .sum())
+        let files = ["data", "index", "used"];
+        let blobs = self.blobs()?.into_iter();
+        Ok(blobs.flat_map(|(_, path)| files.map(|name| blocks_bytes(&path.join(name)))).sum())
     }
 
     /// Evicts chunks, those first that were not used for the longest time, until the cache takes at
-    /// most `limit_bytes`. Blobs of which nothing is left are removed if `limit_bytes` is 0.
+    /// most `limit_bytes`. Blobs that no process uses and of which nothing is left are removed.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn prune(&self, limit_bytes: u64) -> Result<()> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        self.evict(limit_bytes)
+    }
+
+    fn lock(&self, how: FlockOperation) -> Result<File> {
         let path = self.directory.join("lock");
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let lock = lock.map_err(|error| failed(&path, error))?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(&path, error.into()))?;
-        self.evict(limit_bytes)?;
-        if limit_bytes == 0 {
-            for (_, path) in self.blobs()? {
-                fs::remove_dir_all(&path).map_err(|error| failed(&path, error))?;
-            }
-        }
-        Ok(())
+        flock(&lock, how).map_err(|error| failed(&path, error.into()))?;
+        Ok(lock)
     }
 
     fn evict(&self, limit_bytes: u64) -> Result<()> {
-        let mut excess = self.disk_bytes()?.saturating_sub(limit_bytes);
-        if excess == 0 {
+        self.remove_rests();
+        let excess = || Ok(self.disk_bytes()?.saturating_sub(limit_bytes));
+        if limit_bytes > 0 && excess()? == 0 {
             return Ok(());
         }
+        // What no mark refers to is freed first.
         let mut coldest = Vec::new();
         let mut blobs = Vec::new();
         for (sum, path) in self.blobs()? {
-            let Some(index) = self.index(sum) else { continue };
-            let open = |name: &str| OpenOptions::new().write(true).open(path.join(name));
-            let (Ok(data), Ok(used)) = (open("data"), open("used")) else { continue };
-            let minutes = minutes(&path, index.len());
-            let held = minutes.into_iter().enumerate().filter(|(_, minute)| *minute > 0);
-            coldest.extend(held.map(|(chunk, minute)| (minute, blobs.len(), chunk)));
-            blobs.push((index, data, used));
+            let is_marked = read_some(&path.join("used"), MOST_MARKS_BYTES)
+                .is_some_and(|marks| marks.iter().any(|byte| *byte != 0));
+            let index = if is_marked { self.index(sum) } else { None };
+            let Some(index) = index.filter(|_| limit_bytes > 0 || !remove(&path)) else {
+                if path.exists() && !remove(&path) {
+                    clear(&path);
+                }
+                continue;
+            };
+            let mut held_bytes = 0;
+            for (chunk, minute) in minutes(&path, index.len()).into_iter().enumerate() {
+                let stored = index.stored(chunk);
+                if minute > 0 {
+                    held_bytes += stored.end - stored.start;
+                    coldest.push((minute, blobs.len(), chunk, stored.end - stored.start));
+                }
+            }
+            if blocks_bytes(&path.join("data")) > held_bytes + MOST_UNMARKED_BYTES {
+                sweep(&path, &index);
+            }
+            blobs.push((sum, path));
         }
         coldest.sort_unstable();
-        for (_, blob, chunk) in coldest {
+        let mut excess = excess()?;
+        let mut victims = vec![Vec::new(); blobs.len()];
+        for (_, blob, chunk, len) in coldest {
             if excess == 0 {
                 break;
             }
-            let (index, data, used) = &blobs[blob];
-            let stored = index.stored(chunk);
-            let len = stored.end - stored.start;
-            let freed = used.write_all_at(&[0; 4], chunk as u64 * 4).and_then(|()| {
-                Ok(fallocate(data, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, stored.start, len)?)
-            });
-            if freed.is_ok() {
-                excess = excess.saturating_sub(len);
+            victims[blob].push(chunk);
+            excess = excess.saturating_sub(len);
+        }
+        for ((sum, path), chunks) in blobs.into_iter().zip(victims).filter(|(_, chunks)| !chunks.is_empty()) {
+            let Ok(used) = OpenOptions::new().write(true).open(path.join("used")) else { continue };
+            for chunk in chunks {
+                let _ = used.write_all_at(&[0; 4], chunk as u64 * 4);
+            }
+            if let Some(index) = self.index(sum) {
+                sweep(&path, &index);
             }
         }
         Ok(())
     }
 
+    /// Removes directories whose removal was interrupted.
+    fn remove_rests(&self) {
+        let Ok(entries) = fs::read_dir(self.directory.join("blobs")) else { return };
+        let is_rest = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(REMOVED.as_bytes());
+        for entry in entries.flatten().filter(is_rest) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+
     /// Notes that bytes were stored. From time to time, frees an eighth of the limit if the cache
-    /// exceeds it.
+    /// exceeds it and no other process is about to free it.
     fn stored(&self, bytes: u64) {
         if self.stored_bytes.fetch_add(bytes, Relaxed) + bytes < CHECKED_BYTES {
             return;
         }
         self.stored_bytes.store(0, Relaxed);
-        if self.disk_bytes().is_ok_and(|bytes| bytes > self.limit_bytes) {
-            let _ = self.prune((self.limit_bytes - self.limit_bytes / 8).max(1));
+        if self.disk_bytes().is_ok_and(|bytes| bytes > self.limit_bytes)
+            && let Ok(_lock) = self.lock(FlockOperation::NonBlockingLockExclusive)
+        {
+            let _ = self.evict((self.limit_bytes - self.limit_bytes / 8).max(1));
         }
     }
 }
 
+/// Removes a blob, unless a process uses it. Returns whether it is gone.
+fn remove(path: &Path) -> bool {
+    let data = OpenOptions::new().read(true).write(true).open(path.join("data"));
+    match &data {
+        Ok(data) if flock(data, FlockOperation::NonBlockingLockExclusive).is_err() => return false,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return false,
+        _ => {}
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let gone = path.with_file_name(format!("{REMOVED}{name}"));
+    if fs::rename(path, &gone).is_err() {
+        return false;
+    }
+    let _ = fs::remove_dir_all(&gone);
+    true
+}
+
+/// Frees all chunks of a blob that a process uses.
+fn clear(path: &Path) {
+    for name in ["used", "data"] {
+        if let Ok(file) = OpenOptions::new().write(true).open(path.join(name))
+            && let Ok(metadata) = file.metadata()
+        {
+            punch(&file, 0..metadata.len());
+        }
+    }
+}
+
+/// Frees what is between the marked chunks of a blob. Whole gaps are freed, since chunks need not end
+/// where blocks do.
+fn sweep(path: &Path, index: &Index) {
+    let marked = minutes(path, index.len()).into_iter().enumerate().filter(|(_, minute)| *minute > 0);
+    let mut kept: Vec<_> = marked.map(|(chunk, _)| index.stored(chunk)).map(|range| (range.start, range.end)).collect();
+    kept.sort_unstable();
+    let Ok(data) = OpenOptions::new().write(true).open(path.join("data")) else { return };
+    let end = data.metadata().map_or(0, |metadata| metadata.len());
+    let mut at = 0;
+    for (start, stop) in kept.into_iter().chain([(end, end)]) {
+        if start > at {
+            punch(&data, at..start);
+        }
+        at = at.max(stop);
+    }
+}
+
+/// Frees a range. Where that is not possible, the file keeps its size.
+fn punch(file: &File, range: Range<u64>) {
+    if !range.is_empty() {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(file, flags, range.start, range.end - range.start);
+    }
+}
+
+/// Returns the bytes that a file takes on disk.
+fn blocks_bytes(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |file| file.blocks() * 512)
+}
+
 impl Chunks {
+    /// Takes care that no process removes the blob. Returns whether it is there.
+    fn keep(&self) -> bool {
+        // File systems without locks never remove blobs either.
+        let is_busy =
+            matches!(flock(&self.data, FlockOperation::NonBlockingLockShared), Err(rustix::io::Errno::WOULDBLOCK));
+        !is_busy && self.is_there()
+    }
+
+    fn is_there(&self) -> bool {
+        self.data.metadata().is_ok_and(|data| data.nlink() > 0)
+    }
+
     /// Returns which of these chunks may be on disk.
     pub(crate) fn marked(&self, chunks: Range<usize>) -> Vec<bool> {
         let mut bytes = vec![0; chunks.len() * 4];
@@ -320,22 +446,23 @@ impl Chunks {
 
     /// Stores a chunk. A full or read-only disk is not an error.
     pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
-        if self.is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
+        // Files that were removed nevertheless are not filled.
+        let is_writable = self.is_writable && self.is_there();
+        if is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
             self.mark(chunk, minute());
             self.cache.stored(bytes.len() as u64);
         }
     }
 
     /// Waits until no other process fetches any of these chunks, and takes them. A process that
-    /// does not progress is not waited for longer than `limit`.
-    pub(crate) fn lock(&self, chunks: Range<usize>, limit: Duration) -> Option<Lock<'_>> {
+    /// does not progress is not waited for longer than `until`.
+    pub(crate) fn lock(&self, chunks: Range<usize>, until: Instant) -> Option<Lock<'_>> {
         if !self.is_writable {
             return None;
         }
-        let start = Instant::now();
         let mut pause = Duration::from_millis(1);
         while !self.set_lock(&chunks, libc::F_WRLCK) {
-            if start.elapsed() > limit {
+            if Instant::now() >= until {
                 return None;
             }
             thread::sleep(pause);

@@ -1,6 +1,7 @@
 //! HTTP/1.1 requests, with redirects followed here: credentials never follow one to another host.
 
 use std::{
+    cell::Cell,
     io::{self, Read},
     sync::Arc,
     time::{Duration, Instant},
@@ -14,12 +15,19 @@ use ureq::{
 };
 use url::Url;
 
-use crate::{error::Error, location::shown, patience::Failure};
+use crate::{
+    error::Error,
+    location::{is_loopback, shown},
+    patience::Failure,
+};
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 /// How long a server may take until it responds, and between parts of a response.
 const SILENCE: Duration = Duration::from_secs(20);
+
+/// How long a server may take until it responds to a body: a registry compares a blob with its sum.
+const SILENCE_AFTER_BODY: Duration = Duration::from_secs(300);
 
 /// How long sending a request's body may take between parts.
 const SEND_SILENCE: Duration = Duration::from_secs(60);
@@ -29,9 +37,17 @@ const MOST_REDIRECTS: usize = 5;
 /// The longest time for which a server may ask to wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// A client with its connections. Uses the proxies that the environment names.
+/// A body moves if so many bytes arrive in time.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The longest body that is read to its end only to keep the connection.
+const MOST_UNUSED_BYTES: u64 = 64 << 10;
+
+/// A client with its connections. Uses the proxies that the environment names, except for this
+/// machine.
 pub(crate) struct Client {
     agent: Agent,
+    local: Agent,
 }
 
 /// A request's body, which is sent again if the request is repeated.
@@ -45,7 +61,11 @@ pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) url: Url,
+    /// Whether each server on the way was authenticated, or is this machine.
+    pub(crate) is_authentic: bool,
     body: Body,
+    /// How long the request's body was sent.
+    moved: Duration,
 }
 
 impl Client {
@@ -57,21 +77,22 @@ impl Client {
             .root_certs(RootCerts::Specific(Arc::new(roots)))
             .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
             .build();
-        let config = Agent::config_builder()
-            .tls_config(tls)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("pagefold/", env!("CARGO_PKG_VERSION")))
-            .accept_encoding("identity")
-            .timeout_resolve(Some(CONNECT_TIME))
-            .timeout_connect(Some(CONNECT_TIME))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
-            .timeout_per_write(Some(SEND_SILENCE))
-            .max_idle_connections_per_host(8)
-            .build();
-        Self { agent: config.into() }
+        let config = || {
+            Agent::config_builder()
+                .tls_config(tls.clone())
+                .http_status_as_error(false)
+                .max_redirects(0)
+                .max_redirects_will_error(false)
+                .user_agent(concat!("pagefold/", env!("CARGO_PKG_VERSION")))
+                .accept_encoding("identity")
+                .timeout_resolve(Some(CONNECT_TIME))
+                .timeout_connect(Some(CONNECT_TIME))
+                .timeout_recv_response(Some(SILENCE))
+                .timeout_per_read(Some(SILENCE))
+                .timeout_per_write(Some(SEND_SILENCE))
+                .max_idle_connections_per_host(8)
+        };
+        Self { agent: config().build().into(), local: config().proxy(None).build().into() }
     }
 
     /// Sends one request. Follows redirects of GET and HEAD.
@@ -84,10 +105,14 @@ impl Client {
         body: Option<&Outgoing<'_>>,
     ) -> Result<Reply, Failure> {
         let mut target = url.clone();
+        let mut is_authentic = true;
         for _ in 0..=MOST_REDIRECTS {
+            is_authentic &= may_be_trusted(&target);
             let reply = self.send_once(method, &target, headers, authorization.filter(|_| same(url, &target)), body)?;
             let follows = reply.status.is_redirection() && matches!(*method, Method::GET | Method::HEAD);
-            let Some(next) = reply.headers.get(header::LOCATION).filter(|_| follows) else { return Ok(reply) };
+            let Some(next) = reply.headers.get(header::LOCATION).filter(|_| follows) else {
+                return Ok(Reply { is_authentic, ..reply });
+            };
             let wrong = |what: &str| Failure::from(server(&target, what));
             let next = next.to_str().ok().and_then(|next| target.join(next).ok());
             let next = next.ok_or_else(|| wrong("redirects to an invalid URL"))?;
@@ -96,6 +121,7 @@ impl Client {
                 ("https", "http") => return Err(wrong("redirects from https to http")),
                 _ => return Err(wrong("redirects to another protocol")),
             }
+            reply.finish();
             target = next;
         }
         Err(server(url, "redirects more than 5 times").into())
@@ -117,17 +143,24 @@ impl Client {
             request = request.header(header::AUTHORIZATION, authorization);
         }
         let unusable = |error: ureq::http::Error| Failure::from(server(url, &error.to_string()));
+        // A proxy could be another machine.
+        let agent = if is_loopback(url) { &self.local } else { &self.agent };
+        let moved = Cell::new(Duration::ZERO);
         let reply = match body {
-            None => self.agent.run(request.body(()).map_err(unusable)?),
+            None => agent.run(request.body(()).map_err(unusable)?),
             Some(body) => {
                 request = request.header(header::CONTENT_LENGTH, body.len_bytes);
-                let mut bytes = (body.open)();
-                self.agent.run(request.body(SendBody::from_reader(&mut *bytes)).map_err(unusable)?)
+                let mut bytes = Timed { body: (body.open)(), start: Instant::now(), moved: &moved };
+                let request = request.body(SendBody::from_reader(&mut bytes)).map_err(unusable)?;
+                let config = agent.configure_request(request).timeout_recv_response(Some(SILENCE_AFTER_BODY));
+                agent.run(config.build())
             }
         };
-        let reply = reply.map_err(|error| failure(url, &error))?;
+        let moved = moved.get();
+        let reply = reply.map_err(|error| Failure { moved, ..failure(url, &error) })?;
         let (parts, body) = reply.into_parts();
-        Ok(Reply { status: parts.status, headers: parts.headers, url: url.clone(), body })
+        let is_authentic = may_be_trusted(url);
+        Ok(Reply { status: parts.status, headers: parts.headers, url: url.clone(), is_authentic, body, moved })
     }
 }
 
@@ -140,23 +173,43 @@ impl Reply {
     /// Returns the failure that a status stands for.
     pub(crate) fn failure(&self, what: &str) -> Failure {
         let what = format!("{what}: {}", self.status);
-        let passing = matches!(self.status.as_u16(), 408 | 425 | 429 | 500 | 502 | 503 | 504);
+        let passing = matches!(self.status.as_u16(), 408 | 425 | 429 | 500 | 502..=599);
         // A date is rare, and the usual pauses do as well.
         let after = self.header(header::RETRY_AFTER).and_then(|seconds| seconds.trim().parse().ok());
         let after = after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_WAIT)).filter(|_| passing);
-        Failure { error: server(&self.url, &what), passing, after }
+        Failure { error: server(&self.url, &what), passing, after, moved: self.moved }
     }
 
-    /// Reads the whole body, of at most `most_bytes`.
+    /// Returns the length that the server announces.
+    pub(crate) fn len_bytes(&self) -> Option<u64> {
+        self.header(header::CONTENT_LENGTH)?.trim().parse().ok()
+    }
+
+    /// Reads a short body to its end, so that the connection is used again.
+    pub(crate) fn finish(self) {
+        if self.len_bytes().is_some_and(|len| len <= MOST_UNUSED_BYTES) {
+            let mut body = self.into_body(Instant::now() + CONNECT_TIME).take(MOST_UNUSED_BYTES + 1);
+            let _ = io::copy(&mut body, &mut io::sink());
+        }
+    }
+
+    /// Reads the whole body, of at most `most_bytes`. The time until `until` is also the time for
+    /// each piece of it.
     pub(crate) fn read_all(self, most_bytes: u64, until: Instant) -> Result<Vec<u8>, Failure> {
+        let limit = until.saturating_duration_since(Instant::now());
         let url = self.url.clone();
         let mut bytes = Vec::new();
-        let mut body = self.into_body(until).take(most_bytes + 1);
-        body.read_to_end(&mut bytes).map_err(|error| interrupted(&url, &error))?;
-        if bytes.len() as u64 > most_bytes {
-            return Err(server(&url, &format!("the response exceeds {most_bytes} bytes")).into());
+        let mut body = self.into_body(until);
+        loop {
+            let mut piece = (&mut body).take(PIECE_BYTES as u64);
+            if piece.read_to_end(&mut bytes).map_err(|error| interrupted(&url, &error))? == 0 {
+                return Ok(bytes);
+            }
+            if bytes.len() as u64 > most_bytes {
+                return Err(server(&url, &format!("the response exceeds {most_bytes} bytes")).into());
+            }
+            body.extend(Instant::now() + limit);
         }
-        Ok(bytes)
     }
 
     /// Returns the body, whose reads fail after `until`.
@@ -173,8 +226,34 @@ pub(crate) struct TimedBody {
 
 impl TimedBody {
     /// Restarts the time after progress.
-    pub(crate) fn extend(&mut self, until: Instant) {
+    fn extend(&mut self, until: Instant) {
         self.until = until;
+    }
+
+    /// Fills `buf`. Each piece of it may take as long as `limit`. Adds the time in which pieces
+    /// arrived to `moved`.
+    pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration, moved: &mut Duration) -> io::Result<()> {
+        for piece in buf.chunks_mut(PIECE_BYTES) {
+            let start = Instant::now();
+            self.extend(start + limit);
+            self.read_exact(piece)?;
+            *moved += start.elapsed();
+        }
+        Ok(())
+    }
+}
+
+/// A request's body, whose sending is timed.
+struct Timed<'a> {
+    body: Box<dyn Read + 'a>,
+    start: Instant,
+    moved: &'a Cell<Duration>,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.moved.set(self.start.elapsed());
+        self.body.read(buf)
     }
 }
 
@@ -194,6 +273,11 @@ pub(crate) fn server(url: &Url, what: &str) -> Error {
 /// Returns the failure of a body that ends early.
 pub(crate) fn interrupted(url: &Url, error: &io::Error) -> Failure {
     Failure::passing(server(url, &format!("the response was interrupted: {error}")))
+}
+
+/// Returns whether what comes from a URL is what its server sent: nobody on the way can change it.
+pub(crate) fn may_be_trusted(url: &Url) -> bool {
+    url.scheme() == "https" || is_loopback(url)
 }
 
 /// Returns whether two URLs lead to the same server.

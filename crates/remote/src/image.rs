@@ -17,6 +17,9 @@ const INDEX_TYPE: &str = "org.erofs.chunk-index.mediaType";
 const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
 const ROLE: &str = "org.erofs.role";
 
+/// The most devices of an image that are read.
+const MOST_DEVICES: usize = 64;
+
 /// A blob with an image, and where its index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
@@ -138,6 +141,9 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
     if found.iter().any(|(_, is_device)| !is_device) {
         return Err("the image has several layers to stack, which only a container runtime does".to_owned());
     }
+    if found.len() > MOST_DEVICES {
+        return Err(format!("the image has more than {MOST_DEVICES} devices"));
+    }
     Ok(Layers { devices: found.into_iter().map(|(layer, _)| layer).collect(), image })
 }
 
@@ -212,6 +218,11 @@ mod tests {
             (vec![layer("application/vnd.erofs+zstd", 1, &none)], "compressed as a whole"),
             (vec![layer(LAYER, 1, &json!({ROLE: "device"}))], "device"),
             (vec![layer(LAYER, 1, &none), layer(LAYER, 2, &none)], "several layers"),
+            (vec![layer(LAYER, 1, &json!({ROLE: "device"})); 66], "device"),
+            (
+                [vec![layer(LAYER, 1, &json!({ROLE: "device"})); 65], vec![layer(LAYER, 1, &none)]].concat(),
+                "64 devices",
+            ),
             (vec![layer(LAYER, 1, &json!({ROLE: "x"}))], "role"),
             (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "another layer"),
             (vec![layer(LAYER, 1, &json!({INDEX_RANGE: "50:101", INDEX_DIGEST: Sum::of(b"").to_string()}))], "range"),

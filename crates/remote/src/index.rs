@@ -143,6 +143,11 @@ impl Index {
         bytes
     }
 
+    /// Returns the length of the encoded index.
+    pub(crate) fn encoded_bytes(&self) -> u64 {
+        (HEADER_BYTES + self.chunks.len() * CHUNK_BYTES) as u64
+    }
+
     /// Returns the image's size.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes

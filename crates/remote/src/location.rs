@@ -1,6 +1,6 @@
 //! Names of remote images.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use url::{Host, Url};
 
@@ -71,7 +71,8 @@ impl Location {
     /// # Errors
     /// [`Error::Location`].
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong = |what: &str| Error::Location { location: without_password(text), what: what.to_owned() };
+        let wrong =
+            |what: &str| Error::Location { location: pagefold_storage::shown(Path::new(text)), what: what.to_owned() };
         if let Some(rest) = text.strip_prefix("oci://") {
             return reference(rest).map(Self::Oci).map_err(|what| wrong(&what));
         }
@@ -159,16 +160,6 @@ pub(crate) fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// Returns a name as it may be shown if it was not parsed.
-fn without_password(text: &str) -> String {
-    match (text.split_once("://"), text.rsplit_once('@')) {
-        (Some((scheme, rest)), Some((_, after))) if !rest.contains("@sha256:") && scheme != "oci" => {
-            format!("{scheme}://{after}")
-        }
-        _ => text.to_owned(),
-    }
-}
-
 fn reference(text: &str) -> Result<Reference, String> {
     let (name, manifest) = match text.split_once('@') {
         Some((name, digest)) => {
@@ -240,6 +231,11 @@ mod tests {
             ("ftp://host/x", "https://"),
             ("https://", "host"),
             ("https://user:secret@host/x", "password"),
+            ("https://user:secret@host/x@sha256:0", "password"),
+            ("https://host/x?X-Amz-Signature=secret", "'?'"),
+            ("https://host/x#sha256:0?secret", "'#'"),
+            ("oci://user:secret@host/a", "'@'"),
+            ("oci://user:secret@host/a@sha256:0", "'@'"),
             ("https://host/x?y", "'?'"),
             ("https://host/x#y", "'#'"),
             ("s3://bucket", "BUCKET"),

@@ -22,18 +22,20 @@ pub(crate) struct Failure {
     pub(crate) passing: bool,
     /// How long the server asks to wait.
     pub(crate) after: Option<Duration>,
+    /// The time in which bytes moved until then, which is not a time without progress.
+    pub(crate) moved: Duration,
 }
 
 impl Failure {
     pub(crate) fn passing(error: Error) -> Self {
-        Self { error, passing: true, after: None }
+        Self { error, passing: true, after: None, moved: Duration::ZERO }
     }
 }
 
 /// An error that stays.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, passing: false, after: None }
+        Self { error, passing: false, after: None, moved: Duration::ZERO }
     }
 }
 
@@ -48,11 +50,13 @@ pub(crate) struct Patience {
     silent_limit: Duration,
     start: Instant,
     pause: Duration,
+    /// When the time ends because a server asked to wait longer. A server may do so once.
+    extended: Option<Instant>,
 }
 
 impl Patience {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, silent_limit: limit, start: Instant::now(), pause: FIRST_PAUSE }
+        Self { limit, silent_limit: limit, start: Instant::now(), pause: FIRST_PAUSE, extended: None }
     }
 
     /// Gives up earlier if the server cannot be reached.
@@ -62,12 +66,22 @@ impl Patience {
 
     /// Restarts the time after progress.
     pub(crate) fn restart(&mut self) {
-        (self.start, self.pause) = (Instant::now(), FIRST_PAUSE);
+        (self.start, self.pause, self.extended) = (Instant::now(), FIRST_PAUSE, None);
+    }
+
+    /// Returns how long failures are waited out.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Returns when the time ends.
     pub(crate) fn until(&self) -> Instant {
-        self.start + self.limit
+        self.end(self.limit)
+    }
+
+    fn end(&self, limit: Duration) -> Instant {
+        let end = self.start + limit;
+        self.extended.map_or(end, |extended| end.max(extended))
     }
 
     /// Waits until the request may be repeated.
@@ -78,16 +92,28 @@ impl Patience {
         if !failure.passing {
             return Err(failure.error);
         }
+        match self.next_pause(failure.after, failure.moved, Instant::now()) {
+            Some(pause) => thread::sleep(pause),
+            None => return Err(failure.error),
+        }
+        Ok(())
+    }
+
+    /// Returns the pause after a failure, or `None` if no time is left.
+    fn next_pause(&mut self, after: Option<Duration>, moved: Duration, now: Instant) -> Option<Duration> {
+        self.start += moved;
         // Clients that failed together do not return together.
         let share = 75 + (RandomState::new().hash_one(0) % 50) as u32;
-        let limit = if failure.after.is_some() { self.limit } else { self.silent_limit };
-        let pause = failure.after.unwrap_or(self.pause * share / 100);
+        let usual = self.pause * share / 100;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        if self.start.elapsed() + pause >= limit {
-            return Err(failure.error);
-        }
-        thread::sleep(pause);
-        Ok(())
+        let (pause, limit) = match after {
+            Some(after) => {
+                self.extended.get_or_insert(now + after + LONGEST_PAUSE);
+                (after.max(usual), self.limit)
+            }
+            None => (usual, self.silent_limit),
+        };
+        (now + pause < self.end(limit)).then_some(pause)
     }
 
     /// Repeats a request until it succeeds, its failure stays or the time is over.
@@ -98,5 +124,44 @@ impl Patience {
                 Err(failure) => self.wait(failure)?,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_server_may_ask_once_for_a_longer_wait() {
+        let mut patience = Patience::new(60 * SECOND);
+        let start = patience.start;
+        assert_eq!(patience.next_pause(Some(60 * SECOND), Duration::ZERO, start + SECOND), Some(60 * SECOND));
+        assert!(patience.until() > start + 65 * SECOND);
+        let now = start + 62 * SECOND;
+        assert!(patience.next_pause(None, Duration::ZERO, now).is_some());
+        assert_eq!(patience.next_pause(Some(60 * SECOND), Duration::ZERO, now), None);
+        patience.restart();
+        assert!(patience.next_pause(Some(120 * SECOND), Duration::ZERO, patience.start).is_some());
+    }
+
+    #[test]
+    fn no_loop_without_pauses() {
+        let mut patience = Patience::new(60 * SECOND);
+        let (mut now, mut pauses) = (patience.start, 0);
+        while let Some(pause) = patience.next_pause(Some(Duration::ZERO), Duration::ZERO, now) {
+            assert!(pause >= FIRST_PAUSE / 2);
+            (now, pauses) = (now + pause, pauses + 1);
+        }
+        assert!((10..40).contains(&pauses), "{pauses}");
+    }
+
+    #[test]
+    fn time_in_which_bytes_moved_does_not_count() {
+        let mut patience = Patience::new(60 * SECOND);
+        let late = patience.start + 100 * SECOND;
+        assert_eq!(Patience::new(60 * SECOND).next_pause(None, Duration::ZERO, late), None);
+        assert!(patience.next_pause(None, 90 * SECOND, late).is_some());
     }
 }

@@ -63,9 +63,9 @@ pub fn push(file: &File, path: &str, clusters: &Clusters, location: &Location, o
                 let what = "an object is stored in one request, of at most 5 GiB".to_owned();
                 return Err(Error::Location { location: location.to_string(), what });
             }
-            let store = Store::of_environment(bucket)?;
+            let store = Arc::new(Store::of_environment(bucket)?);
             let put = |key: String, body: &Outgoing<'_>| {
-                let object = Object { store: store.clone(), key };
+                let object = Object { store: Arc::clone(&store), key };
                 let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
                 patience().repeat(|until| {
                     let reply = request(&client, &object, &Method::PUT, &kind, Some(body), until)?;

@@ -4,7 +4,7 @@ use std::{
     io::Read,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use ureq::http::{HeaderValue, Method, StatusCode, header};
@@ -30,6 +30,10 @@ pub(crate) struct Ranges {
 pub(crate) struct RangeBody {
     body: TimedBody,
     url: Url,
+    /// The bytes of the range that are not read yet.
+    left: u64,
+    /// Whether the body ends where the range does, as far as the server says it.
+    is_exact: bool,
 }
 
 impl Ranges {
@@ -47,13 +51,26 @@ impl Ranges {
     pub(crate) fn pin(&mut self, until: Instant) -> Result<u64, Failure> {
         let (reply, total) = self.ask(0..1, until)?;
         self.version = reply.headers.get(header::ETAG).cloned();
+        reply.finish();
         Ok(total)
+    }
+
+    /// Returns the pinned version, if the server names one.
+    pub(crate) fn version(&self) -> Option<&HeaderValue> {
+        self.version.as_ref()
     }
 
     /// Asks for a range. Its bytes are read from the result.
     pub(crate) fn open(&self, range: Range<u64>, until: Instant) -> Result<RangeBody, Failure> {
+        let left = range.end - range.start;
         let (reply, _) = self.ask(range, until)?;
-        Ok(RangeBody { url: reply.url.clone(), body: reply.into_body(until) })
+        let is_exact = reply.len_bytes() == Some(left);
+        Ok(RangeBody { url: reply.url.clone(), body: reply.into_body(until), left, is_exact })
+    }
+
+    /// Forgets where redirects led, after a body from there that was not as it should be.
+    pub(crate) fn forget(&self) {
+        *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Returns the reply to a request for a range, which must not be empty, and the object's size.
@@ -78,7 +95,7 @@ impl Ranges {
             }
             // The link may have expired: begin where it came from.
             (Err(failure), Some(_)) => {
-                *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                self.forget();
                 Err(Failure { passing: true, ..failure })
             }
             (result, _) => result,
@@ -117,10 +134,22 @@ fn parse_content_range(text: &str, expected: &Range<u64>) -> Option<u64> {
 }
 
 impl RangeBody {
-    /// Fills `buf` with the next bytes.
-    pub(crate) fn fill(&mut self, buf: &mut [u8], until: Instant) -> Result<(), Failure> {
-        self.body.extend(until);
-        self.body.read_exact(buf).map_err(|error| interrupted(&self.url, &error))
+    /// Returns where the bytes come from.
+    pub(crate) fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Fills `buf` with the next bytes. Each piece of it may take as long as `limit`.
+    pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration) -> Result<(), Failure> {
+        let mut moved = Duration::ZERO;
+        let filled = self.body.fill(buf, limit, &mut moved);
+        filled.map_err(|error| Failure { moved, ..interrupted(&self.url, &error) })?;
+        self.left = self.left.saturating_sub(buf.len() as u64);
+        if self.left == 0 && self.is_exact {
+            // At its end, the connection becomes free for the next request.
+            let _ = self.body.read(&mut [0]);
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
-    access::{Access, get, request},
+    access::{Access, request},
     error::{Error, Result},
     http::{Client, Outgoing, Reply, same, server},
     location::{Location, Reference, is_loopback},
@@ -108,11 +108,15 @@ impl Registry {
         self.place(&format!("blobs/{sum}"))
     }
 
-    /// Returns the bytes of a manifest.
-    pub(crate) fn manifest(self: &Arc<Self>, last: &str, until: Instant) -> Result<Vec<u8>, Failure> {
+    /// Returns the bytes of a manifest, and whether the way that they came is authenticated.
+    pub(crate) fn manifest(self: &Arc<Self>, last: &str, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
         let place = self.place(&format!("manifests/{last}"))?;
         let accepted = [(header::ACCEPT, HeaderValue::from_static(ACCEPTED))];
-        get(&self.client, &place, &accepted, MOST_MANIFEST_BYTES, until)
+        let reply = request(&self.client, &place, &Method::GET, &accepted, None, until)?;
+        match (reply.status, reply.is_authentic) {
+            (StatusCode::OK, is_authentic) => Ok((reply.read_all(MOST_MANIFEST_BYTES, until)?, is_authentic)),
+            _ => Err(reply.failure("the server refuses")),
+        }
     }
 
     /// Returns whether the repository has a blob.
@@ -178,7 +182,7 @@ impl Access for Place {
         used: Option<&HeaderValue>,
         until: Instant,
     ) -> Result<bool, Failure> {
-        if !same(&refused.url, &self.registry.base) {
+        if refused.status != StatusCode::UNAUTHORIZED || !same(&refused.url, &self.registry.base) {
             return Ok(false);
         }
         self.registry.tokens.challenged(client, refused, used, until)

@@ -9,16 +9,17 @@ use std::{
 
 use pagefold_storage::{ReadAt, Storage};
 use ureq::http::Method;
+use url::Url;
 
 use crate::{
     access::{Access, Public, get, request},
     blob::Blob,
     cache::Cache,
     error::{Error, Result},
-    http::{Client, server},
+    http::{Client, may_be_trusted, server},
     image::{Contents, IndexPlace, Layer, Layers, contents},
     index::{Index, MOST_INDEX_BYTES},
-    location::{Location, Reference, is_loopback, shown},
+    location::{Location, Reference, shown},
     patience::{Failure, Patience},
     ranges::Ranges,
     registry::Registry,
@@ -66,11 +67,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    fn new(image: Arc<Blob>, sum: Option<Sum>) -> Self {
-        let identity = match sum {
-            Some(sum) => sum.to_string(),
-            None => format!("unverified:{}", image.name()),
-        };
+    fn new(image: Arc<Blob>, identity: String) -> Self {
         Self { image, devices: Vec::new(), fixed: None, identity, extension: None }
     }
 
@@ -111,6 +108,10 @@ impl ReadAt for Remote {
     fn unit_bytes(&self) -> u64 {
         self.image.unit_bytes()
     }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        self.image.fetch(ranges);
+    }
 }
 
 impl Storage for Remote {
@@ -145,17 +146,13 @@ pub fn open(location: &Location, options: &Options) -> Result<Remote> {
         Location::Web { url, index } => {
             let mut beside = url.clone();
             beside.set_path(&format!("{}{INDEX_SUFFIX}", url.path()));
-            let is_authentic = url.scheme() == "https" || is_loopback(url);
-            opener.beside(*index, is_authentic, &|suffix| {
-                Box::new(Public(if suffix { beside.clone() } else { url.clone() }))
-            })
+            opener.beside(*index, url, &|suffix| Box::new(Public(if suffix { beside.clone() } else { url.clone() })))
         }
         Location::S3 { bucket, key, index } => {
-            let store = Store::of_environment(bucket)?;
-            let is_authentic = store.url().scheme() == "https" || is_loopback(store.url());
-            opener.beside(*index, is_authentic, &|suffix| {
+            let store = Arc::new(Store::of_environment(bucket)?);
+            opener.beside(*index, store.url(), &|suffix| {
                 let key = if suffix { format!("{key}{INDEX_SUFFIX}") } else { key.clone() };
-                Box::new(Object { store: store.clone(), key })
+                Box::new(Object { store: Arc::clone(&store), key })
             })
         }
         Location::Oci(reference) => opener.in_registry(reference),
@@ -175,29 +172,50 @@ impl Opener<'_> {
         Patience::opening(self.options.patience)
     }
 
-    /// Opens a file whose index is next to it. `access` returns the way to the file or, if its
+    /// Returns what a location without a sum led to when it was opened last: what was accepted
+    /// without verification only if that is accepted now.
+    fn remembered(&self, key: &str) -> Option<Sum> {
+        let cache = self.cache()?;
+        let unverified = || cache.name(&unverified(key)).filter(|_| self.options.may_be_unverified);
+        cache.name(key).or_else(unverified)
+    }
+
+    fn remember(&self, key: &str, sum: Sum, is_authentic: bool) {
+        let Some(cache) = self.cache() else { return };
+        match is_authentic {
+            true => cache.set_name(key, sum),
+            false => cache.set_name(&unverified(key), sum),
+        }
+    }
+
+    /// Opens a file whose index is next to it. `server` is a URL of its server. `access` returns the way to the file or, if its
     /// argument is true, to the index.
-    fn beside(
-        &self,
-        pinned: Option<Sum>,
-        is_authentic: bool,
-        access: &dyn Fn(bool) -> Box<dyn Access>,
-    ) -> Result<Remote> {
+    fn beside(&self, pinned: Option<Sum>, server: &Url, access: &dyn Fn(bool) -> Box<dyn Access>) -> Result<Remote> {
+        // The same bucket and key are another object elsewhere.
+        let key = match self.location {
+            Location::S3 { .. } => format!("{} {server}", self.name()),
+            _ => self.name(),
+        };
         let sum = match (pinned, self.options.is_offline) {
-            (None, true) => self.cache().and_then(|cache| cache.name(&self.name())),
+            (None, true) => self.remembered(&key),
             (pinned, _) => pinned,
         };
+        let is_sure = |is_authentic| pinned.is_some() || is_authentic || self.options.may_be_unverified;
         let cached = sum.and_then(|sum| Some((sum, self.cache()?.index(sum)?)));
         let (sum, index) = match cached {
             Some(found) => found,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
-            None if pinned.is_none() && !is_authentic && !self.options.may_be_unverified => {
-                let what = "without https, the index is only trusted if its sum is given as #sha256:DIGITS (or with \
-                    --unverified)";
-                return Err(Error::Location { location: self.name(), what: what.to_owned() });
-            }
+            None if !is_sure(may_be_trusted(server)) => return Err(self.not_authentic("#sha256:DIGITS")),
             None => match self.fetched_index(pinned, &*access(true))? {
-                Some(found) => found,
+                Some((_, _, is_authentic)) if !is_sure(is_authentic) => {
+                    return Err(self.not_authentic("#sha256:DIGITS"));
+                }
+                Some((sum, index, is_authentic)) => {
+                    if pinned.is_none() {
+                        self.remember(&key, sum, is_authentic);
+                    }
+                    (sum, index)
+                }
                 None if self.options.may_be_unverified => return self.unverified(access(false)),
                 None => {
                     let what = format!(
@@ -208,34 +226,43 @@ impl Opener<'_> {
                 }
             },
         };
-        if let Some(cache) = self.cache().filter(|_| pinned.is_none()) {
-            cache.set_name(&self.name(), sum);
-        }
-        let image = self.blob(sum, index, access(false))?;
+        let image = self.blob(sum, index, access(false));
         let mut fixed = self.location.clone();
         if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {
             *index = Some(sum);
         }
-        Ok(Remote { fixed: Some(fixed), ..Remote::new(image, Some(sum)) })
+        Ok(Remote { fixed: Some(fixed), ..Remote::new(image, sum.to_string()) })
     }
 
-    /// Returns the index, or `None` if the server does not have it.
-    fn fetched_index(&self, pinned: Option<Sum>, access: &dyn Access) -> Result<Option<(Sum, Index)>> {
+    fn not_authentic(&self, sum: &str) -> Error {
+        let what = format!(
+            "without https on the whole way, what it leads to is only trusted if its sum is given as {sum} (or with \
+            --unverified)"
+        );
+        Error::Location { location: self.name(), what }
+    }
+
+    /// Returns the index, and whether the way that it came is authenticated; or `None` if the server
+    /// does not have it.
+    fn fetched_index(&self, pinned: Option<Sum>, access: &dyn Access) -> Result<Option<(Sum, Index, bool)>> {
         let bytes = self.patience().repeat(|until| {
             let reply = request(&self.client, access, &Method::GET, &[], None, until)?;
-            match reply.status.as_u16() {
-                200 => reply.read_all(MOST_INDEX_BYTES, until).map(Some),
-                404 | 410 => Ok(None),
+            match (reply.status.as_u16(), reply.is_authentic) {
+                (200, is_authentic) => Ok(Some((reply.read_all(MOST_INDEX_BYTES, until)?, is_authentic))),
+                (404 | 410, _) => {
+                    reply.finish();
+                    Ok(None)
+                }
                 _ => Err(reply.failure("the server refuses")),
             }
         })?;
-        let Some(bytes) = bytes else { return Ok(None) };
+        let Some((bytes, is_authentic)) = bytes else { return Ok(None) };
         let sum = Sum::of(&bytes);
         let url = shown(&access.url(&Method::HEAD));
         if pinned.is_some_and(|pinned| pinned != sum) {
             return Err(Error::Sum { url, what: "the chunk index".to_owned() });
         }
-        Ok(Some((sum, Index::decode(&bytes, &url)?)))
+        Ok(Some((sum, Index::decode(&bytes, &url)?, is_authentic)))
     }
 
     /// Opens a file that has no index. Chunks are kept in memory only.
@@ -246,27 +273,27 @@ impl Opener<'_> {
             return Err(server(&ranges.url(), "the file is too large to be read without an index"));
         }
         let index = Arc::new(Index::without_sums(size_bytes, UNVERIFIED_CHUNK_BYTES));
+        let version = ranges.version().map_or_else(String::new, |version| format!("{version:?}"));
+        let identity = format!("unverified:{}:{size_bytes}:{version}", self.name());
         let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience);
-        Ok(Remote::new(Arc::new(image), None))
+        Ok(Remote::new(Arc::new(image), identity))
     }
 
-    fn blob(&self, sum: Sum, index: Index, access: Box<dyn Access>) -> Result<Arc<Blob>> {
+    fn blob(&self, sum: Sum, index: Index, access: Box<dyn Access>) -> Arc<Blob> {
         let index = Arc::new(index);
-        let chunks = self.cache().map(|cache| cache.chunks(sum, &index)).transpose()?;
+        // A cache that has no room costs requests, not the image.
+        let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
         let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
-        Ok(Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience)))
+        Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience))
     }
 
     fn in_registry(&self, reference: &Reference) -> Result<Remote> {
         let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
         let known = match (reference.manifest, self.options.is_offline) {
-            (None, true) => self.cache().and_then(|cache| cache.name(&self.name())),
+            (None, true) => self.remembered(&self.name()),
             (known, _) => known,
         };
         let (sum, mut bytes) = self.manifest(&registry, known, &reference.last())?;
-        if let Some(cache) = self.cache().filter(|_| reference.manifest.is_none()) {
-            cache.set_name(&self.name(), sum);
-        }
         let mut layers = None;
         // A list refers to manifests, not to further lists.
         for _ in 0..2 {
@@ -280,11 +307,15 @@ impl Opener<'_> {
         }
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
-        let image = self.layer(&registry, &image)?;
-        let devices =
-            devices.iter().map(|device| self.layer(&registry, device).map(Arc::new)).collect::<Result<_>>()?;
+        let mut room = MOST_INDEX_BYTES;
+        let image = self.layer(&registry, &image, &mut room)?;
+        let devices: Vec<_> = devices
+            .iter()
+            .map(|device| self.layer(&registry, device, &mut room).map(Arc::new))
+            .collect::<Result<_>>()?;
+        let identity = devices.iter().fold(image.identity.clone(), |all, device| format!("{all}+{}", device.identity));
         let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
-        Ok(Remote { devices, fixed: Some(fixed), extension: Some("erofs"), ..image })
+        Ok(Remote { devices, fixed: Some(fixed), identity, extension: Some("erofs"), ..image })
     }
 
     /// Returns a manifest and its sum.
@@ -295,8 +326,14 @@ impl Opener<'_> {
         if self.options.is_offline {
             return Err(Error::Offline(self.name()));
         }
-        let bytes = self.patience().repeat(|until| registry.manifest(last, until))?;
+        let (bytes, is_authentic) = self.patience().repeat(|until| registry.manifest(last, until))?;
         let sum = Sum::of(&bytes);
+        if known.is_none() {
+            if !is_authentic && !self.options.may_be_unverified {
+                return Err(self.not_authentic("@sha256:DIGITS"));
+            }
+            self.remember(&self.name(), sum, is_authentic);
+        }
         if known.is_some_and(|known| known != sum) {
             return Err(Error::Sum { url: self.name(), what: "the manifest".to_owned() });
         }
@@ -306,12 +343,23 @@ impl Opener<'_> {
         Ok((sum, bytes))
     }
 
-    fn layer(&self, registry: &Arc<Registry>, layer: &Layer) -> Result<Remote> {
+    /// Opens a layer. The indexes of all have `room` together.
+    fn layer(&self, registry: &Arc<Registry>, layer: &Layer, room: &mut u64) -> Result<Remote> {
         let Some(place) = &layer.index else {
             let what = "no chunk index, so that nothing can be verified";
             return Err(Error::Manifest { name: self.name(), what: what.to_owned() });
         };
-        let (IndexPlace::Inside(_, sum) | IndexPlace::Apart(sum, _)) = place;
+        let (sum, size) = match place {
+            IndexPlace::Inside(range, sum) => (sum, range.end - range.start),
+            IndexPlace::Apart(sum, size) => (sum, *size),
+        };
+        let too_long = || Error::Manifest {
+            name: self.name(),
+            what: "the chunk indexes of its layers exceed 64 MiB together".to_owned(),
+        };
+        if size > *room {
+            return Err(too_long());
+        }
         let index = match self.cache().and_then(|cache| cache.index(*sum)) {
             Some(index) => index,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
@@ -329,17 +377,25 @@ impl Opener<'_> {
                 Index::decode(&bytes, &self.name())?
             }
         };
+        // What is in the cache may be longer than the manifest says.
+        *room = room.checked_sub(index.encoded_bytes()).ok_or_else(too_long)?;
         if index.stored_end() > layer.size_bytes {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        let image = self.blob(*sum, index, Box::new(registry.blob(layer.blob)?))?;
-        Ok(Remote::new(image, Some(*sum)))
+        let image = self.blob(*sum, index, Box::new(registry.blob(layer.blob)?));
+        Ok(Remote::new(image, sum.to_string()))
     }
+}
+
+/// Returns the name in the cache of what was accepted without verification.
+fn unverified(key: &str) -> String {
+    format!("unverified {key}")
 }
 
 fn part(ranges: &Ranges, range: Range<u64>, until: Instant) -> Result<Vec<u8>, Failure> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
-    ranges.open(range, until)?.fill(&mut bytes, until)?;
+    let limit = until.saturating_duration_since(Instant::now());
+    ranges.open(range, until)?.fill(&mut bytes, limit)?;
     Ok(bytes)
 }

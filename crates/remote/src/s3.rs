@@ -1,44 +1,55 @@
 //! Objects in buckets of S3 and servers like it.
 
-use std::{collections::HashMap, env, fs, path::PathBuf, time::Duration};
+use std::{
+    collections::HashMap,
+    env, fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use rusty_s3::{
     Bucket, Credentials, S3Action, UrlStyle,
     actions::{GetObject, HeadObject, PutObject},
 };
-use ureq::http::Method;
+use ureq::http::{HeaderValue, Method};
 use url::Url;
 
 use crate::{
     access::Access,
     error::{Error, Result},
+    http::{Client, Reply, same},
+    patience::Failure,
 };
 
 /// How long a signature is valid. Each request has its own.
 const VALID: Duration = Duration::from_secs(900);
 
 /// A bucket with the credentials for it.
-#[derive(Clone)]
 pub(crate) struct Store {
     bucket: Bucket,
-    credentials: Option<Credentials>,
+    credentials: Mutex<Option<Credentials>>,
+    variable: Box<Variable>,
 }
+
+/// Returns a variable of the environment.
+type Variable = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 /// An object in a bucket.
 pub(crate) struct Object {
-    pub(crate) store: Store,
+    pub(crate) store: Arc<Store>,
     pub(crate) key: String,
 }
 
 impl Store {
     /// Returns a bucket as the environment and the profile describe it.
     pub(crate) fn of_environment(bucket: &str) -> Result<Self> {
-        Self::new(bucket, &|name| env::var(name).ok().filter(|value| !value.is_empty()))
+        Self::new(bucket, Box::new(|name| env::var(name).ok().filter(|value| !value.is_empty())))
     }
 
-    fn new(bucket: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+    fn new(bucket: &str, variable: Box<Variable>) -> Result<Self> {
         let wrong = |what: String| Error::Location { location: format!("s3://{bucket}"), what };
-        let (credentials, config) = profile(variable)?;
+        let (credentials, config) = profile(&variable)?;
         let setting = |names: [&str; 2], key: &str| {
             names.iter().find_map(|name| variable(name)).or_else(|| config.get(key).cloned())
         };
@@ -51,23 +62,46 @@ impl Store {
             _ => UrlStyle::Path,
         };
         let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-        let endpoint = Url::parse(&endpoint).map_err(|error| wrong(format!("endpoint {endpoint}: {error}")))?;
+        let endpoint = Url::parse(&endpoint).map_err(|error| {
+            let shown = pagefold_storage::shown(Path::new(&endpoint));
+            wrong(format!("endpoint {shown}: {error}"))
+        })?;
+        if !endpoint.username().is_empty() || endpoint.password().is_some() {
+            return Err(wrong("the endpoint must not have a user name or password".to_owned()));
+        }
         let bucket =
             Bucket::new(endpoint, style, bucket.to_owned(), region).map_err(|error| wrong(error.to_string()))?;
-        let key = variable("AWS_ACCESS_KEY_ID").zip(variable("AWS_SECRET_ACCESS_KEY"));
-        let credentials = match key {
-            Some((key, secret)) => Some(of_key(key, secret, variable("AWS_SESSION_TOKEN"))),
-            None => credentials.get("aws_access_key_id").zip(credentials.get("aws_secret_access_key")).map(
-                |(key, secret)| of_key(key.clone(), secret.clone(), credentials.get("aws_session_token").cloned()),
-            ),
-        };
-        Ok(Self { bucket, credentials })
+        let credentials = Mutex::new(credentials_of(&variable, &credentials));
+        Ok(Self { bucket, credentials, variable })
+    }
+
+    /// Looks up the credentials again: those of a session end.
+    fn renew(&self) -> Result<()> {
+        let (settings, _) = profile(&self.variable)?;
+        let credentials = credentials_of(&self.variable, &settings);
+        *self.credentials.lock().unwrap_or_else(PoisonError::into_inner) = credentials;
+        Ok(())
     }
 
     /// Returns the bucket's URL.
     pub(crate) fn url(&self) -> &Url {
         self.bucket.base_url()
     }
+}
+
+/// Returns the credentials of the environment, or else of a profile.
+fn credentials_of(variable: &Variable, profile: &Settings) -> Option<Credentials> {
+    if let Some((key, secret)) = variable("AWS_ACCESS_KEY_ID").zip(variable("AWS_SECRET_ACCESS_KEY")) {
+        return Some(of_key(key, secret, variable("AWS_SESSION_TOKEN")));
+    }
+    let (key, secret) = profile.get("aws_access_key_id").zip(profile.get("aws_secret_access_key"))?;
+    Some(of_key(key.clone(), secret.clone(), profile.get("aws_session_token").cloned()))
+}
+
+/// Returns the credentials that a URL was signed with.
+fn signed_with(url: &Url) -> Vec<(String, String)> {
+    let names = ["X-Amz-Credential", "X-Amz-Security-Token"];
+    url.query_pairs().into_owned().filter(|(name, _)| names.contains(&name.as_str())).collect()
 }
 
 fn of_key(key: String, secret: String, token: Option<String>) -> Credentials {
@@ -79,7 +113,8 @@ fn of_key(key: String, secret: String, token: Option<String>) -> Credentials {
 
 impl Access for Object {
     fn url(&self, method: &Method) -> Url {
-        let credentials = self.store.credentials.as_ref();
+        let credentials = self.store.credentials.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let credentials = credentials.as_ref();
         let bucket = &self.store.bucket;
         match *method {
             Method::HEAD => HeadObject::new(bucket, credentials, &self.key).sign(VALID),
@@ -87,12 +122,26 @@ impl Access for Object {
             _ => GetObject::new(bucket, credentials, &self.key).sign(VALID),
         }
     }
+
+    fn challenged(
+        &self,
+        _client: &Client,
+        refused: &Reply,
+        _used: Option<&HeaderValue>,
+        _until: Instant,
+    ) -> Result<bool, Failure> {
+        if !same(&refused.url, self.store.url()) {
+            return Ok(false);
+        }
+        self.store.renew()?;
+        Ok(signed_with(&refused.url) != signed_with(&self.url(&Method::GET)))
+    }
 }
 
 type Settings = HashMap<String, String>;
 
 /// Returns the profile's part of the files of credentials and of settings.
-fn profile(variable: &dyn Fn(&str) -> Option<String>) -> Result<(Settings, Settings)> {
+fn profile(variable: &Variable) -> Result<(Settings, Settings)> {
     let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());
     let path = |given: &str, usual: &str| {
         variable(given).map(PathBuf::from).or_else(|| Some(PathBuf::from(variable("HOME")?).join(".aws").join(usual)))
@@ -126,13 +175,13 @@ mod tests {
     use super::*;
 
     fn store(bucket: &str, variables: &[(&str, &str)]) -> Store {
-        let variable =
-            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        Store::new(bucket, &variable).expect("a bucket")
+        let variables: HashMap<_, _> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Store::new(bucket, Box::new(move |name| variables.get(name).cloned())).expect("a bucket")
     }
 
     fn url(store: Store, method: &Method) -> Url {
-        Object { store, key: "a b/c".to_owned() }.url(method)
+        Object { store: Arc::new(store), key: "a b/c".to_owned() }.url(method)
     }
 
     #[test]
@@ -166,5 +215,33 @@ mod tests {
         assert!(with(&[]).0.starts_with("X/"));
         let (credential, token) = with(&[("AWS_ACCESS_KEY_ID", "E"), ("AWS_SECRET_ACCESS_KEY", "F")]);
         assert!(credential.starts_with("E/") && token.is_none(), "{credential}");
+    }
+    #[test]
+    fn credentials_are_looked_up_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("credentials");
+        let key = |key: &str| {
+            fs::write(&file, format!("[default]\naws_access_key_id={key}\naws_secret_access_key=S\n")).expect("a file");
+        };
+        key("OLD");
+        let path = file.display().to_string();
+        let none = folder.path().join("none").display().to_string();
+        let store = store("b", &[("AWS_SHARED_CREDENTIALS_FILE", &path), ("AWS_CONFIG_FILE", &none)]);
+        let object = Object { store: Arc::new(store), key: "k".to_owned() };
+        let old = object.url(&Method::GET);
+        key("NEW");
+        object.store.renew().expect("renewed");
+        let new = object.url(&Method::GET);
+        assert!(new.query().is_some_and(|query| query.contains("Credential=NEW")), "{new}");
+        assert_ne!(signed_with(&old), signed_with(&new));
+    }
+
+    #[test]
+    fn errors_of_endpoints_show_no_password() {
+        for endpoint in ["https://user:secret@:x", "https://user:secret@host", "user:secret@host"] {
+            let variable = move |name: &str| (name == "AWS_ENDPOINT_URL").then(|| endpoint.to_owned());
+            let Err(error) = Store::new("b", Box::new(variable)) else { panic!("refused: {endpoint}") };
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

@@ -36,8 +36,12 @@ const EARLIER: Duration = Duration::from_secs(5);
 pub(crate) struct Tokens {
     /// The name of the registry in docker's configuration.
     server: String,
+    look_up: Box<LookUp>,
     state: Mutex<State>,
 }
+
+/// Returns the credential for the registry of this name.
+type LookUp = dyn Fn(&str) -> Result<Option<DockerCredential>> + Send + Sync;
 
 #[derive(Default)]
 struct State {
@@ -49,7 +53,7 @@ struct State {
 
 impl Tokens {
     pub(crate) fn new(server: String) -> Self {
-        Self { server, state: Mutex::default() }
+        Self { server, look_up: Box::new(credential), state: Mutex::default() }
     }
 
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
@@ -70,8 +74,13 @@ impl Tokens {
         if state.value.is_some() && state.value.as_ref() != used && state.until.is_none_or(|end| Instant::now() < end) {
             return Ok(true);
         }
-        if state.credential.is_none() {
-            state.credential = Some(credential(&self.server)?);
+        // A credential helper may have another one than for the authorization that ended.
+        if state.credential.is_none() || state.value.is_some() {
+            match (self.look_up)(&self.server) {
+                Ok(credential) => state.credential = Some(credential),
+                Err(error) if state.credential.is_none() => return Err(error.into()),
+                Err(_) => {}
+            }
         }
         let credential = state.credential.as_ref().and_then(Option::as_ref);
         let challenges = refused.headers.get_all(header::WWW_AUTHENTICATE).iter();
@@ -257,6 +266,30 @@ mod tests {
         ];
         assert_eq!(parameters, expected);
         assert_eq!(Challenge::parse("Basic").expect("a challenge").scheme, "basic");
+    }
+
+    /// A password that a credential helper hands out may end as a token does.
+    #[test]
+    fn credentials_are_looked_up_again() {
+        let web = pagefold_testing::web::Server::start(|_| {
+            pagefold_testing::web::Reply::status(401).with("www-authenticate", "Basic realm=\"x\"")
+        });
+        let client = Client::new();
+        let url = Url::parse(&web.url("/v2/")).expect("a URL");
+        let number = std::sync::atomic::AtomicU32::new(0);
+        let look_up = move |_: &str| {
+            let number = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(Some(DockerCredential::UsernamePassword("user".to_owned(), number.to_string())))
+        };
+        let tokens = Tokens { look_up: Box::new(look_up), ..Tokens::new("x".to_owned()) };
+        let mut used = None;
+        for _ in 0..3 {
+            let refused = client.send(&Method::GET, &url, &[], used.as_ref(), None).expect("a reply");
+            let until = Instant::now() + Duration::from_secs(10);
+            assert!(tokens.challenged(&client, &refused, used.as_ref(), until).expect("a challenge"));
+            assert_ne!(used, tokens.authorization());
+            used = tokens.authorization();
+        }
     }
 
     proptest! {

@@ -63,7 +63,7 @@ impl TryFrom<&AddBase> for BaseFile {
 
 impl fmt::Display for BaseFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
+        f.write_str(&pagefold_storage::shown(&self.path))?;
         self.inside.as_deref().map_or(Ok(()), |inside| write!(f, ":{}", OsStr::from_bytes(inside).display()))
     }
 }

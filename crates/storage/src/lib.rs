@@ -28,7 +28,7 @@ mod with_devices;
 pub use embedded::Embedded;
 pub use file::{StoredFile, identity_of};
 pub use forward::Forward;
-pub use location::{Location, absolute, open};
+pub use location::{Location, absolute, open, shown};
 pub use read_at::ReadAt;
 pub use storage::{Open, Storage, Stretch};
 pub use with_devices::WithDevices;

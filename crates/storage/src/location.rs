@@ -45,6 +45,36 @@ fn is_scheme(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
+/// Returns a name as errors and logs show it: a URL without user, password and query, which may
+/// hold a signature. Digests stay.
+pub fn shown(name: &Path) -> String {
+    let Location::Url { scheme, url } = Location::of(name) else { return name.display().to_string() };
+    let rest = &url[scheme.len() + "://".len()..];
+    let server = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let start = match (server.rfind('@'), server.rsplit_once(':')) {
+        (Some(at), _) => at + 1,
+        // The text before is not a port, but part of a password.
+        (None, Some((_, port)))
+            if !port.bytes().all(|byte| byte.is_ascii_digit() || byte == b']' || server.starts_with('[')) =>
+        {
+            rest.rfind('@').map_or(0, |at| at + 1)
+        }
+        _ => 0,
+    };
+    let rest = &rest[start..];
+    let (place, fragment) = rest.split_once('#').map_or((rest, None), |(place, fragment)| (place, Some(fragment)));
+    let place = place.split('?').next().unwrap_or_default();
+    match fragment.filter(|fragment| is_digest(fragment)) {
+        Some(digest) => format!("{scheme}://{place}#{digest}"),
+        None => format!("{scheme}://{place}"),
+    }
+}
+
+/// Returns whether the text is `sha256:DIGITS`.
+fn is_digest(text: &str) -> bool {
+    text.strip_prefix("sha256:").is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 /// Returns a name that means the same in all directories.
 ///
 /// # Errors
@@ -103,6 +133,27 @@ mod tests {
                 }
             };
             assert_eq!(found, scheme, "{name}");
+        }
+    }
+
+    #[test]
+    fn passwords_and_signatures_are_not_shown() {
+        for (name, expected) in [
+            ("a@b?c", "a@b?c"),
+            ("https://user:secret@host/x", "https://host/x"),
+            ("https://user:secret@host:80/a@b?secret#secret", "https://host:80/a@b"),
+            ("https://secret@host", "https://host"),
+            ("https://user:se/cr?et@host/x", "https://host/x"),
+            ("https://user:se@cr@host/x", "https://host/x"),
+            ("https://host/x?X-Amz-Signature=secret", "https://host/x"),
+            ("https://host/x?secret#sha256:0a", "https://host/x#sha256:0a"),
+            ("https://user:secret@host/x@sha256:0a", "https://host/x@sha256:0a"),
+            ("http://[::1]:80/x@y", "http://[::1]:80/x@y"),
+            ("http://[::1]/x@y", "http://[::1]/x@y"),
+            ("oci://host:5000/a:1@sha256:0a", "oci://host:5000/a:1@sha256:0a"),
+            ("oci://user:secret@host/a:1@sha256:0a", "oci://host/a:1@sha256:0a"),
+        ] {
+            assert_eq!(shown(name.as_ref()), expected);
         }
     }
 

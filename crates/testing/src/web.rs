@@ -7,7 +7,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::Duration,
@@ -81,6 +81,7 @@ pub struct Server {
     /// Where the server listens.
     pub address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
+    connections: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
 }
 
@@ -90,13 +91,16 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let (requests, ended) = (Arc::<Mutex<Vec<Request>>>::default(), Arc::new(AtomicBool::new(false)));
-        let server = Self { address, requests: Arc::clone(&requests), ended: Arc::clone(&ended) };
+        let connections = Arc::new(AtomicUsize::new(0));
+        let accepted = Arc::clone(&connections);
+        let server = Self { address, requests: Arc::clone(&requests), connections, ended: Arc::clone(&ended) };
         let handler: Arc<Handler> = Arc::new(handler);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 if ended.load(Relaxed) {
                     break;
                 }
+                accepted.fetch_add(1, Relaxed);
                 let (handler, requests, ended) = (Arc::clone(&handler), Arc::clone(&requests), Arc::clone(&ended));
                 thread::spawn(move || serve(stream, &*handler, &requests, &ended));
             }
@@ -116,6 +120,11 @@ impl Server {
     /// Returns the URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
+    }
+
+    /// Returns the number of connections until now.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Relaxed)
     }
 
     /// Returns all requests until now.

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn add_base(name: String, file: OsString, devices: &[PathBuf], format: Option<Format>) -> anyhow::Result<AddBase> {
     let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
-    let image = pagefold_storage::absolute(&image).with_context(|| image.display().to_string())?;
+    let image = pagefold_storage::absolute(&image).with_context(|| pagefold_storage::shown(&image))?;
     let inside = String::from_utf8(path).map_err(|_| not_text())?;
     let text = |path: PathBuf| path.to_str().map(str::to_owned).ok_or_else(not_text);
     Ok(AddBase {

@@ -9,7 +9,7 @@ use std::{
 
 use pagefold_base::Format;
 use pagefold_server::{Add, BaseFile, DiskQuota, MemoryLimit};
-use pagefold_storage::Location;
+use pagefold_storage::{Location, shown};
 
 use crate::{
     image::ImagePath,
@@ -63,8 +63,8 @@ pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseF
             file.file_stem().and_then(OsStr::to_str).map(str::to_owned)
         }
     };
-    let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", text.display()))?;
-    let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", image.display()))?;
+    let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", shown(Path::new(&text))))?;
+    let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", shown(&image)))?;
     Ok(BaseFile { name, path, inside, devices: Vec::new(), format })
 }
 
@@ -76,7 +76,10 @@ fn plain_name(image: &Path) -> &Path {
             let url = url.split(['?', '#']).next().unwrap_or(url);
             let file = url.rfind('/').map_or(0, |slash| slash + 1);
             let versions: &[char] = if scheme == "oci" { &[':', '@'] } else { &[] };
-            Path::new(url[file..].split(versions).next().unwrap_or_default())
+            // Without a path, this is the server, perhaps with a user and a password.
+            let server =
+                if file <= scheme.len() + "://".len() { url.rfind('@').map_or(file, |at| at + 1) } else { file };
+            Path::new(url[server..].split(versions).next().unwrap_or_default())
         }
     }
 }
@@ -178,6 +181,8 @@ mod tests {
             ("d=s3://bucket/debian.erofs", "d", "s3://bucket/debian.erofs", None),
             ("oci://host:5000/disks/debian:13.1", "debian", "oci://host:5000/disks/debian:13.1", None),
             ("oci://host/debian@sha256:ab", "debian", "oci://host/debian@sha256:ab", None),
+            ("https://user:secret@host.org", "host", "https://user:secret@host.org", None),
+            ("oci://user:secret@host", "host", "oci://user:secret@host", None),
             ("s3://b/all.erofs:/disks/a.raw", "a", "s3://b/all.erofs", Some("/disks/a.raw")),
         ] {
             assert_eq!(parse(text), base(name, path, inside));

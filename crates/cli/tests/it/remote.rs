@@ -178,3 +178,57 @@ fn errors_say_what_to_do() {
     assert!(message.contains("--unverified") && message.contains("pagefold index"), "{message}");
     assert_eq!(output(cached(cache.path()).args(["ls", "--unverified", &web.url("/tree.erofs")])), "file\nsmall\n");
 }
+
+/// Passwords and signatures do not appear in errors, whatever command gets the URL.
+#[test]
+fn errors_show_no_secret() {
+    let folder = TempDir::new().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    fs::write(at("small"), "small").expect("a file");
+    output(pagefold().args(["pack", &at("small"), "-o", &at("small.erofs")]));
+    let server = Server::start(&["--memory-limit", "16M", "--size", "1M"]);
+    for url in [
+        "oci://user:s3cret@127.0.0.1:1/a",
+        "oci://user:s3cret@127.0.0.1:1/a@sha256:0",
+        "oci://user:s3cret@127.0.0.1:1",
+        "https://user:s3cret@127.0.0.1:1",
+        "https://user:s3cret@127.0.0.1:1/",
+        "https://user:s3cret@127.0.0.1:1/x@sha256:00",
+        "https://user:s3cret@127.0.0.1:1/x#sha256:00",
+        "https://user:a/s3cret@127.0.0.1:1/x",
+        "https://127.0.0.1:1/x?X-Amz-Signature=s3cret",
+        "https://127.0.0.1:1/?X-Amz-Signature=s3cret",
+        "ftp://user:s3cret@127.0.0.1:1/x",
+        "s3://user:s3cret@bucket",
+    ] {
+        let (plain, out) = (at("small.erofs"), at("out"));
+        for args in [
+            &["ls", url][..],
+            &["cat", url],
+            &["info", url],
+            &["check", url],
+            &["extract", url, "-C", &out],
+            &["mount", "-f", url, &out],
+            &["fetch", url],
+            &["push", &plain, url],
+            &["serve", url],
+            &["serve", &plain, "--device", url],
+            &["ls", &plain, "--device", url],
+        ] {
+            let message = run_to_fail(cached(folder.path()).env("AWS_ENDPOINT_URL", "http://127.0.0.1:1").args(args));
+            assert!(!message.contains("s3cret"), "{args:?}: {message}");
+        }
+        let message = run_to_fail(&mut server.ask(&["add", "other", "--base", url]));
+        assert!(!message.contains("s3cret"), "{url}: {message}");
+    }
+}
+
+/// A proxy, which may be another machine, does not stand between the program and this machine.
+#[test]
+fn no_proxy_for_this_machine() {
+    let (folder, _) = images();
+    let web = web(folder.path());
+    let mut command = cached(folder.path());
+    command.envs([("HTTP_PROXY", "http://127.0.0.1:1"), ("ALL_PROXY", "http://127.0.0.1:1"), ("NO_PROXY", "")]);
+    assert_eq!(output(command.args(["cat", &format!("{}:/small", web.url("/tree.erofs"))])), "small\n");
+}

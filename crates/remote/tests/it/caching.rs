@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::FileExt, path::Path, sync::Arc, thread, time::Duration};
 
 use pagefold_remote::{Cache, Options};
-use pagefold_storage::ReadAt;
+use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::web::{Reply, Server};
 
 use crate::reading::{Random, bytes, compare, index_of, opened};
@@ -144,4 +144,86 @@ fn a_cache_that_cannot_be_written_is_read() {
     // Writes beyond what the file system has fail; here the files are gone under the reader.
     fs::remove_dir_all(folder.path()).expect("removed");
     compare(&image, &remote, 10, 5);
+}
+
+/// A cache that cannot hold chunks costs requests.
+#[test]
+fn a_cache_without_room_is_not_an_error() {
+    let image = bytes(100_000, 11);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = cache(folder.path(), 1 << 30);
+    // No directory can be made below a file.
+    fs::remove_dir(folder.path().join("blobs")).expect("removed");
+    fs::write(folder.path().join("blobs"), "").expect("a file");
+    compare(&image, &opened(&server.url("/a"), with(&cache)), 12, 5);
+}
+
+/// The files of a blob that is in use stay, and what is read later is kept in them.
+#[test]
+fn a_blob_in_use_is_emptied_but_not_removed() {
+    let image = bytes(1_000_000, 13);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = cache(folder.path(), 1 << 30);
+    let remote = opened(&server.url("/a"), with(&cache));
+    remote.blob().fetch_all(&mut |_| {}).expect("all of it");
+    cache.prune(0).expect("emptied");
+    let [held] = &cache.list().expect("a list")[..] else { panic!("one blob") };
+    assert_eq!(held.held_bytes, 0);
+    assert!(cache.disk_bytes().expect("a size") < 200 << 10);
+    let second = opened(&server.url("/a"), with(&cache));
+    second.blob().fetch_all(&mut |_| {}).expect("all of it");
+    assert_eq!(cache.list().expect("a list")[0].held_bytes, 1_000_000);
+    drop((remote, second));
+    cache.prune(0).expect("emptied");
+    assert!(cache.list().expect("a list").is_empty() && cache.disk_bytes().expect("a size") == 0);
+    assert_eq!(fs::read_dir(folder.path().join("blobs")).expect("a folder").count(), 0);
+}
+
+/// Bytes on disk that no mark or no index explains are freed, so that the limit holds.
+#[test]
+fn what_nothing_refers_to_is_freed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = cache(folder.path(), 1 << 30);
+    for (seed, name) in [(14, Some("used")), (15, Some("index")), (16, None)] {
+        let image = bytes(1_000_000, seed);
+        let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+        let remote = opened(&server.url("/a"), with(&cache));
+        remote.blob().fetch_all(&mut |_| {}).expect("all of it");
+        let digits = remote.identity().trim_start_matches("sha256:").to_owned();
+        drop(remote);
+        let blob = folder.path().join("blobs").join(digits);
+        match name {
+            Some(name) => {
+                let len = fs::metadata(blob.join(name)).expect("a file").len();
+                fs::write(blob.join(name), vec![0; len as usize]).expect("a file");
+            }
+            None => {
+                // All marks but that of the first chunk are gone.
+                let used = fs::OpenOptions::new().write(true).open(blob.join("used")).expect("a file");
+                let len = used.metadata().expect("metadata").len();
+                used.write_all_at(&vec![0; len as usize - 4], 4).expect("marks");
+            }
+        }
+    }
+    fs::create_dir(folder.path().join("blobs/.removed-x")).expect("a folder");
+    assert!(cache.disk_bytes().expect("a size") > 2_900_000);
+    cache.prune(500_000).expect("pruned");
+    assert!(cache.disk_bytes().expect("a size") <= 500_000);
+    let [held] = &cache.list().expect("a list")[..] else { panic!("one blob") };
+    assert!((1..100_000).contains(&held.held_bytes), "{held:?}");
+}
+
+/// Readers do not wait for a process that holds the cache's lock and does not go on.
+#[test]
+fn a_stopped_prune_does_not_stop_readers() {
+    let image = bytes(9 << 20, 17);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let lock = fs::File::create(folder.path().join("lock")).expect("a file");
+    lock.lock().expect("the lock");
+    let cache = cache(folder.path(), 1 << 20);
+    opened(&server.url("/a"), with(&cache)).blob().fetch_all(&mut |_| {}).expect("all of it");
+    lock.unlock().expect("unlocked");
 }

@@ -63,7 +63,7 @@ fn endless_bodies() {
     let error = error_of(&server.url("/a"), |options| options.patience = Duration::from_secs(20));
     assert!(error.contains("exceeds") || error.contains("too long"), "{error}");
     let server = Server::start(|request| match request.path.as_str() {
-        "/a.chunk-index" => Reply { endless: true, body: vec![0; 1], delay: Duration::ZERO, ..Reply::status(200) },
+        "/a.chunk-index" => Reply { endless: true, body: vec![0; 1000], ..Reply::status(200) },
         _ => Reply::status(404),
     });
     let error = error_of(&server.url("/a"), |_| {});
@@ -134,4 +134,30 @@ fn a_file_that_changes_without_an_index() {
     *version.lock().expect("not poisoned") = 2;
     let error = remote.read_exact_at(&mut [0; 10], 80_000).expect_err("changed");
     assert!(error.to_string().contains("changed on the server"), "{error}");
+}
+
+/// What comes by http from elsewhere is not trusted because the way to it begins here.
+#[test]
+fn this_machine_may_not_vouch_for_others() {
+    let image = bytes(IMAGE_BYTES, 1);
+    let elsewhere = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    // An address of this machine that is not one of its loopback addresses.
+    let place = format!("http://0.0.0.0:{}", elsewhere.address.port());
+    let server = Server::start(move |request| Reply::status(302).with("location", format!("{place}{}", request.path)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Arc::new(pagefold_remote::Cache::open(folder.path(), 1 << 30).expect("a cache"));
+    let with = |is_offline, may_be_unverified| {
+        let mut options = Options::default();
+        options.cache = Some(Arc::clone(&cache));
+        (options.is_offline, options.may_be_unverified) = (is_offline, may_be_unverified);
+        open(&Location::parse(&server.url("/a")).expect("a location"), &options)
+    };
+    let Err(error) = with(false, false) else { panic!("refused") };
+    assert!(error.to_string().contains("#sha256:"), "{error}");
+    let remote = with(false, true).expect("accepted");
+    compare(&image, &remote, 1, 3);
+    remote.blob().fetch_all(&mut |_| {}).expect("all of it");
+    // What was accepted once is not verified from then on.
+    assert!(with(true, false).is_err());
+    compare(&image, &with(true, true).expect("as before"), 1, 3);
 }
