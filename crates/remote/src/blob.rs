@@ -248,7 +248,7 @@ impl Blob {
             }
         };
         thread::scope(|scope| {
-            let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
+            let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
             let helpers: Vec<_> = (0..helpers).map_while(spawn).collect();
             let mut fetched = work();
             for helper in helpers {

@@ -47,10 +47,10 @@ const CHECKED_BYTES: u64 = 4 << 20;
 /// What the names of directories that are being removed begin with.
 const REMOVED: &str = ".removed-";
 
-/// So often a blob's files are opened while another process removes them.
+/// The most attempts to open a blob's files while another process removes them.
 const MOST_TRIES: u32 = 20;
 
-/// So many unmarked bytes of a blob are left on disk: parts of blocks.
+/// Up to this many unmarked bytes of a blob are left on disk: parts of blocks.
 const MOST_UNMARKED_BYTES: u64 = 64 << 10;
 
 /// The marks of as many chunks as an index may have.

@@ -37,7 +37,7 @@ const MOST_REDIRECTS: usize = 5;
 /// The longest time for which a server may ask to wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// A body moves if so many bytes arrive in time.
+/// A body moves if this number of bytes arrives in time.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// The longest body that is read to its end only to keep the connection.

@@ -197,3 +197,47 @@ fn docker_registry() {
         compare(&image, &opened(&location, |_| {}), 5, 10);
     }
 }
+
+/// Devices are part of what an image is, and their indexes share one bound.
+#[test]
+fn images_with_devices() {
+    let contents = Arc::<Mutex<Contents>>::default();
+    let blobs = Arc::clone(&contents);
+    let elsewhere = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let server = registry(Arc::clone(&contents), elsewhere.url(""), 1000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |tag: &str| format!("oci://{}/a/b:{tag}", server.address);
+    let images = [bytes(100_000, 5), bytes(50_000, 6)];
+    let layers = [0, 1].map(|number| {
+        pushed(&image_file(folder.path(), &images[number]), &place(&number.to_string()));
+        let manifest = contents.lock().expect("not poisoned").manifests[&number.to_string()].clone();
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("a manifest");
+        manifest["layers"][0].clone()
+    });
+    let [image, mut device] = layers;
+    device["annotations"]["org.erofs.role"] = "device".into();
+    let store = |tag: &str, layers: &[&serde_json::Value]| {
+        let manifest = serde_json::json!({"schemaVersion": 2, "layers": layers}).to_string();
+        contents.lock().expect("not poisoned").manifests.insert(tag.to_owned(), manifest.into());
+    };
+    store("both", &[&device, &image]);
+    let both = opened(&place("both"), |_| {});
+    compare(&images[0], &both, 1, 3);
+    let [found] = &both.devices().expect("devices")[..] else { panic!("one device") };
+    assert_eq!(both.identity(), format!("{}+{}", opened(&place("0"), |_| {}).identity(), found.identity()));
+
+    let index = serde_json::json!({
+        "mediaType": "application/vnd.erofs.chunk-index.v1", "digest": Sum::of(b"x").to_string(), "size": 64 << 20,
+    });
+    device["annotations"].as_object_mut().expect("annotations").remove("org.erofs.chunk-index.range");
+    store("long", &[&device, &index, &image]);
+    let requests = elsewhere.requests().len();
+    let Err(error) = open(&Location::parse(&place("long")).expect("a location"), &Options::default()) else {
+        panic!("refused")
+    };
+    assert!(error.to_string().contains("64 MiB together"), "{error}");
+    assert!(elsewhere.requests().len() <= requests + 1);
+}
