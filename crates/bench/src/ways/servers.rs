@@ -207,7 +207,7 @@ impl Setup {
         };
         let mut device = None;
         let mut attach = |file: &Path| {
-            let number = loop_device::attach(file, false).context("no loop device")?;
+            let number = loop_device::attach(file, false, None).context("no loop device")?;
             device = Some(LoopDevice(number));
             anyhow::Ok(Way::Path(loop_device::path(number)))
         };
