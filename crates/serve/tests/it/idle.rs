@@ -22,6 +22,9 @@ use crate::{
     secure::{PKI, certificates, client, shake_hands},
 };
 
+/// The threads that a server has for handshakes at the same time.
+const MOST_HANDSHAKE_THREADS: u64 = 4;
+
 /// Most bytes that a process may take for each idle client.
 const MOST_BYTES: u64 = 20 << 10;
 
@@ -128,7 +131,9 @@ fn idle_clients_take_no_threads_and_little_memory() {
         let (bytes, threads) = (served.figure("RssAnon"), served.figure("Threads"));
         let mut all: Vec<_> = (0..clients).map(|_| connect()).collect();
         let connected_bytes = served.figure("RssAnon");
-        assert_eq!(served.figure("Threads"), threads);
+        // Threads that computed handshakes stay for a moment.
+        let most_threads = if tls { threads + MOST_HANDSHAKE_THREADS } else { threads };
+        assert!(served.figure("Threads") <= most_threads);
         for idle in &mut all {
             let read = Request { flags: 0, kind: command::READ, cookie: 1, offset: 0, len_bytes: 65536 };
             idle.exchange(&read.encode(), 16 + 65536);
