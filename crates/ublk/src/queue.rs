@@ -1,10 +1,9 @@
 //! Threads that serve queues.
 //!
 //! ```text
-//! until no request can come, or the queue is ended and all requests that have begun have their answers
+//! until no request can come, or the queue is ended and all requests have their answers
 //!     send the answers that are there; sleep until there is a request or another answer
-//!     unless the queue is ended: run each request that need not wait; let threads of the executor run
-//!     the others
+//!     run each request that need not wait; let threads of the executor run the others
 //! ```
 //!
 //! Answers of other threads wake the queue's thread, which alone may send them.
@@ -155,7 +154,7 @@ struct Worker {
     _taken: Taken,
     /// Tags with which requests may still come.
     tags: usize,
-    /// Requests that have begun, without an answer.
+    /// Requests without an answer.
     running: usize,
     /// Empty, but for its allocation.
     answers: Vec<(u16, i32)>,
@@ -196,8 +195,6 @@ impl Worker {
                         self.ring.watch()?;
                     }
                     Event::Gone => self.tags -= 1,
-                    // As if the server had ended before: the driver asks again, or lets it fail.
-                    Event::Request(_) if self.queue.ended.load(Relaxed) => {}
                     Event::Request(tag) => {
                         self.running += 1;
                         self.begin(tag, device.as_ref())?;
