@@ -542,15 +542,15 @@ pub(crate) fn is_change(request: &Request) -> bool {
     matches!(request.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES)
 }
 
-/// The bytes of a range whose status one reply describes: finding out may take a step for each block
-/// of a base. A client asks again for the rest.
+/// The bytes of a range whose status one reply describes if the device may block: finding out may take
+/// a step for each block of a base. A client asks again for the rest.
 const MOST_STATUS_BYTES: u64 = 4 << 30;
 
 /// Returns the range's extents in a context as (bytes, status). Adjacent extents with the same
 /// status are merged. There is at least one extent, and at most `limit`.
 fn extents(request: &Request, device: &Device, context: Context, limit: usize) -> Result<Vec<(u64, u32)>, disk::Error> {
     let Request { offset, len_bytes, .. } = *request;
-    let len_bytes = len_bytes.min(MOST_STATUS_BYTES);
+    let len_bytes = if device.may_block() { len_bytes.min(MOST_STATUS_BYTES) } else { len_bytes };
     let mut extents: Vec<(u64, u32)> = Vec::new();
     let mut left = len_bytes;
     let mut each = |len_bytes: u64, status: u32| {
