@@ -98,7 +98,15 @@ impl Core {
             without_gain = if held_bytes < least { 0 } else { without_gain + 1 };
             least = least.min(held_bytes);
         }
+        self.shrink_equals();
         false
+    }
+
+    /// Frees what the table of equal pages' hints has beyond its share of the pool's memory.
+    fn shrink_equals(&self) {
+        if let Some(equals) = &self.equals {
+            equals.shrink(&self.budget);
+        }
     }
 }
 
@@ -143,9 +151,7 @@ impl Core {
             return true;
         }
         self.give_back_small();
-        if let Some(equals) = &self.equals {
-            equals.shrink(&self.budget);
-        }
+        self.shrink_equals();
         if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }

@@ -59,8 +59,7 @@ fn equal_pages_of_any_disks_are_kept_once() {
     pool.compact();
     let stats = pool.stats();
     assert_eq!((stats.orig_data_size, stats.compr_data_size, stats.shared_pages), (0, 0, 0));
-    // Where threads freed at the same time, a part of the tables stays for what comes next.
-    assert!(stats.table_bytes < 96 << 10, "{stats:?}");
+    assert!(stats.table_bytes < 32 << 10, "{stats:?}");
 }
 
 #[test]
