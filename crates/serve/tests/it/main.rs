@@ -8,6 +8,8 @@ mod device;
 mod errors;
 mod exports;
 mod extended;
+#[cfg(feature = "tls")]
+mod handshakes;
 mod holes;
 mod hostile;
 #[cfg(feature = "tls")]
