@@ -126,7 +126,7 @@ def cpio(names):
 with open(archive, "wb") as file:
     file.writelines(cpio(name[2:] for name in names.decode().split("\n") if name))
 socket_path, console, dump = (os.path.join(out, name) for name in ("qmp.sock", "console", "system-guest-memory"))
-machine = subprocess.Popen(["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", str(MEMORY_MIB), "-nodefaults",
+machine = subprocess.Popen(["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-cpu", "max,cx16=off", "-m", str(MEMORY_MIB), "-nodefaults",
     "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:" + console, "-kernel", os.path.join(parts, "vmlinuz"),
     "-initrd", archive, "-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on",
     "-qmp", "unix:%s,server=on,wait=off" % socket_path, "-drive", "if=virtio,format=raw,snapshot=on,file=" + disk], stdin=subprocess.DEVNULL,
