@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_attach::loop_device;
+use pagefold_codec::PAGE_SIZE;
 use tempfile::TempDir;
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
 use crate::{
     client::Control,
     server::{Server, qcow2_overlay},
+    subjects::Zram,
     synthetic::{self, KINDS},
     tool,
 };
@@ -46,6 +48,8 @@ pub(super) enum Subject {
     Loop,
     /// A loop device of the kernel over a file of pagefold.
     LoopFile,
+    /// The kernel's zram, with lz4.
+    KernelZram,
     /// A vhost-user-blk socket of pagefold.
     Ring,
     /// One of qemu-storage-daemon, over a raw file in tmpfs.
@@ -59,12 +63,24 @@ pub(super) enum Subject {
 }
 
 use Subject::{
-    File as OwnFile, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls,
+    File as OwnFile, KernelZram, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring,
+    Tls,
 };
 
 impl Subject {
-    pub(super) const ALL: [Self; 10] =
-        [OwnFile, QemuFile, QemuFileOverlay, Loop, LoopFile, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
+    pub(super) const ALL: [Self; 11] = [
+        OwnFile,
+        QemuFile,
+        QemuFileOverlay,
+        Loop,
+        LoopFile,
+        KernelZram,
+        Ring,
+        QemuRing,
+        QemuRingOverlay,
+        Tls,
+        NbdkitTls,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -73,6 +89,7 @@ impl Subject {
             QemuFileOverlay => "qemu-file-overlay",
             Loop => "loop-tmpfs",
             LoopFile => "loop-file",
+            KernelZram => "zram-lz4",
             Ring => "vhost-user",
             QemuRing => "qemu-vhost-user",
             QemuRingOverlay => "qemu-vhost-user-overlay",
@@ -103,9 +120,15 @@ enum Way {
 pub(super) struct Disk {
     way: Way,
     /// Before the server, which it uses.
-    _loop: Option<LoopDevice>,
+    _device: Option<KernelDevice>,
     server: Option<Server>,
     folder: TempDir,
+}
+
+/// A block device of the kernel.
+enum KernelDevice {
+    Loop { _device: LoopDevice },
+    Zram { _device: Zram },
 }
 
 struct LoopDevice(u32);
@@ -208,7 +231,7 @@ impl Setup {
         let mut device = None;
         let mut attach = |file: &Path| {
             let number = loop_device::attach(file, false, None).context("no loop device")?;
-            device = Some(LoopDevice(number));
+            device = Some(KernelDevice::Loop { _device: LoopDevice(number) });
             anyhow::Ok(Way::Path(loop_device::path(number)))
         };
         let (way, server) = match subject {
@@ -222,6 +245,10 @@ impl Setup {
             QemuFile => fuse(false).map(|(way, server)| (way, Some(server)))?,
             QemuFileOverlay => fuse(true).map(|(way, server)| (way, Some(server)))?,
             Loop => (attach(&self.raw()?)?, None),
+            KernelZram => {
+                device = Some(KernelDevice::Zram { _device: Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)? });
+                (Way::Path(Zram::PATH.into()), None)
+            }
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
@@ -243,7 +270,7 @@ impl Setup {
                 (Way::Tls { socket: server.socket(), export: "" }, Some(server))
             }
         };
-        let disk = Disk { way, _loop: device, server, folder };
+        let disk = Disk { way, _device: device, server, folder };
         disk.fill(self)?;
         Ok(disk)
     }
