@@ -9,8 +9,7 @@
 //!     write the new bytes of the window
 //! ```
 //!
-//! Why that is faster than copies in memory (figures in `docs/log/fold.md`, "Decoder, third round"
-//! and "fourth round"):
+//! Why that is faster than copies in memory (figures in `docs/log/fold.md`, "Decoder"):
 //!
 //! 1. A match that reads bytes just written waits until they have left the store buffer, if two
 //!    stores wrote them: that was 30 % of the copies' time on heaps. Here such a match is a
@@ -32,8 +31,8 @@
 //!    that repeat: 21 of 43 instructions per token remain (+9 % if another thread shares the core,
 //!    ±0 if none does).
 //! 9. The window after a long match is loaded from the match's source, and a long match up to the
-//!    page's end is written by whole stores but for its last bytes ("Decoding on Zen 4"; half-random
-//!    pages +9 to +11 %, file system blocks up to 2.3 times as fast).
+//!    page's end is written by whole stores but for its last bytes (on Zen 4 half-random pages +9 to
+//!    +11 %, file system blocks up to 2.3 times as fast).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
 use core::arch::x86_64::*;
