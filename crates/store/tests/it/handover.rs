@@ -265,13 +265,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_stream_is_refused(at: prop::sample::Index, bit in 0..8, cut: bool) {
+    fn a_damaged_stream_is_refused(at: prop::sample::Index, bit in 0..8u32, cut: bool) {
         let mut stream = STREAM.clone();
         let at = at.index(stream.len());
         if cut {
             stream.truncate(at);
         } else {
-            stream[at] ^= 1 << bit;
+            stream[at] ^= 1u8 << bit;
         }
         prop_assert!(Pool::import(config(), &mut &stream[..]).is_err());
     }
