@@ -149,11 +149,11 @@ fn a_full_pool_is_handed_over_to_one_of_its_size() {
 #[test]
 fn some_of_the_disks_are_handed_over() {
     let (pool, disks) = varied(config());
-    for number in 0..disks.len() {
-        let stream = exported(&pool, &[&disks[number]]);
+    for (number, before) in disks.iter().enumerate() {
+        let stream = exported(&pool, &[before]);
         let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
         imported.pool.check().expect("consistent");
-        let (before, after) = (&disks[number], &imported.disks[0].disk);
+        let after = &imported.disks[0].disk;
         let (mut page, mut other) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
         for slot in (0..600).filter(|&slot| slot < before.slots()) {
             let held = before.read(slot, &mut page).expect("a readable page");
