@@ -7,6 +7,7 @@
 
 use std::{
     error::Error,
+    fs,
     io::{self, Write as _},
     os::unix::net::UnixStream,
     thread,
@@ -14,6 +15,14 @@ use std::{
 };
 
 use pagefold_store::{ExportedDisk, PAGE_SIZE, Pool, PoolConfig};
+
+/// Returns the seconds that the process has run on CPUs, in steps of a hundredth.
+fn cpu_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let mut fields = stat.rsplit(')').next()?.split(' ').skip(12);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / 100.0)
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -35,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = pool.stats();
 
     let (mut from, mut to) = UnixStream::pair()?;
-    let start = Instant::now();
+    let (start, cpu_before) = (Instant::now(), cpu_seconds());
     let imported = thread::scope(|scope| {
         let reader = scope.spawn(move || Pool::import(config, &mut to));
         let done = pool.export(&[ExportedDisk { disk: &disk, note: b"" }], &mut from);
@@ -44,15 +53,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         reader.join().map_err(|_| io::Error::other("the reader panicked"))?.map_err(io::Error::other)
     })?;
     let seconds = start.elapsed().as_secs_f64();
+    let cpu_seconds = cpu_seconds().zip(cpu_before).map_or(f64::NAN, |(now, before)| now - before);
 
     let after = imported.pool.stats();
     let stored_gib = before.compr_data_size as f64 / (1_u64 << 30) as f64;
     writeln!(
         io::stdout(),
-        "{stored_gib:.2} GiB stored, {seconds:.2} s: {:.2} s for each GiB stored, {:.2} s for each GiB of pages; \
-         memory {:.4} of before",
+        "{stored_gib:.2} GiB stored, {seconds:.2} s: {:.2} s for each GiB stored, {:.2} s for each GiB of pages \
+         ({:.2} s of CPU for each GiB stored); memory {:.4} of before",
         seconds / stored_gib,
         seconds / gib as f64,
+        cpu_seconds / stored_gib,
         after.mem_used_total as f64 / before.mem_used_total as f64
     )?;
     Ok(())
