@@ -20,7 +20,7 @@ use crate::{
     core::Core,
     disk::{Disk, Error},
     entry::Entry,
-    equals::Equals,
+    equals::{Equals, Seeds},
     handover::{self, ImportError, ImportedPool},
     heap::Heap,
     layers::{Layers, Sums},
@@ -49,12 +49,14 @@ pub struct PoolConfig {
     train: bool,
     dedupe: bool,
     memory_limit: u64,
+    /// Those of the pool whose hints to equal pages go on.
+    seeds: Option<Seeds>,
 }
 
 impl Default for PoolConfig {
     /// `fold`, no memory limit, equal pages stored separately.
     fn default() -> Self {
-        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX }
+        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX, seeds: None }
     }
 }
 
@@ -78,6 +80,12 @@ impl PoolConfig {
     /// stored, so a client that may write to one disk can find out which pages are on others.
     pub fn dedupe(mut self, dedupe: bool) -> Self {
         self.dedupe = dedupe;
+        self
+    }
+
+    /// Sets what the hashes of equal pages depend on.
+    pub(crate) fn seeds(mut self, seeds: Seeds) -> Self {
+        self.seeds = Some(seeds);
         self
     }
 
@@ -133,7 +141,8 @@ impl Pool {
     }
 
     pub(crate) fn with_plan(config: PoolConfig, plan: Plan) -> Result<Self, NewPoolError> {
-        let PoolConfig { codec, train, dedupe, memory_limit } = config;
+        let PoolConfig { codec, train, dedupe, memory_limit, seeds } = config;
+        let seeds = seeds.unwrap_or_else(Seeds::random);
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
@@ -150,7 +159,7 @@ impl Pool {
         // than later ones.
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
-        let equals = if dedupe { Some(Equals::new(most).map_err(NewPoolError::AddressSpace)?) } else { None };
+        let equals = if dedupe { Some(Equals::new(most, seeds).map_err(NewPoolError::AddressSpace)?) } else { None };
         Ok(Self(Arc::new(Core {
             leaves,
             layers,

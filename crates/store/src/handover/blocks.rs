@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use super::{ExportError, ImportError, MAGIC, MAY_SKIP};
+use super::{ExportError, HINTS, ImportError, MAGIC, MAY_SKIP};
 
 /// Bytes of a block's header.
 const HEADER_BYTES: usize = 12;
@@ -52,6 +52,7 @@ impl<'a> BlockWriter<'a> {
             return Ok(());
         }
         self.block[..2].copy_from_slice(&self.kind.to_le_bytes());
+        self.block[2..4].copy_from_slice(&if self.kind == HINTS { MAY_SKIP } else { 0 }.to_le_bytes());
         self.block[4..8].copy_from_slice(&(len as u32).to_le_bytes());
         self.check = check(self.check, &self.block[..8], &self.block[HEADER_BYTES..]);
         self.block[8..HEADER_BYTES].copy_from_slice(&self.check.to_le_bytes());

@@ -14,12 +14,13 @@ use std::{collections::HashMap, io::Write, sync::Arc};
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
-    DISKS, EMPTY, END, ExportError, ExportedDisk, HEADER, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK, NO_ROOT, NODE_ROOT,
-    NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES, blocks::BlockWriter,
+    DISKS, EMPTY, END, ExportError, ExportedDisk, HASH, HEADER, HINTS, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK,
+    NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES, blocks::BlockWriter,
 };
 use crate::{
     core::Core,
     entry::Entry,
+    equals::{Equals, Seeds},
     heap::Owner,
     layers::LayerId,
     leaves::{LEAF_SLOTS, Leaves, PartId},
@@ -67,6 +68,7 @@ impl Pool {
         for disk in disks {
             export.disk(disk)?;
         }
+        export.hints()?;
         export.end(disks.len())
     }
 }
@@ -175,6 +177,8 @@ impl<'a> Export<'a> {
         record.extend(history.stride.to_le_bytes());
         record.extend((name.len() as u16).to_le_bytes());
         record.extend(name.as_bytes());
+        let Seeds(seeds) = core.equals.as_ref().map_or(Seeds([0; 2]), Equals::seeds);
+        record.extend(seeds.iter().flat_map(|seed| seed.to_le_bytes()));
         let untrained = || core.streams.codec().tables().map(|tables| (0, tables)).into_iter().collect();
         for (number, tables) in core.training.as_ref().map_or_else(untrained, Training::numbered) {
             // Each in a block of its own.
@@ -297,6 +301,25 @@ impl<'a> Export<'a> {
         record.extend(*note);
         let len = (record.len() - start - 4) as u32;
         record[start..start + 4].copy_from_slice(&len.to_le_bytes());
+        Ok(())
+    }
+
+    fn hints(&mut self) -> Result<(), ExportError> {
+        let core = self.core;
+        let mut last = usize::MAX;
+        for (sum, number) in core.equals.iter().flat_map(Equals::hints) {
+            let (leaf, index) = Leaves::leaf_of(number);
+            let Some(leaf) = self.leaf_numbers.get(leaf) else { continue };
+            let record = self.writer.record(HINTS)?;
+            // Each block says which hash it is.
+            if record.len() < last {
+                record.extend(HASH.to_le_bytes());
+            }
+            record.extend(sum.bits().to_le_bytes());
+            record.extend(leaf.to_le_bytes());
+            record.push(index as u8);
+            last = record.len();
+        }
         Ok(())
     }
 

@@ -27,8 +27,8 @@ use std::{io::Read, sync::Arc};
 use pagefold_codec::{PAGE_SIZE, Tables};
 
 use super::{
-    DISKS, EMPTY, END, HEADER, HOLE, HOLE_PART, HOLE_ROOT, ImportError, ImportedDisk, ImportedPool, LEAVES, LINK,
-    NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES,
+    DISKS, EMPTY, END, HASH, HEADER, HINTS, HOLE, HOLE_PART, HOLE_ROOT, ImportError, ImportedDisk, ImportedPool,
+    LEAVES, LINK, NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES,
     blocks::{BlockReader, Fields},
 };
 use crate::{
@@ -36,6 +36,7 @@ use crate::{
     core::Core,
     disk::{Disk, SLOTS_MAX},
     entry::{Entry, Fill},
+    equals::{Seeds, Sum},
     heap::Owner,
     layers::LayerId,
     leaves::{LEAF_SLOTS, Leaves, PartId},
@@ -54,6 +55,7 @@ struct Head {
     history: History,
     max_bytes: u64,
     codec_name: String,
+    seeds: Seeds,
     /// The tables with their numbers, in the order in which they were trained.
     tables: Vec<(u8, Tables)>,
 }
@@ -121,7 +123,11 @@ pub(crate) fn import(config: PoolConfig, input: &mut dyn Read) -> Result<Importe
             }
             DISKS => {
                 import.add_disks(fields)?;
-                &[DISKS, END]
+                &[DISKS, HINTS, END]
+            }
+            HINTS => {
+                import.add_hints(fields)?;
+                &[HINTS, END]
             }
             _ => {
                 import.check_end(fields)?;
@@ -149,8 +155,10 @@ fn read_header(reader: &mut BlockReader<'_>) -> Result<Head, ImportError> {
     let (gain_permille, age_s, stride) = (fields.u64()?, fields.u64()?, fields.u32()?);
     let len = usize::from(fields.u16()?);
     let codec_name = str::from_utf8(fields.bytes(len)?).or(invalid("the codec's name is not text"))?.to_owned();
+    // A stream without hints may end before.
+    let seeds = Seeds([fields.u64().unwrap_or(0), fields.u64().unwrap_or(0)]);
     let history = History { trainings, useless, gain_permille, age_s, stride };
-    Ok(Head { history, max_bytes, codec_name, tables: Vec::new() })
+    Ok(Head { history, max_bytes, codec_name, seeds, tables: Vec::new() })
 }
 
 impl Head {
@@ -179,6 +187,9 @@ impl Head {
             if self.tables.len() > 1 {
                 config = config.train(true);
             }
+        }
+        if self.seeds != Seeds([0; 2]) {
+            config = config.seeds(self.seeds);
         }
         let pool = Pool::new(config)?;
         let core = pool.core();
@@ -390,6 +401,21 @@ impl<'a> Import<'a> {
         }
         layer.is_held = true;
         Ok(layer)
+    }
+
+    /// Stores hints. They may be wrong: what they lead to is compared.
+    fn add_hints(&self, mut fields: Fields<'_>) -> Result<(), ImportError> {
+        let Some(equals) = self.core.equals.as_ref().filter(|_| fields.u32().is_ok_and(|hash| hash == HASH)) else {
+            return Ok(());
+        };
+        while !fields.is_empty() {
+            let (bits, leaf, index) = (fields.u64()?, fields.u32()?, usize::from(fields.u8()?));
+            if leaf as usize >= self.leaves.len() || index >= LEAF_SLOTS {
+                return invalid("a hint to a leaf that does not exist");
+            }
+            equals.put(Sum::of_bits(bits), Leaves::entry_number(leaf, index), &self.core.budget);
+        }
+        Ok(())
     }
 
     fn check_end(&self, mut fields: Fields<'_>) -> Result<(), ImportError> {

@@ -2,10 +2,10 @@
 //! with the same content: objects as they are, parts that disks share once, and layers.
 //!
 //! ```text
-//! stream   "pagefold", blocks: header, tables, leaves, nodes, disks, end
+//! stream   "pagefold", blocks: header, tables, leaves, nodes, disks, hints, end
 //! block    kind: 2 │ flags: 2 │ len: 4 │ check: 4 │ len bytes
 //! header   page bytes: 4 │ slots of a leaf: 4 │ mem_used_max: 8 │ trainings: 8 │ useless: 8 │
-//!          gain: 8 │ age: 8 │ stride: 4 │ codec's name: length (2), text
+//!          gain: 8 │ age: 8 │ stride: 4 │ codec's name: length (2), text │ seeds of hints: 8, 8
 //! tables   number: 1 │ bytes of the codec
 //! leaves   for each: layer: 4 │ 64 tags │ for each entry:
 //!            0 empty │ 1 hole │ 2 same: word (8) │ 3 object: length − 1 (2), bytes │ 4 raw: a page
@@ -14,6 +14,7 @@
 //! nodes    for each: layer: 4 │ level: 1 │ count: 1 │ for each place: index (1), part (4)
 //! disks    for each: len: 4 │ slots: 8 │ limit: 8 │ flags: 4 │ root: kind (1), level (1), node (4) │
 //!          layer: 4 │ count: 4, earlier layers: 4 each │ length of the note: 4, note
+//! hints    hash: 4 │ for each: bits of the hash (8), leaf (4), index (1)     may be skipped
 //! end      leaves: 4 │ nodes: 4 │ disks: 4 │ objects: 8
 //! ```
 //!
@@ -53,10 +54,14 @@ const TABLES: u16 = 2;
 const LEAVES: u16 = 3;
 const NODES: u16 = 4;
 const DISKS: u16 = 5;
+const HINTS: u16 = 6;
 const END: u16 = 0xffff;
 
 /// The flag of a block that a reader which does not know its kind may skip.
 const MAY_SKIP: u16 = 1;
+
+/// The hash of pages in hints: the low bits that a table keeps of foldhash's, version 0.2.
+const HASH: u32 = 1;
 
 /// The most bytes of a note.
 const NOTE_MAX: usize = 64 << 10;

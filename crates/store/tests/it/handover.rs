@@ -145,6 +145,23 @@ fn a_full_pool_is_handed_over_to_one_of_its_size() {
     assert!(matches!(failed, ImportError::Full), "{failed}");
 }
 
+/// A page that equals one that was stored before is found after it.
+#[test]
+fn equal_pages_are_still_found() {
+    let pool = Pool::new(config()).expect("a pool");
+    let disk = pool.disk(10_000).expect("a disk");
+    (0..2000).for_each(|slot| disk.write(slot, &mixed(2 * slot, 0x1f)).expect("no limit"));
+    let imported = handed_over(&pool, &[&disk], config());
+    assert_eq!(imported.pool.stats().shared_pages, 0);
+    let disk = &imported.disks[0].disk;
+    (0..2000).for_each(|slot| disk.write(5000 + slot, &mixed(2 * slot, 0x1f)).expect("no limit"));
+    let shared = imported.pool.stats().shared_pages;
+    // Some hints displace others.
+    assert!(shared > 3600, "{shared}");
+    let plain = PoolConfig::default().codec(by_name("lz4").expect("a codec"));
+    handed_over(&imported.pool, &[disk], plain);
+}
+
 /// The rest of a pool stays behind.
 #[test]
 fn some_of_the_disks_are_handed_over() {
