@@ -56,6 +56,16 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
+/// What a RAM disk is besides its store's disk, for other processes.
+pub(crate) struct Kept<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) below: Option<&'a Arc<Below>>,
+    pub(crate) began_empty: bool,
+    pub(crate) size_bytes: u64,
+    /// The disk of which it is a snapshot.
+    pub(crate) snapshot_of: Option<*const RamDisk>,
+}
+
 /// Where a range of a disk is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
@@ -75,7 +85,7 @@ struct SlotPart {
 }
 
 /// Returns the number of slots of a disk of `size_bytes`.
-fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
+pub(crate) fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
     if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(NewDiskError::Size(size_bytes));
     }
@@ -185,6 +195,29 @@ impl RamDisk {
     /// Returns what is below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.below.as_ref().map(|below| below.device())
+    }
+
+    /// Returns what the disk consists of.
+    pub(crate) fn kept(&self) -> Kept<'_> {
+        Kept {
+            disk: &self.disk,
+            below: self.below.as_ref(),
+            began_empty: self.began_empty,
+            size_bytes: self.size_bytes(),
+            snapshot_of: self.snapshot_of.as_ref().map(Weak::as_ptr),
+        }
+    }
+
+    /// Creates a disk from a store's disk that has content. A snapshot says of which disk it is one.
+    pub(crate) fn restored(
+        disk: Disk,
+        below: Option<Arc<Below>>,
+        began_empty: bool,
+        pool: Pool,
+        size_bytes: u64,
+        snapshot_of: Option<Weak<Self>>,
+    ) -> Self {
+        Self { snapshot_of, ..Self::of(disk, below, began_empty, pool, size_bytes) }
     }
 
     fn resizing(&self) -> MutexGuard<'_, ()> {

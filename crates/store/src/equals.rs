@@ -11,6 +11,7 @@
 //! that the pool uses.
 
 use std::{
+    collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     io,
     sync::{
@@ -22,7 +23,7 @@ use std::{
     },
 };
 
-use foldhash::quality::RandomState;
+use foldhash::{SharedSeed, quality::FoldHasher};
 use pagefold_codec::{PAGE_SIZE, Page};
 
 use crate::{
@@ -52,6 +53,18 @@ const TAG_SHIFT: u32 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sum(u64);
 
+/// What the hashes of a table depend on, so that another table can go on with its hints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seeds(pub(crate) [u64; 2]);
+
+impl Seeds {
+    /// Returns random seeds: clients cannot choose which pages share a bucket.
+    pub(crate) fn random() -> Self {
+        let random = RandomState::new();
+        Self([0, 1].map(|number: u64| random.hash_one(number)))
+    }
+}
+
 /// See the module documentation. [`held_bytes`](Self::held_bytes) is counted in the budget.
 #[derive(Debug)]
 pub(crate) struct Equals {
@@ -59,16 +72,18 @@ pub(crate) struct Equals {
     buckets: AtomicUsize,
     displaced: AtomicU32,
     changing: Mutex<()>,
-    /// The random seed keeps clients from choosing which pages share a bucket.
-    hashes: RandomState,
+    seeds: Seeds,
+    /// Made of the second seed.
+    shared_seed: SharedSeed,
 }
 
 impl Equals {
-    /// Creates an empty table, with address space for the hints of a pool of `memory_bytes`.
+    /// Creates an empty table, with address space for the hints of a pool of `memory_bytes`, whose
+    /// hashes depend on `seeds`.
     ///
     /// # Errors
     /// The process cannot reserve the address space.
-    pub(crate) fn new(memory_bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(memory_bytes: u64, seeds: Seeds) -> io::Result<Self> {
         let room = (memory::address_space() / 32) as u64;
         let most = ((memory_bytes / SHARE).min(room) / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
@@ -78,15 +93,27 @@ impl Equals {
             buckets: AtomicUsize::new(0),
             displaced: AtomicU32::new(0),
             changing: Mutex::default(),
-            hashes: RandomState::default(),
+            seeds,
+            shared_seed: SharedSeed::from_u64(seeds.0[1]),
         })
     }
 
     /// Returns the page's hash.
     pub(crate) fn sum(&self, page: &Page) -> Sum {
-        let mut hasher = self.hashes.build_hasher();
+        let mut hasher = FoldHasher::with_seed(self.seeds.0[0], &self.shared_seed);
         hasher.write(page);
         Sum(hasher.finish() & !(NUMBER_MASK | USED) | USED)
+    }
+
+    /// Returns what the hashes depend on.
+    pub(crate) fn seeds(&self) -> Seeds {
+        self.seeds
+    }
+
+    /// Returns the hash and the entry of every hint at some moment during the call.
+    pub(crate) fn hints(&self) -> impl Iterator<Item = (Sum, u64)> {
+        let all = self.hints.all()[..self.buckets.load(Relaxed) * BUCKET_HINTS].iter().map(|hint| hint.load(Relaxed));
+        all.filter(|&hint| hint != 0).map(|hint| (Sum(hint & !NUMBER_MASK), hint & NUMBER_MASK))
     }
 
     /// Returns the entries that may have a page with this hash.
@@ -195,6 +222,18 @@ fn index(hint: u64, buckets: usize) -> usize {
     if bucket < buckets { bucket } else { bucket & bits >> 1 }
 }
 
+impl Sum {
+    /// Returns the hash without what a hint has below it.
+    pub(crate) fn bits(self) -> u64 {
+        self.0 >> TAG_SHIFT
+    }
+
+    /// Returns the hash of these bits, of which those beyond 33 are ignored.
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        Self(bits << TAG_SHIFT | USED)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +246,8 @@ mod tests {
 
     #[test]
     fn hints_stay_while_the_table_grows() {
-        let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
+        let (equals, budget) =
+            (Equals::new(1 << 30, Seeds::random()).expect("address space"), Budget::new(u64::MAX, 1));
         budget.take_for(Purpose::Store, 64 << 20).expect("no limit");
         for number in 0..50_000 {
             equals.put(equals.sum(&page(number)), number, &budget);
@@ -229,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_pool_that_shrinks_has_a_smaller_table() {
-        let (equals, budget) = (Equals::new(1 << 30).expect("address space"), Budget::new(u64::MAX, 1));
+        let (equals, budget) =
+            (Equals::new(1 << 30, Seeds::random()).expect("address space"), Budget::new(u64::MAX, 1));
         budget.take_for(Purpose::Store, 64 << 20).expect("no limit");
         for number in 0..50_000 {
             equals.put(equals.sum(&page(number)), number, &budget);

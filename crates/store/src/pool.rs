@@ -1,7 +1,8 @@
 //! A pool: one memory limit, one set of streams and tables and one heap for any number of disks.
 
 use std::{
-    fmt, io,
+    fmt,
+    io::{self, Read},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -19,7 +20,8 @@ use crate::{
     core::Core,
     disk::{Disk, Error},
     entry::Entry,
-    equals::Equals,
+    equals::{Equals, Seeds},
+    handover::{self, ImportError, ImportedPool},
     heap::Heap,
     layers::{Layers, Sums},
     leaves::Leaves,
@@ -47,12 +49,14 @@ pub struct PoolConfig {
     train: bool,
     dedupe: bool,
     memory_limit: u64,
+    /// Those of the pool whose hints to equal pages go on.
+    seeds: Option<Seeds>,
 }
 
 impl Default for PoolConfig {
     /// `fold`, no memory limit, equal pages stored separately.
     fn default() -> Self {
-        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX }
+        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX, seeds: None }
     }
 }
 
@@ -77,6 +81,17 @@ impl PoolConfig {
     pub fn dedupe(mut self, dedupe: bool) -> Self {
         self.dedupe = dedupe;
         self
+    }
+
+    /// Sets what the hashes of equal pages depend on.
+    pub(crate) fn seeds(mut self, seeds: Seeds) -> Self {
+        self.seeds = Some(seeds);
+        self
+    }
+
+    /// Returns the codec's name.
+    pub(crate) fn codec_name(&self) -> String {
+        self.codec.name()
     }
 
     /// Sets the most bytes of memory that the pool may use, everything included; the default,
@@ -126,7 +141,8 @@ impl Pool {
     }
 
     pub(crate) fn with_plan(config: PoolConfig, plan: Plan) -> Result<Self, NewPoolError> {
-        let PoolConfig { codec, train, dedupe, memory_limit } = config;
+        let PoolConfig { codec, train, dedupe, memory_limit, seeds } = config;
+        let seeds = seeds.unwrap_or_else(Seeds::random);
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
@@ -143,7 +159,7 @@ impl Pool {
         // than later ones.
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
-        let equals = if dedupe { Some(Equals::new(most).map_err(NewPoolError::AddressSpace)?) } else { None };
+        let equals = if dedupe { Some(Equals::new(most, seeds).map_err(NewPoolError::AddressSpace)?) } else { None };
         Ok(Self(Arc::new(Core {
             leaves,
             layers,
@@ -338,7 +354,17 @@ impl Pool {
         Ok(())
     }
 
-    #[cfg(all(test, not(loom)))]
+    /// Makes a pool from the stream that [`export`](Self::export) wrote, with its disks. The codec
+    /// must be the one of that pool, and the memory limit leave room for all that it holds.
+    ///
+    /// `input` is untrusted. Nothing after the end of the stream is read.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+        handover::import(config, input)
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0
     }
