@@ -32,8 +32,9 @@ pub use base_cache::BaseCache;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
 pub use pagefold_store::{
-    DiskStats, Error as StoreError, Figure, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
+    Disk as StoredDisk, DiskStats, Error as StoreError, ExportError, ExportedDisk, Figure, ImportError, ImportedDisk,
+    ImportedPool, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
-pub use ram::{Layer, NewDiskError, RamDisk};
+pub use ram::{Layer, NewDiskError, RamDisk, RamState};
 pub use room::{Room, Waiting, Waits};

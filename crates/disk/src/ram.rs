@@ -56,6 +56,15 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
+/// What a disk is in addition to what its pool stores of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamState {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether a slot that holds nothing is as it was when the disk was created.
+    pub began_empty: bool,
+}
+
 /// Where a range of a disk is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
@@ -146,6 +155,60 @@ impl RamDisk {
     fn of(disk: Disk, below: Option<Arc<Below>>, began_empty: bool, pool: Pool, size_bytes: u64) -> Self {
         let size_bytes = AtomicU64::new(size_bytes);
         Self { disk, below, began_empty, pool, size_bytes, resizing: Mutex::default(), snapshot_of: None }
+    }
+
+    /// Returns what the pool stores of the disk.
+    pub fn stored(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// Returns what makes of [`stored`](Self::stored), in another pool, the same disk again.
+    pub fn state(&self) -> RamState {
+        RamState { size_bytes: self.size_bytes(), began_empty: self.began_empty }
+    }
+
+    /// Returns the disk of which this one is a [snapshot](Self::snapshot), if that exists.
+    pub fn snapshot_of(&self) -> Option<Arc<Self>> {
+        self.snapshot_of.as_ref()?.upgrade()
+    }
+
+    /// Makes a disk of what its pool stores. What is below it is what is below `like`, if given. With
+    /// `snapshot_of`, it is a snapshot of that disk.
+    ///
+    /// # Errors
+    /// [`NewDiskError::Size`]: the size does not fit what is stored.
+    pub fn of_stored(
+        pool: &Pool,
+        disk: Disk,
+        state: RamState,
+        like: Option<&Self>,
+        snapshot_of: Option<&Arc<Self>>,
+    ) -> Result<Self, NewDiskError> {
+        let below = like.and_then(|like| like.below.clone());
+        let made = Self::of_state(pool, disk, state, below)?;
+        Ok(Self { snapshot_of: snapshot_of.map(Arc::downgrade), ..made })
+    }
+
+    /// Makes a disk over `base` of what its pool stores. See [`over_cached`](Self::over_cached).
+    ///
+    /// # Errors
+    /// As [`of_stored`](Self::of_stored).
+    pub fn of_stored_over(
+        pool: &Pool,
+        disk: Disk,
+        state: RamState,
+        base: Arc<dyn BlockDevice>,
+        cache: &BaseCache,
+    ) -> Result<Self, NewDiskError> {
+        Self::of_state(pool, disk, state, Some(Arc::new(Below::new(base, pool, Some(cache)))))
+    }
+
+    fn of_state(pool: &Pool, disk: Disk, state: RamState, below: Option<Arc<Below>>) -> Result<Self, NewDiskError> {
+        let RamState { size_bytes, began_empty } = state;
+        if slots_of(size_bytes)? != disk.slots() || disk.is_over() != below.is_some() {
+            return Err(NewDiskError::Size(size_bytes));
+        }
+        Ok(Self::of(disk, below, began_empty, pool.clone(), size_bytes))
     }
 
     /// Returns a disk with the content of this one at one instant, see [`Disk::fork`].

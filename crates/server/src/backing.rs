@@ -8,7 +8,8 @@ use std::{path::PathBuf, sync::Arc};
 use pagefold_base::Base;
 use pagefold_control::{BaseRecord, Code, DiskKind, Failure, Stored};
 use pagefold_disk::{
-    BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, StoreError, Waits,
+    BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, RamState, StoreError,
+    StoredDisk, Waits,
 };
 
 use crate::{
@@ -79,30 +80,91 @@ impl Backing {
 
     /// Makes a disk of a base in `file`.
     pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, file: &BaseFile) -> Result<Self, Failure> {
+        let made = |device| RamDisk::over_cached(pool, device, &caches.pages).map_err(not_made);
+        Self::of_open_file(pool, base, file, made)
+    }
+
+    fn of_open_file(
+        pool: &Pool,
+        base: Base,
+        file: &BaseFile,
+        make: impl FnOnce(Arc<dyn BlockDevice>) -> Result<RamDisk, Failure>,
+    ) -> Result<Self, Failure> {
         let (path, devices) = (file.to_string(), file.devices.clone());
         let paths_bytes = devices.iter().map(|device| device.as_os_str().len()).sum::<usize>() + path.len();
         let record_bytes = base.table_bytes() + paths_bytes as u64;
         let base = Arc::new(base);
-        let device = Arc::clone(&base) as _;
-        Self::over(pool, caches, device, Some(OpenFile { base, path, devices }), record_bytes)
+        let device: Arc<dyn BlockDevice> = Arc::clone(&base) as _;
+        let pristine = make(Arc::clone(&device))?;
+        Self::over(pool, device, pristine, Some(OpenFile { base, path, devices }), record_bytes)
     }
 
     /// Makes a disk of a device of the program, whose content never changes.
     pub(crate) fn of_device(pool: &Pool, caches: &BaseCaches, device: Arc<dyn BlockDevice>) -> Result<Self, Failure> {
-        Self::over(pool, caches, device, None, 0)
+        let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
+        Self::over(pool, device, pristine, None, 0)
     }
 
     fn over(
         pool: &Pool,
-        caches: &BaseCaches,
         device: Arc<dyn BlockDevice>,
+        pristine: RamDisk,
         file: Option<OpenFile>,
         record_bytes: u64,
     ) -> Result<Self, Failure> {
-        let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
         // Forks of the base keep it longer than the server's lists do.
         let record = Counted::record(pool, "", record_bytes)?;
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
+    }
+
+    /// Makes a base of `file` again, of whose unmodified disk another process has handed `stored` over.
+    pub(crate) fn of_taken_file(
+        pool: &Pool,
+        caches: &BaseCaches,
+        base: Base,
+        file: &BaseFile,
+        stored: StoredDisk,
+        size_bytes: u64,
+    ) -> Result<Self, Failure> {
+        let state = RamState { size_bytes, began_empty: true };
+        Self::of_open_file(pool, base, file, |device| {
+            RamDisk::of_stored_over(pool, stored, state, device, &caches.pages).map_err(not_made)
+        })
+    }
+
+    /// Makes a disk that another process has handed over, over `base` if there is one.
+    pub(crate) fn of_taken(
+        pool: &Pool,
+        stored: StoredDisk,
+        state: RamState,
+        base: Option<&BaseDisk>,
+        limit_bytes: Option<u64>,
+    ) -> Result<Self, Failure> {
+        let ram = RamDisk::of_stored(pool, stored, state, base.map(|base| &base.pristine), None).map_err(not_made)?;
+        ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
+        Ok(Self(Kind::Ram(Arc::new(ram))))
+    }
+
+    /// Makes a snapshot of `source` that another process has handed over.
+    pub(crate) fn of_taken_snapshot(
+        pool: &Pool,
+        stored: StoredDisk,
+        state: RamState,
+        base: Option<&BaseDisk>,
+        source: Option<&Self>,
+    ) -> Result<Self, Failure> {
+        let source = source.and_then(|source| source.stored());
+        let like = base.map(|base| &base.pristine);
+        let ram = RamDisk::of_stored(pool, stored, state, like, source).map_err(not_made)?;
+        Ok(Self(Kind::Snapshot(Arc::new(ram))))
+    }
+
+    /// Returns the disk in memory that it is.
+    pub(crate) fn stored(&self) -> Option<&Arc<RamDisk>> {
+        match &self.0 {
+            Kind::Ram(ram) | Kind::Snapshot(ram) => Some(ram),
+            Kind::Base(_) => None,
+        }
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {

@@ -10,6 +10,7 @@ mod exports;
 mod extended;
 #[cfg(feature = "tls")]
 mod handshakes;
+mod handover;
 mod holes;
 mod hostile;
 #[cfg(feature = "tls")]

@@ -1,0 +1,341 @@
+//! The side of the process that continues.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_codec::by_name;
+use pagefold_control::{Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_disk::{Pool, PoolConfig, RamState, StoredDisk};
+use pagefold_serve::{Handed, SocketFile};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::UCred,
+    process::{Pid, PidfdFlags, geteuid, pidfd_open},
+};
+
+use super::{
+    channel::{Channel, Kind, Message, PoolReader},
+    record::{BaseState, ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+};
+use crate::{
+    BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
+    backing::{Backing, BaseDisk},
+    counted::Counted,
+    disk::{Disk, Origin, RECORD_BYTES},
+    disks::TakenConfig,
+    server::OpenedControl,
+    socket,
+};
+
+/// How long the server's process may take to end after the connection to it broke.
+const END: Duration = Duration::from_secs(10);
+
+/// What has come from the other process, until it has ended.
+pub(crate) struct Incoming {
+    channel: Channel,
+    /// Readable when the process is gone.
+    process: OwnedFd,
+    sockets: Handed<OwnedFd>,
+    control: Option<(ControlState, OwnedFd)>,
+    start: Instant,
+}
+
+/// A server that continues another one, which is paused, and what else has come from it.
+pub(crate) struct Received {
+    pub(crate) server: Server,
+    pub(crate) incoming: Incoming,
+    pub(crate) belongings: Belongings,
+    pub(crate) tls: bool,
+    pub(crate) program: String,
+    pub(crate) pid: Pid,
+}
+
+/// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
+/// returns is dropped.
+pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, TakeOverError> {
+    let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
+    let channel = Channel::new(own.into()).map_err(TakeOverError::Broken)?;
+    channel.know_sender().map_err(TakeOverError::Broken)?;
+    let HandingOver { .. } = client.call_with(&Command::TakeOver {}, Some(other.as_fd()))?;
+    drop(other);
+    let parts = receive_parts(&channel, config).inspect_err(|error| {
+        // The server may be gone, or may have sent why it gives up.
+        let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
+    })?;
+    let Parts { server, process, pid, sockets, control, belongings, start, tls, program } = parts;
+    let incoming = Incoming { channel, process, sockets, control, start };
+    Ok(Received { server, incoming, belongings, tls, program, pid })
+}
+
+/// What has come on a channel.
+struct Parts {
+    server: Server,
+    process: OwnedFd,
+    pid: Pid,
+    sockets: Handed<OwnedFd>,
+    control: Option<(ControlState, OwnedFd)>,
+    belongings: Belongings,
+    start: Instant,
+    tls: bool,
+    program: String,
+}
+
+fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverError> {
+    let message = receive_kind(channel, Kind::Record)?;
+    let (process, pid) = sender(message.sender)?;
+    let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
+    if record.version != VERSION {
+        let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
+        return Err(TakeOverError::Cannot(what));
+    }
+    let control = usize::from(record.control.is_some());
+    let lists = [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()];
+    let expected = lists.iter().sum::<usize>();
+    let mut descriptors = Vec::new();
+    while descriptors.len() < expected {
+        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
+        if some.is_empty() {
+            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+        }
+        descriptors.extend(some);
+    }
+    if descriptors.len() != expected {
+        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+    }
+    let server = make_server(channel, config, &record)?;
+    let mut descriptors = descriptors.into_iter();
+    let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
+    let sockets = Handed {
+        listeners: record.listeners.into_iter().zip(next(lists[0])).collect(),
+        clients: record.clients.into_iter().zip(next(lists[1])).collect(),
+        newcomers: record.newcomers.into_iter().zip(next(lists[2])).collect(),
+    };
+    let control = record.control.zip(next(lists[3]).pop());
+    let belongings = Belongings { files: record.files.into_iter().zip(next(lists[4])).collect(), texts: record.texts };
+    let now = Instant::now();
+    let start = now.checked_sub(Duration::from_millis(record.uptime_ms)).unwrap_or(now);
+    let (tls, program) = (record.tls, record.program);
+    Ok(Parts { server, process, pid, sockets, control, belongings, start, tls, program })
+}
+
+impl Incoming {
+    pub(crate) fn take_sockets(&mut self) -> Handed<OwnedFd> {
+        std::mem::take(&mut self.sockets)
+    }
+
+    /// Returns the number of clients of NBD that have chosen an export.
+    pub(crate) fn clients(&self) -> usize {
+        self.sockets.clients.len()
+    }
+
+    /// Takes the control socket.
+    pub(crate) fn take_control(&mut self) -> Result<Option<OpenedControl>, TakeOverError> {
+        let Some((ControlState { path, owns_file }, fd)) = self.control.take() else { return Ok(None) };
+        let listener = UnixListener::from(fd);
+        listener.local_addr().map_err(|error| TakeOverError::Invalid(format!("the control socket: {error}")))?;
+        let file = path.as_deref().filter(|_| owns_file).and_then(|path| SocketFile::of_another(path.as_ref()).ok());
+        Ok(Some(OpenedControl { listener, file, path: path.map(Into::into) }))
+    }
+
+    /// Returns when the first server began to listen.
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
+    /// Says that this process can serve, and returns when it may: the other one never serves again.
+    pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
+        let Self { channel, process, .. } = self;
+        channel.send(Kind::Ready, &[]).map_err(TakeOverError::Broken)?;
+        match channel.receive() {
+            Ok(message) if message.kind == Kind::Go => Ok(()),
+            Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
+            Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
+            // It may have ended after it was told, or may go on.
+            Err(_) => {
+                let mut polled = [PollFd::new(&process, PollFlags::IN)];
+                let time = Timespec { tv_sec: END.as_secs() as i64, tv_nsec: 0 };
+                let is_gone = poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0);
+                if is_gone { Ok(()) } else { Err(TakeOverError::NotGiven) }
+            }
+        }
+    }
+}
+
+fn invalid(error: impl std::fmt::Display) -> TakeOverError {
+    TakeOverError::Invalid(error.to_string())
+}
+
+fn refused(bytes: &[u8]) -> TakeOverError {
+    TakeOverError::Refused(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Receives a message of one kind.
+fn receive_kind(channel: &Channel, kind: Kind) -> Result<Message, TakeOverError> {
+    let message = channel.receive().map_err(TakeOverError::Broken)?;
+    match message.kind {
+        found if found == kind => Ok(message),
+        Kind::Failed => Err(refused(&message.bytes)),
+        _ => Err(TakeOverError::Invalid("a message out of order".to_owned())),
+    }
+}
+
+/// Returns what becomes readable when the sender's process ends.
+fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
+    let sender = sender.ok_or_else(|| TakeOverError::Invalid("the sender is unknown".to_owned()))?;
+    if sender.uid != geteuid() && !sender.uid.is_root() {
+        return Err(TakeOverError::Invalid(format!("the sender is a process of user {}", sender.uid.as_raw())));
+    }
+    let process = pidfd_open(sender.pid, PidfdFlags::empty());
+    Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
+}
+
+/// Makes the server with its disks.
+fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
+    config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    config.dedupe = record.pool.dedupe;
+    config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
+    config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
+    config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
+    let pool = PoolConfig::default()
+        .codec(Arc::clone(&config.codec))
+        .dedupe(config.dedupe)
+        .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
+    let mut reader = PoolReader::new(channel);
+    let imported = Pool::import(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    // The end of the stream.
+    if io::copy(&mut reader, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
+        return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
+    }
+    let pool = imported.pool;
+    let taken = TakenConfig {
+        pool: pool.clone(),
+        id: record.id,
+        limit_bytes: record.limit_bytes,
+        base_cache_bytes: config.base_cache_bytes,
+        clients: config.clients,
+        when_full: config.when_full,
+        open: Arc::clone(&config.open),
+    };
+    let server = Server::taken(config, taken);
+    let stored = imported.disks.into_iter().map(|imported| imported.disk).collect();
+    Making { server: &server, record, pool, bases: Vec::new() }.make(stored)?;
+    server.0.disks.exports().skip_numbers(record.next_number);
+    Ok(server)
+}
+
+/// A server whose disks are being made.
+struct Making<'a> {
+    server: &'a Server,
+    record: &'a Record,
+    pool: Pool,
+    bases: Vec<Backing>,
+}
+
+impl Making<'_> {
+    fn make(mut self, stored: Vec<StoredDisk>) -> Result<(), TakeOverError> {
+        let mut stored = stored.into_iter();
+        let mut next = || stored.next().ok_or_else(|| TakeOverError::Invalid("the pool lacks a disk".to_owned()));
+        let record = self.record;
+        for base in &record.bases {
+            let base = self.base(base, next()?)?;
+            self.bases.push(base);
+        }
+        let mut backings = HashMap::new();
+        let mut snapshots = Vec::new();
+        for disk in &record.disks {
+            match disk.kind {
+                DiskKind::Base => {}
+                DiskKind::Ram => {
+                    let (base, stored) = (self.base_of(disk)?, next()?);
+                    let made = Backing::of_taken(&self.pool, stored, state(disk), base, disk.limit_bytes);
+                    backings.insert(disk.name.as_str(), made.map_err(invalid)?);
+                }
+                DiskKind::Snapshot => snapshots.push((disk, next()?)),
+            }
+        }
+        for (disk, stored) in snapshots {
+            let source = disk.snapshot_of.as_deref().and_then(|of| backings.get(of));
+            let made = Backing::of_taken_snapshot(&self.pool, stored, state(disk), self.base_of(disk)?, source);
+            backings.insert(disk.name.as_str(), made.map_err(invalid)?);
+        }
+        for disk in &record.disks {
+            let backing = match disk.kind {
+                DiskKind::Base => disk.base.and_then(|index| self.bases.get(index)).cloned(),
+                DiskKind::Ram | DiskKind::Snapshot => backings.remove(disk.name.as_str()),
+            };
+            self.add(disk, backing.ok_or_else(|| TakeOverError::Invalid(format!("the disk '{}'", disk.name)))?)?;
+        }
+        if stored.next().is_some() {
+            return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Opens a base, which must be what it was.
+    fn base(&self, base: &BaseState, stored: StoredDisk) -> Result<Backing, TakeOverError> {
+        let BaseState { file, size_bytes } = base;
+        let shown = &file.path;
+        let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
+        let opened_as = BaseFile {
+            name: String::new(),
+            path: file.path.clone().into(),
+            inside: file.inside.clone().map(String::into_bytes),
+            devices: file.devices.iter().map(Into::into).collect(),
+            format: Some(file.format.parse().map_err(|what| cannot(format!("{what}")))?),
+        };
+        let (observer, path) = (self.server.0.observer.clone(), file.path.clone());
+        let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
+        let disks = &self.server.0.disks;
+        let opened = disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
+        if opened.identity() != file.identity {
+            return Err(cannot("another file has its place, or it was changed".to_owned()));
+        }
+        let made = Backing::of_taken_file(&self.pool, disks.base_caches(), opened, &opened_as, stored, *size_bytes);
+        made.map_err(|failure| cannot(failure.to_string()))
+    }
+
+    /// Returns the base that is below a disk.
+    fn base_of(&self, disk: &DiskState) -> Result<Option<&Arc<BaseDisk>>, TakeOverError> {
+        let found = disk.base.map(|index| self.bases.get(index).and_then(Backing::as_base));
+        found.map(|found| found.ok_or_else(|| TakeOverError::Invalid("a base is missing".to_owned()))).transpose()
+    }
+
+    fn add(&self, disk: &DiskState, backing: Backing) -> Result<(), TakeOverError> {
+        let DiskState { name, number, limit_bytes, read_only, quota, .. } = disk;
+        let plain = split_snapshot_name(name).map_or(&**name, |(plain, _)| plain);
+        check_name(plain).map_err(invalid)?;
+        let table = self.server.0.disks.table();
+        let base = self.base_of(disk)?.filter(|_| disk.kind != DiskKind::Base);
+        let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
+        let path = self.record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
+            Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
+        });
+        let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+        let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
+        let counted = Counted::record(&self.pool, name, record_bytes).map_err(invalid)?;
+        let now = Instant::now();
+        let made = now.checked_sub(Duration::from_millis(disk.age_ms)).unwrap_or(now);
+        let waits = if disk.kind == DiskKind::Ram { table.new_waits() } else { None };
+        let disk = Disk {
+            origin,
+            made,
+            limit_bytes: *limit_bytes,
+            read_only: *read_only,
+            waits,
+            ..Disk::read_only(backing, counted)
+        };
+        table.adopt(name, disk, *quota, *number).map_err(invalid)
+    }
+}
+
+fn state(disk: &DiskState) -> RamState {
+    RamState { size_bytes: disk.size_bytes, began_empty: disk.began_empty }
+}
