@@ -76,9 +76,9 @@ pub use lz4dyn::Lz4Dyn;
 pub use lz4hc::Lz4Hc;
 pub use lzo::Lzo;
 pub use names::{NAMES, NameError, by_name, trained};
-pub use pleat::{BadTables, Pleat, PleatTables};
+pub use pleat::{Pleat, PleatTables};
 pub use same::{fill, same_filled};
-pub use tables::Tables;
+pub use tables::{BadTables, Tables};
 pub use x842::X842;
 #[cfg(feature = "zstd")]
 pub use zstd::{Zstd, ZstdTables};

@@ -3,9 +3,18 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables};
+use crate::{Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, dictionary};
 #[cfg(feature = "zstd")]
 use crate::{Zstd, ZstdTables};
+
+/// The bytes are not valid tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid tables of a codec: {what}")]
+#[non_exhaustive]
+pub struct BadTables {
+    /// What is wrong with them.
+    pub what: &'static str,
+}
 
 /// Tables that objects share but do not name: an object must be decoded with the tables it was made
 /// with. (Other tables give an error or another page, never anything worse.)
@@ -68,6 +77,49 @@ impl Tables {
             #[cfg(feature = "zstd")]
             Self::Zstd(tables) => Arc::new(Zstd::with_tables(Arc::clone(tables))),
         }
+    }
+
+    /// Serialises the tables to at most 120 KiB: a [`CodecId`], and what the codec needs.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let of_dictionary = || self.dictionary().map_or(&[][..], Dictionary::bytes);
+        let (id, rest) = match self {
+            Self::Pleat(tables) => (CodecId::Pleat, tables.to_bytes()),
+            Self::Fold(tables) => (CodecId::Fold, tables.to_bytes()),
+            Self::Lz4(_) => (CodecId::Lz4, of_dictionary().to_vec()),
+            #[cfg(feature = "zstd")]
+            Self::Zstd(tables) => (CodecId::Zstd, [&tables.level().to_le_bytes(), of_dictionary()].concat()),
+        };
+        [&[id as u8], &rest[..]].concat()
+    }
+
+    /// Deserialises the output of [`to_bytes`](Self::to_bytes). `bytes` is untrusted; tables that
+    /// are accepted are safe to use.
+    ///
+    /// # Errors
+    /// The bytes are not valid tables of a codec of this build.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
+        let (&id, rest) = bytes.split_first().ok_or(BadTables { what: "truncated" })?;
+        let dictionary = |bytes: &[u8]| match bytes.len() {
+            ..=dictionary::LARGEST => Ok(Dictionary::new(bytes.to_vec())),
+            _ => Err(BadTables { what: "too long a dictionary" }),
+        };
+        Ok(match id {
+            id if id == CodecId::Pleat as u8 => Self::Pleat(Arc::new(PleatTables::from_bytes(rest)?)),
+            id if id == CodecId::Fold as u8 => Self::Fold(Arc::new(FoldTables::from_bytes(rest)?)),
+            id if id == CodecId::Lz4 as u8 && rest.is_empty() => Self::Lz4(Arc::default()),
+            id if id == CodecId::Lz4 as u8 => Self::Lz4(Arc::new(Lz4Tables::new(dictionary(rest)?))),
+            #[cfg(feature = "zstd")]
+            id if id == CodecId::Zstd as u8 => {
+                let (level, rest) = rest.split_first_chunk().ok_or(BadTables { what: "truncated" })?;
+                let none = Zstd::new(i32::from_le_bytes(*level)).ok_or(BadTables { what: "unknown level" })?;
+                if rest.is_empty() {
+                    return none.with_dictionaries().tables().ok_or(BadTables { what: "no tables" });
+                }
+                let tables = ZstdTables::new(i32::from_le_bytes(*level), dictionary(rest)?);
+                Self::Zstd(Arc::new(tables.ok_or(BadTables { what: "libzstd refuses the dictionary" })?))
+            }
+            _ => return Err(BadTables { what: "tables of a codec that is not in this build" }),
+        })
     }
 
     /// Trains tables of the same codec on `sample`. Takes seconds; not for the hot path. The caller

@@ -23,6 +23,7 @@ mod below;
 mod checked;
 mod chunks;
 mod device;
+mod handover;
 mod patient;
 mod ram;
 mod room;
@@ -31,10 +32,10 @@ mod shared;
 pub use base_cache::BaseCache;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
+pub use handover::{ImportedDisks, export_disks};
 pub use pagefold_store::{
-    Disk as StoredDisk, DiskStats, Error as StoreError, ExportError, ExportedDisk, Figure, ImportError, ImportedDisk,
-    ImportedPool, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
+    DiskStats, Error as StoreError, ExportError, Figure, ImportError, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
-pub use ram::{Layer, NewDiskError, RamDisk, RamState};
+pub use ram::{Layer, NewDiskError, RamDisk};
 pub use room::{Room, Waiting, Waits};

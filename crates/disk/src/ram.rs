@@ -56,13 +56,14 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// What a disk is in addition to what its pool stores of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RamState {
-    /// Its size.
-    pub size_bytes: u64,
-    /// Whether a slot that holds nothing is as it was when the disk was created.
-    pub began_empty: bool,
+/// What a RAM disk is besides its store's disk, for other processes.
+pub(crate) struct Kept<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) below: Option<&'a Arc<Below>>,
+    pub(crate) began_empty: bool,
+    pub(crate) size_bytes: u64,
+    /// The disk of which it is a snapshot.
+    pub(crate) snapshot_of: Option<*const RamDisk>,
 }
 
 /// Where a range of a disk is read from.
@@ -84,7 +85,7 @@ struct SlotPart {
 }
 
 /// Returns the number of slots of a disk of `size_bytes`.
-fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
+pub(crate) fn slots_of(size_bytes: u64) -> Result<u64, NewDiskError> {
     if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(NewDiskError::Size(size_bytes));
     }
@@ -157,60 +158,6 @@ impl RamDisk {
         Self { disk, below, began_empty, pool, size_bytes, resizing: Mutex::default(), snapshot_of: None }
     }
 
-    /// Returns what the pool stores of the disk.
-    pub fn stored(&self) -> &Disk {
-        &self.disk
-    }
-
-    /// Returns what makes of [`stored`](Self::stored), in another pool, the same disk again.
-    pub fn state(&self) -> RamState {
-        RamState { size_bytes: self.size_bytes(), began_empty: self.began_empty }
-    }
-
-    /// Returns the disk of which this one is a [snapshot](Self::snapshot), if that exists.
-    pub fn snapshot_of(&self) -> Option<Arc<Self>> {
-        self.snapshot_of.as_ref()?.upgrade()
-    }
-
-    /// Makes a disk of what its pool stores. What is below it is what is below `like`, if given. With
-    /// `snapshot_of`, it is a snapshot of that disk.
-    ///
-    /// # Errors
-    /// [`NewDiskError::Size`]: the size does not fit what is stored.
-    pub fn of_stored(
-        pool: &Pool,
-        disk: Disk,
-        state: RamState,
-        like: Option<&Self>,
-        snapshot_of: Option<&Arc<Self>>,
-    ) -> Result<Self, NewDiskError> {
-        let below = like.and_then(|like| like.below.clone());
-        let made = Self::of_state(pool, disk, state, below)?;
-        Ok(Self { snapshot_of: snapshot_of.map(Arc::downgrade), ..made })
-    }
-
-    /// Makes a disk over `base` of what its pool stores. See [`over_cached`](Self::over_cached).
-    ///
-    /// # Errors
-    /// As [`of_stored`](Self::of_stored).
-    pub fn of_stored_over(
-        pool: &Pool,
-        disk: Disk,
-        state: RamState,
-        base: Arc<dyn BlockDevice>,
-        cache: &BaseCache,
-    ) -> Result<Self, NewDiskError> {
-        Self::of_state(pool, disk, state, Some(Arc::new(Below::new(base, pool, Some(cache)))))
-    }
-
-    fn of_state(pool: &Pool, disk: Disk, state: RamState, below: Option<Arc<Below>>) -> Result<Self, NewDiskError> {
-        let RamState { size_bytes, began_empty } = state;
-        if slots_of(size_bytes)? != disk.slots() || disk.is_over() != below.is_some() {
-            return Err(NewDiskError::Size(size_bytes));
-        }
-        Ok(Self::of(disk, below, began_empty, pool.clone(), size_bytes))
-    }
-
     /// Returns a disk with the content of this one at one instant, see [`Disk::fork`].
     ///
     /// # Errors
@@ -248,6 +195,29 @@ impl RamDisk {
     /// Returns what is below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.below.as_ref().map(|below| below.device())
+    }
+
+    /// Returns what the disk consists of.
+    pub(crate) fn kept(&self) -> Kept<'_> {
+        Kept {
+            disk: &self.disk,
+            below: self.below.as_ref(),
+            began_empty: self.began_empty,
+            size_bytes: self.size_bytes(),
+            snapshot_of: self.snapshot_of.as_ref().map(Weak::as_ptr),
+        }
+    }
+
+    /// Creates a disk from a store's disk that has content. A snapshot says of which disk it is one.
+    pub(crate) fn restored(
+        disk: Disk,
+        below: Option<Arc<Below>>,
+        began_empty: bool,
+        pool: Pool,
+        size_bytes: u64,
+        snapshot_of: Option<Weak<Self>>,
+    ) -> Self {
+        Self { snapshot_of, ..Self::of(disk, below, began_empty, pool, size_bytes) }
     }
 
     fn resizing(&self) -> MutexGuard<'_, ()> {

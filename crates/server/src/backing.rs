@@ -8,8 +8,7 @@ use std::{path::PathBuf, sync::Arc};
 use pagefold_base::Base;
 use pagefold_control::{BaseRecord, Code, DiskKind, Failure, Stored};
 use pagefold_disk::{
-    BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, RamState, StoreError,
-    StoredDisk, Waits,
+    BlockDevice, Change, DiskStats, Error, Extent, Layer, NewDiskError, Patient, Pool, RamDisk, StoreError, Waits,
 };
 
 use crate::{
@@ -36,7 +35,7 @@ pub(crate) struct BaseDisk {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// A disk on top of the base that never changes. Forks of the base are forked from it and share
     /// what is known about the base's pages.
-    pub(crate) pristine: RamDisk,
+    pub(crate) pristine: Arc<RamDisk>,
     /// If it is a file: the same as `device`.
     file: Option<OpenFile>,
     _record: Arc<Counted>,
@@ -80,20 +79,19 @@ impl Backing {
 
     /// Makes a disk of a base in `file`.
     pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, file: &BaseFile) -> Result<Self, Failure> {
-        let made = |device| RamDisk::over_cached(pool, device, &caches.pages).map_err(not_made);
-        Self::of_open_file(pool, base, file, made)
+        let made = |device| RamDisk::over_cached(pool, device, &caches.pages).map(Arc::new).map_err(not_made);
+        Self::of_open_file(pool, Arc::new(base), file, made)
     }
 
     fn of_open_file(
         pool: &Pool,
-        base: Base,
+        base: Arc<Base>,
         file: &BaseFile,
-        make: impl FnOnce(Arc<dyn BlockDevice>) -> Result<RamDisk, Failure>,
+        make: impl FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<RamDisk>, Failure>,
     ) -> Result<Self, Failure> {
         let (path, devices) = (file.to_string(), file.devices.clone());
         let paths_bytes = devices.iter().map(|device| device.as_os_str().len()).sum::<usize>() + path.len();
         let record_bytes = base.table_bytes() + paths_bytes as u64;
-        let base = Arc::new(base);
         let device: Arc<dyn BlockDevice> = Arc::clone(&base) as _;
         let pristine = make(Arc::clone(&device))?;
         Self::over(pool, device, pristine, Some(OpenFile { base, path, devices }), record_bytes)
@@ -102,13 +100,13 @@ impl Backing {
     /// Makes a disk of a device of the program, whose content never changes.
     pub(crate) fn of_device(pool: &Pool, caches: &BaseCaches, device: Arc<dyn BlockDevice>) -> Result<Self, Failure> {
         let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
-        Self::over(pool, device, pristine, None, 0)
+        Self::over(pool, device, Arc::new(pristine), None, 0)
     }
 
     fn over(
         pool: &Pool,
         device: Arc<dyn BlockDevice>,
-        pristine: RamDisk,
+        pristine: Arc<RamDisk>,
         file: Option<OpenFile>,
         record_bytes: u64,
     ) -> Result<Self, Failure> {
@@ -117,46 +115,23 @@ impl Backing {
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
     }
 
-    /// Makes a base of `file` again, of whose unmodified disk another process has handed `stored` over.
+    /// Makes a disk that another process has handed over: one that clients write, or a snapshot.
+    pub(crate) fn of_taken(ram: Arc<RamDisk>, is_snapshot: bool, limit_bytes: Option<u64>) -> Self {
+        if is_snapshot {
+            return Self(Kind::Snapshot(ram));
+        }
+        ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
+        Self(Kind::Ram(ram))
+    }
+
+    /// Makes a base of `file` again, whose unmodified disk another process has handed over.
     pub(crate) fn of_taken_file(
         pool: &Pool,
-        caches: &BaseCaches,
-        base: Base,
+        base: Arc<Base>,
         file: &BaseFile,
-        stored: StoredDisk,
-        size_bytes: u64,
+        pristine: Arc<RamDisk>,
     ) -> Result<Self, Failure> {
-        let state = RamState { size_bytes, began_empty: true };
-        Self::of_open_file(pool, base, file, |device| {
-            RamDisk::of_stored_over(pool, stored, state, device, &caches.pages).map_err(not_made)
-        })
-    }
-
-    /// Makes a disk that another process has handed over, over `base` if there is one.
-    pub(crate) fn of_taken(
-        pool: &Pool,
-        stored: StoredDisk,
-        state: RamState,
-        base: Option<&BaseDisk>,
-        limit_bytes: Option<u64>,
-    ) -> Result<Self, Failure> {
-        let ram = RamDisk::of_stored(pool, stored, state, base.map(|base| &base.pristine), None).map_err(not_made)?;
-        ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
-        Ok(Self(Kind::Ram(Arc::new(ram))))
-    }
-
-    /// Makes a snapshot of `source` that another process has handed over.
-    pub(crate) fn of_taken_snapshot(
-        pool: &Pool,
-        stored: StoredDisk,
-        state: RamState,
-        base: Option<&BaseDisk>,
-        source: Option<&Self>,
-    ) -> Result<Self, Failure> {
-        let source = source.and_then(|source| source.stored());
-        let like = base.map(|base| &base.pristine);
-        let ram = RamDisk::of_stored(pool, stored, state, like, source).map_err(not_made)?;
-        Ok(Self(Kind::Snapshot(Arc::new(ram))))
+        Self::of_open_file(pool, base, file, |_| Ok(pristine))
     }
 
     /// Returns the disk in memory that it is.

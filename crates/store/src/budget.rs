@@ -153,6 +153,11 @@ impl Budget {
         Ok(())
     }
 
+    /// Records that `bytes` were taken at some time.
+    pub(crate) fn note_max(&self, bytes: u64) {
+        self.max.fetch_max(bytes, Relaxed);
+    }
+
     /// Takes `bytes` beyond the limit.
     pub(crate) fn take_beyond(&self, bytes: u64) {
         let before = self.beyond.fetch_add(bytes, Relaxed);

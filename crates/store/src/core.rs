@@ -25,7 +25,7 @@ use crate::{
     compaction::Background,
     entry::{Entry, Fill, GONE},
     equals::{Equals, Sum},
-    heap::Heap,
+    heap::{Heap, Location, Owner},
     layers::{LayerId, Layers},
     leaves::{LEAF_BYTES, Leaves},
     lock::Locked,
@@ -251,6 +251,28 @@ impl Core {
             // its object.
             unsafe { self.heap.free(at) };
         }
+    }
+
+    /// Allocates room for an object that an entry of `leaf` will name, and copies it there.
+    pub(crate) fn put_object(&self, bytes: &[u8], leaf: Owner) -> Result<Location, Full> {
+        let at = self.heap.alloc(bytes.len(), leaf)?;
+        // SAFETY: just allocated with this length, and in no entry yet.
+        unsafe { self.heap.write(at, bytes) };
+        Ok(at)
+    }
+
+    /// Appends the bytes of the object of an entry that the caller holds.
+    pub(crate) fn append_object(&self, locked: &Locked<'_>, out: &mut Vec<u8>) {
+        let Some((at, len_bytes)) = locked.entry().object() else { return };
+        // SAFETY: the entry is held.
+        if let Some(bytes) = unsafe { self.heap.bytes(at, len_bytes) } {
+            out.extend_from_slice(bytes);
+            return;
+        }
+        let start = out.len();
+        out.resize(start + len_bytes, 0);
+        // SAFETY: as above.
+        unsafe { self.heap.read(at, &mut out[start..]) };
     }
 
     /// Compresses `page`.

@@ -42,7 +42,7 @@ const CLEARING_PART: u64 = 16;
 const CLEARING_BYTES: u64 = 16 << 10;
 
 /// The most slots of a disk: 64 TiB.
-const SLOTS_MAX: u64 = 1 << 34;
+pub(crate) const SLOTS_MAX: u64 = 1 << 34;
 
 /// A slot's number, from 0.
 pub type Slot = u64;
@@ -160,6 +160,31 @@ impl Disk {
     fn with_tree(core: Arc<Core>, tree: Tree, slots: u64, over: bool) -> Self {
         let (slots, limit, over) = (AtomicU64::new(slots), AtomicU64::new(u64::MAX), AtomicBool::new(over));
         Self { core, tree, slots, limit, over, clean: false, before_bytes: AtomicU64::new(0) }
+    }
+
+    /// Creates a disk with a tree that has content.
+    pub(crate) fn restored(core: Arc<Core>, tree: Tree, slots: u64, over: bool, limit_bytes: u64) -> Self {
+        let disk = Self::with_tree(core, tree, slots, over);
+        disk.set_limit(limit_bytes);
+        disk.count_before();
+        disk
+    }
+
+    /// Returns whether the disk is one of this pool, and not clean.
+    pub(crate) fn is_of(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(&self.core, core) && !self.clean
+    }
+
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
     }
 
     /// Returns a disk with the content of this one at one instant during the call. Each write is

@@ -50,6 +50,8 @@
 //!   similar ones still succeed. [`Stats`] has the figures. [`Disk::set_limit`] limits one disk.
 //! - [`PoolConfig::train`]: if the codec has tables, they are trained on the pages written.
 //!
+//! [`Pool::export`] writes a pool as a stream, from which [`Pool::import`] makes another one.
+//!
 //! A background thread compacts memory that frees have left partly empty. Each pool has its own,
 //! started when there is work for the first time, which ends with the pool; a fork of the process
 //! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
@@ -66,6 +68,7 @@ mod entry;
 mod equals;
 #[cfg(all(test, not(loom)))]
 mod faults;
+mod handover;
 mod heap;
 mod layers;
 mod leaves;
@@ -96,6 +99,7 @@ mod tree;
 
 pub use clean::Reclaim;
 pub use disk::{ChangedRun, Disk, Error, Slot, Status, StatusRun};
+pub use handover::{ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool};
 pub use malloc::keep_no_large_blocks;
 pub use objects::{Object, Objects};
 pub use pagefold_codec::{PAGE_SIZE, Page};

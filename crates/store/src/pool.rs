@@ -1,7 +1,8 @@
 //! A pool: one memory limit, one set of streams and tables and one heap for any number of disks.
 
 use std::{
-    fmt, io,
+    fmt,
+    io::{self, Read},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -20,6 +21,7 @@ use crate::{
     disk::{Disk, Error},
     entry::Entry,
     equals::Equals,
+    handover::{self, ImportError, ImportedPool},
     heap::Heap,
     layers::{Layers, Sums},
     leaves::Leaves,
@@ -77,6 +79,11 @@ impl PoolConfig {
     pub fn dedupe(mut self, dedupe: bool) -> Self {
         self.dedupe = dedupe;
         self
+    }
+
+    /// Returns the codec's name.
+    pub(crate) fn codec_name(&self) -> String {
+        self.codec.name()
     }
 
     /// Sets the most bytes of memory that the pool may use, everything included; the default,
@@ -338,7 +345,17 @@ impl Pool {
         Ok(())
     }
 
-    #[cfg(all(test, not(loom)))]
+    /// Makes a pool from the stream that [`export`](Self::export) wrote, with its disks. The codec
+    /// must be the one of that pool, and the memory limit leave room for all that it holds.
+    ///
+    /// `input` is untrusted. Nothing after the end of the stream is read.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+        handover::import(config, input)
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.0
     }

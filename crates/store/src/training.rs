@@ -32,14 +32,14 @@ use std::{
         },
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
 use crate::{
-    budget::{Budget, Purpose},
+    budget::{Budget, Full, Purpose},
     entry::Entry,
     leaves::Leaves,
     malloc,
@@ -125,6 +125,16 @@ pub(crate) struct Training {
     held_bytes: AtomicU64,
 }
 
+/// What a training has done, for a pool that takes over another one's tables.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct History {
+    pub(crate) trainings: u64,
+    pub(crate) useless: u64,
+    pub(crate) gain_permille: u64,
+    pub(crate) age_s: u64,
+    pub(crate) stride: u32,
+}
+
 struct Sets {
     of: [Option<Tables>; NUMBERS],
     /// When the current tables were trained, if they were, and by how many thousandths they make
@@ -196,6 +206,49 @@ impl Training {
         stats.trainings = self.trainings.load(Relaxed);
         stats.trainings_useless = self.useless.load(Relaxed);
         stats.training_bytes = self.held_bytes.load(Relaxed);
+    }
+
+    /// Returns what the training has done.
+    pub(crate) fn history(&self) -> History {
+        let trained = lock(&self.sets).trained;
+        let (age_s, gain_permille) = trained.map_or((0, 0), |(time, gain)| (time.elapsed().as_secs(), gain));
+        let [trainings, useless] = [&self.trainings, &self.useless].map(|count| count.load(Relaxed));
+        History { trainings, useless, gain_permille, age_s, stride: self.stride.load(Relaxed) }
+    }
+
+    /// Returns the existing tables with their numbers: number 0, then those that were trained, the
+    /// oldest first.
+    pub(crate) fn numbered(&self) -> Vec<(u8, Tables)> {
+        let sets = lock(&self.sets);
+        let numbers = iter::once(0).chain(sets.order.iter().copied());
+        numbers.filter_map(|number| Some((number, sets.of[usize::from(number)].clone()?))).collect()
+    }
+
+    /// Makes a new training go on where another one was, with its [`numbered`](Self::numbered)
+    /// tables: the numbers are valid and all differ.
+    ///
+    /// # Errors
+    /// The budget has no room for the tables.
+    pub(crate) fn restore(&self, tables: &[(u8, Tables)], history: &History, budget: &Budget) -> Result<(), Full> {
+        let mut sets = lock(&self.sets);
+        for (number, tables) in tables.iter().filter(|&&(number, _)| number != 0) {
+            let bytes = tables.memory_bytes() as u64;
+            budget.take_for(Purpose::Move, bytes)?;
+            self.held_bytes.fetch_add(bytes, Relaxed);
+            sets.of[usize::from(*number)] = Some(tables.clone());
+            sets.order.push(*number);
+            self.current.store(*number, Release);
+        }
+        let time = Instant::now();
+        let time = time.checked_sub(Duration::from_secs(history.age_s)).unwrap_or(time);
+        sets.trained = (!sets.order.is_empty()).then_some((time, history.gain_permille));
+        self.trainings.store(history.trainings, Relaxed);
+        self.useless.store(history.useless, Relaxed);
+        self.stride.store(history.stride.clamp(1, self.plan.max_stride), Relaxed);
+        if sets.of.iter().all(Option::is_some) {
+            self.leaving.store(sets.order[0], Release);
+        }
+        Ok(())
     }
 
     /// Returns the existing tables.

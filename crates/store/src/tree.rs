@@ -200,7 +200,7 @@ fn split(root: u64) -> (u64, u32) {
 }
 
 /// Returns the number of levels of nodes that `slots` slots need.
-fn levels(slots: u64) -> u32 {
+pub(crate) fn levels(slots: u64) -> u32 {
     let mut level = 1;
     while span(level) < slots {
         level += 1;
@@ -217,6 +217,18 @@ impl Tree {
             layer: AtomicU32::new(layer.number()),
             changing: Mutex::default(),
         }
+    }
+
+    /// Creates a tree with parts that count it as a user: `root` is a place, and the level of the
+    /// part that it names. Its disk holds `layer` and those that it wrote to before.
+    pub(crate) fn restored((place, level): (u64, u32), layer: LayerId, earlier: Vec<LayerId>) -> Self {
+        let root = if names_part(place) { place | u64::from(level) << LEVEL_SHIFT } else { place };
+        Self { root: AtomicU64::new(root), changing: Mutex::new(earlier), ..Self::new(layer) }
+    }
+
+    /// Returns the place of the topmost part, and the part's level.
+    pub(crate) fn root(&self) -> (u64, u32) {
+        split(self.root.load(Acquire))
     }
 
     /// Returns the layer that the disk writes to.

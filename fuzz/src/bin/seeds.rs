@@ -1,9 +1,10 @@
 //! Writes the initial inputs of each target into a folder, with a folder per target and codec, as
 //! starting points for `run`.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, sync::Arc};
 
-use pagefold_codec::{Lz4Encoder, PAGE_SIZE};
+use pagefold_codec::{FoldTables, Lz4Encoder, PAGE_SIZE, Tables};
+use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk, export_disks};
 
 /// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, a run of numbers, and short
 /// fields that repeat among numbers that do not.
@@ -107,6 +108,51 @@ const DISKS: [&[u8]; 5] = [
     ],
 ];
 
+/// Returns streams of small pools of a codec: one disk; forks, a snapshot, holes and equal pages; a
+/// disk over a base.
+fn streams(name: &str) -> [Vec<u8>; 3] {
+    let stream = |pool: &Pool, disks: &[&RamDisk]| {
+        let mut stream = Vec::new();
+        export_disks(pool, disks, &mut stream).expect("a stream");
+        stream
+    };
+    let pool = || {
+        // With tables, but not those of a dictionary, which would make the streams too long.
+        let pages = pages().map(|data| pagefold_fuzz::page(&data));
+        let codec = match pagefold_codec::by_name(name).expect("a codec").tables() {
+            Some(Tables::Fold(_)) => {
+                Tables::Fold(Arc::new(FoldTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), &[]))).codec()
+            }
+            _ => pagefold_codec::by_name(name).expect("a codec"),
+        };
+        Pool::new(PoolConfig::default().codec(codec).dedupe(true)).expect("a pool")
+    };
+    let numbers: Vec<u8> = (0..PAGE_SIZE).map(|at| (at / 9 % 5) as u8).collect();
+    let one = pool();
+    let disk = RamDisk::new(&one, 1 << 20).expect("a disk");
+    disk.write(8192, &numbers).expect("no limit");
+    disk.write(70 * 4096, &[3; PAGE_SIZE]).expect("no limit");
+    let first = stream(&one, &[&disk]);
+
+    let many = pool();
+    let disk = Arc::new(RamDisk::new(&many, 20 << 20).expect("a disk"));
+    for page in [0, 1, 64, 4096] {
+        disk.write(page * 4096, &numbers).expect("no limit");
+    }
+    let kept = disk.snapshot().expect("no limit");
+    let fork = disk.fork().expect("no limit");
+    fork.write(4096, &[1; PAGE_SIZE]).expect("no limit");
+    disk.discard(0, 4096).expect("no limit");
+    let second = stream(&many, &[&disk, &kept, &fork]);
+
+    let base = Arc::new(pagefold_faulty::Faulty::new(&[5; 5 * PAGE_SIZE][..]));
+    let over = RamDisk::over(&one, base).expect("a disk");
+    let fork = over.fork().expect("no limit");
+    fork.write(0, &numbers).expect("no limit");
+    fork.discard(8192, 8192).expect("no limit");
+    [first, second, stream(&one, &[&over, &fork])]
+}
+
 fn main() -> io::Result<()> {
     let Some(folder) = std::env::args_os().nth(1) else {
         return Err(io::Error::other("usage: seeds FOLDER"));
@@ -185,6 +231,13 @@ fn main() -> io::Result<()> {
     // Plain; with the event index; a disk without room at first; one that waits; one that is read-only.
     for (number, mode) in [0, 8, 0x34, 2, 1].into_iter().enumerate() {
         fs::write(vhost_user.join(format!("seed-{number}")), rings(mode))?;
+    }
+    for name in ["lz4", "fold", "fold-dict"] {
+        let folder = folder.join("pool_import").join(name);
+        fs::create_dir_all(&folder)?;
+        for (number, stream) in streams(name).into_iter().enumerate() {
+            fs::write(folder.join(format!("seed-{number}")), stream)?;
+        }
     }
     let edited = folder.join("erofs_edited");
     fs::create_dir_all(&edited)?;

@@ -30,6 +30,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod sequences;
 mod shared;
+mod stored;
 mod tables;
 #[cfg(all(test, not(miri)))] // Thousands of pages; Miri takes seconds for each and runs `memory_tests`.
 mod tests;

@@ -26,6 +26,8 @@ pub struct FoldTables {
 
 pub(super) struct Trained {
     pub(super) format: Format,
+    /// The slots that `format` has the tokens of.
+    pub(super) classes: [Classes; KINDS],
     /// The bytes before every page, and the lookup tables for their places in the window.
     pub(super) dictionary: Option<(Dictionary, Box<Starts>)>,
     id: u32,
@@ -51,7 +53,7 @@ impl FoldTables {
         }
         let id = Dictionary::new(bytes).id();
         let format = Format { tokens: classes.each_ref().map(Tokens::new), palettes: Palettes::new(palettes) };
-        Self { trained: Some(Trained { format, dictionary, id }) }
+        Self { trained: Some(Trained { format, classes: *classes, dictionary, id }) }
     }
 
     /// Creates tables with a dictionary of at most [`REACH`] bytes, almost all of whose places can
@@ -144,12 +146,48 @@ impl Starts {
         out
     }
 
+    /// Indexes these places of a dictionary of at most [`REACH`] bytes, at each of which it has
+    /// eight bytes. Of several with one slot, the last is found.
+    pub(super) fn of_places(dictionary: &[u8], places: &[usize], word_places: &[usize]) -> Box<Self> {
+        let mut out = Box::new(Self { ..*Self::NONE });
+        let first = REACH - dictionary.len();
+        for (&place, word) in words_at(dictionary, places) {
+            let key = Key::of(word);
+            (out.places[key.slot], out.tags[key.slot]) = ((first + place) as u16, key.tag);
+        }
+        for (&place, word) in words_at(dictionary, word_places) {
+            out.words[hash_word(word)] = (first + place) as u16;
+        }
+        out
+    }
+
+    /// Returns the indexed places of the dictionary, of `len` bytes.
+    pub(super) fn places(&self, len: usize) -> Vec<usize> {
+        places_of(&self.places, len)
+    }
+
+    /// Returns the places of the dictionary that are in the table of words.
+    pub(super) fn word_places(&self, len: usize) -> Vec<usize> {
+        places_of(&self.words, len)
+    }
+
     /// Returns a place below REACH in the window where the bytes of `here` probably are.
     #[inline(always)]
     pub(super) fn probable(&self, here: u64) -> Option<usize> {
         let key = Key::of(here);
         (self.tags[key.slot] == key.tag).then(|| usize::from(self.places[key.slot]))
     }
+}
+
+/// Returns the places in a dictionary of `len` bytes that a table has.
+fn places_of(table: &[u16], len: usize) -> Vec<usize> {
+    let known = table.iter().filter(|&&place| place > 0);
+    known.filter_map(|&place| usize::from(place).checked_sub(REACH - len)).collect()
+}
+
+/// Returns places of a dictionary, each with the word there.
+fn words_at<'a>(dictionary: &[u8], places: &'a [usize]) -> impl Iterator<Item = (&'a usize, u64)> {
+    places.iter().filter_map(|place| Some((place, u64::from_le_bytes(*dictionary.get(*place..)?.first_chunk()?))))
 }
 
 /// Fills a table of words with places of `dictionary`. If places share a slot, the one whose upper

@@ -33,7 +33,7 @@ mod x86;
 
 use std::sync::Arc;
 
-pub use tables::{BadTables, PleatTables};
+pub use tables::PleatTables;
 use window::Window;
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError, Tables};

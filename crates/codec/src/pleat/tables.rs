@@ -9,6 +9,7 @@ use super::{
     places::Places,
     window::{self, MAX_DICTIONARY, Window},
 };
+use crate::BadTables;
 
 /// Bits of the longest literal code.
 pub(super) const LITERAL_MAX: u8 = 10;
@@ -26,15 +27,6 @@ pub(super) const ESCAPE: usize = 256;
 const MAGIC: [u8; 4] = *b"plt\x07";
 const CLASS_BYTES: usize = 128;
 const CONTEXT_BYTES: usize = 129;
-
-/// The bytes are not valid tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not pleat tables: {what}")]
-#[non_exhaustive]
-pub struct BadTables {
-    /// What is wrong with them.
-    pub what: &'static str,
-}
 
 /// The code of one kind of literals.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -351,7 +351,7 @@ impl PleatTables {
 
     /// Trains tables on `samples` as [`PleatTables::train`] does, but returns them in any case: for
     /// the built-in tables, and for measurements.
-    pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, super::BadTables> {
+    pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, crate::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
         let dictionary = pieces::select(&samples, dictionary_len.min(MAX_DICTIONARY));

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod forks;
+mod handover;
 mod kept;
 mod over;
 mod ram;

@@ -1,7 +1,6 @@
 //! The side of the server that is handed over.
 
 use std::{
-    collections::HashMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
@@ -10,13 +9,13 @@ use std::{
 };
 
 use pagefold_control::{Batch, Code, Failure, HandingOver};
-use pagefold_disk::ExportedDisk;
+use pagefold_disk::{RamDisk, export_disks};
 use pagefold_serve::{Handed, PauseError, Shared};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
-    record::{self, BaseState, ControlState, DiskState, PoolState, Record, VERSION},
+    record::{self, ControlState, DiskState, PoolState, Record, VERSION},
 };
 use crate::{
     Server,
@@ -158,11 +157,11 @@ fn send(
     let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd());
     let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
     channel.send_descriptors(&all)?;
-    let bases = found.bases.iter().map(|base| base.pristine.stored());
-    let disks = bases.chain(found.disks.iter().filter_map(|(_, disk)| Some(disk.backing.stored()?.stored())));
-    let disks: Vec<_> = disks.map(|disk| ExportedDisk { disk, note: &[] }).collect();
+    let bases = found.bases.iter().map(|base| &*base.pristine);
+    let disks = bases.chain(found.disks.iter().filter_map(|(_, disk)| disk.backing.stored().map(|ram| &**ram)));
+    let disks: Vec<&RamDisk> = disks.collect();
     let mut writer = PoolWriter(channel);
-    if let Err(error) = server.0.disks.table().pool.export(&disks, &mut writer) {
+    if let Err(error) = export_disks(&server.0.disks.table().pool, &disks, &mut writer) {
         return Ok(Err(error.to_string()));
     }
     writer.end()?;
@@ -172,20 +171,10 @@ fn send(
 fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: &Found) -> Result<Record, String> {
     let (disks, giving) = (&server.0.disks, &listened.giving);
     let table = disks.table();
-    let bases = found.bases.iter().map(|base| {
-        let file = base.record().ok_or("a base is not a file with a name of UTF-8")?;
-        Ok(BaseState { file, size_bytes: base.pristine.state().size_bytes })
-    });
-    let names: HashMap<_, _> = found
-        .disks
-        .iter()
-        .filter_map(|(name, disk)| Some((Arc::as_ptr(disk.backing.stored()?), name)))
-        .collect();
+    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
     let disk_states = found.disks.iter().map(|(name, disk)| {
         let (number, _) = table.exports.get_numbered(name).ok_or_else(|| format!("disk '{name}' is not served"))?;
         let exported = table.exported(name);
-        let stored = disk.backing.stored();
-        let snapshot_of = stored.and_then(|ram| ram.snapshot_of());
         let base = disk.base();
         Ok(DiskState {
             name: name.clone(),
@@ -196,10 +185,7 @@ fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: 
                 _ => record::Kind::Ram,
             },
             base: base.and_then(|base| found.bases.iter().position(|known| Arc::ptr_eq(known, base))),
-            size_bytes: disk.backing.size_bytes(),
-            began_empty: stored.is_some_and(|ram| ram.state().began_empty),
             origin: disk.origin.as_ref().map(|origin| origin.name.clone()),
-            snapshot_of: snapshot_of.and_then(|of| names.get(&Arc::as_ptr(&of)).map(|name| (*name).clone())),
             age_ms: u64::try_from(disk.made.elapsed().as_millis()).unwrap_or(u64::MAX),
             limit_bytes: disk.limit_bytes,
             read_only: disk.read_only,
@@ -214,7 +200,7 @@ fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: 
         version: VERSION,
         program: env!("CARGO_PKG_VERSION").to_owned(),
         pool: PoolState { codec: table.pool.codec_name(), dedupe: giving.dedupe },
-        bases: bases.collect::<Result<_, String>>()?,
+        bases: bases.collect::<Result<_, _>>()?,
         disks: disk_states.collect::<Result<_, String>>()?,
         id: table.id(),
         next_number: table.exports.next_number(),

@@ -17,8 +17,8 @@ pub(crate) struct Record {
     /// The version of the program.
     pub(crate) program: String,
     pub(crate) pool: PoolState,
-    /// The stream has the disks of bases first, then all others in the order of `disks`.
-    pub(crate) bases: Vec<BaseState>,
+    /// The stream has the unmodified disks of bases first, then all others in the order of `disks`.
+    pub(crate) bases: Vec<BaseRecord>,
     pub(crate) disks: Vec<DiskState>,
     /// Part of the disks' identities.
     pub(crate) id: u64,
@@ -47,13 +47,6 @@ pub(crate) struct PoolState {
     pub(crate) dedupe: bool,
 }
 
-/// A base that is served, or that is below disks.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct BaseState {
-    pub(crate) file: BaseRecord,
-    pub(crate) size_bytes: u64,
-}
-
 /// A disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct DiskState {
@@ -62,12 +55,8 @@ pub(crate) struct DiskState {
     pub(crate) kind: Kind,
     /// The index of the base that it is, or that is below it.
     pub(crate) base: Option<usize>,
-    pub(crate) size_bytes: u64,
-    pub(crate) began_empty: bool,
     /// Of a fork or a snapshot: the name of the disk that it is from.
     pub(crate) origin: Option<String>,
-    /// Of a snapshot: the name of its disk, if that exists.
-    pub(crate) snapshot_of: Option<String>,
     pub(crate) age_ms: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,

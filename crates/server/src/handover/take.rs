@@ -1,7 +1,6 @@
 //! The side of the process that continues.
 
 use std::{
-    collections::HashMap,
     io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -11,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pagefold_base::Base;
 use pagefold_codec::by_name;
-use pagefold_control::{Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
-use pagefold_disk::{Pool, PoolConfig, RamState, StoredDisk};
+use pagefold_control::{BaseRecord, Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -23,7 +23,7 @@ use rustix::{
 
 use super::{
     channel::{Channel, Kind, Message, PoolReader},
-    record::{BaseState, ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+    record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
 };
 use crate::{
     BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
@@ -209,14 +209,13 @@ fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result
         .dedupe(config.dedupe)
         .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
     let mut reader = PoolReader::new(channel);
-    let imported = Pool::import(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    let imported = ImportedDisks::read(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     // The end of the stream.
     if io::copy(&mut reader, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
         return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
     }
-    let pool = imported.pool;
     let taken = TakenConfig {
-        pool: pool.clone(),
+        pool: imported.pool().clone(),
         id: record.id,
         limit_bytes: record.limit_bytes,
         base_cache_bytes: config.base_cache_bytes,
@@ -225,102 +224,94 @@ fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result
         open: Arc::clone(&config.open),
     };
     let server = Server::taken(config, taken);
-    let stored = imported.disks.into_iter().map(|imported| imported.disk).collect();
-    Making { server: &server, record, pool, bases: Vec::new() }.make(stored)?;
+    make_disks(&server, record, imported)?;
     server.0.disks.exports().skip_numbers(record.next_number);
     Ok(server)
 }
 
-/// A server whose disks are being made.
-struct Making<'a> {
-    server: &'a Server,
-    record: &'a Record,
-    pool: Pool,
-    bases: Vec<Backing>,
+/// Makes the disks of `record`.
+fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Result<(), TakeOverError> {
+    let lacks = || TakeOverError::Invalid("the pool lacks a disk".to_owned());
+    let disks = &server.0.disks;
+    let pool = &disks.table().pool;
+    let mut opened = Vec::new();
+    let rams = imported.restore(Some(&disks.base_caches().pages), |at| {
+        // The disks of the bases come first.
+        let file = record.bases.get(at).filter(|_| at == opened.len()).ok_or_else(lacks)?;
+        let (base, opened_as) = open_base(server, file)?;
+        opened.push((Arc::clone(&base), opened_as));
+        Ok::<Arc<dyn BlockDevice>, TakeOverError>(base)
+    })?;
+    if opened.len() != record.bases.len() {
+        return Err(lacks());
+    }
+    let mut rams = rams.into_iter();
+    let mut bases = Vec::new();
+    for (base, opened_as) in opened {
+        let pristine = rams.next().ok_or_else(lacks)?;
+        bases.push(Backing::of_taken_file(pool, base, &opened_as, pristine).map_err(invalid)?);
+    }
+    for disk in &record.disks {
+        let base = disk.base.map(|index| bases.get(index).ok_or_else(lacks)).transpose()?;
+        let backing = match disk.kind {
+            DiskKind::Base => base.cloned().ok_or_else(lacks)?,
+            DiskKind::Ram | DiskKind::Snapshot => {
+                let ram = rams.next().ok_or_else(lacks)?;
+                let below = base.and_then(Backing::as_base).map(|base| Arc::as_ptr(&base.device));
+                if ram.base().map(Arc::as_ptr).map(<*const _>::cast::<()>) != below.map(<*const _>::cast::<()>) {
+                    return Err(TakeOverError::Invalid(format!("the disk '{}' has another base", disk.name)));
+                }
+                Backing::of_taken(ram, disk.kind == DiskKind::Snapshot, disk.limit_bytes)
+            }
+        };
+        add(server, record, disk, backing, base.and_then(Backing::as_base))?;
+    }
+    if rams.next().is_some() {
+        return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
+    }
+    Ok(())
 }
 
-impl Making<'_> {
-    fn make(mut self, stored: Vec<StoredDisk>) -> Result<(), TakeOverError> {
-        let mut stored = stored.into_iter();
-        let mut next = || stored.next().ok_or_else(|| TakeOverError::Invalid("the pool lacks a disk".to_owned()));
-        let record = self.record;
-        for base in &record.bases {
-            let base = self.base(base, next()?)?;
-            self.bases.push(base);
-        }
-        let mut backings = HashMap::new();
-        let mut snapshots = Vec::new();
-        for disk in &record.disks {
-            match disk.kind {
-                DiskKind::Base => {}
-                DiskKind::Ram => {
-                    let (base, stored) = (self.base_of(disk)?, next()?);
-                    let made = Backing::of_taken(&self.pool, stored, state(disk), base, disk.limit_bytes);
-                    backings.insert(disk.name.as_str(), made.map_err(invalid)?);
-                }
-                DiskKind::Snapshot => snapshots.push((disk, next()?)),
-            }
-        }
-        for (disk, stored) in snapshots {
-            let source = disk.snapshot_of.as_deref().and_then(|of| backings.get(of));
-            let made = Backing::of_taken_snapshot(&self.pool, stored, state(disk), self.base_of(disk)?, source);
-            backings.insert(disk.name.as_str(), made.map_err(invalid)?);
-        }
-        for disk in &record.disks {
-            let backing = match disk.kind {
-                DiskKind::Base => disk.base.and_then(|index| self.bases.get(index)).cloned(),
-                DiskKind::Ram | DiskKind::Snapshot => backings.remove(disk.name.as_str()),
-            };
-            self.add(disk, backing.ok_or_else(|| TakeOverError::Invalid(format!("the disk '{}'", disk.name)))?)?;
-        }
-        if stored.next().is_some() {
-            return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
-        }
-        Ok(())
+/// Opens a base, which must be what it was.
+fn open_base(server: &Server, file: &BaseRecord) -> Result<(Arc<Base>, BaseFile), TakeOverError> {
+    let shown = &file.path;
+    let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
+    let opened_as = BaseFile {
+        name: String::new(),
+        path: file.path.clone().into(),
+        inside: file.inside.clone().map(String::into_bytes),
+        devices: file.devices.iter().map(Into::into).collect(),
+        format: Some(file.format.parse().map_err(|what| cannot(format!("{what}")))?),
+    };
+    let (observer, path) = (server.0.observer.clone(), file.path.clone());
+    let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
+    let opened = server.0.disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
+    if opened.identity() != file.identity {
+        return Err(cannot("another file has its place, or it was changed".to_owned()));
     }
+    Ok((Arc::new(opened), opened_as))
+}
 
-    /// Opens a base, which must be what it was.
-    fn base(&self, base: &BaseState, stored: StoredDisk) -> Result<Backing, TakeOverError> {
-        let BaseState { file, size_bytes } = base;
-        let shown = &file.path;
-        let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
-        let opened_as = BaseFile {
-            name: String::new(),
-            path: file.path.clone().into(),
-            inside: file.inside.clone().map(String::into_bytes),
-            devices: file.devices.iter().map(Into::into).collect(),
-            format: Some(file.format.parse().map_err(|what| cannot(format!("{what}")))?),
-        };
-        let (observer, path) = (self.server.0.observer.clone(), file.path.clone());
-        let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
-        let disks = &self.server.0.disks;
-        let opened = disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
-        if opened.identity() != file.identity {
-            return Err(cannot("another file has its place, or it was changed".to_owned()));
-        }
-        let made = Backing::of_taken_file(&self.pool, disks.base_caches(), opened, &opened_as, stored, *size_bytes);
-        made.map_err(|failure| cannot(failure.to_string()))
-    }
-
-    /// Returns the base that is below a disk.
-    fn base_of(&self, disk: &DiskState) -> Result<Option<&Arc<BaseDisk>>, TakeOverError> {
-        let found = disk.base.map(|index| self.bases.get(index).and_then(Backing::as_base));
-        found.map(|found| found.ok_or_else(|| TakeOverError::Invalid("a base is missing".to_owned()))).transpose()
-    }
-
-    fn add(&self, disk: &DiskState, backing: Backing) -> Result<(), TakeOverError> {
+/// Adds a disk with its origin and its limits.
+fn add(
+    server: &Server,
+    record: &Record,
+    disk: &DiskState,
+    backing: Backing,
+    base: Option<&Arc<BaseDisk>>,
+) -> Result<(), TakeOverError> {
         let DiskState { name, number, limit_bytes, read_only, quota, .. } = disk;
         let plain = split_snapshot_name(name).map_or(&**name, |(plain, _)| plain);
         check_name(plain).map_err(invalid)?;
-        let table = self.server.0.disks.table();
-        let base = self.base_of(disk)?.filter(|_| disk.kind != DiskKind::Base);
+        let table = server.0.disks.table();
+        let base = base.filter(|_| disk.kind != DiskKind::Base);
         let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
-        let path = self.record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
+        let path = record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
             Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
         });
         let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
         let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
-        let counted = Counted::record(&self.pool, name, record_bytes).map_err(invalid)?;
+        let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
         let now = Instant::now();
         let made = now.checked_sub(Duration::from_millis(disk.age_ms)).unwrap_or(now);
         let waits = if disk.kind == DiskKind::Ram { table.new_waits() } else { None };
@@ -334,8 +325,3 @@ impl Making<'_> {
         };
         table.adopt(name, disk, *quota, *number).map_err(invalid)
     }
-}
-
-fn state(disk: &DiskState) -> RamState {
-    RamState { size_bytes: disk.size_bytes, began_empty: disk.began_empty }
-}

@@ -8,7 +8,7 @@ use std::{
 use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Status, StatusRun};
 use proptest::prelude::*;
 
-use crate::pages::mixed;
+use crate::{handover::handed_over, pages::mixed};
 
 /// Returns a page that identifies the version; some are one repeated word, and some do not
 /// compress.
@@ -92,6 +92,7 @@ enum Op {
     Become { other: usize },
     Drop,
     Compact,
+    HandOver,
 }
 
 const SLOTS: u64 = 4300;
@@ -113,18 +114,20 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
         2 => any::<usize>().prop_map(|other| Op::Become { other }),
         2 => Just(Op::Drop),
         1 => Just(Op::Compact),
+        1 => Just(Op::HandOver),
     ];
     (any::<usize>(), op)
 }
 
 /// Runs `ops`. With `dedupe`, many of the pages are equal.
 fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseError> {
-    let pool = Pool::new(PoolConfig::default().dedupe(dedupe)).expect("a pool");
-    let new = || {
+    let config = PoolConfig::default().dedupe(dedupe);
+    let mut pool = Pool::new(config.clone()).expect("a pool");
+    let new = |pool: &Pool| {
         let disk = if over { pool.disk_over(SLOTS) } else { pool.disk(SLOTS) };
         Modelled { disk: disk.expect("a disk"), model: vec![Held::Nothing; SLOTS as usize] }
     };
-    let mut disks = vec![new()];
+    let mut disks = vec![new(&pool)];
     for (version, (at, op)) in (1u64..).zip(ops) {
         let version = if dedupe { version % 7 + 1 } else { version };
         let many = disks.len();
@@ -201,8 +204,16 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
                 }
             }
             Op::Drop if many > 1 => drop(disks.swap_remove(at)),
-            Op::Drop => disks[0] = new(),
+            Op::Drop => disks[0] = new(&pool),
             Op::Compact => pool.compact(),
+            Op::HandOver => {
+                let before: Vec<&Disk> = disks.iter().map(|modelled| &modelled.disk).collect();
+                let imported = handed_over(&pool, &before, config.clone());
+                for (modelled, disk) in disks.iter_mut().zip(imported.disks) {
+                    modelled.disk = disk.disk;
+                }
+                pool = imported.pool;
+            }
         }
     }
     disks.iter().try_for_each(Modelled::check)?;

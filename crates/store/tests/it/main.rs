@@ -7,6 +7,7 @@ mod dedupe;
 mod disks;
 mod forked;
 mod forks;
+mod handover;
 mod history;
 mod limit;
 mod model;

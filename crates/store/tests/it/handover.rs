@@ -1,0 +1,327 @@
+//! Pools that go on in another pool, through a stream of bytes. `forks.rs` has random operations
+//! before and after.
+
+use std::{
+    io,
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use pagefold_codec::by_name;
+use pagefold_store::{
+    ChangedRun, Disk, ExportError, ExportedDisk, ImportError, ImportedPool, PAGE_SIZE, Page, Pool,
+    PoolConfig,
+};
+use proptest::prelude::*;
+
+use crate::pages::mixed;
+
+/// Bytes of a block's header, and of what precedes the first block.
+const HEADER_BYTES: usize = 12;
+const MAGIC_BYTES: usize = 8;
+
+fn exported(pool: &Pool, disks: &[&Disk]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    let disks: Vec<_> = disks.iter().map(|disk| ExportedDisk { disk, note: b"note" }).collect();
+    pool.export(&disks, &mut stream).expect("a stream");
+    stream
+}
+
+/// Returns the changed ranges of a disk.
+fn changes(disk: &Disk) -> Vec<ChangedRun> {
+    let mut all = Vec::new();
+    let mut slot = 0;
+    while slot < disk.slots() {
+        let run = disk.changed(slot, u64::MAX).expect("a slot");
+        slot += run.slots;
+        all.push(run);
+    }
+    all
+}
+
+/// Returns a pool made from a stream of this one, and compares their figures.
+pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
+    let stream = exported(pool, disks);
+    let imported = Pool::import(config, &mut &stream[..]).expect("a pool");
+    imported.pool.check().expect("consistent");
+    pool.compact();
+    let [before, after] = [pool.stats(), imported.pool.stats()];
+    assert_eq!(
+        (before.orig_data_size, before.compr_data_size, before.same_pages, before.huge_pages),
+        (after.orig_data_size, after.compr_data_size, after.same_pages, after.huge_pages)
+    );
+    assert_eq!(
+        (before.shared_pages, before.shared_saved_bytes, before.codec_tables, before.tables_id),
+        (after.shared_pages, after.shared_saved_bytes, after.codec_tables, after.tables_id)
+    );
+    assert_eq!((before.trainings, before.tables_gain_permille), (after.trainings, after.tables_gain_permille));
+    // Both have the tails of some shards.
+    let most_bytes = before.mem_used_total + before.mem_used_total / 50 + (96 << 10);
+    assert!(after.mem_used_total <= most_bytes, "{} bytes, before {}", after.mem_used_total, before.mem_used_total);
+    assert!(after.mem_used_max >= before.mem_used_max);
+    assert_eq!(imported.disks.len(), disks.len());
+    for (disk, imported) in disks.iter().zip(&imported.disks) {
+        assert_eq!(imported.note, b"note");
+        assert_eq!(disk.stats(), imported.disk.stats());
+        assert_eq!((disk.slots(), changes(disk)), (imported.disk.slots(), changes(&imported.disk)));
+    }
+    imported
+}
+
+/// Writes text-like pages of one kind.
+fn text(number: u64) -> Box<Page> {
+    let mut page = Box::new([0; PAGE_SIZE]);
+    let words = (number * 37..).flat_map(|n| format!("key{} = value-{};\n", n % 97, n * n % 1009).into_bytes());
+    page.iter_mut().zip(words).for_each(|(to, from)| *to = from);
+    page
+}
+
+/// A pool with forks, holes, links, shared objects and every kind of page.
+fn varied(config: PoolConfig) -> (Pool, Vec<Disk>) {
+    let pool = Pool::new(config).expect("a pool");
+    let first = pool.disk(300_000).expect("a disk");
+    for slot in 0..150 {
+        let page = match slot % 5 {
+            0 => Box::new([slot as u8; PAGE_SIZE]),
+            1 => mixed(slot, 0xff),
+            2 => mixed(7, 0x0f),
+            _ => text(slot),
+        };
+        first.write(slot * 3, &page).expect("no limit");
+    }
+    first.write(250_000, &text(1)).expect("no limit");
+    let second = first.fork().expect("no limit");
+    for slot in 30..60 {
+        second.write(slot, &mixed(7, 0x0f)).expect("no limit");
+    }
+    second.discard(100..140).expect("slots of the disk");
+    let third = second.fork().expect("no limit");
+    third.write(31, &text(31)).expect("no limit");
+    third.set_limit(1 << 30);
+    let over = pool.disk_over(5000).expect("a disk");
+    over.discard(0..5000).expect("slots of the disk");
+    let empty = pool.disk(1).expect("a disk");
+    drop(second);
+    (pool, vec![first, third, over, empty])
+}
+
+fn config() -> PoolConfig {
+    PoolConfig::default().codec(by_name("lz4").expect("a codec")).dedupe(true)
+}
+
+static STREAM: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let (pool, disks) = varied(config());
+    exported(&pool, &disks.iter().collect::<Vec<_>>())
+});
+
+/// Trained tables go along, of all codecs that have some. The new pool decodes with them, and goes
+/// on to train.
+#[test]
+fn trained_tables_are_handed_over() {
+    for codec in ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"] {
+        let config = PoolConfig::default().codec(by_name(codec).expect("a codec"));
+        let pool = Pool::new(config.clone()).expect("a pool");
+        let disk = pool.disk(20_000).expect("a disk");
+        let mut slots = 0;
+        while pool.stats().trainings == 0 {
+            assert!(slots < 16_000, "{codec}: no training");
+            for _ in 0..1000 {
+                disk.write(slots, &text(slots)).expect("no limit");
+                slots += 1;
+            }
+            // A training that has begun ends.
+            thread::sleep(Duration::from_millis(100));
+        }
+        for slot in slots..slots + 200 {
+            disk.write(slot, &text(slot)).expect("no limit");
+        }
+        while pool.stats().training_bytes > 8 << 20 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let imported = handed_over(&pool, &[&disk], config);
+        let mut page = [0; PAGE_SIZE];
+        for slot in 0..slots + 200 {
+            imported.disks[0].disk.read(slot, &mut page).expect("a readable page");
+            assert!(page == *text(slot), "{codec}: slot {slot}");
+        }
+        assert_eq!(pool.stats().training_bytes, imported.pool.stats().training_bytes, "{codec}");
+    }
+}
+
+/// A pool at its limit has room for itself, and can be read and overwritten.
+#[test]
+fn a_full_pool_is_handed_over_to_one_of_its_size() {
+    let config = config().memory_limit(8 << 20);
+    let pool = Pool::new(config.clone()).expect("a pool");
+    let disk = pool.disk(1 << 20).expect("a disk");
+    let written = (0..1 << 20).take_while(|&slot| disk.write(slot, &mixed(slot, 0x3f)).is_ok()).count() as u64;
+    let stream = exported(&pool, &[&disk]);
+    let imported = Pool::import(config.clone(), &mut &stream[..]).expect("a pool");
+    assert!(imported.pool.stats().spent_bytes <= 8 << 20);
+    let mut page = [0; PAGE_SIZE];
+    for slot in 0..written {
+        let disk = &imported.disks[0].disk;
+        disk.read(slot, &mut page).expect("a readable page");
+        assert!(page == *mixed(slot, 0x3f), "slot {slot}");
+        disk.write(slot, &mixed(slot + 1, 0x3f)).expect("room for pages that are like those before");
+    }
+    imported.pool.check().expect("consistent");
+
+    let failed = Pool::import(config.memory_limit(4 << 20), &mut &stream[..]).expect_err("too little");
+    assert!(matches!(failed, ImportError::Full), "{failed}");
+}
+
+/// The rest of a pool stays behind.
+#[test]
+fn some_of_the_disks_are_handed_over() {
+    let (pool, disks) = varied(config());
+    for number in 0..disks.len() {
+        let stream = exported(&pool, &[&disks[number]]);
+        let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
+        imported.pool.check().expect("consistent");
+        let (before, after) = (&disks[number], &imported.disks[0].disk);
+        let (mut page, mut other) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
+        for slot in (0..600).filter(|&slot| slot < before.slots()) {
+            let held = before.read(slot, &mut page).expect("a readable page");
+            assert_eq!(after.read(slot, &mut other), Ok(held));
+            assert!(page == other, "disk {number}, slot {slot}");
+        }
+        drop(imported.disks);
+        assert_eq!(imported.pool.stats().orig_data_size, 0);
+        imported.pool.check().expect("consistent");
+    }
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_refused() {
+    let [pool, other] = [(); 2].map(|()| Pool::new(config()).expect("a pool"));
+    let (disk, clean) = (pool.disk(9).expect("a disk"), pool.clean_disk(9).expect("a disk"));
+    let export = |pool: &Pool, disk: &Disk, note: &[u8]| pool.export(&[ExportedDisk { disk, note }], &mut io::sink());
+    assert!(matches!(export(&other, &disk, b""), Err(ExportError::NotOfPool { number: 0 })));
+    assert!(matches!(export(&pool, &clean, b""), Err(ExportError::NotOfPool { number: 0 })));
+    assert!(matches!(export(&pool, &disk, &[0; 65_537]), Err(ExportError::LongNote { .. })));
+    export(&pool, &disk, &[0; 65_536]).expect("a stream");
+
+    let stream = STREAM.clone();
+    let fold = PoolConfig::default();
+    let failed = Pool::import(fold, &mut &stream[..]).expect_err("another codec");
+    assert_eq!(failed.to_string(), "the pool's objects are of the codec 'lz4', not of 'fold'");
+    let more = [&stream[..], b"what follows"].concat();
+    let mut rest = &more[..];
+    Pool::import(config(), &mut rest).expect("a pool");
+    assert_eq!(rest, b"what follows");
+}
+
+/// Completes the checksums of a stream.
+fn with_checksums(mut stream: Vec<u8>) -> Vec<u8> {
+    let mut check = crc32c::crc32c(&stream[..MAGIC_BYTES]);
+    let mut at = MAGIC_BYTES;
+    while let Some(len) = stream.get(at + 4..at + 8) {
+        let len = u32::from_le_bytes(len.try_into().expect("four bytes")) as usize;
+        let start = at + HEADER_BYTES;
+        let Some(end) = start.checked_add(len).filter(|&end| end <= stream.len()) else { break };
+        check = crc32c::crc32c_append(check, &stream[at..at + 8]);
+        check = crc32c::crc32c_append(check, &stream[start..end]);
+        stream[at + 8..start].copy_from_slice(&check.to_le_bytes());
+        at = end;
+    }
+    stream
+}
+
+/// Uses a pool of which nothing is known.
+fn use_all(imported: ImportedPool) {
+    let ImportedPool { pool, disks, .. } = imported;
+    pool.check().expect("consistent");
+    let mut page = [0; PAGE_SIZE];
+    for disk in disks.iter().map(|imported| &imported.disk) {
+        for slot in (0..500).chain([250_000]).filter(|&slot| slot < disk.slots()) {
+            // Objects may be damaged.
+            let _ = disk.read(slot, &mut page);
+            if slot % 11 == 0 {
+                let _ = disk.write(slot, &mixed(slot, 0x0f));
+            }
+            if slot % 37 == 0 {
+                let _ = disk.discard(slot..slot + 2);
+            }
+        }
+        if let Ok(fork) = disk.fork() {
+            let _ = fork.write(3, &mixed(3, 0x0f));
+        }
+        changes(disk);
+    }
+    pool.check().expect("consistent");
+    pool.compact();
+    drop(disks);
+    pool.check().expect("consistent");
+    let stats = pool.stats();
+    assert_eq!((stats.orig_data_size, stats.compr_data_size), (0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_damaged_stream_is_refused(at: prop::sample::Index, bit in 0..8, cut: bool) {
+        let mut stream = STREAM.clone();
+        let at = at.index(stream.len());
+        if cut {
+            stream.truncate(at);
+        } else {
+            stream[at] ^= 1 << bit;
+        }
+        prop_assert!(Pool::import(config(), &mut &stream[..]).is_err());
+    }
+
+    /// A stream with valid checksums may have anything in it.
+    #[test]
+    fn a_forged_stream_is_refused_or_gives_a_consistent_pool(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<u8>()), 1..4),
+    ) {
+        let mut stream = STREAM.clone();
+        // What says how the parts are connected is at the end, and at the start of each leaf.
+        let tail = 2000.min(stream.len());
+        for (at, is_tail, value) in edits {
+            let at = if is_tail { stream.len() - 1 - at.index(tail) } else { at.index(stream.len()) };
+            stream[at] = value % 16;
+        }
+        if let Ok(imported) = Pool::import(config().memory_limit(32 << 20), &mut &with_checksums(stream)[..]) {
+            use_all(imported);
+        }
+    }
+}
+
+/// Threads that change the disks in spite of the contract get no worse than an error.
+#[test]
+fn a_pool_in_use_is_not_damaged_by_an_export() {
+    let (pool, disks) = varied(config());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0.. {
+                for slot in 0..400 {
+                    disks[0].write(slot, &mixed(slot + round, 0x0f)).expect("no limit");
+                }
+                disks[1].discard(0..200).expect("slots of the disk");
+                drop(disks[0].fork().expect("no limit"));
+                if stop.load(Relaxed) {
+                    return;
+                }
+            }
+        });
+        for _ in 0..30 {
+            let all: Vec<_> = disks.iter().map(|disk| ExportedDisk { disk, note: b"" }).collect();
+            let mut stream = Vec::new();
+            if pool.export(&all, &mut stream).is_ok()
+                && let Ok(imported) = Pool::import(config(), &mut &stream[..])
+            {
+                imported.pool.check().expect("consistent");
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+    pool.check().expect("consistent");
+}
