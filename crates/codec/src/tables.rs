@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::{Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, dictionary};
+use crate::{
+    Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, Page, Pleat, PleatTables, dictionary,
+};
 #[cfg(feature = "zstd")]
 use crate::{Zstd, ZstdTables};
 

@@ -351,7 +351,8 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
         }
         Command::BindSpare(bind) => json(disks.bind_spare(&bind)?),
         Command::TakeOver {} => {
-            let missing = || Failure::new(Code::InvalidRequest, "a socket of the new server must come with the request");
+            let missing =
+                || Failure::new(Code::InvalidRequest, "a socket of the new server must come with the request");
             json(disks.take_over(holding.passed.take().ok_or_else(missing)?)?)
         }
         Command::Stop { force } => json(disks.stop(force)),

@@ -44,7 +44,7 @@ pub use name::{
 };
 pub use records::{
     BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped,
-    Figures, FrozenRun, FrozenRuns, Greeting, HandingOver, Instant, Limited, LimitedConnections, Listing, Renamed, Resized,
-    ServerStat, SpareRecord, Stat, Stopping, Stored,
+    Figures, FrozenRun, FrozenRuns, Greeting, HandingOver, Instant, Limited, LimitedConnections, Listing, Renamed,
+    Resized, ServerStat, SpareRecord, Stat, Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -3,9 +3,9 @@
 use std::{any::Any, os::fd::OwnedFd, time::Duration};
 
 use crate::{
-    Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns, HandingOver,
-    Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord,
-    Stopping,
+    Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns,
+    HandingOver, Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat,
+    SpareRecord, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.

@@ -13,8 +13,9 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskQuota, DiskRecord, DiskStat,
-    Dropped, Failure, Figures, Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage,
-    NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, snapshot_name,
+    Dropped, Failure, Figures, Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections,
+    MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping,
+    snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of

@@ -34,7 +34,8 @@ pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
 pub use handover::{ImportedDisks, export_disks};
 pub use pagefold_store::{
-    DiskStats, Error as StoreError, ExportError, Figure, ImportError, NewPoolError, Pool, PoolConfig, Stats as PoolStats, keep_no_large_blocks,
+    DiskStats, Error as StoreError, ExportError, Figure, ImportError, NewPoolError, Pool, PoolConfig,
+    Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
 pub use ram::{Layer, NewDiskError, RamDisk};

@@ -18,8 +18,8 @@ use crate::{
     Error,
     connection::{Common, Connection, Keeper},
     events::Resting,
-    listen::Listener,
     handover::{AdoptError, ClientState, NewcomerState},
+    listen::Listener,
     negotiate::{Negotiation, NoPlace, Security, Session},
     newcomer::{Newcomer, Place},
     pause::Pause,
@@ -309,11 +309,7 @@ impl Control {
         let seat = Seat { control: Arc::clone(self), number, idle: Some(idle), presence };
         let connection = Connection::new(stream, session, Arc::clone(&self.common), seat);
         connection.adopt(parked, output);
-        if self.resting.add(number, &connection) {
-            Ok(())
-        } else {
-            Err(AdoptError::System("it was closed".to_owned()))
-        }
+        if self.resting.add(number, &connection) { Ok(()) } else { Err(AdoptError::System("it was closed".to_owned())) }
     }
 
     /// Continues with a client of another server that negotiates.

@@ -206,7 +206,8 @@ impl Builder {
         for listener in listeners {
             control.listen(Opened { listener, exports: exports.clone() })?;
         }
-        let mut server = Server { exports, control: Arc::new(control), clients: 0, newcomers: Vec::new(), own: Vec::new() };
+        let mut server =
+            Server { exports, control: Arc::new(control), clients: 0, newcomers: Vec::new(), own: Vec::new() };
         server.take(self.taken)?;
         Ok(server)
     }
@@ -353,9 +354,7 @@ impl Server {
             let listener = Listener::of_state(&state, fd)?;
             let exports = match &state.export {
                 None => self.exports.clone(),
-                Some(name) => {
-                    Exports::only(self.exports.get(name).ok_or_else(|| AdoptError::NoExport(name.clone()))?)
-                }
+                Some(name) => Exports::only(self.exports.get(name).ok_or_else(|| AdoptError::NoExport(name.clone()))?),
             };
             let path = listener.unix_path().map(Path::to_owned).unwrap_or_default();
             let number = self.control.listen(Opened { listener, exports })?;

@@ -213,8 +213,19 @@ impl Server {
 
     /// Opens sockets, and continues with those of another process, which then ends.
     pub(crate) fn open(&self, sockets: Sockets, mut incoming: Option<Incoming>) -> Result<Listening, Error> {
-        let Sockets { passed, unix, tcp, vsock, control, transports, obstacles, when_stopping, when_given, belongings, .. } =
-            sockets;
+        let Sockets {
+            passed,
+            unix,
+            tcp,
+            vsock,
+            control,
+            transports,
+            obstacles,
+            when_stopping,
+            when_given,
+            belongings,
+            ..
+        } = sockets;
         if self.0.listened.get().is_some() {
             return Err(Error::Listening);
         }

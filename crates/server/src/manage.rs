@@ -4,8 +4,8 @@ use std::{os::fd::OwnedFd, process, time::Duration};
 
 use pagefold_control::{
     Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
-    Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized,
-    ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
+    Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed,
+    Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
 use crate::{Address, BaseFile, Devices, Server, handover, in_use::words, server::Listened};

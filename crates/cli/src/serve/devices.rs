@@ -41,7 +41,10 @@ impl List {
     fn obstacle(&self) -> Option<String> {
         if let Some(device) = self.lock().first() {
             let path = path(device.number);
-            return Some(format!("it serves {}, which cannot be handed over; 'pagefold detach' ends that", path.display()));
+            return Some(format!(
+                "it serves {}, which cannot be handed over; 'pagefold detach' ends that",
+                path.display()
+            ));
         }
         self.spares.exist().then(|| {
             "NBD devices are connected in advance ('pagefold attach --spare'), which cannot be handed over".to_owned()

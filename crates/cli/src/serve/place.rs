@@ -89,7 +89,13 @@ impl Place {
         let lock = belongings.take_file(LOCK).zip(belongings.text(DIRECTORY));
         let lock = lock.map(|(lock, directory)| (directory.into(), lock.into()));
         let notify_socket = belongings.text(NOTIFY).map(str::to_owned);
-        Self { passed: None, control: None, directory: None, _temporary: None, taken: Some(OfTaken { lock, notify_socket }) }
+        Self {
+            passed: None,
+            control: None,
+            directory: None,
+            _temporary: None,
+            taken: Some(OfTaken { lock, notify_socket }),
+        }
     }
 
     /// Takes over what the other server had, which has ended.

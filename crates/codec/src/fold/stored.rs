@@ -9,11 +9,11 @@
 //! No tables are no bytes.
 
 use super::{
-    shared::{FoldTables, REACH, Starts},
     literals::{PALETTES, Values},
+    shared::{FoldTables, REACH, Starts},
     tables::{
-        BEFORE, BEYOND, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN, RUN_BASES,
-        RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
+        BEFORE, BEYOND, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
+        RUN_BASES, RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
     },
 };
 use crate::{BadTables, Dictionary, PAGE_SIZE};

@@ -276,9 +276,9 @@ impl<T: Transport> Leader<T> {
         let Some(start) = access.rate.begin(cost_bytes(request)) else { return Ok(()) };
         self.send(connection)?;
         // Nothing that ends the connection waits for this.
-        access.rate.wait_until(start, &|| {
-            access.is_closed() || connection.is_ending() || connection.common.is_pausing()
-        });
+        access
+            .rate
+            .wait_until(start, &|| access.is_closed() || connection.is_ending() || connection.common.is_pausing());
         // The peer had to wait, so its time starts again.
         self.deadline = None;
         Ok(())
@@ -552,11 +552,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Drops the payload of a refused request.
-    fn skip<G: Keeper<T>>(
-        &mut self,
-        connection: &Arc<Connection<T, G>>,
-        left_bytes: &mut u64,
-    ) -> Result<(), Ended> {
+    fn skip<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, left_bytes: &mut u64) -> Result<(), Ended> {
         let mut pace = Pace::begin(connection.common.limits.io_timeout);
         loop {
             let dropped_bytes = usize::try_from(*left_bytes).unwrap_or(usize::MAX).min(self.input.len());

@@ -243,8 +243,13 @@ fn load(mut raw: Raw, offset: u64, seed: u8) {
         let mut sent = Vec::new();
         for slot in 0..8 {
             let at = offset + u64::from(slot) * (1 << 20) + u64::from(round) * 512;
-            let request =
-                Request { flags: 0, kind: command::WRITE, cookie: slot.into(), offset: at, len_bytes: len_bytes as u64 };
+            let request = Request {
+                flags: 0,
+                kind: command::WRITE,
+                cookie: slot.into(),
+                offset: at,
+                len_bytes: len_bytes as u64,
+            };
             sent.extend(request.encode());
             sent.extend(vec![byte(slot); len_bytes]);
         }

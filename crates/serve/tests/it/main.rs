@@ -8,9 +8,9 @@ mod device;
 mod errors;
 mod exports;
 mod extended;
+mod handover;
 #[cfg(feature = "tls")]
 mod handshakes;
-mod handover;
 mod holes;
 mod hostile;
 #[cfg(feature = "tls")]

@@ -10,7 +10,7 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
 };
@@ -90,10 +90,6 @@ impl Channel {
         Ok(set_socket_passcred(&self.0, true)?)
     }
 
-    pub(crate) fn as_stream(&self) -> &UnixStream {
-        &self.0
-    }
-
     pub(crate) fn send(&self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
         self.send_with(kind, bytes, &[])
     }
@@ -163,7 +159,8 @@ impl Channel {
         let (magic, rest) = header.split_at(4);
         let number = rest.first_chunk().map_or(0, |number| u32::from_le_bytes(*number));
         let len_bytes = rest.last_chunk().map_or(0, |len| u64::from_le_bytes(*len));
-        let kind = Kind::of(number).filter(|_| magic == MAGIC).ok_or_else(|| invalid("a message of an unknown kind"))?;
+        let kind =
+            Kind::of(number).filter(|_| magic == MAGIC).ok_or_else(|| invalid("a message of an unknown kind"))?;
         if len_bytes > MOST_BYTES {
             return Err(invalid("a message is longer than possible"));
         }
@@ -173,12 +170,6 @@ impl Channel {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(Message { kind, bytes, descriptors, sender })
-    }
-}
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

@@ -300,28 +300,29 @@ fn add(
     backing: Backing,
     base: Option<&Arc<BaseDisk>>,
 ) -> Result<(), TakeOverError> {
-        let DiskState { name, number, limit_bytes, read_only, quota, .. } = disk;
-        let plain = split_snapshot_name(name).map_or(&**name, |(plain, _)| plain);
-        check_name(plain).map_err(invalid)?;
-        let table = server.0.disks.table();
-        let base = base.filter(|_| disk.kind != DiskKind::Base);
-        let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
-        let path = record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
+    let DiskState { name, number, limit_bytes, read_only, quota, .. } = disk;
+    let plain = split_snapshot_name(name).map_or(&**name, |(plain, _)| plain);
+    check_name(plain).map_err(invalid)?;
+    let table = server.0.disks.table();
+    let base = base.filter(|_| disk.kind != DiskKind::Base);
+    let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
+    let path =
+        record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
             Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
         });
-        let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
-        let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
-        let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
-        let now = Instant::now();
-        let made = now.checked_sub(Duration::from_millis(disk.age_ms)).unwrap_or(now);
-        let waits = if disk.kind == DiskKind::Ram { table.new_waits() } else { None };
-        let disk = Disk {
-            origin,
-            made,
-            limit_bytes: *limit_bytes,
-            read_only: *read_only,
-            waits,
-            ..Disk::read_only(backing, counted)
-        };
-        table.adopt(name, disk, *quota, *number).map_err(invalid)
-    }
+    let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+    let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
+    let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
+    let now = Instant::now();
+    let made = now.checked_sub(Duration::from_millis(disk.age_ms)).unwrap_or(now);
+    let waits = if disk.kind == DiskKind::Ram { table.new_waits() } else { None };
+    let disk = Disk {
+        origin,
+        made,
+        limit_bytes: *limit_bytes,
+        read_only: *read_only,
+        waits,
+        ..Disk::read_only(backing, counted)
+    };
+    table.adopt(name, disk, *quota, *number).map_err(invalid)
+}

@@ -13,8 +13,7 @@ use std::{
 
 use pagefold_codec::by_name;
 use pagefold_store::{
-    ChangedRun, Disk, ExportError, ExportedDisk, ImportError, ImportedPool, PAGE_SIZE, Page, Pool,
-    PoolConfig,
+    ChangedRun, Disk, ExportError, ExportedDisk, ImportError, ImportedPool, PAGE_SIZE, Page, Pool, PoolConfig,
 };
 use proptest::prelude::*;
 
