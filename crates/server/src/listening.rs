@@ -245,6 +245,9 @@ impl Server {
         if let Some(passed) = passed {
             builder = builder.passed(passed);
         }
+        if let Some(incoming) = &mut incoming {
+            builder = builder.taken(incoming.take_sockets());
+        }
         builder =
             unix.iter().fold(builder, |builder, (path, permissions)| builder.unix_for(absolute(path), *permissions));
         builder = tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
@@ -260,9 +263,6 @@ impl Server {
         };
         #[cfg(not(feature = "tls"))]
         let (tls, verifies_peers) = (false, false);
-        if let Some(incoming) = &mut incoming {
-            builder = builder.taken(incoming.take_sockets());
-        }
         let mut nbd = builder.bind()?;
         #[cfg(feature = "tls")]
         if tls {

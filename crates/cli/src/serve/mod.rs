@@ -443,7 +443,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     thread::Builder::new().name("signals".to_owned()).spawn(catch).context("cannot start a thread")?;
     let _pid_file = pid_file.map(PidFile::write).transpose()?;
-    notify(&format!("MAINPID={}\nREADY=1", std::process::id()));
+    let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
+    notify(&format!("{main}READY=1"));
     if args.announce {
         if !log.has_sink() {
             log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");
