@@ -87,7 +87,7 @@ fn clients_forks_and_snapshots_survive_three_take_overs() {
     is_busy(&server, "busy");
     for _ in 0..3 {
         let said = server.take_over(&[]);
-        let line = said.lines().find(|line| line.contains("handed over to process")).expect("the line");
+        let line = said.lines().find(|line| line.contains("clients paused for")).expect("the line");
         println!("{line}");
         assert_eq!(disks(&server), before);
         // Sockets of single disks, and new clients.

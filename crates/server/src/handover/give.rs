@@ -109,16 +109,16 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
         }
         return Err(format!("the other process has ended: {error}"));
     }
-    // From here on, the other process serves.
+    // From here on, the other process serves. This one may end when the server is given away.
+    let paused_ms = start.elapsed().as_secs_f64() * 1e3;
+    server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
     if let Some(control) = control.get() {
         control.leave_file();
     }
-    let paused_for = start.elapsed();
-    paused.give_away();
     if let Some(commands) = commands {
         commands.give_away();
     }
-    server.0.observer.info(&format!("handed over to process {pid} in {:.1} ms", paused_for.as_secs_f64() * 1e3));
+    paused.give_away();
     Ok(())
 }
 
