@@ -227,6 +227,7 @@ impl Events {
         let failed = |error: Errno| Error::System { what: "wait for connections", source: error.into() };
         let mut events: Vec<Event> = Vec::with_capacity(MOST_EVENTS);
         self.go_on();
+        self.start_ready();
         while !self.control.common.stopping.load(Ordering::SeqCst) {
             let timeout = self.next_time().map(|time| at_most_a_day(time.saturating_duration_since(Instant::now())));
             events.clear();

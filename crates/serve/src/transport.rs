@@ -45,6 +45,12 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether a `send` for which there was no room has sent nothing and can be repeated.
+    /// Otherwise nothing can be sent after it.
+    fn can_send_again(&self) -> bool {
+        true
+    }
+
     /// Returns buffers that are empty. Any thread may call this at any time.
     fn rest(&self) {}
 }
@@ -256,7 +262,8 @@ impl Deadline {
         let mut silence: Option<Deadline> = None;
         while !bytes.is_empty() {
             let left = silence.unwrap_or(self).left()?.min(self.left()?);
-            match transport.send(bytes, left.min(TICK)) {
+            let left = if transport.can_send_again() { left.min(TICK) } else { left };
+            match transport.send(bytes, left) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(sent) => (bytes, silence) = (bytes.get(sent..).unwrap_or_default(), None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
