@@ -2,7 +2,10 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use crate::{Disk, Error, Pool, PoolConfig, Slot, Stats, budget::Budget, entry::Entry, training::Plan};
+use crate::{
+    Disk, Error, ExportedDisk, ImportedPool, Pool, PoolConfig, Slot, Stats, budget::Budget, entry::Entry,
+    training::Plan,
+};
 
 pub(crate) struct One {
     disk: Disk,
@@ -49,6 +52,14 @@ impl One {
 
     pub(crate) fn tables(&self) -> Vec<pagefold_codec::Tables> {
         self.pool.core().training.as_ref().map_or_else(Vec::new, |training| training.tables())
+    }
+
+    /// Returns a pool with the same content, made from a stream of this one.
+    pub(crate) fn handed_over(&self, config: PoolConfig) -> Self {
+        let mut stream = Vec::new();
+        self.pool.export(&[ExportedDisk { disk: &self.disk, note: b"" }], &mut stream).expect("a stream");
+        let ImportedPool { pool, mut disks } = Pool::import(config, &mut &stream[..]).expect("a pool");
+        Self { disk: disks.remove(0).disk, pool }
     }
 
     /// Changes the slot's entry, as damaged memory would.

@@ -98,6 +98,50 @@ fn tables_are_trained_and_make_pages_smaller() {
     }
 }
 
+/// The new pool decodes with the tables of the old one, and compresses with the latest ones.
+#[test]
+fn trained_tables_are_handed_over() {
+    for codec in CODECS {
+        let config = PoolConfig::default().codec(by_name(codec).expect("a known codec"));
+        let old = store(codec, 512, u64::MAX, OFTEN);
+        for kind in 0..2 {
+            let trainings = old.stats().trainings;
+            let mut number = 0;
+            while old.stats().trainings == trainings && number < 6000 {
+                old.write(kind * 200 + number % 200, &page(kind, number)).expect("no limit");
+                number += 1;
+                if number % 96 == 0 {
+                    wait(&old, |_| true);
+                }
+            }
+            (0..32).for_each(|at| old.write(kind * 200 + at, &page(kind, at)).expect("no limit"));
+        }
+        wait(&old, |_| true);
+        let before = old.stats();
+        assert!(before.trainings >= 1, "{codec}");
+        let pages: Vec<Page> = (0..400).map(|slot| read(&old, slot)).collect();
+        let ids = |store: &One| store.tables().iter().map(Tables::id).collect::<Vec<_>>();
+        let before_ids = ids(&old);
+        let new = old.handed_over(config);
+        drop(old);
+        new.check().expect("consistent");
+        assert_eq!(ids(&new), before_ids, "{codec}");
+        let after = new.stats();
+        assert_eq!(
+            (before.tables_id, before.tables_gain_permille, before.trainings, before.trainings_useless),
+            (after.tables_id, after.tables_gain_permille, after.trainings, after.trainings_useless),
+            "{codec}"
+        );
+        assert_eq!((before.compr_data_size, before.codec_tables), (after.compr_data_size, after.codec_tables));
+        let trained: u64 = new.tables()[1..].iter().map(|tables| tables.memory_bytes() as u64).sum();
+        assert_eq!(after.training_bytes, trained, "{codec}");
+        (0..).zip(&pages).for_each(|(slot, page)| assert!(read(&new, slot) == *page, "{codec}: slot {slot}"));
+        (0..400).for_each(|slot| new.write(slot, &page(1, slot)).expect("no limit"));
+        assert!((0..400).all(|slot| read(&new, slot) == page(1, slot)));
+        new.check().expect("consistent");
+    }
+}
+
 #[test]
 fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
     for codec in CODECS {

@@ -217,23 +217,53 @@ mod tests {
     }
 
     #[test]
-    fn changed_tables_are_refused_or_usable() {
+    fn cut_tables_are_refused() {
         let pages = pages();
-        let tables = FoldTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), &pages[0]);
-        let bytes = tables.to_bytes();
+        let bytes = FoldTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), &pages[0]).to_bytes();
         for len in (0..bytes.len()).step_by(7).skip(1) {
             FoldTables::from_bytes(&bytes[..len]).expect_err("truncated");
         }
-        for at in 0..1500 {
-            for value in [0, 1, 12, 13, 63, 64, 128, 255] {
-                let mut changed = bytes.clone();
-                changed[at] = value;
-                if changed == bytes {
-                    continue;
+        FoldTables::from_bytes(&[&bytes[..], &[0]].concat()).expect_err("too long");
+    }
+
+    #[test]
+    fn damaged_tables_with_a_right_id_are_refused_or_work() {
+        let pages = pages();
+        let bytes = FoldTables::train_unjudged(&pages.iter().collect::<Vec<_>>(), &pages[0]).to_bytes();
+        // The id is a hash of palettes, classes and dictionary, without the dictionary's length.
+        let places = PAGE_SIZE / 8;
+        let dictionary_at = bytes.len() - 2 * places - PAGE_SIZE;
+        let mut state = 3_u32;
+        let mut random = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as usize
+        };
+        let mut accepted = 0;
+        for round in 0..4000 {
+            let mut changed = bytes.clone();
+            for _ in 0..=round % 2 {
+                let at = match round % 4 {
+                    0 => 5 + random() % (dictionary_at - 7),
+                    1 => dictionary_at + random() % (bytes.len() - dictionary_at),
+                    // Bases and bits of slots.
+                    _ => dictionary_at - 3 - random() % 700,
+                };
+                changed[at] = changed[at].wrapping_add([1, 255, 2, 64, 7][random() % 5]);
+            }
+            let content = [&changed[5..dictionary_at - 2], &changed[dictionary_at..][..PAGE_SIZE]].concat();
+            changed[1..5].copy_from_slice(&Dictionary::new(content).id().to_le_bytes());
+            let Ok(tables) = FoldTables::from_bytes(&changed) else { continue };
+            assert!(tables.to_bytes() == changed || round % 4 == 1, "round {round}");
+            accepted += 1;
+            let mut stream = Tables::Fold(tables.into()).codec().stream().expect("memory");
+            let (mut object, mut page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+            for original in pages.iter().skip(round % 50).step_by(50) {
+                if let Some(len) = stream.compress(original, &mut object) {
+                    stream.decompress(&object[..len], &mut page).expect("an object");
+                    assert_eq!(page, *original, "round {round}");
                 }
-                // The id does not match, so the tables are refused after all other checks.
-                FoldTables::from_bytes(&changed).expect_err("another id");
             }
         }
+        assert!(accepted > 500, "{accepted}");
     }
 }

@@ -94,7 +94,7 @@ fn a_base_that_fails_ends_the_import() {
     let mut stream = Vec::new();
     export_disks(&pool, &[&disk], &mut stream).expect("a stream");
     let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..]).expect("disks");
-    assert_eq!(imported.restore(None, |number| Err(number)).err(), Some(0));
+    assert_eq!(imported.restore(None, Err).err(), Some(0));
 
     // The stream of a pool whose notes are not those of RAM disks.
     let mut stream = Vec::new();

@@ -277,8 +277,11 @@ impl<'a> Export<'a> {
             HOLE_PLACE => (HOLE_ROOT, 0),
             name => (NODE_ROOT, self.node_numbers.get(PartId::of(name).number()).ok_or(ExportError::Changed)?),
         };
-        let mut layers: Vec<u32> = disk.tree().layers().into_iter().map(|layer| self.layer(layer)).collect();
+        let mut layers = disk.tree().layers();
         let Some(own) = layers.pop() else { unreachable!("a disk has a layer") };
+        // In the order of the record, as a reader takes the next number for a new layer.
+        let own = self.layer(own);
+        let layers: Vec<u32> = layers.into_iter().map(|layer| self.layer(layer)).collect();
         let record = self.writer.record(DISKS)?;
         let start = record.len();
         record.extend([0; 4]);

@@ -8,7 +8,6 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
 };
 
 use pagefold_codec::by_name;
@@ -45,6 +44,7 @@ fn changes(disk: &Disk) -> Vec<ChangedRun> {
 /// Returns a pool made from a stream of this one, and compares their figures.
 pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
     let stream = exported(pool, disks);
+    let max_bytes = pool.stats().mem_used_max;
     let imported = Pool::import(config, &mut &stream[..]).expect("a pool");
     imported.pool.check().expect("consistent");
     pool.compact();
@@ -61,7 +61,7 @@ pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> I
     // Both have the tails of some shards.
     let most_bytes = before.mem_used_total + before.mem_used_total / 50 + (96 << 10);
     assert!(after.mem_used_total <= most_bytes, "{} bytes, before {}", after.mem_used_total, before.mem_used_total);
-    assert!(after.mem_used_max >= before.mem_used_max);
+    assert!(after.mem_used_max >= max_bytes);
     assert_eq!(imported.disks.len(), disks.len());
     for (disk, imported) in disks.iter().zip(&imported.disks) {
         assert_eq!(imported.note, b"note");
@@ -117,47 +117,18 @@ static STREAM: LazyLock<Vec<u8>> = LazyLock::new(|| {
     exported(&pool, &disks.iter().collect::<Vec<_>>())
 });
 
-/// Trained tables go along, of all codecs that have some. The new pool decodes with them, and goes
-/// on to train.
-#[test]
-fn trained_tables_are_handed_over() {
-    for codec in ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"] {
-        let config = PoolConfig::default().codec(by_name(codec).expect("a codec"));
-        let pool = Pool::new(config.clone()).expect("a pool");
-        let disk = pool.disk(20_000).expect("a disk");
-        let mut slots = 0;
-        while pool.stats().trainings == 0 {
-            assert!(slots < 16_000, "{codec}: no training");
-            for _ in 0..1000 {
-                disk.write(slots, &text(slots)).expect("no limit");
-                slots += 1;
-            }
-            // A training that has begun ends.
-            thread::sleep(Duration::from_millis(100));
-        }
-        for slot in slots..slots + 200 {
-            disk.write(slot, &text(slot)).expect("no limit");
-        }
-        while pool.stats().training_bytes > 8 << 20 {
-            thread::sleep(Duration::from_millis(10));
-        }
-        let imported = handed_over(&pool, &[&disk], config);
-        let mut page = [0; PAGE_SIZE];
-        for slot in 0..slots + 200 {
-            imported.disks[0].disk.read(slot, &mut page).expect("a readable page");
-            assert!(page == *text(slot), "{codec}: slot {slot}");
-        }
-        assert_eq!(pool.stats().training_bytes, imported.pool.stats().training_bytes, "{codec}");
-    }
-}
-
 /// A pool at its limit has room for itself, and can be read and overwritten.
 #[test]
 fn a_full_pool_is_handed_over_to_one_of_its_size() {
-    let config = config().memory_limit(8 << 20);
+    let config = config().dedupe(false).memory_limit(8 << 20);
+    let page_of = |number: u64| {
+        let mut page = mixed(2 * number, 0x3f);
+        page[..number as usize % 3000].fill(0);
+        page
+    };
     let pool = Pool::new(config.clone()).expect("a pool");
     let disk = pool.disk(1 << 20).expect("a disk");
-    let written = (0..1 << 20).take_while(|&slot| disk.write(slot, &mixed(slot, 0x3f)).is_ok()).count() as u64;
+    let written = (0..1 << 20).take_while(|&slot| disk.write(slot, &page_of(slot)).is_ok()).count() as u64;
     let stream = exported(&pool, &[&disk]);
     let imported = Pool::import(config.clone(), &mut &stream[..]).expect("a pool");
     assert!(imported.pool.stats().spent_bytes <= 8 << 20);
@@ -165,8 +136,8 @@ fn a_full_pool_is_handed_over_to_one_of_its_size() {
     for slot in 0..written {
         let disk = &imported.disks[0].disk;
         disk.read(slot, &mut page).expect("a readable page");
-        assert!(page == *mixed(slot, 0x3f), "slot {slot}");
-        disk.write(slot, &mixed(slot + 1, 0x3f)).expect("room for pages that are like those before");
+        assert!(page == *page_of(slot), "slot {slot}");
+        disk.write(slot, &page_of(slot + (1 << 20))).expect("room for pages that are like those before");
     }
     imported.pool.check().expect("consistent");
 
@@ -178,11 +149,11 @@ fn a_full_pool_is_handed_over_to_one_of_its_size() {
 #[test]
 fn some_of_the_disks_are_handed_over() {
     let (pool, disks) = varied(config());
-    for number in 0..disks.len() {
-        let stream = exported(&pool, &[&disks[number]]);
+    for (number, before) in disks.iter().enumerate() {
+        let stream = exported(&pool, &[before]);
         let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
         imported.pool.check().expect("consistent");
-        let (before, after) = (&disks[number], &imported.disks[0].disk);
+        let after = &imported.disks[0].disk;
         let (mut page, mut other) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
         for slot in (0..600).filter(|&slot| slot < before.slots()) {
             let held = before.read(slot, &mut page).expect("a readable page");
@@ -264,13 +235,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_stream_is_refused(at: prop::sample::Index, bit in 0..8, cut: bool) {
+    fn a_damaged_stream_is_refused(at: prop::sample::Index, bit in 0..8u32, cut: bool) {
         let mut stream = STREAM.clone();
         let at = at.index(stream.len());
         if cut {
             stream.truncate(at);
         } else {
-            stream[at] ^= 1 << bit;
+            stream[at] ^= 1u8 << bit;
         }
         prop_assert!(Pool::import(config(), &mut &stream[..]).is_err());
     }
