@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long the server's process may take to end after the connection to it broke.
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(2);
 
 /// What has come from the other process, until it has ended.
 pub(crate) struct Incoming {
@@ -95,6 +95,12 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     if record.version != VERSION {
         let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
         return Err(TakeOverError::Cannot(what));
+    }
+    // The descriptors of its clients are this process's now.
+    let allow = config.when_connections.as_ref();
+    let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
+    if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
+        config.observer.warn(&warning);
     }
     let control = usize::from(record.control.is_some());
     let lists = [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()];
@@ -325,4 +331,79 @@ fn add(
         ..Disk::read_only(backing, counted)
     };
     table.adopt(name, disk, *quota, *number).map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// What has come from a process, and the other end of its socket.
+    fn incoming(process: &Child) -> (Incoming, Channel) {
+        let (own, other) = UnixStream::pair().expect("sockets");
+        let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
+        let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
+        let (sockets, control, start) = (Handed::default(), None, Instant::now());
+        (Incoming { channel, process, sockets, control, start }, other)
+    }
+
+    /// Two processes never serve at the same time, and one does if the other is gone.
+    #[test]
+    fn a_process_serves_only_if_the_other_one_never_does() {
+        let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Go, &[]).expect("sent");
+        asks.confirm().expect("it may serve");
+        assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
+
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Failed, b"no").expect("sent");
+        assert!(matches!(asks.confirm(), Err(TakeOverError::Refused(why)) if why == "no"));
+
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Pool, &[]).expect("sent");
+        assert!(matches!(asks.confirm(), Err(TakeOverError::Invalid(_))));
+
+        // It has read that this process is ready, and says nothing.
+        let (asks, other) = incoming(&other_process);
+        let end = std::thread::spawn(move || drop(other.receive()));
+        assert!(matches!(asks.confirm(), Err(TakeOverError::NotGiven)));
+        end.join().expect("a message");
+
+        let (asks, other) = incoming(&other_process);
+        let end = std::thread::spawn(move || {
+            drop(other.receive());
+            other_process.kill().expect("a process");
+            other_process.wait().expect("an end");
+        });
+        asks.confirm().expect("the other one is gone");
+        end.join().expect("an end");
+    }
+
+    /// Random bytes are refused, and take no memory before they arrive.
+    #[test]
+    fn random_messages_are_refused() {
+        let mut state = 1_u64;
+        for round in 0..200 {
+            let (own, other) = UnixStream::pair().expect("sockets");
+            let channel = Channel::new(own.into()).expect("a channel");
+            channel.know_sender().expect("a flag");
+            let mut bytes: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .take(100)
+            .collect();
+            if round % 2 == 0 {
+                // A record of some length.
+                bytes[..16].copy_from_slice(b"PFho\x01\0\0\0\x50\0\0\0\0\0\0\0");
+                bytes[8] = round as u8;
+                bytes[12] = if round % 4 == 0 { 0 } else { 0x3f };
+            }
+            std::io::Write::write_all(&mut &other, &bytes).expect("sent");
+            drop(other);
+            assert!(receive_parts(&channel, Config::default()).is_err());
+        }
+    }
 }
