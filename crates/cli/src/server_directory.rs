@@ -183,11 +183,30 @@ impl ServerDirectory {
         if !old.is_empty() && (!is_number || old.len() as u64 > LOCK_BYTES) {
             bail!("{shown}/{LOCK} is not a server's lock: move it away, or choose another directory with --dir");
         }
-        lock.rewind().with_context(|| format!("cannot write {shown}/{LOCK}"))?;
-        let written =
-            ftruncate(&lock, 0).map_err(io::Error::from).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        written.with_context(|| format!("cannot write {shown}/{LOCK}"))?;
-        Ok(Self { directory, lock })
+        let mut claimed = Self { directory: directory.clone(), lock };
+        claimed.sign().with_context(|| format!("cannot write {shown}/{LOCK}"))?;
+        Ok(claimed)
+    }
+
+    /// Takes the directory over from another process, which has locked it with this file.
+    pub(crate) fn taken(directory: PathBuf, lock: File) -> Self {
+        Self { directory, lock }
+    }
+
+    /// Writes this process's id.
+    pub(crate) fn sign(&mut self) -> io::Result<()> {
+        self.lock.rewind()?;
+        ftruncate(&self.lock, 0)?;
+        writeln!(self.lock, "{}", std::process::id())
+    }
+
+    /// Returns another descriptor of the lock, which another process keeps locked with it.
+    pub(crate) fn lock_file(&self) -> io::Result<File> {
+        self.lock.try_clone()
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     pub(crate) fn nbd_socket(&self) -> PathBuf {

@@ -128,6 +128,8 @@ pub enum Command {
     },
     /// Makes such an export a disk's.
     BindSpare(BindSpare),
+    /// Hands everything over to another server, one of whose sockets comes with the request.
+    TakeOver {},
     /// Stops the server in an orderly way. If it is stopping already, says what it waits for.
     Stop {
         /// Whether to end without waiting for requests that the disks are working on.

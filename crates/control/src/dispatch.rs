@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 25] = [
     "list",
     "stat",
     "add",
@@ -43,6 +43,7 @@ const COMMANDS: [&str; 24] = [
     "device-fault",
     "spare",
     "bind-spare",
+    "take-over",
     "stop",
 ];
 
@@ -349,6 +350,11 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.spare(size_bytes)?)
         }
         Command::BindSpare(bind) => json(disks.bind_spare(&bind)?),
+        Command::TakeOver {} => {
+            let missing =
+                || Failure::new(Code::InvalidRequest, "a socket of the new server must come with the request");
+            json(disks.take_over(holding.passed.take().ok_or_else(missing)?)?)
+        }
         Command::Stop { force } => json(disks.stop(force)),
     };
     result.map(Outcome::Whole)

@@ -22,6 +22,7 @@ mod client;
 mod command;
 mod dispatch;
 mod failure;
+mod gate;
 mod lines;
 mod manage;
 mod model;
@@ -34,6 +35,7 @@ pub use client::{Client, ClientError};
 pub use command::{Add, AddBase, BindSpare, Command, DiskQuota, DiskSocket, Fork, NewDevice, Quota, Resize};
 pub use dispatch::answer;
 pub use failure::{Code, Failure};
+pub use gate::Pause;
 pub use lines::MAX_REQUEST_BYTES;
 pub use manage::{Batch, Held, Manage};
 pub use model::Model;
@@ -42,7 +44,7 @@ pub use name::{
 };
 pub use records::{
     BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped,
-    Figures, FrozenRun, FrozenRuns, Greeting, Instant, Limited, LimitedConnections, Listing, Renamed, Resized,
-    ServerStat, SpareRecord, Stat, Stopping, Stored,
+    Figures, FrozenRun, FrozenRuns, Greeting, HandingOver, Instant, Limited, LimitedConnections, Listing, Renamed,
+    Resized, ServerStat, SpareRecord, Stat, Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

@@ -4,8 +4,8 @@ use std::{any::Any, os::fd::OwnedFd, time::Duration};
 
 use crate::{
     Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns,
-    Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord,
-    Stopping,
+    HandingOver, Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat,
+    SpareRecord, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -103,6 +103,10 @@ pub trait Manage: Send + Sync {
 
     /// Makes such an export a disk's.
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
+
+    /// Hands everything over to another server at the other end of a socket, which continues with it, and
+    /// returns before that begins.
+    fn take_over(&self, socket: OwnedFd) -> Result<HandingOver, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it
     /// does not wait for requests that the disks are working on.

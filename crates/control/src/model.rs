@@ -13,8 +13,9 @@ use std::{
 
 use crate::{
     Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskQuota, DiskRecord, DiskStat,
-    Dropped, Failure, Figures, Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, MAX_NAME_BYTES, Manage,
-    NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, snapshot_name,
+    Dropped, Failure, Figures, Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections,
+    MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping,
+    snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -291,6 +292,10 @@ impl Manage for Model {
 
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure> {
         Ok(DiskRecord { device: Some(bind.device.clone()), ..self.lock().get(&bind.name)?.clone() })
+    }
+
+    fn take_over(&self, _: OwnedFd) -> Result<HandingOver, Failure> {
+        Ok(HandingOver { pid: std::process::id() })
     }
 
     fn stop(&self, _: bool) -> Stopping {

@@ -109,6 +109,13 @@ pub struct SpareRecord {
     pub export: String,
 }
 
+/// A server that hands everything over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandingOver {
+    /// Its process.
+    pub pid: u32,
+}
+
 /// Figures by name. Values in bytes have names that end in `_bytes` or are zram's.
 pub type Figures = Map<String, serde_json::Value>;
 

@@ -25,6 +25,7 @@ use serde_json::Value;
 use crate::{
     Code, Failure, Greeting, MAX_REQUEST_BYTES, Manage,
     dispatch::{Holding, answer_in_parts, refusal},
+    gate::{Gate, Pause},
     lines::{Bounds, LineError, Lines, Sending, send},
 };
 
@@ -81,6 +82,7 @@ struct ServerCore {
     limits: Limits,
     stopping: AtomicBool,
     wake: OwnedFd,
+    gate: Arc<Gate>,
     /// Held while a request is parsed, which needs up to 50 times the request's size in memory.
     parsing: Mutex<()>,
     clients: Mutex<Clients>,
@@ -126,6 +128,7 @@ impl Server {
             limits,
             stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            gate: Arc::default(),
             parsing: Mutex::default(),
             clients: Mutex::default(),
             client_ended: Condvar::new(),
@@ -151,6 +154,12 @@ impl Server {
 }
 
 impl ServerHandle {
+    /// Lets commands in progress end and no further one begin, nor clients connect, until the result is
+    /// dropped. Returns `None` if they have not ended within `patience`.
+    pub fn pause(&self, patience: Duration) -> Option<Pause> {
+        self.0.gate.pause(patience)
+    }
+
     /// Asks the server to stop and returns at once.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
@@ -184,6 +193,7 @@ impl ServerCore {
                 Err(error) => return Err(error.into()),
                 Ok(_) => {}
             }
+            let Some(_inside) = self.gate.pass() else { return Ok(()) };
             match listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -286,12 +296,14 @@ impl ServerCore {
                 continue;
             }
             self.set_idle(number, None);
+            let Some(inside) = self.gate.pass() else { return Ok(()) };
             let mut sending = None;
             let may_hold = || self.may_hold(number);
             let mut holding = Holding { held: &mut held, may_hold: &may_hold, passed: lines.take_passed() };
             answer_in_parts(line, &*self.disks, &self.parsing, &mut holding, &mut |part| {
                 sending.get_or_insert_with(|| Sending::begin(stream, answer_time)).part(part)
             })?;
+            drop(inside);
             // A client for which something is held is not idle, even if it is silent.
             if held.is_empty() {
                 self.set_idle(number, Some(Instant::now()));

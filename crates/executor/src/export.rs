@@ -5,7 +5,7 @@ use std::{
     fmt,
     ops::Bound,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -33,6 +33,9 @@ pub enum ExportError {
     /// A name is too long.
     #[error("export name of {0} bytes: at most {MAX_NAME_BYTES} are allowed")]
     TooLong(usize),
+    /// Two exports have the same number, or it is the greatest.
+    #[error("export number {0} cannot be used")]
+    Number(u64),
     /// A name contains control characters, which clients and logs cannot show.
     #[error("export name with control characters: {0:?}")]
     Control(String),
@@ -233,6 +236,19 @@ impl Export {
         Some(access)
     }
 
+    /// Gives a connection that another server has accepted access to the device, unless the export has
+    /// been removed. It counts as one of the export's, however many there are.
+    pub fn reopen(&self) -> Option<Arc<Access>> {
+        let access = self.open()?;
+        access.is_seated.store(true, Ordering::Relaxed);
+        Some(access)
+    }
+
+    /// Returns whether `access` is one to this export.
+    pub fn is_of(&self, access: &Arc<Access>) -> bool {
+        lock(&self.state).accesses.iter().any(|own| own.as_ptr() == Arc::as_ptr(access))
+    }
+
     /// Returns whether it has not been removed.
     fn exists(&self) -> bool {
         lock(&self.state).device.is_some()
@@ -305,14 +321,31 @@ impl Exports {
     /// # Errors
     /// [`ExportError::Duplicate`], or the name is longer than 4096 bytes or has control characters.
     pub fn add(&self, export: Export) -> Result<(), ExportError> {
+        let table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let number = table.next_number;
+        Self::add_to(table, export, number)
+    }
+
+    /// Adds an export with this number, which no other one may ever have had. Later ones get higher
+    /// numbers.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add), and [`ExportError::Number`].
+    pub fn add_numbered(&self, export: Export, number: u64) -> Result<(), ExportError> {
+        let table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if number == u64::MAX || table.by_age.contains_key(&number) {
+            return Err(ExportError::Number(number));
+        }
+        Self::add_to(table, export, number)
+    }
+
+    fn add_to(mut table: RwLockWriteGuard<'_, ExportTable>, export: Export, number: u64) -> Result<(), ExportError> {
         let name = export.name();
         check_name(&name)?;
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.numbers.contains_key(&name) {
             return Err(ExportError::Duplicate(name.to_string()));
         }
-        let number = table.next_number;
-        table.next_number += 1;
+        table.next_number = table.next_number.max(number + 1);
         let export = Arc::new(export);
         if !export.hidden {
             let (name, export) = (Arc::clone(&name), Arc::clone(&export));
@@ -321,6 +354,22 @@ impl Exports {
         table.numbers.insert(name, number);
         table.by_age.insert(number, export);
         Ok(())
+    }
+
+    /// Returns the number that the next export gets.
+    pub fn next_number(&self) -> u64 {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).next_number
+    }
+
+    /// Leaves out the numbers below `number`.
+    pub fn skip_numbers(&self, number: u64) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.next_number = table.next_number.max(number);
+    }
+
+    /// Returns the export that this set is, if it is always just [one](Self::only).
+    pub fn only_one(&self) -> Option<&Arc<Export>> {
+        self.only.as_ref()
     }
 
     /// Returns what reports the exports that clients may see: those that exist now, and each that

@@ -11,19 +11,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_executor::{Export, Taken, has_part};
+use pagefold_executor::{Export, Exports, Taken, has_part};
+use rustix::event::epoll::EventData;
 
 use crate::{
     Error,
     connection::{Common, Connection, Keeper},
     events::Resting,
+    handover::{AdoptError, ClientState, NewcomerState},
     listen::Listener,
-    negotiate::{NoPlace, Security},
+    negotiate::{Negotiation, NoPlace, Security, Session},
+    newcomer::{Newcomer, Place},
+    pause::Pause,
     presence::{Peer, Presence, WhenClient},
     sockets::{Opened, Sockets},
     stream::Stream,
     tls::Certificates,
-    transport::Transport,
+    transport::{Socket, Transport},
 };
 
 /// Minimum interval between two reports of refused clients, for each reason.
@@ -83,6 +87,7 @@ pub(crate) struct Control {
     pub(crate) wake: Arc<OwnedFd>,
     pub(crate) resting: Resting,
     pub(crate) sockets: Sockets,
+    pub(crate) pause: Pause,
     /// Set when connections and their requests are no longer waited for.
     abandoned: AtomicBool,
     /// Connections that have not chosen an export.
@@ -160,6 +165,7 @@ impl Control {
             wake,
             resting,
             sockets: Sockets::default(),
+            pause: Pause::default(),
             abandoned: AtomicBool::new(false),
             negotiating: AtomicUsize::new(0),
             connections: Mutex::new(Connections {
@@ -280,6 +286,60 @@ impl Control {
         drop(connections);
         let presence = Presence::begin(&self.when_client, stream, export.name());
         Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
+    }
+
+    /// Continues with a client of another server, which rests until the server runs. It has a place,
+    /// however many there are.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        number: u64,
+        state: ClientState,
+        fd: OwnedFd,
+        exports: &Exports,
+    ) -> Result<(), AdoptError> {
+        let name = state.export.clone();
+        let export = exports.get(&name).ok_or_else(|| AdoptError::NoExport(name.clone()))?;
+        let access = export.reopen().ok_or(AdoptError::NoExport(name))?;
+        let stream = self.adopt_stream(number, fd)?;
+        let idle = self.common.executor.memory().take_idle().ok_or(AdoptError::Memory)?;
+        let session = Session { access, headers: state.headers, contexts: state.contexts.clone() };
+        let (parked, output) = state.into_parked()?;
+        self.lock().all.insert(number, Admitted { stream: Arc::clone(&stream), private: false });
+        let presence = Presence::begin(&self.when_client, &stream, export.name());
+        let seat = Seat { control: Arc::clone(self), number, idle: Some(idle), presence };
+        let connection = Connection::new(stream, session, Arc::clone(&self.common), seat);
+        connection.adopt(parked, output);
+        if self.resting.add(number, &connection) { Ok(()) } else { Err(AdoptError::System("it was closed".to_owned())) }
+    }
+
+    /// Continues with a client of another server that negotiates.
+    pub(crate) fn adopt_newcomer(
+        &self,
+        number: u64,
+        state: NewcomerState,
+        fd: OwnedFd,
+        exports: &Exports,
+    ) -> Result<Newcomer, AdoptError> {
+        let memory = self.common.executor.memory();
+        let negotiation = Negotiation::of_state(state, exports, memory)?;
+        let stream = self.adopt_stream(number, fd)?;
+        Ok(Newcomer { stream, negotiation, place: Place::None(memory.take_idle()) })
+    }
+
+    /// Watches a client of another server, though for nothing yet.
+    fn adopt_stream(&self, number: u64, fd: OwnedFd) -> Result<Arc<Stream>, AdoptError> {
+        let stream = Stream::new(Socket::of_another(fd)?);
+        let added = self.resting.add_stream(EventData::new_u64(number), &stream);
+        added.map_err(|error| AdoptError::System(error.to_string()))?;
+        Ok(Arc::new(stream))
+    }
+
+    /// Returns the number of places that are taken, not counting those of other transports, and how many
+    /// of these clients use TLS.
+    pub(crate) fn seats(&self) -> (usize, usize) {
+        let connections = self.lock();
+        let tls = connections.all.values().filter(|admitted| admitted.stream.has_tls()).count();
+        (connections.all.len(), tls)
     }
 
     /// Gives a client of another transport a place if `export`, which does not count it yet, does not have

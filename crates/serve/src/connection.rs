@@ -28,6 +28,11 @@
 //! A connection without requests rests: it gives its thread and buffers up, and its [`Keeper`]
 //! resumes it when data arrive. While other connections wait for memory to work, it rests after
 //! `TURN` at the latest, between two requests.
+//!
+//! While the server pauses, no further request begins. The leader stops between two requests or two
+//! pieces of a write, and leaves the bytes that it has received and not used; replies for which the
+//! peer's socket has no room are kept. Both are sent on, or handed to another server, when the pause
+//! ends.
 
 mod batch;
 mod leader;
@@ -47,6 +52,7 @@ use std::{
 use pagefold_executor::{Client, ClientLimits, Device, Executor, Taken, Working, spawn};
 
 use self::leader::{Leader, Led};
+pub(crate) use self::leader::{Parked, Unfinished};
 use crate::{
     Limits,
     negotiate::{Ended, Session},
@@ -56,6 +62,9 @@ use crate::{
 
 /// Largest READ or WRITE that the leader runs itself, in bytes.
 pub(crate) const INLINE_BYTES: u64 = 128 << 10;
+/// Replies of one connection that are kept while the server pauses; a thread with a further one waits
+/// for the peer.
+const MOST_KEPT_BYTES: usize = 64 << 20;
 /// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
 
@@ -65,12 +74,18 @@ pub(crate) struct Common {
     pub(crate) limits: Limits,
     /// The server is stopping: received requests are answered, then connections end.
     pub(crate) stopping: AtomicBool,
+    /// No request may begin.
+    pub(crate) pausing: AtomicBool,
     pub(crate) executor: Arc<Executor>,
 }
 
 impl Common {
     pub(crate) fn new(limits: Limits, executor: Arc<Executor>) -> Arc<Self> {
-        Arc::new(Self { limits, stopping: AtomicBool::new(false), executor })
+        Arc::new(Self { limits, stopping: AtomicBool::new(false), pausing: AtomicBool::new(false), executor })
+    }
+
+    pub(crate) fn is_pausing(&self) -> bool {
+        self.pausing.load(Ordering::Relaxed)
     }
 }
 
@@ -101,8 +116,11 @@ pub(crate) struct Connection<T, G> {
     client: Arc<Client>,
     /// What the leader holds; `None` while the connection rests.
     work: Mutex<Option<Work>>,
-    /// Held by the sending thread while it sends one or more whole messages.
-    sending: Mutex<()>,
+    /// What the last leader left because the server paused.
+    parked: Mutex<Parked>,
+    /// Held by the sending thread while it sends one or more whole messages. Contains those for which
+    /// the peer's socket had no room while the server paused.
+    sending: Mutex<Vec<u8>>,
     /// The last field, so that it is dropped last.
     keeper: G,
 }
@@ -126,7 +144,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             session,
             common,
             work: Mutex::default(),
-            sending: Mutex::new(()),
+            parked: Mutex::default(),
+            sending: Mutex::default(),
             keeper,
         })
     }
@@ -151,7 +170,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     }
 
     fn begin_work(&self, taken: Option<Taken>) -> io::Result<Leader<T>> {
-        let leader = Leader::new(Arc::clone(&self.transport))?;
+        let mut leader = Leader::new(Arc::clone(&self.transport), &self.common, G::RESTS)?;
+        leader.resume(std::mem::take(&mut *self.parked()));
         *self.lock_work() = Some(Work { _working: self.common.executor.begin_work(), _taken: taken });
         self.client.keep_buffers(true);
         Ok(leader)
@@ -211,6 +231,15 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                         }
                     }
                 }
+                Ok(Led::Paused) => {
+                    *self.parked() = leader.park();
+                    drop(leader);
+                    self.end_work();
+                    if !G::watch(&self) {
+                        self.end(true);
+                    }
+                    break;
+                }
                 Ok(Led::End) => {
                     drop(leader);
                     self.end(false);
@@ -250,16 +279,56 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), Ended> {
-        self.send_more(&self.sending(), bytes)
+        self.send_more(&mut self.sending(), bytes)
     }
 
-    fn sending(&self) -> MutexGuard<'_, ()> {
+    fn sending(&self) -> MutexGuard<'_, Vec<u8>> {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends part of a message. `_sending` keeps other messages from coming in between.
-    fn send_more(&self, _sending: &MutexGuard<'_, ()>, bytes: &[u8]) -> Result<(), Ended> {
-        Ok(self.deadline(bytes.len()).send_all(&*self.transport, bytes)?)
+    fn parked(&self) -> MutexGuard<'_, Parked> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends part of a message. `unsent`, which is locked, keeps other messages from coming in between.
+    fn send_more(&self, unsent: &mut Vec<u8>, bytes: &[u8]) -> Result<(), Ended> {
+        if unsent.is_empty() {
+            let left = self.send_or_keep(0, bytes)?;
+            unsent.extend_from_slice(left);
+        } else {
+            unsent.extend_from_slice(bytes);
+            let left_bytes = self.send_or_keep(unsent.len(), unsent)?.len();
+            unsent.drain(..unsent.len() - left_bytes);
+        }
+        Ok(())
+    }
+
+    /// Sends what was kept while the server paused.
+    fn send_unsent(&self) -> Result<(), Ended> {
+        self.send_more(&mut self.sending(), &[])
+    }
+
+    /// Sends `bytes`. If the server pauses, stops where the peer's socket has no room, and returns the
+    /// rest. There are `kept_bytes` already.
+    fn send_or_keep<'a>(&self, kept_bytes: usize, bytes: &'a [u8]) -> Result<&'a [u8], Ended> {
+        let keeps = || self.common.is_pausing() && kept_bytes < MOST_KEPT_BYTES;
+        Ok(self.deadline(bytes.len()).send_unless(&*self.transport, bytes, &keeps)?)
+    }
+
+    /// Continues what another server has begun: `output` is to be sent before anything else.
+    pub(crate) fn adopt(&self, parked: Parked, output: Vec<u8>) {
+        *self.parked() = parked;
+        *self.sending() = output;
+    }
+
+    /// Returns whether it can continue without anything that arrives.
+    pub(crate) fn is_parked(&self) -> bool {
+        !self.parked().is_empty() || !self.sending().is_empty()
+    }
+
+    /// Passes what another server needs to continue a connection that rests.
+    pub(crate) fn hand_over<R>(&self, read: impl FnOnce(&Arc<T>, &Session, &Parked, &[u8]) -> R) -> R {
+        read(&self.transport, &self.session, &self.parked(), &self.sending())
     }
 
     /// Returns the deadline for a message of `len_bytes`, starting now.

@@ -4,6 +4,8 @@ use std::{io, net::SocketAddr, path::PathBuf};
 
 use pagefold_executor::ExportError;
 
+use crate::handover::AdoptError;
+
 /// Bytes of `sun_path` on Linux, without the terminating NUL.
 pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;
 
@@ -64,6 +66,9 @@ pub enum Error {
     /// A socket was to be opened while the server stops.
     #[error("the server is stopping")]
     Stopping,
+    /// The state of a client of another server cannot be continued.
+    #[error("cannot take the clients of another server over")]
+    Adopt(#[from] AdoptError),
     /// The system refused something that the server needs.
     #[error("cannot {what}")]
     System {

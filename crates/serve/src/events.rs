@@ -27,11 +27,13 @@ use rustix::{
 use crate::{
     Error,
     admission::{Control, Refused, Served},
-    connection::Connection,
+    connection::{Connection, Parked},
+    handover::{ClientState, Handed},
     handshakes::{Done, Handshakes},
     listen::Listener,
-    negotiate::{Ended, Negotiation},
+    negotiate::{Ended, Negotiation, Session},
     newcomer::{Handshake, Newcomer, Place, Progress},
+    pause::{PauseError, Shared},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -50,6 +52,9 @@ const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
 /// Newcomers for which there is no memory. They may ask, and get the reason why they are not served.
 const MOST_UNPAID: usize = 8;
+
+/// Pause between two looks whether anything is in progress.
+const SETTLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Events handled before the next look at the clock.
 const MOST_EVENTS: usize = 64;
@@ -111,6 +116,31 @@ impl Resting {
         watched.is_ok()
     }
 
+    /// Lets no connection rest any more, and returns those that do.
+    pub(crate) fn close(&self) -> Vec<Arc<Served>> {
+        let mut state = self.lock();
+        state.closed = true;
+        std::mem::take(&mut state.all).into_values().map(|rester| rester.connection).collect()
+    }
+
+    /// Watches a client's socket, though for nothing yet.
+    pub(crate) fn add_stream(&self, number: EventData, stream: &Stream) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, stream, number, EventFlags::ONESHOT)
+    }
+
+    /// Returns the connections that rest.
+    fn connections(&self) -> Vec<Arc<Served>> {
+        self.lock().all.values().map(|rester| Arc::clone(&rester.connection)).collect()
+    }
+
+    /// Takes the connections that can go on without anything that arrives.
+    fn take_parked(&self) -> Vec<(u64, Arc<Served>)> {
+        let mut state = self.lock();
+        let parked: Vec<_> =
+            state.all.iter().filter(|(_, rester)| rester.connection.is_parked()).map(|(&number, _)| number).collect();
+        parked.into_iter().filter_map(|number| Some((number, state.all.remove(&number)?.connection))).collect()
+    }
+
     /// Reports the next event of a socket that is already being watched.
     fn watch(&self, number: u64, stream: &Stream, events: EventFlags) -> rustix::io::Result<()> {
         epoll::modify(&self.epoll, stream, EventData::new_u64(number), events | EventFlags::ONESHOT)
@@ -170,13 +200,18 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(control: Arc<Control>, exports: Exports) -> Self {
+    /// Serves the clients of `control`, which have numbers below `next`, and `newcomers`.
+    pub(crate) fn new(control: Arc<Control>, exports: Exports, next: u64, newcomers: Vec<(u64, Newcomer)>) -> Self {
+        let newcomers = newcomers.into_iter().map(|(number, newcomer)| {
+            let negotiator = Negotiator::Here(Box::new(newcomer));
+            (number, Entry { since: Instant::now(), negotiator })
+        });
         Self {
             handshakes: Handshakes::new(Arc::clone(&control), exports.clone()),
             control,
             exports,
-            next: 0,
-            newcomers: BTreeMap::new(),
+            next,
+            newcomers: newcomers.collect(),
             ready: VecDeque::new(),
             retry: None,
             deaf_until: None,
@@ -191,6 +226,8 @@ impl Events {
         let epoll = &control.resting.epoll;
         let failed = |error: Errno| Error::System { what: "wait for connections", source: error.into() };
         let mut events: Vec<Event> = Vec::with_capacity(MOST_EVENTS);
+        self.go_on();
+        self.start_ready();
         while !self.control.common.stopping.load(Ordering::SeqCst) {
             let timeout = self.next_time().map(|time| at_most_a_day(time.saturating_duration_since(Instant::now())));
             events.clear();
@@ -200,6 +237,12 @@ impl Events {
             }
             for event in &events {
                 self.handle(event.data.u64());
+            }
+            if let Some(deadline) = self.control.pause.asked() {
+                if !self.pause(deadline) {
+                    break;
+                }
+                self.go_on();
             }
             self.on_time(Instant::now());
             self.start_ready();
@@ -305,6 +348,10 @@ impl Events {
             return self.listen(self.deaf_until);
         }
         if !self.make_room() {
+            return;
+        }
+        if self.control.common.is_pausing() {
+            // The socket is reported again.
             return;
         }
         let Some(opened) = self.control.sockets.get(number) else { return };
@@ -457,6 +504,9 @@ impl Events {
     /// Lets connections with data work, as far as memory and threads allow.
     fn start_ready(&mut self) {
         let memory = Arc::clone(self.control.common.executor.memory());
+        if self.control.common.is_pausing() {
+            return;
+        }
         if self.retry.is_some_and(|retry| Instant::now() < retry) {
             return;
         }
@@ -482,9 +532,126 @@ impl Events {
         memory.set_short(false);
     }
 
+    /// Pauses until the pause ends. Returns whether the server goes on.
+    fn pause(&mut self, deadline: Instant) -> bool {
+        let found = self.settle(deadline).and_then(|()| self.hand_over());
+        self.control.clone().pause.wait(found)
+    }
+
+    /// Continues all clients after a pause.
+    fn go_on(&mut self) {
+        self.ready.extend(self.control.resting.take_parked());
+        let waiting: Vec<_> = self.newcomers.keys().copied().collect();
+        waiting.into_iter().for_each(|number| self.advance(number));
+    }
+
+    /// Waits until nothing is in progress.
+    fn settle(&mut self, deadline: Instant) -> Result<(), PauseError> {
+        loop {
+            let (seats, tls) = self.control.seats();
+            let shakes = |entry: &&Entry| matches!(entry.negotiator, Negotiator::Thread { .. });
+            let tls = tls + self.newcomers.values().filter(shakes).count();
+            if tls > 0 {
+                return Err(PauseError::Tls(tls));
+            }
+            let resting = self.control.resting.connections();
+            let seated = |entry: &&Entry| match &entry.negotiator {
+                Negotiator::Here(newcomer) => matches!(newcomer.place, Place::Seat(_)),
+                Negotiator::Thread { .. } => false,
+            };
+            let idle = resting.len() + self.ready.len() + self.newcomers.values().filter(seated).count();
+            let ready = self.ready.iter().map(|(_, connection)| connection);
+            // One reference is that of the list, and one of those that rest is `resting`'s.
+            let busy = ready
+                .map(|connection| (connection, 1))
+                .chain(resting.iter().map(|connection| (connection, 2)))
+                .find(|(connection, references)| Arc::strong_count(connection) > *references);
+            if busy.is_none() && idle == seats {
+                return Ok(());
+            }
+            if Instant::now() >= deadline || self.control.common.stopping.load(Ordering::SeqCst) {
+                let busy = busy.and_then(|(connection, _)| self.export_of(connection));
+                return Err(PauseError::Busy(busy.or_else(|| self.busy_export()).unwrap_or_default()));
+            }
+            std::thread::sleep(SETTLE_PAUSE);
+        }
+    }
+
+    /// Returns the name of the export that a connection uses.
+    fn export_of(&self, connection: &Served) -> Option<String> {
+        connection.hand_over(|_, session, _, _| {
+            let exports = self.exports.list();
+            Some(exports.iter().find(|export| export.is_of(&session.access))?.name().to_string())
+        })
+    }
+
+    /// Returns the name of an export with requests in progress.
+    fn busy_export(&self) -> Option<String> {
+        Some(self.exports.list().iter().find(|export| export.requests() > 0)?.name().to_string())
+    }
+
+    /// Returns the server's sockets, and the states of its clients.
+    fn hand_over(&self) -> Result<Handed<Shared>, PauseError> {
+        let mut handed = Handed::<Shared>::default();
+        for (_, opened) in self.control.sockets.list() {
+            let only = opened.exports.only_one().map(|export| export.name().to_string());
+            handed.listeners.push((opened.listener.state(only), opened));
+        }
+        let exports = self.exports.list();
+        let name = |session: &Session| {
+            let export = exports.iter().find(|export| export.is_of(&session.access))?;
+            Some((export.name().to_string(), export.is_hidden()))
+        };
+        let resting = self.control.resting.connections();
+        for connection in self.ready.iter().map(|(_, connection)| connection).chain(&resting) {
+            connection.hand_over(|stream, session, parked, output| {
+                match name(session) {
+                    Some((name, false)) => {
+                        handed.clients.push((ClientState::of(name, session, parked, output), Arc::clone(stream) as _));
+                    }
+                    Some((name, true)) => return Err(PauseError::Export(name)),
+                    // The export was removed: the connection ends.
+                    None => {}
+                }
+                Ok(())
+            })?;
+        }
+        for entry in self.newcomers.values() {
+            let Negotiator::Here(newcomer) = &entry.negotiator else { continue };
+            let Newcomer { stream, negotiation, .. } = &**newcomer;
+            if stream.has_tls() || negotiation.is_tls() {
+                return Err(PauseError::Tls(1));
+            }
+            if let Some(state) = negotiation.state() {
+                handed.newcomers.push((state, Arc::clone(stream) as _));
+            } else if let Some((session, output)) = negotiation.begun()
+                && let Some((name, _)) = name(session)
+            {
+                let state = ClientState::of(name, session, &Parked::default(), output);
+                handed.clients.push((state, Arc::clone(stream) as _));
+            }
+        }
+        Ok(handed)
+    }
+
+    /// Ends without closing any connection: another server continues with them.
+    fn give_away(&mut self) {
+        self.control.common.stopping.store(true, Ordering::SeqCst);
+        self.handshakes.end();
+        self.newcomers.clear();
+        self.ready.clear();
+        drop(self.control.resting.close());
+        self.control.sockets.close();
+    }
+
     /// Closes the listeners. Then lets requests that have arrived be answered, and ends all
     /// connections: gracefully, and forcibly after `grace`.
     pub(crate) fn finish(mut self, grace: Duration) {
+        if self.control.pause.is_given() {
+            return self.give_away();
+        }
+        self.control.pause.end();
+        self.control.common.pausing.store(false, Ordering::SeqCst);
         // Clients cannot connect any more, and the sockets' files are gone.
         self.control.sockets.close();
         self.control.common.stopping.store(true, Ordering::SeqCst);

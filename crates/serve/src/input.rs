@@ -10,8 +10,9 @@ use std::{
 use pagefold_executor::{Growing, Lent, Share};
 
 use crate::{
+    connection::Common,
     protocol::{Headers, Malformed, Request},
-    transport::{Deadline, Transport},
+    transport::{Deadline, TICK, Transport},
 };
 
 /// Enough for a request of 4 KiB with its payload, or for hundreds without payloads.
@@ -21,18 +22,62 @@ pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
 
 /// Received bytes: `buffer[start..end]` have not been parsed.
 pub(crate) struct Input<T> {
-    transport: Arc<T>,
-    /// The transport's current receive timeout. Setting it costs a system call, so a timeout
-    /// shorter than needed stays in place until it expires.
-    armed: Option<Duration>,
+    source: Source<T>,
     buffer: Growing,
     start: usize,
     end: usize,
 }
 
+/// Where bytes are received from.
+struct Source<T> {
+    transport: Arc<T>,
+    common: Arc<Common>,
+    /// The longest wait between two looks whether the server pauses.
+    tick: Duration,
+    /// Bytes that were received, and given back, before those of the transport. The first
+    /// `replayed_bytes` have been received again.
+    replay: Vec<u8>,
+    replayed_bytes: usize,
+    /// The transport's current receive timeout. Setting it costs a system call, so a timeout
+    /// shorter than needed stays in place until it expires.
+    armed: Option<Duration>,
+}
+
+/// The error of a thread that would wait for the peer while the server pauses. Nothing that was received
+/// is lost.
+pub(crate) const PAUSED: io::ErrorKind = io::ErrorKind::WouldBlock;
+
 impl<T: Transport> Input<T> {
-    pub(crate) fn new(transport: Arc<T>) -> io::Result<Self> {
-        Ok(Self { transport, armed: None, buffer: Growing::new(SMALL_INPUT_BYTES)?, start: 0, end: 0 })
+    /// Receives from `transport`. `rests`: whether the connection can pause.
+    pub(crate) fn new(transport: Arc<T>, common: &Arc<Common>, rests: bool) -> io::Result<Self> {
+        let source = Source {
+            transport,
+            common: Arc::clone(common),
+            tick: if rests { TICK } else { Duration::MAX },
+            replay: Vec::new(),
+            replayed_bytes: 0,
+            armed: None,
+        };
+        Ok(Self { source, buffer: Growing::new(SMALL_INPUT_BYTES)?, start: 0, end: 0 })
+    }
+
+    /// Receives `bytes` before all others.
+    pub(crate) fn replay(&mut self, bytes: Vec<u8>) {
+        (self.source.replay, self.source.replayed_bytes) = (bytes, 0);
+    }
+
+    /// Returns whether bytes can be received without the transport.
+    pub(crate) fn has_replay(&self) -> bool {
+        self.source.has_left()
+    }
+
+    /// Takes all bytes that have not been consumed.
+    pub(crate) fn take_unconsumed(&mut self) -> Vec<u8> {
+        let mut bytes = self.unparsed().to_vec();
+        bytes.extend_from_slice(self.source.left());
+        self.consume(self.len());
+        self.replay(Vec::new());
+        bytes
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -121,7 +166,7 @@ impl<T: Transport> Input<T> {
         let room = self.buffer.as_mut().get_mut(self.end..).unwrap_or_default();
         let most_bytes = room.len().min(most_bytes);
         let room = room.get_mut(..most_bytes).unwrap_or_default();
-        let received = receive(&*self.transport, &mut self.armed, timeout, room)?;
+        let received = self.source.receive(timeout, room)?;
         self.end += received;
         if self.end == self.buffer.as_ref().len() {
             // More than this may arrive at once.
@@ -130,13 +175,20 @@ impl<T: Transport> Input<T> {
         Ok(received)
     }
 
-    /// Fills `target` before the deadline, first from the unparsed bytes.
+    /// Fills `target` before the deadline, first from the unparsed bytes. On failure, what it has
+    /// received is received again.
     pub(crate) fn receive_exact(&mut self, deadline: Deadline, target: &mut [u8]) -> io::Result<()> {
         let mut filled = self.take(target);
         while let Some(rest @ [_, ..]) = target.get_mut(filled..) {
-            match receive(&*self.transport, &mut self.armed, deadline.left()?, rest)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                received => filled += received,
+            match deadline.left().and_then(|left| self.source.receive(left, rest)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(received) => filled += received,
+                Err(error) => {
+                    let mut again = target.get(..filled).unwrap_or_default().to_vec();
+                    again.extend_from_slice(self.source.left());
+                    self.replay(again);
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -151,32 +203,63 @@ pub(crate) fn parse(bytes: &[u8], headers: Headers) -> Result<Option<Request>, M
     }
 }
 
-fn receive<T: Transport>(
-    transport: &T,
-    armed: &mut Option<Duration>,
-    timeout: Duration,
-    room: &mut [u8],
-) -> io::Result<usize> {
-    if armed.is_none_or(|armed| armed > timeout) {
-        transport.set_recv_timeout(timeout)?;
-        *armed = Some(timeout);
+impl<T: Transport> Source<T> {
+    /// Returns what is to be received again.
+    fn left(&self) -> &[u8] {
+        self.replay.get(self.replayed_bytes..).unwrap_or_default()
     }
-    let mut start = None;
-    loop {
-        match transport.recv(room) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let waited = armed.unwrap_or_default();
-                let start: Instant =
-                    *start.get_or_insert_with(|| Instant::now().checked_sub(waited).unwrap_or_else(Instant::now));
-                let left = timeout.saturating_sub(start.elapsed());
-                if left.is_zero() {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                transport.set_recv_timeout(left)?;
-                *armed = Some(left);
-            }
-            result => return result,
+
+    /// Receives some bytes; 0 means the end of the stream. Fails with [`io::ErrorKind::TimedOut`] after
+    /// `timeout`, and with [`PAUSED`] if nothing has arrived and the server pauses.
+    fn receive(&mut self, timeout: Duration, room: &mut [u8]) -> io::Result<usize> {
+        if self.has_left() {
+            return Ok(self.receive_again(room));
         }
+        let timer = timeout.min(self.tick);
+        if self.armed.is_none_or(|armed| armed > timer) {
+            self.transport.set_recv_timeout(timer)?;
+            self.armed = Some(timer);
+        }
+        let mut start = None;
+        loop {
+            match self.transport.recv(room) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.common.is_pausing() {
+                        return Err(PAUSED.into());
+                    }
+                    let waited = self.armed.unwrap_or_default();
+                    let start: Instant =
+                        *start.get_or_insert_with(|| Instant::now().checked_sub(waited).unwrap_or_else(Instant::now));
+                    let left = timeout.saturating_sub(start.elapsed());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    let timer = left.min(self.tick);
+                    if self.armed != Some(timer) {
+                        self.transport.set_recv_timeout(timer)?;
+                        self.armed = Some(timer);
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        !self.replay.is_empty()
+    }
+
+    fn receive_again(&mut self, room: &mut [u8]) -> usize {
+        let left = self.left();
+        let count = left.len().min(room.len());
+        if let (Some(room), Some(left)) = (room.get_mut(..count), left.get(..count)) {
+            room.copy_from_slice(left);
+        }
+        self.replayed_bytes += count;
+        if self.left().is_empty() {
+            (self.replay, self.replayed_bytes) = (Vec::new(), 0);
+        }
+        count
     }
 }

@@ -21,12 +21,14 @@ mod client;
 mod connection;
 mod error;
 mod events;
+mod handover;
 mod handshakes;
 mod input;
 mod limits;
 mod listen;
 mod negotiate;
 mod newcomer;
+mod pause;
 mod pieces;
 mod presence;
 pub mod protocol;
@@ -47,13 +49,15 @@ pub use activation::Passed;
 pub use admission::{OtherSeat, Refused};
 pub use client::{Client, Opened, open_export};
 pub use error::Error;
+pub use handover::{AdoptError, ClientState, Handed, ListenerState, NewcomerState};
 pub use limits::Limits;
 pub use listen::{Permissions, SocketFile, listen_privately, listen_with};
 pub use pagefold_executor::{
     Account, Claim, Export, ExportError, Exports, IDLE_BYTES, LEAST_COST_BYTES, Quota, WORK_BYTES,
 };
+pub use pause::{PauseError, Paused, Shared};
 pub use presence::{ClientEvent, Peer};
-pub use server::{Builder, OwnSocket, Server, ServerHandle, serve_stream};
+pub use server::{Builder, OwnSocket, Server, ServerHandle, TakenSocket, serve_stream};
 #[cfg(feature = "tls")]
 pub use tls::{Certificates, CertificatesError, IDLE_BYTES as TLS_IDLE_BYTES, WORK_BYTES as TLS_WORK_BYTES};
 pub use transport::{Socket, Transport};

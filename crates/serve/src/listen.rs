@@ -11,19 +11,27 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::{
     fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, chownat, fchmod, flock, fstat, open},
-    io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with},
+    io::{Errno, ioctl_fionbio},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, getsockname, socket_with, sockopt,
+    },
     process::geteuid,
 };
 
-use crate::{Error, error::MAX_UNIX_PATH_BYTES, transport::Socket, vsock};
+use crate::{
+    Error,
+    error::MAX_UNIX_PATH_BYTES,
+    handover::{AdoptError, ListenerState},
+    transport::Socket,
+    vsock,
+};
 
 /// How long to wait for a connection to a socket that may be stale.
 const PROBE: Duration = Duration::from_millis(500);
@@ -72,10 +80,14 @@ pub(crate) struct Listener {
 pub struct SocketFile {
     path: PathBuf,
     inode: (u64, u64),
+    is_owned: bool,
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        if !self.is_owned {
+            return;
+        }
         // Without the lock, the file stays and the next server finds it stale.
         let Ok(_lock) = lock_directory(&self.path) else { return };
         if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
@@ -89,6 +101,29 @@ impl SocketFile {
     /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Describes the file of a socket that another server has created. It stays when this is dropped,
+    /// until this is [owned](Self::own).
+    ///
+    /// # Errors
+    /// There is no socket at `path`.
+    pub fn of_another(path: &Path) -> io::Result<Self> {
+        let found = fs::symlink_metadata(path)?;
+        if !found.file_type().is_socket() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
+        }
+        Ok(Self { path: path.into(), inode: (found.dev(), found.ino()), is_owned: false })
+    }
+
+    /// Takes the file over: it is removed when this is dropped.
+    pub fn own(&mut self) {
+        self.is_owned = true;
+    }
+
+    /// Leaves the file to another server.
+    pub fn leave(&mut self) {
+        self.is_owned = false;
     }
 
     /// Gives the file another name in the same directory. Clients that are connected do not notice.
@@ -139,7 +174,7 @@ fn make(path: &Path, permissions: Permissions) -> Result<(UnixListener, SocketFi
         result => result.map_err(failed)?,
     };
     let found = fs::symlink_metadata(path).map_err(failed)?;
-    let file = SocketFile { path: path.into(), inode: (found.dev(), found.ino()) };
+    let file = SocketFile { path: path.into(), inode: (found.dev(), found.ino()), is_owned: true };
     listener.set_nonblocking(true).map_err(failed)?;
     Ok((listener, file))
 }
@@ -185,7 +220,7 @@ impl Listener {
 
     /// Removes the socket's file if it was created here. Clients that have connected are accepted.
     pub(crate) fn remove_file(&self) {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let file = self.file().take();
         drop(file);
     }
 
@@ -211,6 +246,40 @@ impl Listener {
     /// Takes over a socket that already listens. Its file is left alone.
     pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
         Self { file: Mutex::default(), fd, tcp, vsock: None, path }
+    }
+
+    /// Takes over a socket of another server, whose file stays until it is [owned](Self::own_file).
+    pub(crate) fn of_state(state: &ListenerState, fd: OwnedFd) -> Result<Self, AdoptError> {
+        let not_listening = AdoptError::NotASocket("a socket that listens");
+        let listens = sockopt::socket_acceptconn(&fd).unwrap_or(false);
+        let is_stream = sockopt::socket_type(&fd).is_ok_and(|kind| kind == SocketType::STREAM);
+        let address = getsockname(&fd).ok().filter(|_| listens && is_stream).ok_or(not_listening)?;
+        ioctl_fionbio(&fd, true).map_err(|error| AdoptError::System(error.to_string()))?;
+        let tcp = SocketAddr::try_from(address.clone()).ok();
+        let vsock = state.vsock.filter(|_| address.address_family() == AddressFamily::VSOCK);
+        let path = state.path.clone().filter(|_| address.address_family() == AddressFamily::UNIX);
+        // A file that was removed or replaced is not this server's.
+        let file = path.as_ref().filter(|_| state.owns_file).and_then(|path| SocketFile::of_another(path).ok());
+        Ok(Self { fd, tcp, vsock, path, file: Mutex::new(file) })
+    }
+
+    pub(crate) fn state(&self, export: Option<String>) -> ListenerState {
+        let owns_file = self.file().is_some();
+        ListenerState { path: self.path.clone(), owns_file, vsock: self.vsock, export }
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<SocketFile>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the socket's file to another server.
+    pub(crate) fn leave_file(&self) {
+        self.file().iter_mut().for_each(SocketFile::leave);
+    }
+
+    /// Takes the socket's file over from another server.
+    pub(crate) fn own_file(&self) {
+        self.file().iter_mut().for_each(SocketFile::own);
     }
 
     /// Returns the TCP address, with the actual port.

@@ -6,6 +6,7 @@ use pagefold_disk::BlockDevice;
 use pagefold_executor::{Access, Export, Exports, Memory, Taken};
 
 use crate::{
+    handover::{AdoptError, NewcomerState, NextState, TlsState},
     protocol::{
         Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
         MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
@@ -19,6 +20,10 @@ use crate::{
 /// Longer options are accounted for separately; shorter ones fit into a connection's minimum
 /// memory.
 const SHORT_OPTION_BYTES: u32 = 2 << 10;
+
+/// A parsed option takes up to this many times its length: four bytes encode an empty query, and the list of
+/// queries grows.
+const OPTION_COST: u64 = 8;
 
 /// Replies to LIST are made whenever the previous ones have been sent, in pieces of this size.
 const LIST_PIECE_BYTES: usize = 2 << 10;
@@ -193,6 +198,96 @@ impl Negotiation {
         }
     }
 
+    /// Returns what another server needs to continue; `None` if TLS has begun, or if the negotiation has
+    /// ended.
+    pub(crate) fn state(&self) -> Option<NewcomerState> {
+        let tls = match self.security {
+            Security::Plain => TlsState::Never,
+            Security::Offered => TlsState::May,
+            Security::Required => TlsState::Must,
+            Security::Starts | Security::Tls => return None,
+        };
+        let next = match self.next {
+            Next::Flags => NextState::Flags,
+            Next::Header => NextState::Header,
+            Next::Data(OptionHeader { option, len_bytes }) => NextState::Data { option, len_bytes },
+        };
+        let selected = self.selected.as_ref();
+        self.ended.is_none().then(|| NewcomerState {
+            only: self.exports.only_one().map(|export| export.name().to_string()),
+            tls,
+            no_zeroes: self.no_zeroes,
+            headers: self.headers,
+            selected: selected.map(|(export, contexts)| (export.name().to_string(), contexts.clone())),
+            listed: self.listing.flatten(),
+            next,
+            received: self.message.get(..self.received_bytes).unwrap_or_default().to_vec(),
+            output: self.unsent().to_vec(),
+        })
+    }
+
+    /// Continues a negotiation that another server has begun. The client sees `exports`.
+    pub(crate) fn of_state(state: NewcomerState, exports: &Exports, memory: &Arc<Memory>) -> Result<Self, AdoptError> {
+        let NewcomerState { only, tls, no_zeroes, headers, selected, listed, next, received, output } = state;
+        let find = |name: String| exports.get(&name).ok_or(AdoptError::NoExport(name));
+        let exports = only.map_or_else(|| Ok(exports.clone()), |name| find(name).map(Exports::only))?;
+        let security = match tls {
+            TlsState::Never => Security::Plain,
+            TlsState::May => Security::Offered,
+            TlsState::Must => Security::Required,
+        };
+        // What was selected may have been removed since: it then has no effect.
+        let selected = selected.and_then(|(name, contexts)| Some((exports.find(name.as_bytes())?, contexts)));
+        let mut taken = None;
+        let next = match next {
+            NextState::Flags => Next::Flags,
+            NextState::Header => Next::Header,
+            NextState::Data { len_bytes, .. } if len_bytes == 0 || len_bytes > MAX_OPTION_BYTES => {
+                return Err(AdoptError::Invalid("an option is longer than possible"));
+            }
+            NextState::Data { option, len_bytes } => {
+                if len_bytes > SHORT_OPTION_BYTES {
+                    taken = Some(memory.lend(OPTION_COST * u64::from(len_bytes)).ok_or(AdoptError::Memory)?);
+                }
+                Next::Data(OptionHeader { option, len_bytes })
+            }
+        };
+        let mut negotiation = Self {
+            exports,
+            memory: Arc::clone(memory),
+            security,
+            no_zeroes,
+            headers,
+            selected,
+            replies: output,
+            sent_bytes: 0,
+            listing: listed.map(Some),
+            next,
+            message: Vec::new(),
+            received_bytes: 0,
+            taken,
+            ended: None,
+        };
+        let room = negotiation.room();
+        if received.len() >= room.len() {
+            return Err(AdoptError::Invalid("more of a message was received than can be unanswered"));
+        }
+        if let Some(start) = room.get_mut(..received.len()) {
+            start.copy_from_slice(&received);
+        }
+        negotiation.received_bytes = received.len();
+        if negotiation.listing.is_some() && negotiation.unsent().is_empty() {
+            negotiation.sent(0);
+        }
+        Ok(negotiation)
+    }
+
+    /// Returns the session that it has led to, and the replies that were not sent.
+    pub(crate) fn begun(&self) -> Option<(&Session, &[u8])> {
+        let session = self.ended.as_ref()?.as_ref().ok()?;
+        Some((session, self.unsent()))
+    }
+
     /// Returns the bytes to be sent before anything is received.
     pub(crate) fn unsent(&self) -> &[u8] {
         self.replies.get(self.sent_bytes..).unwrap_or_default()
@@ -208,6 +303,11 @@ impl Negotiation {
                 self.list_more(after);
             }
         }
+    }
+
+    /// Returns whether TLS has begun, or is about to.
+    pub(crate) fn is_tls(&self) -> bool {
+        matches!(self.security, Security::Starts | Security::Tls)
     }
 
     /// Returns whether TLS begins now: all replies have been sent, and what follows is encrypted.
@@ -273,9 +373,7 @@ impl Negotiation {
                     return self.refuse_size(header);
                 }
                 if header.len_bytes > SHORT_OPTION_BYTES {
-                    // A parsed option takes up to eight times its length: four bytes encode an empty
-                    // query, and the list of queries grows.
-                    self.taken = self.memory.lend(8 * u64::from(header.len_bytes));
+                    self.taken = self.memory.lend(OPTION_COST * u64::from(header.len_bytes));
                     if self.taken.is_none() {
                         return self.refuse_size(header);
                     }

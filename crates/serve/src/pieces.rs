@@ -45,6 +45,11 @@ impl Pieces {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
+    /// Returns the first error.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Removes a holder. For the last one, returns the result to reply with.
     pub(crate) fn done(&self, device: Option<&Device>) -> Option<Result<(), Refusal>> {
         if self.holders.fetch_sub(1, Ordering::AcqRel) != 1 {

@@ -3,6 +3,8 @@
 //! Source: `doc/proto.md` of the NBD project. All numbers are big-endian. Nothing here does I/O:
 //! parsers take byte slices and encoders return bytes, so each can be tested and fuzzed alone.
 
+use serde::{Deserialize, Serialize};
+
 /// First eight bytes a server sends: `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 /// Start of the newstyle greeting's second half and of every option: `IHAVEOPT`.
@@ -222,7 +224,8 @@ pub mod changed_state {
 }
 
 /// A metadata context: what BLOCK_STATUS reports about a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Context {
     /// Which parts are holes, and which read as zeros: [`state`].
     Allocation,
@@ -260,7 +263,8 @@ impl Context {
 }
 
 /// The negotiated format of requests and replies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Headers {
     /// One reply per request.
     #[default]
@@ -589,7 +593,7 @@ pub fn encode_server_reply(name: &[u8]) -> Vec<u8> {
 }
 
 /// A request's header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// [`command_flag`] bits.
     pub flags: u16,

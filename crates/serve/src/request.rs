@@ -33,14 +33,14 @@ const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + 6 + MAX_MESSAGE_BYTES <= REP
 const _: () = assert!(EXTENDED_CHUNK_HEADER_BYTES + OFFSET_BYTES + 4 <= REPLY_OVERHEAD_BYTES);
 
 /// The reason why a request fails.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) errno: Errno,
     pub(crate) message: String,
 }
 
 impl Refusal {
-    fn new(errno: Errno, message: impl Into<String>) -> Self {
+    pub(crate) fn new(errno: Errno, message: impl Into<String>) -> Self {
         Self { errno, message: message.into() }
     }
 

@@ -3,8 +3,10 @@
 use std::{
     fmt,
     net::SocketAddr,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering, mpsc},
+    time::Duration,
 };
 
 use pagefold_executor::{Account, Executor, Export, Exports, Memory};
@@ -15,8 +17,11 @@ use crate::{
     admission::{Control, Tls, WhenRefused, wake},
     connection::{Common, Connection},
     events::{Events, Resting},
+    handover::{AdoptError, Handed},
     listen::{Listener, Permissions},
     negotiate::negotiate,
+    newcomer::Newcomer,
+    pause::{PauseError, Paused},
     presence::{ClientEvent, WhenClient},
     sockets::Opened,
     transport::{Deadline, Transport},
@@ -35,6 +40,7 @@ pub struct Builder {
     limits: Limits,
     account: SharedAccount,
     executor: Option<Arc<Executor>>,
+    taken: Handed<OwnedFd>,
     when_refused: WhenRefused,
     when_client: WhenClient,
 }
@@ -156,6 +162,14 @@ impl Builder {
         self
     }
 
+    /// Continues with the sockets and the clients of another server, which must have ended when this one
+    /// [runs](Server::run). The exports that they use must exist when the server is bound.
+    #[must_use]
+    pub fn taken(mut self, taken: Handed<OwnedFd>) -> Self {
+        self.taken = taken;
+        self
+    }
+
     /// Opens the listeners. Clients can connect from now on; [`Server::run`] serves them.
     ///
     /// # Errors
@@ -178,7 +192,7 @@ impl Builder {
             listeners.push(Listener::vsock(cid, port)?);
         }
         listeners.extend(self.passed.into_iter().flat_map(Passed::into_listeners));
-        if listeners.is_empty() {
+        if listeners.is_empty() && self.taken.listeners.is_empty() {
             return Err(Error::NoListener);
         }
         let failed = |error: std::io::Error| Error::System { what: "make an eventfd", source: error };
@@ -192,7 +206,10 @@ impl Builder {
         for listener in listeners {
             control.listen(Opened { listener, exports: exports.clone() })?;
         }
-        Ok(Server { exports, control: Arc::new(control) })
+        let mut server =
+            Server { exports, control: Arc::new(control), clients: 0, newcomers: Vec::new(), own: Vec::new() };
+        server.take(self.taken)?;
+        Ok(server)
     }
 }
 
@@ -201,16 +218,40 @@ fn new_executor(limits: Limits, account: Option<Arc<dyn Account>>) -> Arc<Execut
 }
 
 /// An NBD server whose listeners are open.
-#[derive(Debug)]
 pub struct Server {
     exports: Exports,
     control: Arc<Control>,
+    /// Of the clients that were taken over from another server: the number of all, and those that
+    /// negotiate.
+    clients: u64,
+    newcomers: Vec<(u64, Newcomer)>,
+    /// Sockets of single exports that were taken over.
+    own: Vec<TakenSocket>,
+}
+
+/// A socket of a single export that was taken over from another server.
+#[derive(Debug)]
+pub struct TakenSocket {
+    /// Name of the export.
+    pub export: String,
+    /// The socket's path.
+    pub path: PathBuf,
+    /// Closes the socket when it is dropped.
+    pub socket: OwnSocket,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("exports", &self.exports).finish_non_exhaustive()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // Handles may live longer than the sockets' files.
         self.control.sockets.close();
+        // Those of a server that has never run.
+        self.control.resting.close();
     }
 }
 
@@ -233,6 +274,20 @@ impl ServerHandle {
     pub fn abandon(&self) {
         self.0.abandon();
         self.stop();
+    }
+
+    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server go on, if
+    /// requests have not ended after `patience`, or if what the server does cannot be handed over.
+    ///
+    /// # Errors
+    /// See [`PauseError`].
+    pub fn pause(&self, patience: Duration) -> Result<Paused, PauseError> {
+        Paused::begin(&self.0, patience)
+    }
+
+    /// Returns whether the server was [given away](Paused::give_away).
+    pub fn was_given(&self) -> bool {
+        self.0.pause.is_given()
     }
 
     /// Listens on a further Unix socket, whose clients see only `exports`, until the result is dropped
@@ -293,6 +348,38 @@ impl Server {
         Builder::default()
     }
 
+    /// Continues with the sockets and the clients of another server.
+    fn take(&mut self, taken: Handed<OwnedFd>) -> Result<(), Error> {
+        for (state, fd) in taken.listeners {
+            let listener = Listener::of_state(&state, fd)?;
+            let exports = match &state.export {
+                None => self.exports.clone(),
+                Some(name) => Exports::only(self.exports.get(name).ok_or_else(|| AdoptError::NoExport(name.clone()))?),
+            };
+            let path = listener.unix_path().map(Path::to_owned).unwrap_or_default();
+            let number = self.control.listen(Opened { listener, exports })?;
+            if let Some(export) = state.export {
+                let socket = OwnSocket { control: Arc::clone(&self.control), number };
+                self.own.push(TakenSocket { export, path, socket });
+            }
+        }
+        for (state, fd) in taken.clients {
+            self.control.adopt(self.clients, state, fd, &self.exports)?;
+            self.clients += 1;
+        }
+        for (state, fd) in taken.newcomers {
+            let newcomer = self.control.adopt_newcomer(self.clients, state, fd, &self.exports)?;
+            self.newcomers.push((self.clients, newcomer));
+            self.clients += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the sockets of single exports that were taken over from another server.
+    pub fn take_own_sockets(&mut self) -> Vec<TakenSocket> {
+        std::mem::take(&mut self.own)
+    }
+
     /// Returns a handle that stops this server.
     pub fn handle(&self) -> ServerHandle {
         ServerHandle(Arc::clone(&self.control))
@@ -300,12 +387,12 @@ impl Server {
 
     /// Returns the TCP addresses, with the actual ports.
     pub fn tcp_addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.control.sockets.list().into_iter().filter_map(|(_, opened)| opened.listener.tcp_address())
+        self.of_all().filter_map(|(_, opened)| opened.listener.tcp_address())
     }
 
     /// Returns the context ids, as others reach them, and the ports of vsock sockets.
     pub fn vsock_addresses(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.control.sockets.list().into_iter().filter_map(|(_, opened)| opened.listener.vsock_address())
+        self.of_all().filter_map(|(_, opened)| opened.listener.vsock_address())
     }
 
     /// Returns a handle to the exports that this server serves.
@@ -315,15 +402,23 @@ impl Server {
 
     /// Returns the paths of the Unix sockets, including passed ones.
     pub fn unix_paths(&self) -> impl Iterator<Item = PathBuf> {
-        let paths = self.control.sockets.list().into_iter();
-        paths.filter_map(|(_, opened)| opened.listener.unix_path().map(Path::to_owned))
+        self.of_all().filter_map(|(_, opened)| opened.listener.unix_path().map(Path::to_owned))
+    }
+
+    /// Returns the sockets whose clients see all exports.
+    fn of_all(&self) -> impl Iterator<Item = (u64, Arc<Opened>)> {
+        self.control.sockets.list().into_iter().filter(|(_, opened)| opened.exports.only_one().is_none())
     }
 
     /// Serves until [`ServerHandle::stop`] is called. Then waits for the connections to finish, and
     /// for requests that a device is working on unless [`ServerHandle::abandon`] is called.
-    pub fn run(self) -> Result<(), Error> {
+    ///
+    /// Returns without closing any connection if the server was [given away](crate::Paused::give_away).
+    pub fn run(mut self) -> Result<(), Error> {
         let grace = self.control.common.limits.stop_grace;
-        let mut events = Events::new(Arc::clone(&self.control), self.exports.clone());
+        let newcomers = std::mem::take(&mut self.newcomers);
+        self.control.sockets.own_files();
+        let mut events = Events::new(Arc::clone(&self.control), self.exports.clone(), self.clients, newcomers);
         let result = events.run();
         // Even after an error.
         events.finish(grace);

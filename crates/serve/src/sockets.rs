@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -12,6 +13,12 @@ use crate::{Error, Exports, listen::Listener};
 pub(crate) struct Opened {
     pub(crate) listener: Listener,
     pub(crate) exports: Exports,
+}
+
+impl AsFd for Opened {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
 }
 
 /// The sockets by number, in the order in which they were opened.
@@ -59,6 +66,16 @@ impl Sockets {
         let all = std::mem::take(&mut state.all);
         drop(state);
         all.values().for_each(|opened| opened.listener.remove_file());
+    }
+
+    /// Leaves the sockets' files to another server.
+    pub(crate) fn leave_files(&self) {
+        self.lock().all.values().for_each(|opened| opened.listener.leave_file());
+    }
+
+    /// Takes the files of sockets over that another server has left.
+    pub(crate) fn own_files(&self) {
+        self.lock().all.values().for_each(|opened| opened.listener.own_file());
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Opened>> {

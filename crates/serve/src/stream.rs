@@ -122,6 +122,10 @@ impl Transport for Stream {
         self.tls.as_ref().is_some_and(|tls| tls.holds_data())
     }
 
+    fn can_send_again(&self) -> bool {
+        self.tls.is_none()
+    }
+
     fn rest(&self) {
         if let Some(tls) = &self.tls {
             tls.rest();

@@ -14,7 +14,7 @@ use rustix::{
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-use crate::{presence::Peer, vsock};
+use crate::{handover::AdoptError, presence::Peer, vsock};
 
 /// A connected, ordered, bidirectional byte stream, used by several threads: at most one receives
 /// and one sends at a time, and any may shut it down.
@@ -45,6 +45,12 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether a `send` for which there was no room has sent nothing and can be repeated.
+    /// Otherwise nothing can be sent after it.
+    fn can_send_again(&self) -> bool {
+        true
+    }
+
     /// Returns buffers that are empty. Any thread may call this at any time.
     fn rest(&self) {}
 }
@@ -57,6 +63,13 @@ impl Socket {
     /// Wraps a connected stream socket.
     pub fn new(fd: impl Into<OwnedFd>) -> Self {
         Self(fd.into())
+    }
+
+    /// Takes a client's socket over from another server.
+    pub(crate) fn of_another(fd: OwnedFd) -> Result<Self, AdoptError> {
+        let is_stream = sockopt::socket_type(&fd).is_ok_and(|kind| kind == SocketType::STREAM);
+        let listens = sockopt::socket_acceptconn(&fd).unwrap_or(true);
+        if is_stream && !listens { Ok(Self(fd)) } else { Err(AdoptError::NotASocket("a client's socket")) }
     }
 
     /// Connects to a Unix socket. Fails with [`io::ErrorKind::WouldBlock`] if nobody accepts within
@@ -191,6 +204,9 @@ impl Transport for Socket {
 /// addition to the time that it may be silent.
 const LEAST_BYTES_PER_SECOND: u64 = 64 << 10;
 
+/// Threads that wait for a peer look this often whether the server pauses.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+
 /// A peer's time for a phase or a message: how long it may be silent, and when it must be done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -231,17 +247,36 @@ impl Deadline {
     }
 
     /// Sends all of `bytes` before the deadline.
-    pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, mut bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, bytes: &[u8]) -> io::Result<()> {
+        self.send_unless(transport, bytes, &|| false).map(drop)
+    }
+
+    /// Sends `bytes` before the deadline. If there is no room for a part of them and `stops` returns
+    /// true, returns that part.
+    pub(crate) fn send_unless<'a, T: Transport + ?Sized>(
+        self,
+        transport: &T,
+        mut bytes: &'a [u8],
+        stops: &dyn Fn() -> bool,
+    ) -> io::Result<&'a [u8]> {
+        let mut silence: Option<Deadline> = None;
         while !bytes.is_empty() {
-            match transport.send(bytes, self.left()?) {
+            let left = silence.unwrap_or(self).left()?.min(self.left()?);
+            let left = if transport.can_send_again() { left.min(TICK) } else { left };
+            match transport.send(bytes, left) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Ok(sent) => (bytes, silence) = (bytes.get(sent..).unwrap_or_default(), None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if stops() {
+                        break;
+                    }
+                    silence.get_or_insert_with(|| Self::after(self.silence.saturating_sub(TICK)));
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(bytes)
     }
 }
 

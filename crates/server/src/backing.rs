@@ -35,7 +35,7 @@ pub(crate) struct BaseDisk {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// A disk on top of the base that never changes. Forks of the base are forked from it and share
     /// what is known about the base's pages.
-    pub(crate) pristine: RamDisk,
+    pub(crate) pristine: Arc<RamDisk>,
     /// If it is a file: the same as `device`.
     file: Option<OpenFile>,
     _record: Arc<Counted>,
@@ -79,30 +79,67 @@ impl Backing {
 
     /// Makes a disk of a base in `file`.
     pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, file: &BaseFile) -> Result<Self, Failure> {
+        let made = |device| RamDisk::over_cached(pool, device, &caches.pages).map(Arc::new).map_err(not_made);
+        Self::of_open_file(pool, Arc::new(base), file, made)
+    }
+
+    fn of_open_file(
+        pool: &Pool,
+        base: Arc<Base>,
+        file: &BaseFile,
+        make: impl FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<RamDisk>, Failure>,
+    ) -> Result<Self, Failure> {
         let (path, devices) = (file.to_string(), file.devices.clone());
         let paths_bytes = devices.iter().map(|device| device.as_os_str().len()).sum::<usize>() + path.len();
         let record_bytes = base.table_bytes() + paths_bytes as u64;
-        let base = Arc::new(base);
-        let device = Arc::clone(&base) as _;
-        Self::over(pool, caches, device, Some(OpenFile { base, path, devices }), record_bytes)
+        let device: Arc<dyn BlockDevice> = Arc::clone(&base) as _;
+        let pristine = make(Arc::clone(&device))?;
+        Self::over(pool, device, pristine, Some(OpenFile { base, path, devices }), record_bytes)
     }
 
     /// Makes a disk of a device of the program, whose content never changes.
     pub(crate) fn of_device(pool: &Pool, caches: &BaseCaches, device: Arc<dyn BlockDevice>) -> Result<Self, Failure> {
-        Self::over(pool, caches, device, None, 0)
+        let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
+        Self::over(pool, device, Arc::new(pristine), None, 0)
     }
 
     fn over(
         pool: &Pool,
-        caches: &BaseCaches,
         device: Arc<dyn BlockDevice>,
+        pristine: Arc<RamDisk>,
         file: Option<OpenFile>,
         record_bytes: u64,
     ) -> Result<Self, Failure> {
-        let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
         // Forks of the base keep it longer than the server's lists do.
         let record = Counted::record(pool, "", record_bytes)?;
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
+    }
+
+    /// Makes a disk that another process has handed over: one that clients write, or a snapshot.
+    pub(crate) fn of_taken(ram: Arc<RamDisk>, is_snapshot: bool, limit_bytes: Option<u64>) -> Self {
+        if is_snapshot {
+            return Self(Kind::Snapshot(ram));
+        }
+        ram.set_limit(limit_bytes.unwrap_or(u64::MAX));
+        Self(Kind::Ram(ram))
+    }
+
+    /// Makes a base of `file` again, whose unmodified disk another process has handed over.
+    pub(crate) fn of_taken_file(
+        pool: &Pool,
+        base: Arc<Base>,
+        file: &BaseFile,
+        pristine: Arc<RamDisk>,
+    ) -> Result<Self, Failure> {
+        Self::of_open_file(pool, base, file, |_| Ok(pristine))
+    }
+
+    /// Returns the disk in memory that it is.
+    pub(crate) fn stored(&self) -> Option<&Arc<RamDisk>> {
+        match &self.0 {
+            Kind::Ram(ram) | Kind::Snapshot(ram) => Some(ram),
+            Kind::Base(_) => None,
+        }
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use pagefold_base::Base;
 use pagefold_codec::Codec;
 use pagefold_control::{
     Add, Batch, Changes, Code, Compacted, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
@@ -48,6 +49,18 @@ pub(crate) struct DisksConfig {
     pub(crate) open: Arc<Open>,
 }
 
+/// The configuration of disks that another server has had.
+pub(crate) struct TakenConfig {
+    pub(crate) pool: Pool,
+    /// The number by which their identities begin.
+    pub(crate) id: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) base_cache_bytes: Option<u64>,
+    pub(crate) clients: Limits,
+    pub(crate) when_full: WhenFull,
+    pub(crate) open: Arc<Open>,
+}
+
 /// The disks of a server.
 pub(crate) struct Disks {
     table: Table,
@@ -83,8 +96,19 @@ impl Disks {
         let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
         let pool =
             Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
-        let table = Table::new(pool.clone(), when_full);
-        Ok(Self {
+        let table = Table::new(pool, when_full);
+        Ok(Self::of_table(table, clients, limit_bytes, base_cache_bytes, open))
+    }
+
+    fn of_table(
+        table: Table,
+        clients: Limits,
+        limit_bytes: Option<u64>,
+        base_cache_bytes: Option<u64>,
+        open: Arc<Open>,
+    ) -> Self {
+        let pool = table.pool.clone();
+        Self {
             client_memory: Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes)),
             base_caches: BaseCaches::new(&pool, base_cache_bytes),
             open,
@@ -93,7 +117,40 @@ impl Disks {
             limit_bytes: Mutex::new(limit_bytes),
             resizing: Mutex::new(()),
             table,
-        })
+        }
+    }
+
+    /// Continues the disks of another server, whose pool this is.
+    pub(crate) fn taken(config: TakenConfig) -> Self {
+        let TakenConfig { pool, id, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
+        Self::of_table(Table::with_id(pool, when_full, id), clients, limit_bytes, base_cache_bytes, open)
+    }
+
+    /// Opens the file of a base that another server has served.
+    pub(crate) fn open_taken(
+        &self,
+        file: &BaseFile,
+        tell: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Base, Failure> {
+        bases::open(file, &*self.open, &self.base_caches, tell)
+    }
+
+    pub(crate) fn base_caches(&self) -> &BaseCaches {
+        &self.base_caches
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Returns the limit of all disks together.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        *self.limit()
+    }
+
+    /// Returns whether any disk is frozen.
+    pub(crate) fn has_instants(&self) -> bool {
+        self.instants.exist()
     }
 
     /// To be called once the server listens; disks can then have sockets of their own.

@@ -2,6 +2,8 @@
 
 use std::{error, io};
 
+use pagefold_control::ClientError;
+
 /// Why a transport cannot serve.
 pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
@@ -18,6 +20,9 @@ pub enum Error {
     /// A server listens once: it listens already, or has stopped.
     #[error("the server listens already, or has stopped")]
     Listening,
+    /// Another server cannot be taken over.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
     /// The system failed.
     #[error("{what}")]
     System {
@@ -26,6 +31,30 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+}
+
+/// Why a server cannot be taken over. It goes on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TakeOverError {
+    /// The server cannot be asked, or refuses.
+    #[error(transparent)]
+    Asking(#[from] ClientError),
+    /// The server has found that something cannot be handed over.
+    #[error("the server cannot be taken over: {0}")]
+    Refused(String),
+    /// The connection to the server broke.
+    #[error("the server has not handed over everything")]
+    Broken(#[source] io::Error),
+    /// What it has sent is not valid.
+    #[error("what the server hands over is not valid: {0}")]
+    Invalid(String),
+    /// This program cannot continue with something.
+    #[error("this program cannot continue: {0}")]
+    Cannot(String),
+    /// The server has not said that it has ended, and its process exists.
+    #[error("the server has not given its disks away")]
+    NotGiven,
 }
 
 /// Formats an error with its causes, omitting each cause that the text already ends with.

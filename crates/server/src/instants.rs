@@ -111,6 +111,11 @@ impl Instants {
         Ok(FrozenRuns { runs, next_bytes: (at < size_bytes).then_some(at) })
     }
 
+    /// Returns whether any disk is frozen.
+    pub(crate) fn exist(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Backing>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }

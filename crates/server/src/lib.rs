@@ -28,8 +28,8 @@
 //! table                                                 disks by name, and their exports
 //! in_use, forks, instants, compaction                   what is done with them
 //! disks                                                 all of that in one place
-//! ending, freeze, address, transport                    how it ends; images; ways to the disks
-//! server, manage, watch, listening                      the server
+//! ending, freeze, address, transport, belongings        how it ends; images; ways to the disks
+//! server, handover, manage, watch, listening, taken     the server; handing it over
 //! ```
 #![forbid(unsafe_code)]
 
@@ -37,6 +37,7 @@ mod address;
 mod backing;
 mod base_device;
 mod bases;
+mod belongings;
 mod client_memory;
 mod compaction;
 mod config;
@@ -47,6 +48,7 @@ mod ending;
 mod error;
 mod forks;
 mod freeze;
+mod handover;
 mod in_use;
 mod instants;
 mod listening;
@@ -57,14 +59,16 @@ mod process;
 mod server;
 mod socket;
 mod table;
+mod taken;
 mod transport;
 mod watch;
 
 pub use address::Address;
 pub use bases::BaseFile;
+pub use belongings::Belongings;
 pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use ending::{Ending, waits_for};
-pub use error::{Error, TransportError};
+pub use error::{Error, TakeOverError, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
 pub use observer::{Level, Observer};
@@ -75,4 +79,5 @@ pub use pagefold_control::{
 pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;
 pub use socket::{parse_group, parse_mode};
+pub use taken::Taken;
 pub use transport::{Devices, Host, Transport};

@@ -5,21 +5,29 @@ use std::{
     net::SocketAddr,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
 use pagefold_executor::{ClientLimits, Executor, Memory};
-use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately};
+use pagefold_serve::{
+    ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, TakenSocket, listen_privately,
+};
 
 #[cfg(feature = "tls")]
 use pagefold_serve::Certificates;
 
 use crate::{
-    Address, Ending, Error, Host, Server, Transport, address::absolute, ending::WhenStopping, server::Listened,
-    transport::Started, watch::Watch,
+    Address, Belongings, Ending, Error, Host, Server, TakeOverError, Transport,
+    address::absolute,
+    ending::WhenStopping,
+    handover::Incoming,
+    server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
+    socket::ServedSocket,
+    transport::{Obstacles, Started},
+    watch::Watch,
 };
 
 /// How long a server that does not wait for requests waits for its clients of the control socket.
@@ -34,9 +42,12 @@ pub struct Sockets {
     vsock: Vec<(Option<u32>, u32)>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
-    control: Option<ControlSocket>,
+    control: Option<ControlPlace>,
     transports: Vec<Box<dyn Transport>>,
+    obstacles: Obstacles,
     when_stopping: Option<WhenStopping>,
+    when_given: Option<WhenGiven>,
+    belongings: Belongings,
 }
 
 #[cfg(feature = "tls")]
@@ -45,7 +56,7 @@ struct Tls {
     is_optional: bool,
 }
 
-enum ControlSocket {
+enum ControlPlace {
     Path(PathBuf),
     Open(UnixListener),
 }
@@ -113,14 +124,14 @@ impl Sockets {
     /// may connect.
     #[must_use]
     pub fn control(mut self, path: impl Into<PathBuf>) -> Self {
-        self.control = Some(ControlSocket::Path(path.into()));
+        self.control = Some(ControlPlace::Path(path.into()));
         self
     }
 
     /// Lets clients of a socket that is open already manage the disks.
     #[must_use]
     pub fn control_on(mut self, listener: UnixListener) -> Self {
-        self.control = Some(ControlSocket::Open(listener));
+        self.control = Some(ControlPlace::Open(listener));
         self
     }
 
@@ -135,6 +146,28 @@ impl Sockets {
     #[must_use]
     pub fn when_stopping(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
         self.when_stopping = Some(Box::new(tell));
+        self
+    }
+
+    /// Calls `tell` when the server is about to be handed over to the process with the passed id, which
+    /// then serves; and with the id of this process if that fails after all.
+    #[must_use]
+    pub fn when_given(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.when_given = Some(Box::new(tell));
+        self
+    }
+
+    /// Lets the server be handed over only while `obstacle` returns nothing; otherwise it says why not.
+    #[must_use]
+    pub fn obstacle(self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.obstacles.add(obstacle);
+        self
+    }
+
+    /// Hands these over with the server.
+    #[must_use]
+    pub fn belongings(mut self, belongings: Belongings) -> Self {
+        self.belongings = belongings;
         self
     }
 }
@@ -166,7 +199,6 @@ struct Control {
     handle: ControlHandle,
     thread: JoinHandle<()>,
     path: Option<PathBuf>,
-    _file: Option<SocketFile>,
 }
 
 impl Server {
@@ -176,7 +208,24 @@ impl Server {
     /// An address cannot be listened on, or none was given: sockets that were opened are closed
     /// again, and their files removed. A transport cannot serve. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
-        let Sockets { passed, unix, tcp, vsock, control, transports, when_stopping, .. } = sockets;
+        self.open(sockets, None)
+    }
+
+    /// Opens sockets, and continues with those of another process, which then ends.
+    pub(crate) fn open(&self, sockets: Sockets, mut incoming: Option<Incoming>) -> Result<Listening, Error> {
+        let Sockets {
+            passed,
+            unix,
+            tcp,
+            vsock,
+            control,
+            transports,
+            obstacles,
+            when_stopping,
+            when_given,
+            belongings,
+            ..
+        } = sockets;
         if self.0.listened.get().is_some() {
             return Err(Error::Listening);
         }
@@ -196,6 +245,9 @@ impl Server {
         if let Some(passed) = passed {
             builder = builder.passed(passed);
         }
+        if let Some(incoming) = &mut incoming {
+            builder = builder.taken(incoming.take_sockets());
+        }
         builder =
             unix.iter().fold(builder, |builder, (path, permissions)| builder.unix_for(absolute(path), *permissions));
         builder = tcp.iter().fold(builder, |builder, address| builder.tcp(*address));
@@ -211,14 +263,17 @@ impl Server {
         };
         #[cfg(not(feature = "tls"))]
         let (tls, verifies_peers) = (false, false);
-        let nbd = builder.bind()?;
+        let mut nbd = builder.bind()?;
         #[cfg(feature = "tls")]
         if tls {
             self.0.disks.client_memory().add_cost(pagefold_serve::TLS_IDLE_BYTES, pagefold_serve::TLS_WORK_BYTES);
         }
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
-        let control = control.map(open_control).transpose()?;
+        let control = match &mut incoming {
+            Some(incoming) => incoming.take_control()?,
+            None => control.map(open_control).transpose()?,
+        };
         let host = Host {
             exports: self.0.disks.exports(),
             server: nbd.handle(),
@@ -231,14 +286,26 @@ impl Server {
             ending: ending.clone(),
             files: Arc::default(),
             devices: Arc::default(),
+            obstacles: Arc::new(obstacles),
         };
         let transports = Started::start(transports, &host)?;
-        let Host { files, devices, .. } = host;
-        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, files, devices, start };
+        let Host { files, devices, obstacles, .. } = host;
+        let (begun, dedupe) = (AtomicBool::new(false), self.0.dedupe);
+        let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls, dedupe };
+        let start = incoming.as_ref().map_or(start, Incoming::start);
+        let listened =
+            Listened { addresses, server, ending: ending.clone(), verifies_peers, files, devices, start, giving };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
         self.0.disks.set_server(nbd.handle());
+        for TakenSocket { export, path, socket } in nbd.take_own_sockets() {
+            let adopted = self.0.disks.table().adopt_socket(&export, ServedSocket::taken(path, socket));
+            adopted.map_err(|failure| TakeOverError::Invalid(failure.to_string()))?;
+        }
+        if let Some(incoming) = incoming {
+            incoming.confirm()?;
+        }
         let control = control.map(|control| self.serve_control(control)).transpose()?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), transports, control, _watch: watch };
@@ -247,10 +314,13 @@ impl Server {
     }
 
     fn serve_control(&self, opened: OpenedControl) -> Result<Control, Error> {
-        let OpenedControl { listener, file, path } = opened;
+        let OpenedControl { listener, mut file, path } = opened;
+        file.iter_mut().for_each(SocketFile::own);
+        let failed = |source| Error::System { what: "cannot listen on the control socket", source };
+        let kept = listener.try_clone().map_err(failed)?;
         let manage = Arc::new(self.clone()) as Arc<dyn Manage>;
         let server = ControlServer::new(listener, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
-        let server = server.map_err(|source| Error::System { what: "cannot listen on the control socket", source })?;
+        let server = server.map_err(failed)?;
         let (handle, observer) = (server.handle(), self.0.observer.clone());
         let serve = move || {
             if let Err(error) = server.run() {
@@ -258,21 +328,20 @@ impl Server {
             }
         };
         let thread = thread::Builder::new().name("control".to_owned()).spawn(serve).map_err(no_thread)?;
-        Ok(Control { handle, thread, path, _file: file })
+        if let Some(listened) = self.0.listened.get() {
+            let socket =
+                ControlSocket { handle: handle.clone(), listener: kept, path: path.clone(), file: Mutex::new(file) };
+            // It is set once.
+            let _ = listened.giving.control.set(socket);
+        }
+        Ok(Control { handle, thread, path })
     }
 }
 
-/// A control socket that is not served yet.
-struct OpenedControl {
-    listener: UnixListener,
-    file: Option<SocketFile>,
-    path: Option<PathBuf>,
-}
-
-fn open_control(socket: ControlSocket) -> Result<OpenedControl, Error> {
+fn open_control(socket: ControlPlace) -> Result<OpenedControl, Error> {
     Ok(match socket {
-        ControlSocket::Open(listener) => OpenedControl { listener, file: None, path: None },
-        ControlSocket::Path(path) => {
+        ControlPlace::Open(listener) => OpenedControl { listener, file: None, path: None },
+        ControlPlace::Path(path) => {
             let path = absolute(&path);
             let (listener, file) = listen_privately(&path)?;
             OpenedControl { listener, file: Some(file), path: Some(path) }
@@ -302,9 +371,18 @@ impl Listening {
     /// The system failed.
     pub fn run(&mut self) -> Result<(), Error> {
         let served = self.nbd.take().map_or(Ok(()), NbdServer::run);
+        if self.was_given() {
+            return Ok(served?);
+        }
         self.ending.begin("the server failed");
         self.transports.stop();
         Ok(served?)
+    }
+
+    /// Returns whether the server has been handed over to another process, which serves its clients. What
+    /// is left of it only has to end.
+    pub fn was_given(&self) -> bool {
+        self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
     /// Serves the disks in a thread.
@@ -323,7 +401,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
         self.transports.stop();
-        let Some(Control { handle, thread, _file, .. }) = self.control.take() else { return };
+        let Some(Control { handle, thread, .. }) = self.control.take() else { return };
         handle.stop();
         if self.ending.is_forced() {
             // Threads that are stuck in a request are left. Clients get their answers first.
@@ -335,6 +413,8 @@ impl Drop for Listening {
             // A panic of the thread has already been reported.
             let _ = thread.join();
         }
+        let socket = self.server.0.listened.get().and_then(|listened| listened.giving.control.get());
+        socket.iter().for_each(|socket| socket.remove_file());
     }
 }
 

@@ -4,11 +4,11 @@ use std::{os::fd::OwnedFd, process, time::Duration};
 
 use pagefold_control::{
     Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
-    Fork, FrozenRuns, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed, Resize, Resized,
-    ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
+    Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed,
+    Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
-use crate::{Address, BaseFile, Devices, Server, in_use::words, server::Listened};
+use crate::{Address, BaseFile, Devices, Server, handover, in_use::words, server::Listened};
 
 fn failed(why: String) -> Failure {
     Failure::new(Code::Failed, why)
@@ -213,6 +213,10 @@ impl Manage for Server {
             self.0.observer.warn(&format!("no further devices of the kernel's ublk driver: {why}"));
         }
         DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
+    }
+
+    fn take_over(&self, socket: OwnedFd) -> Result<HandingOver, Failure> {
+        handover::begin(self, socket)
     }
 
     fn stop(&self, force: bool) -> Stopping {

@@ -1,24 +1,27 @@
 //! A server of disks: before it listens, and what it is while it does.
 
 use std::{
-    path::Path,
-    sync::{Arc, OnceLock},
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     time::Instant,
 };
 
-use pagefold_control::{Batch, DiskKind, DiskQuota, DiskRecord, DiskSocket, Failure, Manage, check_name};
+use pagefold_control::{
+    Batch, DiskKind, DiskQuota, DiskRecord, DiskSocket, Failure, Manage, ServerHandle as ControlHandle, check_name,
+};
 use pagefold_disk::{BlockDevice, Checked, NewPoolError};
-use pagefold_serve::{Limits, ServerHandle, unix_uri};
+use pagefold_serve::{Limits, ServerHandle, SocketFile, unix_uri};
 
 use crate::{
-    Address, BaseFile, Config, Frozen, Level, MemoryLimit, Observer,
+    Address, BaseFile, Belongings, Config, Frozen, Level, MemoryLimit, Observer,
     config::WhenConnections,
     disk::{Exported, Found},
-    disks::{Disks, DisksConfig},
+    disks::{Disks, DisksConfig, TakenConfig},
     ending::Ending,
     in_use::words,
     machine,
-    transport::{DeviceServer, FilePaths},
+    transport::{DeviceServer, FilePaths, Obstacles},
 };
 
 /// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
@@ -34,6 +37,8 @@ pub(crate) struct ServerCore {
     pub(crate) observer: Observer,
     pub(crate) clients: Limits,
     pub(crate) when_connections: Option<WhenConnections>,
+    /// Whether equal pages are stored once.
+    pub(crate) dedupe: bool,
     /// What to say about the memory limit once the server listens.
     limit_line: Option<(Level, String)>,
     pub(crate) listened: OnceLock<Listened>,
@@ -50,6 +55,62 @@ pub(crate) struct Listened {
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
+    pub(crate) giving: Giving,
+}
+
+/// What is needed to hand the server over to another process.
+pub(crate) struct Giving {
+    /// Whether that has begun.
+    pub(crate) begun: AtomicBool,
+    /// The control socket, once it is served.
+    pub(crate) control: OnceLock<ControlSocket>,
+    pub(crate) obstacles: Arc<Obstacles>,
+    pub(crate) belongings: Belongings,
+    pub(crate) when_given: Option<WhenGiven>,
+    /// Whether clients can use TLS, and equal pages are stored once.
+    pub(crate) tls: bool,
+    pub(crate) dedupe: bool,
+}
+
+/// Called with the process that is about to serve.
+pub(crate) type WhenGiven = Box<dyn Fn(u32) + Send + Sync>;
+
+/// A control socket that is not served yet.
+pub(crate) struct OpenedControl {
+    pub(crate) listener: UnixListener,
+    pub(crate) file: Option<SocketFile>,
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// A control socket that is served.
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    pub(crate) handle: ControlHandle,
+    pub(crate) listener: UnixListener,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file: Mutex<Option<SocketFile>>,
+}
+
+impl ControlSocket {
+    fn file(&self) -> MutexGuard<'_, Option<SocketFile>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the server has created the socket's file.
+    pub(crate) fn owns_file(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Leaves the file to another process.
+    pub(crate) fn leave_file(&self) {
+        self.file().iter_mut().for_each(SocketFile::leave);
+    }
+
+    /// Removes the file.
+    pub(crate) fn remove_file(&self) {
+        let file = self.file().take();
+        drop(file);
+    }
 }
 
 impl Server {
@@ -63,7 +124,16 @@ impl Server {
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
-        Ok(Self(Arc::new(ServerCore { disks, observer, clients, when_connections, limit_line, listened })))
+        let core = ServerCore { disks, observer, clients, when_connections, limit_line, dedupe, listened };
+        Ok(Self(Arc::new(core)))
+    }
+
+    /// Creates a server that continues another one, without its disks.
+    pub(crate) fn taken(config: Config, taken: TakenConfig) -> Self {
+        let Config { observer, dedupe, when_connections, clients, .. } = config;
+        let (disks, listened) = (Disks::taken(taken), OnceLock::new());
+        let core = ServerCore { disks, observer, clients, when_connections, limit_line: None, dedupe, listened };
+        Self(Arc::new(core))
     }
 
     /// Serves a file as a read-only disk.

@@ -57,6 +57,11 @@ pub fn parse_group(text: &str) -> Result<u32, String> {
 }
 
 impl ServedSocket {
+    /// Continues with a socket of another server.
+    pub(crate) fn taken(path: PathBuf, socket: OwnSocket) -> Self {
+        Self { path, _socket: socket }
+    }
+
     /// Serves an export on a socket of its own. Without a `server`, no server listens yet.
     pub(crate) fn open(
         server: Option<&ServerHandle>,

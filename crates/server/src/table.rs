@@ -36,14 +36,19 @@ pub(crate) struct Entries(BTreeMap<String, Disk>);
 
 impl Table {
     pub(crate) fn new(pool: Pool, when_full: WhenFull) -> Self {
+        // Each of them has random keys.
+        Self::with_id(pool, when_full, RandomState::new().build_hasher().finish())
+    }
+
+    /// Creates the table of a server that continues another one, with its identity.
+    pub(crate) fn with_id(pool: Pool, when_full: WhenFull, id: u64) -> Self {
         Self {
             pool,
             exports: Exports::new(),
             room: (when_full == WhenFull::Wait).then(Arc::default),
             entries: Mutex::new(Entries(BTreeMap::new())),
             server: OnceLock::new(),
-            // Each of them has random keys.
-            id: RandomState::new().build_hasher().finish(),
+            id,
         }
     }
 
@@ -79,9 +84,7 @@ impl Table {
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
     ) -> Result<Found, Failure> {
-        let device = disk.device();
-        let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
-        self.exports.add(export.with_quota(of_clients(quota))).map_err(failure)?;
+        self.exports.add(export_of(name, &disk, quota)).map_err(failure)?;
         if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
             let opened = ServedSocket::open(self.server.get(), &export, socket);
             disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
@@ -89,6 +92,26 @@ impl Table {
         let found = disk.found(name, self.exported(name), 0);
         entries.0.insert(name.to_owned(), disk);
         Ok(found)
+    }
+
+    /// Adds a disk of another server, whose export had this number.
+    pub(crate) fn adopt(&self, name: &str, disk: Disk, quota: DiskQuota, number: u64) -> Result<(), Failure> {
+        let mut entries = self.lock();
+        entries.check_free(name)?;
+        self.exports.add_numbered(export_of(name, &disk, quota), number).map_err(failure)?;
+        entries.0.insert(name.to_owned(), disk);
+        Ok(())
+    }
+
+    /// Gives a disk the socket that it had in another server.
+    pub(crate) fn adopt_socket(&self, name: &str, socket: ServedSocket) -> Result<(), Failure> {
+        self.lock().get_mut(name)?.socket = Some(Arc::new(socket));
+        Ok(())
+    }
+
+    /// Returns the number by which identities of disks begin.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Removes a disk from the lists. Also returns its export as it was.
@@ -148,6 +171,13 @@ impl Table {
         let count = |name: &str| entries.snapshots(name).count() as u64;
         disks.take(most).map(|(name, disk)| (name.clone(), disk.clone(), count(name))).collect()
     }
+}
+
+/// Makes the export of a disk.
+fn export_of(name: &str, disk: &Disk, quota: DiskQuota) -> Export {
+    let device = disk.device();
+    let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
+    export.with_quota(of_clients(quota))
 }
 
 impl Entries {

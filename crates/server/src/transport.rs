@@ -44,6 +44,24 @@ impl FilePaths {
     }
 }
 
+/// Says why something cannot be handed over to another process now.
+type Obstacle = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// What keeps a server from being handed over.
+#[derive(Default)]
+pub(crate) struct Obstacles(Mutex<Vec<Obstacle>>);
+
+impl Obstacles {
+    pub(crate) fn add(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(obstacle));
+    }
+
+    /// Returns the first.
+    pub(crate) fn first(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().find_map(|obstacle| obstacle())
+    }
+}
+
 /// Serves disks as block devices of the kernel that clients of the control socket have created.
 pub trait Devices: Send + Sync {
     /// Serves an export as a device, whose open file is `file`. When this returns, the device can be
@@ -106,9 +124,16 @@ pub struct Host {
     pub(crate) ending: Ending,
     pub(crate) files: Arc<FilePaths>,
     pub(crate) devices: Arc<DeviceServer>,
+    pub(crate) obstacles: Arc<Obstacles>,
 }
 
 impl Host {
+    /// Announces that the server can be handed over to another process only while `obstacle` returns
+    /// nothing; otherwise it names what cannot be handed over.
+    pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.obstacles.add(obstacle);
+    }
+
     /// Returns the server's exports: its disks, under their names.
     pub fn exports(&self) -> &Exports {
         &self.exports

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 26] = [
+const ORDER: [&str; 29] = [
     "observer",
     "config",
     "error",
@@ -26,10 +26,13 @@ const ORDER: [&str; 26] = [
     "freeze",
     "address",
     "transport",
+    "belongings",
     "server",
+    "handover",
     "manage",
     "watch",
     "listening",
+    "taken",
 ];
 
 /// Returns the code of a file, without its comments.

@@ -37,6 +37,20 @@ struct Device {
 }
 
 impl List {
+    /// Returns why the server cannot be handed over.
+    fn obstacle(&self) -> Option<String> {
+        if let Some(device) = self.lock().first() {
+            let path = path(device.number);
+            return Some(format!(
+                "it serves {}, which cannot be handed over; 'pagefold detach' ends that",
+                path.display()
+            ));
+        }
+        self.spares.exist().then(|| {
+            "NBD devices are connected in advance ('pagefold attach --spare'), which cannot be handed over".to_owned()
+        })
+    }
+
     /// Returns the devices that were not stopped.
     fn lock(&self) -> MutexGuard<'_, Vec<Device>> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,6 +105,8 @@ impl Transport for BlockDevices {
     fn start(&mut self, host: &Host) -> Result<(), TransportError> {
         let list = List { host: host.clone(), devices: Arc::default(), spares: Spares::default() };
         host.announce_devices(list.clone());
+        let devices = list.clone();
+        host.announce_obstacle(move || devices.obstacle());
         self.0 = Some(list);
         Ok(())
     }

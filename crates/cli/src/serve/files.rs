@@ -37,6 +37,8 @@ impl Transport for Directory {
         let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
         host.observer().tell(Level::Info, &format!("files in {}", mounted.directory().display()));
         let directory = mounted.directory().to_owned();
+        let shown = directory.display().to_string();
+        host.announce_obstacle(move || Some(format!("disks are files in '{shown}', which cannot be handed over")));
         host.announce_files(move |disk| Some(directory.join(&*file_name(disk)?)));
         self.mounted = Some(mounted);
         Ok(())

@@ -30,8 +30,8 @@ use pagefold_control::check_name;
 use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{
-    Add, Address, BaseFile, Certificates, Code, Config, Manage, MemoryLimit, Observer, Server, WhenFull, parse_group,
-    parse_mode,
+    Add, Address, BaseFile, Certificates, Code, Config, Manage, MemoryLimit, Observer, Server, Taken, WhenFull,
+    parse_group, parse_mode,
 };
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::TempDir;
@@ -232,6 +232,11 @@ pub(crate) struct Args {
     #[arg(long)]
     exit_with_parent: bool,
 
+    /// Continue the server that runs in this place, and end it: with its disks, clients, sockets and limits.
+    /// Options that describe these have no effect
+    #[arg(long, conflicts_with_all = ["run", "vhost_user", "files_in"])]
+    take_over: bool,
+
     /// Go on in the background once clients can connect. Further messages go to the system log, or to
     /// the file that --log-file names
     #[arg(short, long, conflicts_with_all = ["run", "exit_with_parent"])]
@@ -375,14 +380,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let files = args.files()?;
     let certificates = args.certificates(log)?;
-    let server = Server::new(args.config(log)).map_err(|error| match error {
-        NewPoolError::LimitTooSmall { .. } => misuse(error),
-        error => error.into(),
-    })?;
-    args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;
+    let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log))?) } else { None };
+    if taken.as_ref().is_some_and(Taken::uses_tls) && certificates.is_none() {
+        return Err(misuse(anyhow!("clients of the running server may use TLS: give --tls-certificates DIR")));
+    }
+    let server = match &taken {
+        Some(taken) => taken.server().clone(),
+        None => new_server(args, log)?,
+    };
     // Dropped in reverse order: files before the directory.
-    let mut place = Place::claim(args)?;
-    for file in &files {
+    let mut place = match &mut taken {
+        Some(taken) => Place::of_taken(taken),
+        None => Place::claim(args)?,
+    };
+    for file in files.iter().filter(|_| !args.take_over) {
         server.serve_file(file).map_err(|failure| match failure.code {
             Code::NameInUse => misuse(failure),
             _ => failure.into(),
@@ -390,7 +401,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
+    let belongings = place.belongings()?;
     let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));
+    sockets = sockets.belongings(belongings).when_given(|pid| notify(&format!("MAINPID={pid}")));
+    if args.run.is_some() {
+        sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
+    }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
         sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
@@ -398,7 +414,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.files_in {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
-    let mut listening = server.listen(sockets.transport(BlockDevices::default()))?;
+    sockets = sockets.transport(BlockDevices::default());
+    let mut listening = match taken {
+        Some(taken) => taken.listen(sockets)?,
+        None => server.listen(sockets)?,
+    };
+    place.own()?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {
@@ -422,7 +443,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     thread::Builder::new().name("signals".to_owned()).spawn(catch).context("cannot start a thread")?;
     let _pid_file = pid_file.map(PidFile::write).transpose()?;
-    notify("READY=1");
+    let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
+    notify(&format!("{main}READY=1"));
     if args.announce {
         if !log.has_sink() {
             log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");
@@ -436,6 +458,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let running = running.transpose()?;
 
     let served = listening.run();
+    if listening.was_given() {
+        // What is left of this server is the other's.
+        std::process::exit(0);
+    }
     let code = running.map_or(Ok(0), Running::end);
     drop(listening);
     if ending.is_forced() {
@@ -443,6 +469,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     served?;
     Ok(ExitCode::from(code?))
+}
+
+/// Creates the server and its disks.
+fn new_server(args: &Args, log: Log) -> anyhow::Result<Server> {
+    let server = Server::new(args.config(log)).map_err(|error| match error {
+        NewPoolError::LimitTooSmall { .. } => misuse(error),
+        error => error.into(),
+    })?;
+    args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;
+    Ok(server)
 }
 
 /// Sets whether this process and those that it starts may use huge pages. Where the system uses

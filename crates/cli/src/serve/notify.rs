@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     os::{
         linux::net::SocketAddrExt,
         unix::{
@@ -9,12 +10,27 @@ use std::{
             net::{SocketAddr, UnixDatagram},
         },
     },
+    sync::OnceLock,
 };
 
-/// Sends `state` to the socket given by `NOTIFY_SOCKET`, if it is set. Failures are ignored: the
+/// The socket of a server that this one continues, if it has none of its own.
+static TAKEN: OnceLock<String> = OnceLock::new();
+
+/// Returns the name of the service manager's socket.
+pub(crate) fn socket() -> Option<OsString> {
+    env::var_os("NOTIFY_SOCKET").or_else(|| TAKEN.get().map(Into::into))
+}
+
+/// Sends to the socket of another server, unless this process has its own.
+pub(crate) fn take_socket(name: &str) {
+    // It is called once.
+    let _ = TAKEN.set(name.to_owned());
+}
+
+/// Sends `state` to the service manager's socket, if there is one. Failures are ignored: the
 /// manager has its own timeout.
 pub(crate) fn notify(state: &str) {
-    let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };
+    let Some(name) = socket() else { return };
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path)),

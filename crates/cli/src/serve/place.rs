@@ -1,20 +1,36 @@
 //! Where a server listens.
 
-use std::{os::unix::net::UnixListener, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
+use pagefold_control::Client;
 use pagefold_serve::Passed;
-use pagefold_server::{Certificates, Sockets};
+use pagefold_server::{Belongings, Certificates, Config, Sockets, Taken};
 use tempfile::TempDir;
 
 use super::{
-    Args,
+    Args, notify,
     options::{TlsArg, VsockArg},
 };
-use crate::server_directory::ServerDirectory;
+use crate::server_directory::{self, ServerDirectory};
+
+/// How long a server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
+
+/// Names under which a server hands its lock, its directory and the service manager's socket over.
+const LOCK: &str = "lock";
+const DIRECTORY: &str = "directory";
+const NOTIFY: &str = "notify-socket";
 
 /// Where a server will listen: sockets that the service manager passed, and a directory if they are
 /// not enough. Fields are dropped in order: the directory is unlocked before it is removed.
@@ -23,6 +39,23 @@ pub(super) struct Place {
     control: Option<UnixListener>,
     directory: Option<ServerDirectory>,
     _temporary: Option<TempDir>,
+    /// What another server has, until it has ended.
+    taken: Option<OfTaken>,
+}
+
+struct OfTaken {
+    /// A directory and its lock.
+    lock: Option<(PathBuf, File)>,
+    /// The service manager's socket.
+    notify_socket: Option<String>,
+}
+
+fn with_tls(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates>>) -> Sockets {
+    match (certificates, args.tls) {
+        (None, _) => sockets,
+        (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
+        (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
+    }
 }
 
 impl Place {
@@ -31,7 +64,7 @@ impl Place {
         let mut passed = Passed::take()?;
         let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
         let passed = passed.filter(|passed| !passed.is_empty());
-        let mut place = Self { passed, control, directory: None, _temporary: None };
+        let mut place = Self { passed, control, directory: None, _temporary: None, taken: None };
         if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
             let (directory, temporary) = args.directory()?;
             place._temporary = temporary;
@@ -40,9 +73,71 @@ impl Place {
         Ok(place)
     }
 
+    /// Asks the server whose options these are to hand itself over.
+    pub(super) fn take_over(args: &Args, config: Config) -> anyhow::Result<Taken> {
+        let path = match &args.control {
+            Some(path) => path.clone(),
+            None => server_directory::control_socket(&server_directory::path(args.dir.as_deref())?),
+        };
+        let mut client = Client::connect(&path, TIMEOUT).context("there is no server to take over")?;
+        Ok(Taken::from_server(&mut client, config)?)
+    }
+
+    /// Begins the place of a server that continues another one.
+    pub(super) fn of_taken(taken: &mut Taken) -> Self {
+        let mut belongings = taken.take_belongings();
+        let lock = belongings.take_file(LOCK).zip(belongings.text(DIRECTORY));
+        let lock = lock.map(|(lock, directory)| (directory.into(), lock.into()));
+        let notify_socket = belongings.text(NOTIFY).map(str::to_owned);
+        Self {
+            passed: None,
+            control: None,
+            directory: None,
+            _temporary: None,
+            taken: Some(OfTaken { lock, notify_socket }),
+        }
+    }
+
+    /// Takes over what the other server had, which has ended.
+    pub(super) fn own(&mut self) -> anyhow::Result<()> {
+        let Some(OfTaken { lock, notify_socket }) = self.taken.take() else { return Ok(()) };
+        if let Some(name) = notify_socket {
+            notify::take_socket(&name);
+        }
+        if let Some((directory, lock)) = lock {
+            let mut directory = ServerDirectory::taken(directory, lock);
+            let signed = directory.sign();
+            self.directory = Some(directory);
+            signed.context("cannot write the lock of the server's directory")?;
+        }
+        Ok(())
+    }
+
+    /// Returns what is handed over with the server to one that continues it.
+    pub(super) fn belongings(&self) -> anyhow::Result<Belongings> {
+        let mut belongings = Belongings::default();
+        let taken = self.taken.as_ref().and_then(|taken| taken.lock.as_ref());
+        let own = self.directory.as_ref().map(|own| Ok((own.directory(), own.lock_file()?)));
+        let taken = taken.map(|(directory, lock)| Ok((directory.as_path(), lock.try_clone()?)));
+        let lock: Option<io::Result<(&Path, File)>> = own.or(taken);
+        if let Some((directory, lock)) = lock.transpose().context("cannot copy a descriptor")?
+            && let Some(directory) = directory.to_str()
+        {
+            belongings.files.push((LOCK.to_owned(), lock.into()));
+            belongings.texts.push((DIRECTORY.to_owned(), directory.to_owned()));
+        }
+        let own = notify::socket().and_then(|name| name.into_string().ok());
+        let notify_socket = own.or_else(|| self.taken.as_ref()?.notify_socket.clone());
+        belongings.texts.extend(notify_socket.map(|name| (NOTIFY.to_owned(), name)));
+        Ok(belongings)
+    }
+
     /// Returns the sockets. Those that the service manager did not pass will be created in the
     /// directory.
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
+        if self.taken.is_some() {
+            return Ok(with_tls(Sockets::new(), args, certificates));
+        }
         let mut sockets = match (self.passed.take(), &self.directory) {
             (Some(passed), _) => Sockets::new().passed(passed),
             (None, Some(directory)) => Sockets::new().unix_for(directory.nbd_socket(), args.permissions()),
@@ -51,11 +146,7 @@ impl Place {
         sockets = args.unix.iter().fold(sockets, |sockets, path| sockets.unix_for(path, args.permissions()));
         sockets = args.tcp.iter().fold(sockets, |sockets, address| sockets.tcp(*address));
         sockets = args.vsock.iter().fold(sockets, |sockets, &VsockArg { cid, port }| sockets.vsock(cid, port));
-        sockets = match (certificates, args.tls) {
-            (None, _) => sockets,
-            (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
-            (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
-        };
+        sockets = with_tls(sockets, args, certificates);
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }

@@ -59,6 +59,11 @@ struct Bound {
 }
 
 impl Spares {
+    /// Returns whether there are any.
+    pub(super) fn exist(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
         self.0.all.lock().unwrap_or_else(PoisonError::into_inner)
     }

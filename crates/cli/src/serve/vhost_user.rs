@@ -46,6 +46,10 @@ impl Transport for SocketDirectory {
     fn start(&mut self, host: &Host) -> Result<(), TransportError> {
         let directory = self.path.clone();
         DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(|error| failed(&directory, &error))?;
+        let shown = directory.display().to_string();
+        host.announce_obstacle(move || {
+            Some(format!("'{shown}' has sockets for vhost-user, which cannot be handed over"))
+        });
         let (opener, observer) = (host.clone(), host.observer().clone());
         let open = move |export: &Export| opener.open(export);
         let server = Server::start(Config::default(), Box::new(open), tell(observer));

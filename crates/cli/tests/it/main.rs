@@ -45,6 +45,7 @@ mod start_memory;
 mod starting;
 mod stat;
 mod swap;
+mod take_over;
 mod tls;
 mod user;
 mod vhost_user;

@@ -73,6 +73,36 @@ impl Server {
         ended
     }
 
+    /// Lets a new process with these arguments take the server over. Returns what the first process has
+    /// reported; it must have ended well.
+    pub(crate) fn take_over(&mut self, args: &[&str]) -> String {
+        let mut command = pagefold();
+        command.args(["serve", "--take-over"]).args(args).arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
+        let mut next = command.spawn().expect("pagefold starts");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            if let Some(status) = next.try_wait().expect("a child") {
+                let mut text = String::new();
+                next.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
+                panic!("it did not take over: {status}: {text}");
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            thread::sleep(Duration::from_millis(2));
+        };
+        assert!(status.success(), "{status}");
+        let said = self.messages();
+        self.child = next;
+        said
+    }
+
+    /// Returns the process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_none()
     }

@@ -8,9 +8,9 @@ use std::{
 
 use pagefold_executor::{Attempt, Change, Device, Growing, Payload, Storage};
 
-use super::{Connection, INLINE_BYTES, Keeper, batch::Batch, piece::Piece, run::is_small, task::Task};
+use super::{Common, Connection, INLINE_BYTES, Keeper, batch::Batch, piece::Piece, run::is_small, task::Task};
 use crate::{
-    input::{Input, LARGE_INPUT_BYTES, SMALL_INPUT_BYTES, parse},
+    input::{Input, LARGE_INPUT_BYTES, PAUSED, SMALL_INPUT_BYTES, parse},
     negotiate::Ended,
     pieces::{Pieces, to_page_end, whole_change},
     protocol::{EXTENDED_REQUEST_BYTES, Request, command},
@@ -55,6 +55,8 @@ pub(super) struct Leader<T> {
     reads: Vec<Reading>,
     /// Held while requests run one after another, but never while waiting for the peer.
     device: Option<Arc<Device>>,
+    /// The request whose payload the next bytes belong to, while the server pauses.
+    unfinished: Option<Unfinished>,
     /// Deadline of the request at the front, once part of it has been received.
     deadline: Option<Deadline>,
     /// When the connection ends after its export was removed.
@@ -71,12 +73,35 @@ pub(super) struct Leader<T> {
     pause: u32,
 }
 
+/// A request of which only a part of the payload was received.
+pub(crate) struct Unfinished {
+    /// Held once for the rest of the payload. If it has failed, the rest is dropped.
+    pub(crate) pieces: Arc<Pieces>,
+    pub(crate) left_bytes: u64,
+}
+
+/// What a leader leaves because the server pauses.
+#[derive(Default)]
+pub(crate) struct Parked {
+    /// Received bytes that were not used.
+    pub(crate) input: Vec<u8>,
+    pub(crate) unfinished: Option<Unfinished>,
+}
+
+impl Parked {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.input.is_empty() && self.unfinished.is_none()
+    }
+}
+
 /// Why a thread stops leading.
 pub(super) enum Led {
     /// There are no requests, or other connections wait for memory.
     Idle,
     /// The peer has left, or the server stops.
     End,
+    /// The server pauses: the connection has to be [parked](Leader::park).
+    Paused,
 }
 
 /// What came of receiving.
@@ -94,12 +119,14 @@ impl Received {
 }
 
 impl<T: Transport> Leader<T> {
-    pub(super) fn new(transport: Arc<T>) -> io::Result<Self> {
+    /// Receives from `transport`. `rests`: whether the connection can pause.
+    pub(super) fn new(transport: Arc<T>, common: &Arc<Common>, rests: bool) -> io::Result<Self> {
         Ok(Self {
-            input: Input::new(transport)?,
+            input: Input::new(transport, common, rests)?,
             output: Replies::new(Growing::new(SMALL_OUTPUT_BYTES)?),
             reads: Vec::new(),
             device: None,
+            unfinished: None,
             deadline: None,
             farewell: None,
             drained: false,
@@ -110,9 +137,35 @@ impl<T: Transport> Leader<T> {
         })
     }
 
+    /// Continues where a leader has stopped.
+    pub(super) fn resume(&mut self, parked: Parked) {
+        self.input.replay(parked.input);
+        self.unfinished = parked.unfinished;
+    }
+
+    /// Takes what is left after [`Led::Paused`].
+    pub(super) fn park(&mut self) -> Parked {
+        Parked { input: self.input.take_unconsumed(), unfinished: self.unfinished.take() }
+    }
+
     /// Serves until nothing is left to be done.
     pub(super) fn lead<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Led, Ended> {
+        match self.serve(connection) {
+            Err(Ended::Io(error)) if error.kind() == PAUSED => {
+                self.send(connection)?;
+                Ok(Led::Paused)
+            }
+            result => result,
+        }
+    }
+
+    fn serve<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Led, Ended> {
+        connection.send_unsent()?;
+        if let Some(unfinished) = self.unfinished.take() {
+            self.write(connection, unfinished)?;
+        }
         loop {
+            check_pause(connection)?;
             self.share(connection)?;
             while let Some(request) = self.input.request(connection.headers())? {
                 if request.kind == command::DISC {
@@ -120,6 +173,7 @@ impl<T: Transport> Leader<T> {
                     return Ok(Led::End);
                 }
                 self.wait_for_turn(connection, &request)?;
+                check_pause(connection)?;
                 match self.begin(connection, request)? {
                     Begun::Done => (self.deadline, self.is_paced) = (None, false),
                     Begun::Incomplete => break,
@@ -222,7 +276,9 @@ impl<T: Transport> Leader<T> {
         let Some(start) = access.rate.begin(cost_bytes(request)) else { return Ok(()) };
         self.send(connection)?;
         // Nothing that ends the connection waits for this.
-        access.rate.wait_until(start, &|| access.is_closed() || connection.is_ending());
+        access
+            .rate
+            .wait_until(start, &|| access.is_closed() || connection.is_ending() || connection.common.is_pausing());
         // The peer had to wait, so its time starts again.
         self.deadline = None;
         Ok(())
@@ -245,8 +301,9 @@ impl<T: Transport> Leader<T> {
             Ok(device) => device,
             Err(refusal) => {
                 self.input.consume(header_bytes);
-                self.skip(connection, payload_bytes)?;
-                self.output.refuse(&request, headers, &refusal);
+                let pieces = Pieces::new(request);
+                pieces.fail(refusal);
+                self.write(connection, Unfinished { pieces, left_bytes: payload_bytes })?;
                 return Ok(Begun::Done);
             }
         };
@@ -267,7 +324,10 @@ impl<T: Transport> Leader<T> {
         self.send(connection)?;
         self.input.consume(header_bytes);
         match request.kind {
-            command::WRITE => self.write(connection, request)?,
+            command::WRITE => {
+                let (pieces, left_bytes) = (Pieces::new(request), request.len_bytes);
+                self.write(connection, Unfinished { pieces, left_bytes })?;
+            }
             command::READ => self.read(connection, request)?,
             _ => {
                 let pieces = Pieces::new(request);
@@ -302,27 +362,48 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Receives a large write's payload, piece by piece. Threads for which a CPU is spare write the
-    /// pieces; without one, or without memory for a buffer, this thread does.
-    fn write<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
-        let pieces = Pieces::new(request);
-        let mut left_bytes = request.len_bytes;
+    /// pieces; without one, or without memory for a buffer, this thread does. The rest of the payload of a
+    /// write that has failed is dropped. Replies to it once the whole payload was received.
+    fn write<G: Keeper<T>>(
+        &mut self,
+        connection: &Arc<Connection<T, G>>,
+        mut unfinished: Unfinished,
+    ) -> Result<(), Ended> {
+        if let Err(ended) = self.receive_payload(connection, &mut unfinished) {
+            self.unfinished = Some(unfinished);
+            return Err(ended);
+        }
+        let Unfinished { pieces, .. } = unfinished;
+        if let Some(result) = pieces.done(connection.device().as_deref()) {
+            self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
+            self.output.finish(&pieces.request, connection.headers(), result);
+        }
+        Ok(())
+    }
+
+    fn receive_payload<G: Keeper<T>>(
+        &mut self,
+        connection: &Arc<Connection<T, G>>,
+        Unfinished { pieces, left_bytes }: &mut Unfinished,
+    ) -> Result<(), Ended> {
+        let request = pieces.request;
         let mut pace = Pace::begin(connection.common.limits.io_timeout);
-        while left_bytes != 0 {
+        while *left_bytes != 0 {
+            check_pause(connection)?;
             if pieces.has_failed() {
-                self.skip(connection, left_bytes)?;
-                break;
+                return self.skip(connection, left_bytes);
             }
-            let offset = request.offset + (request.len_bytes - left_bytes);
+            let offset = request.offset + (request.len_bytes - *left_bytes);
             let is_spread = connection.common.executor.has_spare_cpu();
             let most_bytes = if is_spread { SPREAD_PIECE_BYTES } else { PIECE_BYTES };
-            let piece_bytes = to_page_end(offset, left_bytes, most_bytes as u64);
+            let piece_bytes = to_page_end(offset, *left_bytes, most_bytes as u64);
             let done_bytes = if let Some(mut payload) = connection.client.share().lend(piece_bytes) {
                 self.input.receive_exact(pace.next(piece_bytes), payload.as_mut())?;
                 let change = Change::write(offset, Payload::from(payload));
-                Self::write_piece(connection, &pieces, change);
+                Self::write_piece(connection, pieces, change);
                 piece_bytes
             } else {
-                let here_bytes = to_page_end(offset, left_bytes, self.input.len() as u64);
+                let here_bytes = to_page_end(offset, *left_bytes, self.input.len() as u64);
                 let here = self.input.unparsed().get(..here_bytes).unwrap_or_default();
                 if here.is_empty() {
                     if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, connection.client.share())? == 0 {
@@ -351,11 +432,7 @@ impl<T: Transport> Leader<T> {
                 here_bytes
             };
             pace.done(done_bytes);
-            left_bytes -= done_bytes as u64;
-        }
-        if let Some(result) = pieces.done(connection.device().as_deref()) {
-            self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
-            self.output.finish(&request, connection.headers(), result);
+            *left_bytes -= done_bytes as u64;
         }
         Ok(())
     }
@@ -433,7 +510,7 @@ impl<T: Transport> Leader<T> {
             self.drained = true;
         }
         loop {
-            if turn_is_over() && !connection.transport.holds_data() {
+            if turn_is_over() && !connection.transport.holds_data() && !self.input.has_replay() {
                 return Ok(Received::Idle);
             }
             let is_short = G::RESTS && connection.common.executor.memory().is_short();
@@ -475,23 +552,28 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Drops the payload of a refused request.
-    fn skip<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, len_bytes: u64) -> Result<(), Ended> {
-        let mut left_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    fn skip<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, left_bytes: &mut u64) -> Result<(), Ended> {
         let mut pace = Pace::begin(connection.common.limits.io_timeout);
         loop {
-            let dropped_bytes = left_bytes.min(self.input.len());
+            let dropped_bytes = usize::try_from(*left_bytes).unwrap_or(usize::MAX).min(self.input.len());
             self.input.consume(dropped_bytes);
             pace.done(dropped_bytes);
-            left_bytes -= dropped_bytes;
-            if left_bytes == 0 {
+            *left_bytes -= dropped_bytes as u64;
+            if *left_bytes == 0 {
                 return Ok(());
             }
+            check_pause(connection)?;
             self.send(connection)?;
             if self.input.receive(pace.next(SMALL_INPUT_BYTES).left()?, connection.client.share())? == 0 {
                 return Err(Ended::Io(io::ErrorKind::UnexpectedEof.into()));
             }
         }
     }
+}
+
+/// Fails with [`PAUSED`] if the server pauses.
+fn check_pause<T: Transport, G: Keeper<T>>(connection: &Connection<T, G>) -> Result<(), Ended> {
+    if connection.common.is_pausing() { Err(Ended::Io(PAUSED.into())) } else { Ok(()) }
 }
 
 /// The result of trying to run the request at the front of the input.

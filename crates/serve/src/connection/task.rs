@@ -95,8 +95,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         let mut sending = None;
         loop {
             let filled = reading.fill(replies, self.device().as_deref())?;
-            let guard = sending.take().unwrap_or_else(|| self.sending());
-            self.send_more(&guard, replies.filled())?;
+            let mut guard = sending.take().unwrap_or_else(|| self.sending());
+            self.send_more(&mut guard, replies.filled())?;
             replies.clear();
             if filled == Filled::All {
                 return Ok(());

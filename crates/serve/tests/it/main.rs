@@ -8,6 +8,7 @@ mod device;
 mod errors;
 mod exports;
 mod extended;
+mod handover;
 #[cfg(feature = "tls")]
 mod handshakes;
 mod holes;

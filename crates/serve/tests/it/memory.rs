@@ -261,7 +261,7 @@ fn connections_take_turns_where_memory_is_short() {
                         if round == 3 {
                             done.fetch_add(1, Ordering::SeqCst);
                         }
-                        if done.load(Ordering::SeqCst) == CLIENTS.into() {
+                        if done.load(Ordering::SeqCst) == u64::from(CLIENTS) {
                             break;
                         }
                     }

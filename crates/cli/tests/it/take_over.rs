@@ -1,0 +1,241 @@
+//! A new process takes a running server over, and its clients do not notice.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixDatagram, UnixStream},
+    },
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{Client as Control, Command as Ask, HandingOver};
+use pagefold_testing::programs;
+use serde_json::Value;
+
+use crate::server::{Ended, Server, pagefold, run, run_to_fail};
+
+/// Starts fio, which writes and verifies through four connections until it has done its work.
+fn load(fio: &std::path::Path, server: &Server, export: &str, seconds: u32) -> Child {
+    Command::new(fio)
+        .current_dir(server.folder())
+        .args(["--name=verify", "--ioengine=nbd", "--thread", "--numjobs=4", "--rw=randrw", "--iodepth=16"])
+        .args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--size=8M", "--offset_increment=16M"])
+        .args(["--buffer_compress_percentage=60", "--refill_buffers", "--bsrange=512-64k", "--time_based"])
+        .arg(format!("--runtime={seconds}"))
+        .arg(format!("--uri={}", server.uri(export)))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fio starts")
+}
+
+fn succeeds(client: Child) {
+    let output = client.wait_with_output().expect("an end");
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.success(), "{}: {text}", output.status);
+}
+
+/// Waits until a client has written.
+fn is_busy(server: &Server, export: &str) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.figure(export, "orig_data_size") == 0 {
+        assert!(Instant::now() < deadline, "no client writes");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns what is known of all disks, without their ages and clients.
+fn disks(server: &Server) -> Vec<Value> {
+    let lines = run(&mut server.ask(&["disks", "--json"]));
+    let disks = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    disks
+        .map(|mut disk| {
+            for key in ["age_seconds", "clients", "own_bytes", "changed_bytes"] {
+                disk.as_object_mut().expect("an object").remove(key);
+            }
+            disk
+        })
+        .collect()
+}
+
+#[test]
+fn clients_forks_and_snapshots_survive_three_take_overs() {
+    let name = "clients_forks_and_snapshots_survive_three_take_overs";
+    let Some([fio, nbdcopy]) = programs(name, ["fio", "nbdcopy"]) else { return };
+    let mut server = Server::start(&["--export", "name=busy,size=64M", "--export", "name=kept,size=32M,limit=20M"]);
+    let folder = server.folder().to_owned();
+    let image = folder.join("image");
+    crate::server::make_image(&image, 8);
+    let copy = |from: &str, to: &str| run(Command::new(&nbdcopy).args([from, to]));
+    let image_path = image.to_str().expect("a plain path");
+    copy(image_path, &server.uri("kept"));
+    fs::create_dir(folder.join("own")).expect("a folder");
+    let own = folder.join("own/fork.sock");
+    run(&mut server.ask(&["snapshot", "kept", "first"]));
+    run(&mut server.ask(&["fork", "kept", "fork", "--socket", own.to_str().expect("a plain path")]));
+    run(&mut server.ask(&["fork", "kept@first", "of-snapshot"]));
+    run(&mut server.ask(&["add", "base", "--base", image_path]));
+    run(&mut server.ask(&["fork", "base", "of-base"]));
+    run(&mut server.ask(&["quota", "kept", "--connections", "7"]));
+    run(&mut server.ask(&["limit", "123M"]));
+    let before = disks(&server);
+    let client = load(&fio, &server, "busy", 4);
+    is_busy(&server, "busy");
+    for _ in 0..3 {
+        let said = server.take_over(&[]);
+        let line = said.lines().find(|line| line.contains("clients paused for")).expect("the line");
+        println!("{line}");
+        assert_eq!(disks(&server), before);
+        // Sockets of single disks, and new clients.
+        let uri = format!("nbd+unix:///?socket={}", own.display());
+        for uri in [uri, server.uri("of-snapshot"), server.uri("of-base"), server.uri("kept@first")] {
+            let back = folder.join("back");
+            copy(&uri, back.to_str().expect("a plain path"));
+            let (back, image) = (fs::read(back).expect("a file"), fs::read(&image).expect("a file"));
+            assert!(back[..image.len()] == image && back[image.len()..].iter().all(|byte| *byte == 0), "{uri}");
+        }
+        thread::sleep(Duration::from_millis(300));
+    }
+    succeeds(client);
+    assert!(run(&mut server.ask(&["stat"])).contains("123 MiB"), "the limit was lost");
+    run(&mut server.ask(&["drop", "fork"]));
+    assert!(!own.exists(), "the last server owns the socket");
+    // Numbers go on, so identities differ.
+    run(&mut server.ask(&["fork", "kept", "fork"]));
+    let old = before.iter().find(|disk| disk["name"] == "fork").expect("a disk")["id"].clone();
+    assert!(disks(&server).iter().all(|disk| disk["id"] != old));
+    let (status, _) = server.end(rustix::process::Signal::TERM);
+    assert!(status.success());
+}
+
+/// A new process of the test's own, which ends at some step.
+struct Impostor {
+    socket: UnixStream,
+    _control: Control,
+}
+
+impl Impostor {
+    fn begin(server: &Server) -> Self {
+        let mut control = Control::connect(&server.control(), Duration::from_secs(30)).expect("a server");
+        let (own, other) = UnixStream::pair().expect("sockets");
+        let handing: HandingOver = control.call_with(&Ask::TakeOver {}, Some(other.as_fd())).expect("it begins");
+        assert_eq!(handing.pid, server.pid());
+        own.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        Self { socket: own, _control: control }
+    }
+
+    /// Receives a message; returns its kind and its length.
+    fn message(&mut self) -> (u32, usize) {
+        let mut header = [0; 16];
+        self.socket.read_exact(&mut header).expect("a header");
+        assert_eq!(header[..4], *b"PFho");
+        let kind = u32::from_le_bytes(header[4..8].try_into().expect("four bytes"));
+        let len = u64::from_le_bytes(header[8..].try_into().expect("eight bytes")) as usize;
+        let mut bytes = vec![0; len];
+        self.socket.read_exact(&mut bytes).expect("its bytes");
+        (kind, len)
+    }
+
+    fn all(&mut self) {
+        while self.message() != (3, 0) {}
+    }
+}
+
+/// The server goes on, with its clients, whatever becomes of a process before that has said that it is
+/// ready.
+#[test]
+fn a_new_process_that_ends_early_harms_nobody() {
+    let Some([fio]) = programs("a_new_process_that_ends_early_harms_nobody", ["fio"]) else { return };
+    let mut server = Server::start(&["--export", "name=busy,size=64M"]);
+    let client = load(&fio, &server, "busy", 3);
+    is_busy(&server, "busy");
+    let garbage: Vec<u8> = (0..100_000_u32).map(|number| (number * 7) as u8).collect();
+    let ready = [&b"PFho"[..], &4_u32.to_le_bytes(), &0_u64.to_le_bytes()].concat();
+    for step in 0..8 {
+        let mut impostor = Impostor::begin(&server);
+        match step {
+            // It ends immediately, or within a message.
+            0 => {}
+            1 => impostor.socket.read_exact(&mut [0; 20]).expect("bytes"),
+            // After the record, the descriptors, and a part of the pool.
+            2..=4 => (0..step - 1).for_each(|_| drop(impostor.message())),
+            5 => impostor.all(),
+            6 => {
+                impostor.all();
+                // The server may have given up after the first of these.
+                let _ = impostor.socket.write_all(&garbage);
+            }
+            // It says that it is ready, and ends before the server has ended.
+            _ => {
+                impostor.all();
+                let mut long = ready.clone();
+                long[4] = 77;
+                let _ = impostor.socket.write_all(&long);
+            }
+        }
+        drop(impostor);
+        // The next one may find that this one was not noticed yet.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while fs::read_to_string(format!("/proc/{}/task", server.pid())).is_err() && Instant::now() < deadline {
+            let threads = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("a process");
+            let names = threads.flatten().map(|thread| fs::read_to_string(thread.path().join("comm")));
+            if !names.flatten().any(|name| name.trim() == "hand-over") {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(server.is_running(), "step {step}");
+        run(&mut server.ask(&["stat"]));
+    }
+    server.take_over(&[]);
+    succeeds(client);
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_named() {
+    let vhost = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&["--size", "1M", "--vhost-user", vhost.path().to_str().expect("a plain path")]);
+    let refusal = |server: &Server, args: &[&str]| {
+        let mut command = pagefold();
+        run_to_fail(command.args(["serve", "--take-over"]).args(args).arg("--dir").arg(server.folder()))
+    };
+    let line = refusal(&server, &[]);
+    assert!(line.contains("vhost-user") && line.contains("cannot be handed over"), "{line}");
+    run(&mut server.ask(&["stat"]));
+    let none = tempfile::tempdir().expect("a folder");
+    let mut command = pagefold();
+    let line = run_to_fail(command.args(["serve", "--take-over", "--dir"]).arg(none.path()));
+    assert!(line.contains("no server to take over"), "{line}");
+}
+
+/// A stand-in for systemd is told the new main process by the old one, and that it is ready by the new
+/// one, which has the socket's name from the old one.
+#[test]
+fn a_service_manager_learns_the_new_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let dir = folder.path().join("place");
+    let serve = |args: &[&str]| {
+        let mut command = pagefold();
+        command.arg("serve").args(args).arg("--dir").arg(&dir).stderr(Stdio::null());
+        command
+    };
+    let mut first = Ended(serve(&["--size", "1M"]).env("NOTIFY_SOCKET", &path).spawn().expect("it starts"));
+    let next = || {
+        let mut text = [0; 256];
+        let count = socket.recv(&mut text).expect("a message");
+        String::from_utf8_lossy(&text[..count]).into_owned()
+    };
+    assert_eq!(next(), "READY=1");
+    let second = Ended(serve(&["--take-over"]).spawn().expect("it starts"));
+    assert_eq!(next(), format!("MAINPID={}", second.0.id()));
+    assert!(first.0.wait().expect("an end").success());
+    assert_eq!(next(), format!("MAINPID={}\nREADY=1", second.0.id()));
+    assert_eq!(fs::read_to_string(dir.join("lock")).expect("a lock"), format!("{}\n", second.0.id()));
+}

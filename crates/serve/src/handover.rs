@@ -1,0 +1,208 @@
+//! What one server hands to another, which continues with the same sockets: the states of listening
+//! sockets, of clients, and of clients that negotiate.
+//!
+//! States are records that may come from another version of this program: unknown fields are ignored,
+//! and those that are missing have their defaults.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    connection::{Parked, Unfinished},
+    negotiate::Session,
+    pieces::Pieces,
+    protocol::{Context, Errno, Headers, MAX_PAYLOAD_BYTES, Request},
+    request::Refusal,
+};
+
+/// Sockets with their states. `D` is a descriptor.
+#[derive(Debug)]
+pub struct Handed<D> {
+    /// Those that listen.
+    pub listeners: Vec<(ListenerState, D)>,
+    /// Those of clients.
+    pub clients: Vec<(ClientState, D)>,
+    /// Those of clients that have not chosen an export.
+    pub newcomers: Vec<(NewcomerState, D)>,
+}
+
+impl<D> Default for Handed<D> {
+    fn default() -> Self {
+        Self { listeners: Vec::new(), clients: Vec::new(), newcomers: Vec::new() }
+    }
+}
+
+/// A socket that listens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerState {
+    /// Path of a Unix socket.
+    pub(crate) path: Option<PathBuf>,
+    /// Whether the server has created the socket's file, and removes it when it stops.
+    pub(crate) owns_file: bool,
+    /// Context id and port of a vsock socket.
+    pub(crate) vsock: Option<(u32, u32)>,
+    /// The only export that clients of the socket see; `None`: all.
+    pub(crate) export: Option<String>,
+}
+
+impl ListenerState {
+    /// Returns the path of a Unix socket.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Returns the name of the only export that clients of the socket see; `None`: all.
+    pub fn export(&self) -> Option<&str> {
+        self.export.as_deref()
+    }
+}
+
+/// A client that has chosen an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientState {
+    pub(crate) export: String,
+    pub(crate) headers: Headers,
+    pub(crate) contexts: Vec<Context>,
+    /// Received bytes that were not used.
+    #[serde(with = "hex")]
+    pub(crate) input: Vec<u8>,
+    /// Bytes to be sent before anything else.
+    #[serde(with = "hex")]
+    pub(crate) output: Vec<u8>,
+    #[serde(default)]
+    pub(crate) unfinished: Option<UnfinishedState>,
+}
+
+/// A request of whose payload only a part was received.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UnfinishedState {
+    request: Request,
+    left_bytes: u64,
+    /// Why it fails, as the protocol has it.
+    failure: Option<(u32, String)>,
+}
+
+/// A client that negotiates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewcomerState {
+    /// The only export that it sees; `None`: all.
+    pub(crate) only: Option<String>,
+    /// Whether it may or must begin TLS.
+    pub(crate) tls: TlsState,
+    pub(crate) no_zeroes: bool,
+    pub(crate) headers: Headers,
+    /// The export and the contexts that it has selected.
+    pub(crate) selected: Option<(String, Vec<Context>)>,
+    /// While exports are listed, the number of the one after which the list continues.
+    pub(crate) listed: Option<u64>,
+    pub(crate) next: NextState,
+    /// The part of the next message that was received.
+    #[serde(with = "hex")]
+    pub(crate) received: Vec<u8>,
+    /// Bytes to be sent before anything else.
+    #[serde(with = "hex")]
+    pub(crate) output: Vec<u8>,
+}
+
+/// Whether a client uses TLS, which it has not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TlsState {
+    Never,
+    May,
+    Must,
+}
+
+/// The message that a client sends next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum NextState {
+    Flags,
+    Header,
+    Data { option: u32, len_bytes: u32 },
+}
+
+/// Why the state of a client cannot be continued.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdoptError {
+    /// The export does not exist.
+    #[error("a client uses the export `{0}`, which does not exist")]
+    NoExport(String),
+    /// Its fields contradict each other or the protocol.
+    #[error("the state of a client is not valid: {0}")]
+    Invalid(&'static str),
+    /// The descriptor is not that of such a socket.
+    #[error("a descriptor is not {0}")]
+    NotASocket(&'static str),
+    /// There is no memory for it.
+    #[error("the memory limit leaves no room for a client")]
+    Memory,
+    /// The system has failed.
+    #[error("a client's socket cannot be watched: {0}")]
+    System(String),
+}
+
+impl ClientState {
+    pub(crate) fn of(export: String, session: &Session, parked: &Parked, output: &[u8]) -> Self {
+        let unfinished = parked.unfinished.as_ref().map(|Unfinished { pieces, left_bytes }| UnfinishedState {
+            request: pieces.request,
+            left_bytes: *left_bytes,
+            failure: pieces.refusal().map(|refusal| (refusal.errno as u32, refusal.message)),
+        });
+        Self {
+            export,
+            headers: session.headers,
+            contexts: session.contexts.clone(),
+            input: parked.input.clone(),
+            output: output.to_vec(),
+            unfinished,
+        }
+    }
+
+    /// Returns what a leader continues with.
+    pub(crate) fn into_parked(self) -> Result<(Parked, Vec<u8>), AdoptError> {
+        let Self { input, output, unfinished, .. } = self;
+        let unfinished = unfinished.map(|UnfinishedState { request, left_bytes, failure }| {
+            // Other requests are refused before their payload is received.
+            let is_checked = request.len_bytes <= u64::from(MAX_PAYLOAD_BYTES)
+                && request.offset.checked_add(request.len_bytes).is_some()
+                && left_bytes <= request.len_bytes;
+            if failure.is_none() && !is_checked {
+                return Err(AdoptError::Invalid("an unfinished request is longer than possible"));
+            }
+            let pieces = Pieces::new(request);
+            if let Some((errno, message)) = failure {
+                pieces.fail(Refusal::new(Errno::of_linux(i32::try_from(errno).unwrap_or_default()), message));
+            }
+            Ok(Unfinished { pieces, left_bytes })
+        });
+        Ok((Parked { input, unfinished: unfinished.transpose()? }, output))
+    }
+}
+
+/// Bytes as hexadecimal digits.
+mod hex {
+    use std::fmt::Write;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(2 * bytes.len());
+        for byte in bytes {
+            // A string takes everything.
+            let _ = write!(text, "{byte:02x}");
+        }
+        serializer.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let pairs = text.as_bytes().chunks(2).map(|pair| {
+            let pair = str::from_utf8(pair).ok().filter(|pair| pair.len() == 2 && !pair.starts_with('+'))?;
+            u8::from_str_radix(pair, 16).ok()
+        });
+        pairs.collect::<Option<_>>().ok_or_else(|| D::Error::custom("not an even number of hexadecimal digits"))
+    }
+}

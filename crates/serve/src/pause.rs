@@ -1,0 +1,172 @@
+//! Pauses of a server, between which it goes on or ends.
+//!
+//! ```text
+//! running → asked: no request begins → paused: nothing is in progress → running
+//!                                                                     → given away
+//! ```
+
+use std::{
+    fmt,
+    os::fd::AsFd,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use crate::{admission::Control, handover::Handed};
+
+/// How long the server's thread may take to notice that it is to pause.
+const NOTICE: Duration = Duration::from_secs(5);
+
+/// Why a server cannot pause, or cannot hand its clients over. It has gone on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PauseError {
+    /// It does not run, or stops.
+    #[error("the server does not run, or stops")]
+    NotRunning,
+    /// Another thread has paused it.
+    #[error("the server is paused already")]
+    Paused,
+    /// Clients use TLS, whose state cannot be handed over.
+    #[error("{0} clients use TLS, whose connections cannot be handed over")]
+    Tls(usize),
+    /// Requests have not ended in time.
+    #[error("requests of disk '{0}' have not ended in time; they may wait for memory or for storage")]
+    Busy(String),
+    /// Clients use an export that cannot be handed over.
+    #[error("clients use the export '{0}', which is not a disk")]
+    Export(String),
+}
+
+/// A socket of a server that pauses.
+pub type Shared = Arc<dyn AsFd + Send + Sync>;
+
+/// Whether a server pauses.
+#[derive(Default)]
+pub(crate) struct Pause {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Running,
+    /// It has to be paused until this time.
+    Asked(Instant),
+    /// It does nothing. `None`: what was found has been taken.
+    Paused(Option<Result<Handed<Shared>, PauseError>>),
+    /// It never goes on.
+    Given,
+    Ended,
+}
+
+impl Pause {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: State) {
+        *self.lock() = state;
+        self.changed.notify_all();
+    }
+
+    /// For the server's thread: returns until when it has to pause, if it has to.
+    pub(crate) fn asked(&self) -> Option<Instant> {
+        if let State::Asked(deadline) = *self.lock() { Some(deadline) } else { None }
+    }
+
+    /// For the server's thread: reports what was found, and waits until the pause ends. Returns whether
+    /// the server goes on.
+    pub(crate) fn wait(&self, found: Result<Handed<Shared>, PauseError>) -> bool {
+        let mut state = self.lock();
+        *state = State::Paused(Some(found));
+        self.changed.notify_all();
+        while matches!(*state, State::Paused(_)) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !matches!(*state, State::Given)
+    }
+
+    /// For the server's thread: nobody needs to wait for a pause any more.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        if !matches!(*state, State::Given) {
+            *state = State::Ended;
+        }
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(*self.lock(), State::Given)
+    }
+}
+
+impl fmt::Debug for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pause").finish_non_exhaustive()
+    }
+}
+
+/// A server that pauses: no request is in progress, none begins, and nothing is accepted, received or
+/// sent. When this is dropped, the server goes on.
+pub struct Paused {
+    control: Arc<Control>,
+    handed: Handed<Shared>,
+}
+
+impl Paused {
+    pub(crate) fn begin(control: &Arc<Control>, patience: Duration) -> Result<Self, PauseError> {
+        let pause = &control.pause;
+        let mut state = pause.lock();
+        match *state {
+            State::Running => {}
+            State::Asked(_) | State::Paused(_) => return Err(PauseError::Paused),
+            State::Given | State::Ended => return Err(PauseError::NotRunning),
+        }
+        *state = State::Asked(Instant::now() + patience);
+        control.common.pausing.store(true, Ordering::SeqCst);
+        control.wake();
+        let waits = |state: &mut State| matches!(state, State::Asked(_));
+        let waited = pause.changed.wait_timeout_while(state, patience + NOTICE, waits);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let found = if let State::Paused(found) = &mut *state { found.take() } else { None };
+        let found = found.unwrap_or(Err(PauseError::NotRunning));
+        if found.is_err() && !matches!(*state, State::Ended) {
+            control.common.pausing.store(false, Ordering::SeqCst);
+            *state = State::Running;
+            pause.changed.notify_all();
+        }
+        drop(state);
+        Ok(Self { control: Arc::clone(control), handed: found? })
+    }
+
+    /// Returns the server's sockets and the states of its clients.
+    pub fn handed(&self) -> &Handed<Shared> {
+        &self.handed
+    }
+
+    /// Ends the server without closing the connections of its clients: another one, which has got what
+    /// was [handed](Self::handed) over, continues.
+    pub fn give_away(self) {
+        self.control.sockets.leave_files();
+        self.control.pause.set(State::Given);
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let mut state = self.control.pause.lock();
+        if matches!(*state, State::Paused(_)) {
+            self.control.common.pausing.store(false, Ordering::SeqCst);
+            *state = State::Running;
+            self.control.pause.changed.notify_all();
+        }
+    }
+}
+
+impl fmt::Debug for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paused").field("clients", &self.handed.clients.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,234 @@
+//! Messages between the two processes.
+//!
+//! ```text
+//! magic: 4 │ kind: 4 │ length: 8 │ length bytes          numbers are little-endian
+//! ```
+//!
+//! Descriptors come with the header of a message of their own.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+        UCred, recvmsg, sendmsg, sockopt::set_socket_passcred,
+    },
+};
+
+use super::STEP;
+
+/// Starts every message.
+const MAGIC: [u8; 4] = *b"PFho";
+
+const HEADER_BYTES: usize = 16;
+
+/// Descriptors of one message, as many as Linux passes.
+const MOST_DESCRIPTORS: usize = 253;
+
+/// The longest message: a record of more disks and clients than a server can have.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// Bytes of the pool's stream that are one message.
+const PART_BYTES: usize = 1 << 20;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// JSON.
+    Record = 1,
+    Descriptors = 2,
+    /// A part of the stream; an empty one is its end.
+    Pool = 3,
+    /// The new process has everything and can serve.
+    Ready = 4,
+    /// The server never serves anybody again.
+    Go = 5,
+    /// A text that says why the sender gives up.
+    Failed = 6,
+}
+
+impl Kind {
+    fn of(number: u32) -> Option<Self> {
+        let all = [Self::Record, Self::Descriptors, Self::Pool, Self::Ready, Self::Go, Self::Failed];
+        all.into_iter().find(|&kind| kind as u32 == number)
+    }
+}
+
+/// A received message.
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// The process that has sent it, as the kernel says.
+    pub(crate) sender: Option<UCred>,
+}
+
+/// One end of the socket.
+pub(crate) struct Channel(UnixStream);
+
+impl Channel {
+    /// Sends and receives on a connected socket.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(STEP))?;
+        stream.set_write_timeout(Some(STEP))?;
+        Ok(Self(stream))
+    }
+
+    /// Lets the kernel say who sends.
+    pub(crate) fn know_sender(&self) -> io::Result<()> {
+        Ok(set_socket_passcred(&self.0, true)?)
+    }
+
+    pub(crate) fn send(&self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+        self.send_with(kind, bytes, &[])
+    }
+
+    pub(crate) fn send_descriptors(&self, all: &[BorrowedFd<'_>]) -> io::Result<()> {
+        all.chunks(MOST_DESCRIPTORS).try_for_each(|some| self.send_with(Kind::Descriptors, &[], some))
+    }
+
+    fn send_with(&self, kind: Kind, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&MAGIC);
+        header[4..8].copy_from_slice(&(kind as u32).to_le_bytes());
+        header[8..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let sent = loop {
+            match sendmsg(&self.0, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                result => break result?,
+            }
+        };
+        self.write_all(header.get(sent..).unwrap_or_default())?;
+        self.write_all(bytes)
+    }
+
+    /// As the standard library's, without a signal if the other end is closed.
+    fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives the next message. Memory is taken as its bytes arrive.
+    pub(crate) fn receive(&self) -> io::Result<Message> {
+        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut header = [0; HEADER_BYTES];
+        let (mut descriptors, mut sender, mut received) = (Vec::new(), None, 0);
+        while received < HEADER_BYTES {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS), ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let room = &mut [IoSliceMut::new(&mut header[received..])];
+            let got = match recvmsg(&self.0, room, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => continue,
+                result => result?,
+            };
+            for message in control.drain() {
+                match message {
+                    RecvAncillaryMessage::ScmRights(files) => descriptors.extend(files),
+                    RecvAncillaryMessage::ScmCredentials(found) => sender = Some(found),
+                    _ => {}
+                }
+            }
+            if got.bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            received += got.bytes;
+        }
+        let (magic, rest) = header.split_at(4);
+        let number = rest.first_chunk().map_or(0, |number| u32::from_le_bytes(*number));
+        let len_bytes = rest.last_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+        let kind =
+            Kind::of(number).filter(|_| magic == MAGIC).ok_or_else(|| invalid("a message of an unknown kind"))?;
+        if len_bytes > MOST_BYTES {
+            return Err(invalid("a message is longer than possible"));
+        }
+        let mut bytes = Vec::new();
+        let read = (&self.0).take(len_bytes).read_to_end(&mut bytes)?;
+        if (read as u64) < len_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Message { kind, bytes, descriptors, sender })
+    }
+}
+
+/// Sends a stream.
+pub(crate) struct PoolWriter<'a>(pub(crate) &'a Channel);
+
+impl Write for PoolWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let part = bytes.get(..PART_BYTES).unwrap_or(bytes);
+        if !part.is_empty() {
+            self.0.send(Kind::Pool, part)?;
+        }
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl PoolWriter<'_> {
+    /// Ends the stream.
+    pub(crate) fn end(self) -> io::Result<()> {
+        self.0.send(Kind::Pool, &[])
+    }
+}
+
+/// Receives a stream.
+pub(crate) struct PoolReader<'a> {
+    channel: &'a Channel,
+    part: Vec<u8>,
+    read_bytes: usize,
+    has_ended: bool,
+}
+
+impl<'a> PoolReader<'a> {
+    pub(crate) fn new(channel: &'a Channel) -> Self {
+        Self { channel, part: Vec::new(), read_bytes: 0, has_ended: false }
+    }
+}
+
+impl Read for PoolReader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while self.read_bytes == self.part.len() && !self.has_ended {
+            let message = self.channel.receive()?;
+            match message.kind {
+                Kind::Pool => {}
+                Kind::Failed => return Err(io::Error::other(String::from_utf8_lossy(&message.bytes))),
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+            self.has_ended = message.bytes.is_empty();
+            (self.part, self.read_bytes) = (message.bytes, 0);
+        }
+        let left = self.part.get(self.read_bytes..).unwrap_or_default();
+        let count = left.len().min(buf.len());
+        if let (Some(buf), Some(left)) = (buf.get_mut(..count), left.get(..count)) {
+            buf.copy_from_slice(left);
+        }
+        self.read_bytes += count;
+        Ok(count)
+    }
+}

@@ -1,0 +1,219 @@
+//! The side of the server that is handed over.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_control::{Batch, Code, Failure, HandingOver};
+use pagefold_disk::{RamDisk, export_disks};
+use pagefold_serve::{Handed, PauseError, Shared};
+use rustix::net::sockopt::socket_peercred;
+
+use super::{
+    channel::{Channel, Kind, PoolWriter},
+    record::{self, ControlState, DiskState, PoolState, Record, VERSION},
+};
+use crate::{
+    Server,
+    backing::BaseDisk,
+    disk::Disk,
+    server::{Giving, Listened},
+};
+
+/// How long commands in progress may take to end. Clients of the disks do not notice.
+const COMMANDS: Duration = Duration::from_secs(10);
+
+/// How long requests in progress may take to end. Their clients, and others, wait.
+const REQUESTS: Duration = Duration::from_secs(1);
+
+/// Begins to hand a server over to the process at the other end of `socket`. The server goes on if that
+/// fails.
+pub(crate) fn begin(server: &Server, socket: OwnedFd) -> Result<HandingOver, Failure> {
+    let failed = |what: String| Failure::new(Code::Failed, what);
+    let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
+    if let Some(obstacle) = obstacle(server, listened) {
+        return Err(failed(format!("the server cannot be handed over: {obstacle}")));
+    }
+    let peer = socket_peercred(&socket).map_err(|error| failed(format!("not a socket: {error}")))?;
+    let channel = Channel::new(socket).map_err(|error| failed(error.to_string()))?;
+    if listened.giving.begun.swap(true, Ordering::SeqCst) {
+        return Err(Failure::new(Code::Busy, "the server is being handed over already"));
+    }
+    let server_of_thread = server.clone();
+    let give = move || {
+        let server = server_of_thread;
+        let Some(listened) = server.0.listened.get() else { return };
+        let pid = peer.pid.as_raw_pid().unsigned_abs();
+        if let Err(why) = give(&server, listened, &channel, pid) {
+            // The other process may be gone.
+            let _ = channel.send(Kind::Failed, why.as_bytes());
+            listened.giving.begun.store(false, Ordering::SeqCst);
+            server.0.observer.warn(&format!("not handed over to process {pid}, and goes on: {why}"));
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("hand-over".to_owned()).spawn(give) {
+        listened.giving.begun.store(false, Ordering::SeqCst);
+        return Err(failed(format!("cannot start a thread: {error}")));
+    }
+    Ok(HandingOver { pid: std::process::id() })
+}
+
+/// Returns what keeps a server from being handed over.
+fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
+    if listened.ending.has_begun() {
+        return Some("it is stopping".to_owned());
+    }
+    if server.0.disks.has_instants() {
+        return Some("a disk is being frozen; try again when that is done".to_owned());
+    }
+    let disks = server.0.disks.table().batch(Batch { after: None, most: usize::MAX });
+    let is_device = |disk: &Disk| disk.backing.as_base().is_some_and(|base| base.record().is_none());
+    if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
+        return Some(format!("base '{name}' is not a file with a name of UTF-8"));
+    }
+    listened.giving.obstacles.first()
+}
+
+/// Hands the server over. Returns why not: it then goes on.
+fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Result<(), String> {
+    let Giving { control, when_given, .. } = &listened.giving;
+    let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
+    let commands = commands.transpose()?;
+    // A command may just have begun something.
+    if let Some(obstacle) = obstacle(server, listened) {
+        return Err(obstacle);
+    }
+    let start = Instant::now();
+    let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
+    let sent = send(server, listened, channel, paused.handed());
+    sent.map_err(|error| format!("the other process does not receive: {error}"))??;
+    let message = channel.receive().map_err(|error| format!("the other process is not ready: {error}"))?;
+    match message.kind {
+        Kind::Ready => {}
+        Kind::Failed => return Err(String::from_utf8_lossy(&message.bytes).into_owned()),
+        _ => return Err("the other process has sent an unknown message".to_owned()),
+    }
+    if listened.ending.has_begun() {
+        return Err("the server is stopping".to_owned());
+    }
+    if let Some(tell) = when_given {
+        tell(pid);
+    }
+    if let Err(error) = channel.send(Kind::Go, &[]) {
+        if let Some(tell) = when_given {
+            tell(std::process::id());
+        }
+        return Err(format!("the other process has ended: {error}"));
+    }
+    // From here on, the other process serves. This one may end when the server is given away.
+    let paused_ms = start.elapsed().as_secs_f64() * 1e3;
+    server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
+    if let Some(control) = control.get() {
+        control.leave_file();
+    }
+    if let Some(commands) = commands {
+        commands.give_away();
+    }
+    paused.give_away();
+    Ok(())
+}
+
+/// The disks of the pool's stream, and their bases.
+struct Found {
+    bases: Vec<Arc<BaseDisk>>,
+    disks: Vec<(String, Disk)>,
+}
+
+/// Sends everything. Fails twice: the other process does not receive, or something cannot be sent.
+fn send(
+    server: &Server,
+    listened: &Listened,
+    channel: &Channel,
+    handed: &Handed<Shared>,
+) -> io::Result<Result<(), String>> {
+    let mut found = Found { bases: Vec::new(), disks: Vec::new() };
+    for (name, disk, _) in server.0.disks.table().batch(Batch { after: None, most: usize::MAX }) {
+        if let Some(base) = disk.base()
+            && !found.bases.iter().any(|known| Arc::ptr_eq(known, base))
+        {
+            found.bases.push(Arc::clone(base));
+        }
+        found.disks.push((name, disk));
+    }
+    let giving = &listened.giving;
+    let record = match record(server, listened, handed, &found) {
+        Ok(record) => record,
+        Err(why) => return Ok(Err(why)),
+    };
+    let text = serde_json::to_vec(&record).map_err(io::Error::other)?;
+    channel.send(Kind::Record, &text)?;
+    let control = giving.control.get().map(|control| control.listener.as_fd());
+    let sockets = handed.listeners.iter().map(|(_, fd)| fd).chain(handed.clients.iter().map(|(_, fd)| fd));
+    let sockets = sockets.chain(handed.newcomers.iter().map(|(_, fd)| fd)).map(|fd| fd.as_fd());
+    let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd());
+    let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
+    channel.send_descriptors(&all)?;
+    let bases = found.bases.iter().map(|base| &*base.pristine);
+    let disks = bases.chain(found.disks.iter().filter_map(|(_, disk)| disk.backing.stored().map(|ram| &**ram)));
+    let disks: Vec<&RamDisk> = disks.collect();
+    let mut writer = PoolWriter(channel);
+    if let Err(error) = export_disks(&server.0.disks.table().pool, &disks, &mut writer) {
+        return Ok(Err(error.to_string()));
+    }
+    writer.end()?;
+    Ok(Ok(()))
+}
+
+fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: &Found) -> Result<Record, String> {
+    let (disks, giving) = (&server.0.disks, &listened.giving);
+    let table = disks.table();
+    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
+    let disk_states = found.disks.iter().map(|(name, disk)| {
+        let (number, _) = table.exports.get_numbered(name).ok_or_else(|| format!("disk '{name}' is not served"))?;
+        let exported = table.exported(name);
+        let base = disk.base();
+        Ok(DiskState {
+            name: name.clone(),
+            number,
+            kind: match disk.backing.kind() {
+                pagefold_control::DiskKind::Base => record::Kind::Base,
+                pagefold_control::DiskKind::Snapshot => record::Kind::Snapshot,
+                _ => record::Kind::Ram,
+            },
+            base: base.and_then(|base| found.bases.iter().position(|known| Arc::ptr_eq(known, base))),
+            origin: disk.origin.as_ref().map(|origin| origin.name.clone()),
+            age_ms: u64::try_from(disk.made.elapsed().as_millis()).unwrap_or(u64::MAX),
+            limit_bytes: disk.limit_bytes,
+            read_only: disk.read_only,
+            quota: exported.quota,
+        })
+    });
+    let control = giving.control.get().map(|control| ControlState {
+        path: control.path.as_ref().and_then(|path| path.to_str()).map(str::to_owned),
+        owns_file: control.owns_file(),
+    });
+    Ok(Record {
+        version: VERSION,
+        program: env!("CARGO_PKG_VERSION").to_owned(),
+        pool: PoolState { codec: table.pool.codec_name(), dedupe: giving.dedupe },
+        bases: bases.collect::<Result<_, _>>()?,
+        disks: disk_states.collect::<Result<_, String>>()?,
+        id: table.id(),
+        next_number: table.exports.next_number(),
+        limit_bytes: disks.limit_bytes(),
+        connections: listened.server.connections_limit() as u64,
+        waits: table.room.is_some(),
+        uptime_ms: u64::try_from(listened.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+        tls: giving.tls,
+        listeners: handed.listeners.iter().map(|(state, _)| state.clone()).collect(),
+        clients: handed.clients.iter().map(|(state, _)| state.clone()).collect(),
+        newcomers: handed.newcomers.iter().map(|(state, _)| state.clone()).collect(),
+        control,
+        files: giving.belongings.files.iter().map(|(name, _)| name.clone()).collect(),
+        texts: giving.belongings.texts.clone(),
+    })
+}

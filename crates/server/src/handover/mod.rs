@@ -1,0 +1,33 @@
+//! Handing a server over to another process, which continues with the same sockets, clients and disks.
+//!
+//! ```text
+//! new process                                 running server
+//! connects to the control socket
+//! sends take-over with one end of a socket → checks what cannot be handed over; answers
+//!                                             pauses: no command, then no request is in progress
+//!                         record, descriptors,
+//!                   ←     the pool as a stream
+//! makes all of it, but serves nobody
+//! READY             →
+//!                   ←     GO                  never serves anybody again; exits
+//! serves
+//! ```
+//!
+//! The server goes on as if nothing had been if anything fails before it has sent GO. The new process
+//! serves only after GO, or if it has sent READY and the kernel says that the server's process is
+//! gone. `docs/handover.md` says what is handed over.
+
+mod channel;
+mod give;
+mod record;
+mod take;
+
+use std::time::Duration;
+
+pub(crate) use self::{
+    give::begin,
+    take::{Incoming, Received, receive},
+};
+
+/// How long either side waits for the next message of the other.
+const STEP: Duration = Duration::from_secs(30);

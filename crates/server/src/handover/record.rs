@@ -1,0 +1,80 @@
+//! The record of what is handed over, as JSON.
+//!
+//! It may be of another version of this program: fields that it does not know are ignored. A field that
+//! a later version adds has a default here. The version changes only if that is not enough.
+
+use pagefold_control::{BaseRecord, DiskQuota};
+use pagefold_serve::{ClientState, ListenerState, NewcomerState};
+use serde::{Deserialize, Serialize};
+
+/// The version of the record and of the messages.
+pub(crate) const VERSION: u32 = 1;
+
+/// A server.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) version: u32,
+    /// The version of the program.
+    pub(crate) program: String,
+    pub(crate) pool: PoolState,
+    /// The stream has the unmodified disks of bases first, then all others in the order of `disks`.
+    pub(crate) bases: Vec<BaseRecord>,
+    pub(crate) disks: Vec<DiskState>,
+    /// Part of the disks' identities.
+    pub(crate) id: u64,
+    pub(crate) next_number: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    /// Most connections.
+    pub(crate) connections: u64,
+    /// Whether writes beyond a limit wait.
+    pub(crate) waits: bool,
+    pub(crate) uptime_ms: u64,
+    /// Whether clients can use TLS.
+    pub(crate) tls: bool,
+    /// The descriptors are those of these, in this order.
+    pub(crate) listeners: Vec<ListenerState>,
+    pub(crate) clients: Vec<ClientState>,
+    pub(crate) newcomers: Vec<NewcomerState>,
+    pub(crate) control: Option<ControlState>,
+    pub(crate) files: Vec<String>,
+    #[serde(default)]
+    pub(crate) texts: Vec<(String, String)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolState {
+    pub(crate) codec: String,
+    pub(crate) dedupe: bool,
+}
+
+/// A disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct DiskState {
+    pub(crate) name: String,
+    pub(crate) number: u64,
+    pub(crate) kind: Kind,
+    /// The index of the base that it is, or that is below it.
+    pub(crate) base: Option<usize>,
+    /// Of a fork or a snapshot: the name of the disk that it is from.
+    pub(crate) origin: Option<String>,
+    pub(crate) age_ms: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    #[serde(default)]
+    pub(crate) quota: DiskQuota,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    Ram,
+    Snapshot,
+    Base,
+}
+
+/// The control socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ControlState {
+    pub(crate) path: Option<String>,
+    pub(crate) owns_file: bool,
+}

@@ -1,0 +1,409 @@
+//! The side of the process that continues.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use pagefold_base::Base;
+use pagefold_codec::by_name;
+use pagefold_control::{BaseRecord, Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
+use pagefold_serve::{Handed, SocketFile};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::UCred,
+    process::{Pid, PidfdFlags, geteuid, pidfd_open},
+};
+
+use super::{
+    channel::{Channel, Kind, Message, PoolReader},
+    record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+};
+use crate::{
+    BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
+    backing::{Backing, BaseDisk},
+    counted::Counted,
+    disk::{Disk, Origin, RECORD_BYTES},
+    disks::TakenConfig,
+    server::OpenedControl,
+    socket,
+};
+
+/// How long the server's process may take to end after the connection to it broke.
+const END: Duration = Duration::from_secs(2);
+
+/// What has come from the other process, until it has ended.
+pub(crate) struct Incoming {
+    channel: Channel,
+    /// Readable when the process is gone.
+    process: OwnedFd,
+    sockets: Handed<OwnedFd>,
+    control: Option<(ControlState, OwnedFd)>,
+    start: Instant,
+}
+
+/// A server that continues another one, which is paused, and what else has come from it.
+pub(crate) struct Received {
+    pub(crate) server: Server,
+    pub(crate) incoming: Incoming,
+    pub(crate) belongings: Belongings,
+    pub(crate) tls: bool,
+    pub(crate) program: String,
+    pub(crate) pid: Pid,
+}
+
+/// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
+/// returns is dropped.
+pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, TakeOverError> {
+    let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
+    let channel = Channel::new(own.into()).map_err(TakeOverError::Broken)?;
+    channel.know_sender().map_err(TakeOverError::Broken)?;
+    let HandingOver { .. } = client.call_with(&Command::TakeOver {}, Some(other.as_fd()))?;
+    drop(other);
+    let parts = receive_parts(&channel, config).inspect_err(|error| {
+        // The server may be gone, or may have sent why it gives up.
+        let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
+    })?;
+    let Parts { server, process, pid, sockets, control, belongings, start, tls, program } = parts;
+    let incoming = Incoming { channel, process, sockets, control, start };
+    Ok(Received { server, incoming, belongings, tls, program, pid })
+}
+
+/// What has come on a channel.
+struct Parts {
+    server: Server,
+    process: OwnedFd,
+    pid: Pid,
+    sockets: Handed<OwnedFd>,
+    control: Option<(ControlState, OwnedFd)>,
+    belongings: Belongings,
+    start: Instant,
+    tls: bool,
+    program: String,
+}
+
+fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverError> {
+    let message = receive_kind(channel, Kind::Record)?;
+    let (process, pid) = sender(message.sender)?;
+    let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
+    if record.version != VERSION {
+        let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
+        return Err(TakeOverError::Cannot(what));
+    }
+    // The descriptors of its clients are this process's now.
+    let allow = config.when_connections.as_ref();
+    let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
+    if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
+        config.observer.warn(&warning);
+    }
+    let control = usize::from(record.control.is_some());
+    let lists = [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()];
+    let expected = lists.iter().sum::<usize>();
+    let mut descriptors = Vec::new();
+    while descriptors.len() < expected {
+        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
+        if some.is_empty() {
+            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+        }
+        descriptors.extend(some);
+    }
+    if descriptors.len() != expected {
+        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+    }
+    let server = make_server(channel, config, &record)?;
+    let mut descriptors = descriptors.into_iter();
+    let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
+    let sockets = Handed {
+        listeners: record.listeners.into_iter().zip(next(lists[0])).collect(),
+        clients: record.clients.into_iter().zip(next(lists[1])).collect(),
+        newcomers: record.newcomers.into_iter().zip(next(lists[2])).collect(),
+    };
+    let control = record.control.zip(next(lists[3]).pop());
+    let belongings = Belongings { files: record.files.into_iter().zip(next(lists[4])).collect(), texts: record.texts };
+    let now = Instant::now();
+    let start = now.checked_sub(Duration::from_millis(record.uptime_ms)).unwrap_or(now);
+    let (tls, program) = (record.tls, record.program);
+    Ok(Parts { server, process, pid, sockets, control, belongings, start, tls, program })
+}
+
+impl Incoming {
+    pub(crate) fn take_sockets(&mut self) -> Handed<OwnedFd> {
+        std::mem::take(&mut self.sockets)
+    }
+
+    /// Returns the number of clients of NBD that have chosen an export.
+    pub(crate) fn clients(&self) -> usize {
+        self.sockets.clients.len()
+    }
+
+    /// Takes the control socket.
+    pub(crate) fn take_control(&mut self) -> Result<Option<OpenedControl>, TakeOverError> {
+        let Some((ControlState { path, owns_file }, fd)) = self.control.take() else { return Ok(None) };
+        let listener = UnixListener::from(fd);
+        listener.local_addr().map_err(|error| TakeOverError::Invalid(format!("the control socket: {error}")))?;
+        let file = path.as_deref().filter(|_| owns_file).and_then(|path| SocketFile::of_another(path.as_ref()).ok());
+        Ok(Some(OpenedControl { listener, file, path: path.map(Into::into) }))
+    }
+
+    /// Returns when the first server began to listen.
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
+    /// Says that this process can serve, and returns when it may: the other one never serves again.
+    pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
+        let Self { channel, process, .. } = self;
+        channel.send(Kind::Ready, &[]).map_err(TakeOverError::Broken)?;
+        match channel.receive() {
+            Ok(message) if message.kind == Kind::Go => Ok(()),
+            Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
+            Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
+            // It may have ended after it was told, or may go on.
+            Err(_) => {
+                let mut polled = [PollFd::new(&process, PollFlags::IN)];
+                let time = Timespec { tv_sec: END.as_secs() as i64, tv_nsec: 0 };
+                let is_gone = poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0);
+                if is_gone { Ok(()) } else { Err(TakeOverError::NotGiven) }
+            }
+        }
+    }
+}
+
+fn invalid(error: impl std::fmt::Display) -> TakeOverError {
+    TakeOverError::Invalid(error.to_string())
+}
+
+fn refused(bytes: &[u8]) -> TakeOverError {
+    TakeOverError::Refused(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Receives a message of one kind.
+fn receive_kind(channel: &Channel, kind: Kind) -> Result<Message, TakeOverError> {
+    let message = channel.receive().map_err(TakeOverError::Broken)?;
+    match message.kind {
+        found if found == kind => Ok(message),
+        Kind::Failed => Err(refused(&message.bytes)),
+        _ => Err(TakeOverError::Invalid("a message out of order".to_owned())),
+    }
+}
+
+/// Returns what becomes readable when the sender's process ends.
+fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
+    let sender = sender.ok_or_else(|| TakeOverError::Invalid("the sender is unknown".to_owned()))?;
+    if sender.uid != geteuid() && !sender.uid.is_root() {
+        return Err(TakeOverError::Invalid(format!("the sender is a process of user {}", sender.uid.as_raw())));
+    }
+    let process = pidfd_open(sender.pid, PidfdFlags::empty());
+    Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
+}
+
+/// Makes the server with its disks.
+fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
+    config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    config.dedupe = record.pool.dedupe;
+    config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
+    config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
+    config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
+    let pool = PoolConfig::default()
+        .codec(Arc::clone(&config.codec))
+        .dedupe(config.dedupe)
+        .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
+    let mut reader = PoolReader::new(channel);
+    let imported = ImportedDisks::read(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    // The end of the stream.
+    if io::copy(&mut reader, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
+        return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
+    }
+    let taken = TakenConfig {
+        pool: imported.pool().clone(),
+        id: record.id,
+        limit_bytes: record.limit_bytes,
+        base_cache_bytes: config.base_cache_bytes,
+        clients: config.clients,
+        when_full: config.when_full,
+        open: Arc::clone(&config.open),
+    };
+    let server = Server::taken(config, taken);
+    make_disks(&server, record, imported)?;
+    server.0.disks.exports().skip_numbers(record.next_number);
+    Ok(server)
+}
+
+/// Makes the disks of `record`.
+fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Result<(), TakeOverError> {
+    let lacks = || TakeOverError::Invalid("the pool lacks a disk".to_owned());
+    let disks = &server.0.disks;
+    let pool = &disks.table().pool;
+    let mut opened = Vec::new();
+    let rams = imported.restore(Some(&disks.base_caches().pages), |at| {
+        // The disks of the bases come first.
+        let file = record.bases.get(at).filter(|_| at == opened.len()).ok_or_else(lacks)?;
+        let (base, opened_as) = open_base(server, file)?;
+        opened.push((Arc::clone(&base), opened_as));
+        Ok::<Arc<dyn BlockDevice>, TakeOverError>(base)
+    })?;
+    if opened.len() != record.bases.len() {
+        return Err(lacks());
+    }
+    let mut rams = rams.into_iter();
+    let mut bases = Vec::new();
+    for (base, opened_as) in opened {
+        let pristine = rams.next().ok_or_else(lacks)?;
+        bases.push(Backing::of_taken_file(pool, base, &opened_as, pristine).map_err(invalid)?);
+    }
+    for disk in &record.disks {
+        let base = disk.base.map(|index| bases.get(index).ok_or_else(lacks)).transpose()?;
+        let backing = match disk.kind {
+            DiskKind::Base => base.cloned().ok_or_else(lacks)?,
+            DiskKind::Ram | DiskKind::Snapshot => {
+                let ram = rams.next().ok_or_else(lacks)?;
+                let below = base.and_then(Backing::as_base).map(|base| Arc::as_ptr(&base.device));
+                if ram.base().map(Arc::as_ptr).map(<*const _>::cast::<()>) != below.map(<*const _>::cast::<()>) {
+                    return Err(TakeOverError::Invalid(format!("the disk '{}' has another base", disk.name)));
+                }
+                Backing::of_taken(ram, disk.kind == DiskKind::Snapshot, disk.limit_bytes)
+            }
+        };
+        add(server, record, disk, backing, base.and_then(Backing::as_base))?;
+    }
+    if rams.next().is_some() {
+        return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
+    }
+    Ok(())
+}
+
+/// Opens a base, which must be what it was.
+fn open_base(server: &Server, file: &BaseRecord) -> Result<(Arc<Base>, BaseFile), TakeOverError> {
+    let shown = &file.path;
+    let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
+    let opened_as = BaseFile {
+        name: String::new(),
+        path: file.path.clone().into(),
+        inside: file.inside.clone().map(String::into_bytes),
+        devices: file.devices.iter().map(Into::into).collect(),
+        format: Some(file.format.parse().map_err(|what| cannot(format!("{what}")))?),
+    };
+    let (observer, path) = (server.0.observer.clone(), file.path.clone());
+    let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
+    let opened = server.0.disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
+    if opened.identity() != file.identity {
+        return Err(cannot("another file has its place, or it was changed".to_owned()));
+    }
+    Ok((Arc::new(opened), opened_as))
+}
+
+/// Adds a disk with its origin and its limits.
+fn add(
+    server: &Server,
+    record: &Record,
+    disk: &DiskState,
+    backing: Backing,
+    base: Option<&Arc<BaseDisk>>,
+) -> Result<(), TakeOverError> {
+    let DiskState { name, number, limit_bytes, read_only, quota, .. } = disk;
+    let plain = split_snapshot_name(name).map_or(&**name, |(plain, _)| plain);
+    check_name(plain).map_err(invalid)?;
+    let table = server.0.disks.table();
+    let base = base.filter(|_| disk.kind != DiskKind::Base);
+    let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
+    let path =
+        record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
+            Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
+        });
+    let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+    let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
+    let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
+    let now = Instant::now();
+    let made = now.checked_sub(Duration::from_millis(disk.age_ms)).unwrap_or(now);
+    let waits = if disk.kind == DiskKind::Ram { table.new_waits() } else { None };
+    let disk = Disk {
+        origin,
+        made,
+        limit_bytes: *limit_bytes,
+        read_only: *read_only,
+        waits,
+        ..Disk::read_only(backing, counted)
+    };
+    table.adopt(name, disk, *quota, *number).map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// What has come from a process, and the other end of its socket.
+    fn incoming(process: &Child) -> (Incoming, Channel) {
+        let (own, other) = UnixStream::pair().expect("sockets");
+        let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
+        let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
+        let (sockets, control, start) = (Handed::default(), None, Instant::now());
+        (Incoming { channel, process, sockets, control, start }, other)
+    }
+
+    /// Two processes never serve at the same time, and one does if the other is gone.
+    #[test]
+    fn a_process_serves_only_if_the_other_one_never_does() {
+        let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Go, &[]).expect("sent");
+        asks.confirm().expect("it may serve");
+        assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
+
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Failed, b"no").expect("sent");
+        assert!(matches!(asks.confirm(), Err(TakeOverError::Refused(why)) if why == "no"));
+
+        let (asks, other) = incoming(&other_process);
+        other.send(Kind::Pool, &[]).expect("sent");
+        assert!(matches!(asks.confirm(), Err(TakeOverError::Invalid(_))));
+
+        // It has read that this process is ready, and says nothing.
+        let (asks, other) = incoming(&other_process);
+        let end = std::thread::spawn(move || drop(other.receive()));
+        assert!(matches!(asks.confirm(), Err(TakeOverError::NotGiven)));
+        end.join().expect("a message");
+
+        let (asks, other) = incoming(&other_process);
+        let end = std::thread::spawn(move || {
+            drop(other.receive());
+            other_process.kill().expect("a process");
+            other_process.wait().expect("an end");
+        });
+        asks.confirm().expect("the other one is gone");
+        end.join().expect("an end");
+    }
+
+    /// Random bytes are refused, and take no memory before they arrive.
+    #[test]
+    fn random_messages_are_refused() {
+        let mut state = 1_u64;
+        for round in 0..200 {
+            let (own, other) = UnixStream::pair().expect("sockets");
+            let channel = Channel::new(own.into()).expect("a channel");
+            channel.know_sender().expect("a flag");
+            let mut bytes: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .take(100)
+            .collect();
+            if round % 2 == 0 {
+                // A record of some length.
+                bytes[..16].copy_from_slice(b"PFho\x01\0\0\0\x50\0\0\0\0\0\0\0");
+                bytes[8] = round as u8;
+                bytes[12] = if round % 4 == 0 { 0 } else { 0x3f };
+            }
+            std::io::Write::write_all(&mut &other, &bytes).expect("sent");
+            drop(other);
+            assert!(receive_parts(&channel, Config::default()).is_err());
+        }
+    }
+}
