@@ -149,7 +149,8 @@ fn examples_name_no_version_that_does_not_exist() {
     let mut promised = String::new();
     for page in pages().into_iter().chain(readmes) {
         let text = fs::read_to_string(&page).expect("a page");
-        let is_version = |line: &&str| line.starts_with("pagefold") && (line.contains("= \"") && !line.contains("path ="));
+        let is_version =
+            |line: &&str| line.starts_with("pagefold") && (line.contains("= \"") && !line.contains("path ="));
         text.lines().filter(is_version).for_each(|line| promised += &format!("{}: {line}\n", page.display()));
     }
     assert!(is_released || promised.is_empty(), "versions that are not released:\n{promised}");

@@ -139,7 +139,8 @@ fn address_space(machine: &Machine) -> Check {
     match machine.most("Max address space") {
         None => Check::new("address-space", ALWAYS, Works, "not limited"),
         Some(most) => {
-            let found = format!("limited to {}: a server reserves addresses for all that it may store", size::show(most));
+            let found =
+                format!("limited to {}: a server reserves addresses for all that it may store", size::show(most));
             Check::new("address-space", ALWAYS, Limited, found).advice("remove the limit (ulimit -v, LimitAS=)")
         }
     }

@@ -23,7 +23,10 @@ impl Tree {
         };
         let tree = Self { folder, machine };
         let user = geteuid().as_raw();
-        tree.write("proc/self/status", &format!("Uid:\t{user}\t{user}\t{user}\t{user}\nCapEff:\tffffffffff\nSeccomp:\t0\n"));
+        tree.write(
+            "proc/self/status",
+            &format!("Uid:\t{user}\t{user}\t{user}\t{user}\nCapEff:\tffffffffff\nSeccomp:\t0\n"),
+        );
         tree.limits("unlimited");
         tree.write("proc/sys/kernel/osrelease", "6.17.0-amd64\n");
         tree.write("proc/meminfo", "MemTotal:       25165824 kB\nCommitLimit: 2048 kB\nCommitted_AS: 1024 kB\n");
@@ -33,7 +36,9 @@ impl Tree {
             tree.write(&format!("sys/fs/erofs/features/{feature}"), "supported\n");
         }
         tree.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
-        for file in ["dev/fuse", "dev/ublk-control", "dev/nbd0", "dev/loop-control", "dev/vhost-vsock", "usr/bin/fusermount3"] {
+        for file in
+            ["dev/fuse", "dev/ublk-control", "dev/nbd0", "dev/loop-control", "dev/vhost-vsock", "usr/bin/fusermount3"]
+        {
             tree.write(file, "");
         }
         for module in ["ublk_drv", "nbd", "loop"] {
@@ -100,7 +105,10 @@ fn what_is_missing_is_named_with_what_to_do() {
     tree.is("nbd", Missing, "not in /dev");
     tree.remove("sys/module/nbd");
     tree.is("nbd", Missing, "/lib/modules is not visible");
-    tree.write("lib/modules/6.17.0-amd64/modules.dep", "kernel/drivers/block/nbd.ko.xz: kernel/x.ko\nkernel/a/vhost-vsock.ko:\n");
+    tree.write(
+        "lib/modules/6.17.0-amd64/modules.dep",
+        "kernel/drivers/block/nbd.ko.xz: kernel/x.ko\nkernel/a/vhost-vsock.ko:\n",
+    );
     tree.is("nbd", Missing, "modprobe nbd");
     tree.remove("dev/ublk-control");
     tree.remove("sys/module/ublk_drv");
@@ -207,6 +215,8 @@ fn images_that_the_kernel_cannot_mount_are_named() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
     /// Files of the system may hold anything, or not exist.
     #[test]
     fn no_system_makes_it_panic(

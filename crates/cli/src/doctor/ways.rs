@@ -12,7 +12,15 @@ use super::{
 const LEAST_LINUX_FOR_UBLK: (u32, u32) = (6, 5);
 
 pub(super) fn checks(machine: &Machine) -> Vec<Check> {
-    vec![fuse(machine), fuse_others(machine), io_uring(machine), ublk(machine), nbd(machine), loops(machine), vsock(machine)]
+    vec![
+        fuse(machine),
+        fuse_others(machine),
+        io_uring(machine),
+        ublk(machine),
+        nbd(machine),
+        loops(machine),
+        vsock(machine),
+    ]
 }
 
 fn fuse(machine: &Machine) -> Check {
@@ -45,7 +53,9 @@ fn io_uring(machine: &Machine) -> Check {
     let Err(why) = &machine.io_uring else { return check(Works, "it can be used") };
     let found = format!("it cannot be used: {why}");
     match machine.read("proc/sys/kernel/io_uring_disabled").as_deref() {
-        Some("1") => check(Missing, &found).advice("add the user to the group kernel.io_uring_group, or run it as root"),
+        Some("1") => {
+            check(Missing, &found).advice("add the user to the group kernel.io_uring_group, or run it as root")
+        }
         Some("2") => check(Missing, &found).advice("sysctl kernel.io_uring_disabled=0"),
         _ if machine.is_filtered() => {
             check(Missing, &found).advice("allow io_uring_setup in the container's seccomp profile")
@@ -87,15 +97,21 @@ fn module(machine: &Machine, name: &'static str, module: &str, used_by: &'static
     let check = |status: Status, found: String| Check::new(name, used_by, status, found);
     match machine.module(module) {
         _ if has_device && machine.is_root() => check(Works, "the kernel has it".to_owned()),
-        _ if has_device => check(Limited, "the kernel has it, and only root may use it".to_owned())
-            .advice("run the command as root"),
-        Module::Loaded => check(Missing, format!("the module {module} is loaded, but its device files are not in /dev"))
-            .advice("in a container, pass /dev of the machine"),
-        Module::Available => check(Missing, format!("the module {module} is not loaded"))
-            .advice(format!("as root: modprobe {module}")),
+        _ if has_device => {
+            check(Limited, "the kernel has it, and only root may use it".to_owned()).advice("run the command as root")
+        }
+        Module::Loaded => {
+            check(Missing, format!("the module {module} is loaded, but its device files are not in /dev"))
+                .advice("in a container, pass /dev of the machine")
+        }
+        Module::Available => {
+            check(Missing, format!("the module {module} is not loaded")).advice(format!("as root: modprobe {module}"))
+        }
         Module::Absent => check(Missing, format!("this kernel has no module {module}"))
             .advice("use another way (docs/ways.md), or a kernel that has it"),
-        Module::Unknown => check(Missing, format!("the module {module} is not loaded, and /lib/modules is not visible"))
-            .advice(format!("on the machine itself, as root: modprobe {module}")),
+        Module::Unknown => {
+            check(Missing, format!("the module {module} is not loaded, and /lib/modules is not visible"))
+                .advice(format!("on the machine itself, as root: modprobe {module}"))
+        }
     }
 }

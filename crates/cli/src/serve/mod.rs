@@ -37,10 +37,6 @@ use pagefold_server::{
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tempfile::TempDir;
 
-pub(crate) use self::{
-    descriptors::needed as needed_descriptors,
-    swap::{LEAST_LINUX as LEAST_LINUX_FOR_SWAP, version},
-};
 use self::{
     child::Running,
     config::AtStart,
@@ -51,6 +47,10 @@ use self::{
     pid_file::PidFile,
     place::Place,
     vhost_user::SocketDirectory,
+};
+pub(crate) use self::{
+    descriptors::needed as needed_descriptors,
+    swap::{LEAST_LINUX as LEAST_LINUX_FOR_SWAP, version},
 };
 use crate::{
     background, codec,

@@ -28,7 +28,9 @@ fn a_server_has_what_its_file_describes() {
     let config = file(&folder, &text);
     // As valid as it is served.
     let said = run(pagefold().args(["serve", "--check-config", "--config", &config]));
-    for words in ["codec         lz4", "memory limit  64 MiB", "disk          'scratch', 1 MiB", "fork          'job-3', 8 KiB"] {
+    for words in
+        ["codec         lz4", "memory limit  64 MiB", "disk          'scratch', 1 MiB", "fork          'job-3', 8 KiB"]
+    {
         assert!(said.contains(words), "{words} is not in {said}");
     }
     assert!(!socket.exists(), "the check makes no socket");

@@ -106,7 +106,8 @@ fn the_installed_configuration_is_valid() {
     fs::write(&file, whole).expect("a file");
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     let said = run(command.args(["serve", "--check-config", "--config"]).arg(&file));
-    for words in ["disk          'scratch', 8 GiB", "base          'debian', 4 KiB, read-only", "fork          'job-2'"] {
+    for words in ["disk          'scratch', 8 GiB", "base          'debian', 4 KiB, read-only", "fork          'job-2'"]
+    {
         assert!(said.contains(words), "{words} is not in {said}");
     }
 }
@@ -128,12 +129,18 @@ fn the_units_are_sound_and_hardened() {
     // The program must exist for this check.
     for name in ["pagefold.service", "pagefold.socket", "pagefold-control.socket"] {
         let path = units.join(name);
-        let text = fs::read_to_string(&path).expect("a unit").replace("/usr/bin/pagefold", env!("CARGO_BIN_EXE_pagefold"));
-        fs::write(&path, text.lines().filter(|line| !line.starts_with("Documentation=")).collect::<Vec<_>>().join("\n"))
-            .expect("a unit");
+        let text =
+            fs::read_to_string(&path).expect("a unit").replace("/usr/bin/pagefold", env!("CARGO_BIN_EXE_pagefold"));
+        fs::write(
+            &path,
+            text.lines().filter(|line| !line.starts_with("Documentation=")).collect::<Vec<_>>().join("\n"),
+        )
+        .expect("a unit");
     }
     let mut verify = Command::new(&analyze);
-    verify.args(["verify", "--recursive-errors=no", "--man=no"]).env("SYSTEMD_UNIT_PATH", &units);
+    verify
+        .args(["verify", "--recursive-errors=no", "--man=no"])
+        .env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()));
     let output = verify.arg(units.join("pagefold.service")).output().expect("a start");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let own: Vec<_> = said.lines().filter(|line| line.contains("pagefold")).collect();

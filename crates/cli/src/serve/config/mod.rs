@@ -15,8 +15,8 @@ use std::{
 use anyhow::anyhow;
 use clap::{ArgMatches, Args as _, Command, parser::ValueSource};
 
-pub(crate) use self::tables::AtStart;
 pub(super) use self::check::check;
+pub(crate) use self::tables::AtStart;
 use self::{document::Document, tables::Tables};
 use super::Args;
 use crate::{complaint, misuse};

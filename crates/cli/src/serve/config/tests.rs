@@ -72,8 +72,9 @@ fn every_option_has_a_key() {
     let new = names.iter().filter(|name| !known(name));
     // Flags and values of any kind work alike: a new option needs a value above, or a name among the
     // others.
-    let left: Vec<_> =
-        new.filter(|name| !["swap", "offline", "unverified", "chunk-cache", "chunk-cache-limit"].contains(name)).collect();
+    let left: Vec<_> = new
+        .filter(|name| !["swap", "offline", "unverified", "chunk-cache", "chunk-cache-limit"].contains(name))
+        .collect();
     assert!(left.is_empty(), "options without a value in this test: {left:?}");
 }
 
@@ -89,7 +90,7 @@ fn is_possible(keys: &[&str]) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     /// A file means what the same options mean on the command line, and those of the command line
     /// replace the file's.
@@ -219,7 +220,11 @@ fn errors_name_the_line_and_the_key() {
         ("[[base]]\nname = \"a\"\nfile = \"/x\"\nformat = \"zip\"", 4, "base: 'format': "),
         ("[[fork]]\nname = \"a\"\n", 1, "this fork has no 'from'"),
         ("[[fork]]\nfrom = \"a\"\nname = []\n", 3, "fork: 'name': has no name"),
-        ("[[disk]]\nname = \"a\"\nsize = 512\n[[fork]]\nfrom = \"a\"\nname = \"a\"\n", 4, "the name 'a' is also given at"),
+        (
+            "[[disk]]\nname = \"a\"\nsize = 512\n[[fork]]\nfrom = \"a\"\nname = \"a\"\n",
+            4,
+            "the name 'a' is also given at",
+        ),
         ("[[fork]]\nfrom = \"a\"\nname = [\"b\", \"b\"]\n", 1, "the name 'b' is also given at"),
     ] {
         let error = error(text, &[]);
