@@ -115,8 +115,11 @@ const RATIOS: [(Subject, Subject, f64); 5] = [
 ];
 
 /// Subjects of pagefold and peers whose ratio is reported, without a bound.
-const REPORTED: [(Subject, Subject); 3] =
-    [(Subject::LoopFile, Subject::KernelZram), (Subject::File, Subject::KernelZram), (Subject::LoopFile, Subject::Loop)];
+const REPORTED: [(Subject, Subject); 3] = [
+    (Subject::LoopFile, Subject::KernelZram),
+    (Subject::File, Subject::KernelZram),
+    (Subject::LoopFile, Subject::Loop),
+];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let seconds = |value| Duration::try_from_secs_f64(value).context("not a number of seconds");

@@ -2,7 +2,7 @@
 
 use std::{error, io};
 
-use pagefold_control::ClientError;
+use pagefold_control::{ClientError, Failure};
 
 /// Why a transport cannot serve.
 pub type TransportError = Box<dyn error::Error + Send + Sync>;
@@ -17,6 +17,9 @@ pub enum Error {
     /// A transport cannot serve.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The socket of a disk that was created before cannot be opened.
+    #[error(transparent)]
+    DiskSocket(Failure),
     /// A server listens once: it listens already, or has stopped.
     #[error("the server listens already, or has stopped")]
     Listening,

@@ -298,7 +298,7 @@ impl Server {
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
-        self.0.disks.set_server(nbd.handle());
+        self.0.disks.set_server(nbd.handle()).map_err(Error::DiskSocket)?;
         for TakenSocket { export, path, socket } in nbd.take_own_sockets() {
             let adopted = self.0.disks.table().adopt_socket(&export, ServedSocket::taken(path, socket));
             adopted.map_err(|failure| TakeOverError::Invalid(failure.to_string()))?;
