@@ -14,7 +14,7 @@ use crate::{
     negotiate::Ended,
     pieces::{Pieces, to_page_end, whole_change},
     protocol::{EXTENDED_REQUEST_BYTES, Request, command},
-    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
+    request::{Arrived, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
     transport::{Deadline, Pace, Transport},
 };
 
@@ -65,6 +65,9 @@ pub(super) struct Leader<T> {
     since: Instant,
     /// Whether the request at the front has waited for its turn.
     is_paced: bool,
+    /// The request at the front, once it was seen. What of it is still to be received takes part in its
+    /// time.
+    arrived: Option<Arrived>,
     /// Batches in a row for which no helper came in time.
     alone: u32,
     /// Batches that will not be shared because of that.
@@ -105,6 +108,7 @@ impl<T: Transport> Leader<T> {
             drained: false,
             since: Instant::now(),
             is_paced: false,
+            arrived: None,
             alone: 0,
             pause: 0,
         })
@@ -119,9 +123,10 @@ impl<T: Transport> Leader<T> {
                     self.send(connection)?;
                     return Ok(Led::End);
                 }
-                self.wait_for_turn(connection, &request)?;
-                match self.begin(connection, request)? {
-                    Begun::Done => (self.deadline, self.is_paced) = (None, false),
+                let arrived = *self.arrived.get_or_insert_with(|| Arrived::new(request, &connection.session));
+                self.wait_for_turn(connection, &arrived)?;
+                match self.begin(connection, arrived)? {
+                    Begun::Done => (self.deadline, self.is_paced, self.arrived) = (None, false, None),
                     Begun::Incomplete => break,
                 }
             }
@@ -194,6 +199,10 @@ impl<T: Transport> Leader<T> {
             None
         };
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
+        // The first one may have been seen before all of it was there.
+        let mut front = self.arrived.take();
+        let mut arrived = |request| front.take().unwrap_or_else(|| Arrived::new(request, &connection.session));
+        let requests = requests.into_iter().map(|(request, payload)| (arrived(request), payload)).collect();
         let batch = thread.share(|in_progress| Batch::new(connection, requests, input, in_progress));
         (self.deadline, self.is_paced) = (None, false);
         if is_dispatched {
@@ -229,7 +238,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Runs the request at the front of the input, or replies why not.
-    fn begin<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<Begun, Ended> {
+    fn begin<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Arrived) -> Result<Begun, Ended> {
         let headers = connection.headers();
         let header_bytes = headers.request_bytes();
         let payload_bytes = request.payload_bytes(headers);
@@ -246,7 +255,7 @@ impl<T: Transport> Leader<T> {
             Err(refusal) => {
                 self.input.consume(header_bytes);
                 self.skip(connection, payload_bytes)?;
-                self.output.refuse(&request, headers, &refusal);
+                self.output.refuse(&request, &connection.session, &refusal);
                 return Ok(Begun::Done);
             }
         };
@@ -286,7 +295,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Hands a large read on.
-    fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
+    fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Arrived) -> Result<(), Ended> {
         let reading = Reading::new(request, connection.headers());
         let lend = |len_bytes| connection.client.share().lend(len_bytes).map(Replies::new);
         let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
@@ -303,7 +312,7 @@ impl<T: Transport> Leader<T> {
 
     /// Receives a large write's payload, piece by piece. Threads for which a CPU is spare write the
     /// pieces; without one, or without memory for a buffer, this thread does.
-    fn write<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
+    fn write<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Arrived) -> Result<(), Ended> {
         let pieces = Pieces::new(request);
         let mut left_bytes = request.len_bytes;
         let mut pace = Pace::begin(connection.common.limits.io_timeout);
@@ -355,7 +364,7 @@ impl<T: Transport> Leader<T> {
         }
         if let Some(result) = pieces.done(connection.device().as_deref()) {
             self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
-            self.output.finish(&request, connection.headers(), result);
+            self.output.finish(&request, &connection.session, result);
         }
         Ok(())
     }
