@@ -1,6 +1,6 @@
 //! Reasons why a server cannot listen, and errors in words.
 
-use std::{error, io};
+use std::{error, io, net::SocketAddr};
 
 /// Why a transport cannot serve.
 pub type TransportError = Box<dyn error::Error + Send + Sync>;
@@ -18,6 +18,14 @@ pub enum Error {
     /// A server listens once: it listens already, or has stopped.
     #[error("the server listens already, or has stopped")]
     Listening,
+    /// It cannot listen for clients that ask for metrics.
+    #[error("cannot serve metrics on {address}")]
+    Metrics {
+        /// Where it cannot.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
     /// The system failed.
     #[error("{what}")]
     System {

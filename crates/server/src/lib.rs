@@ -22,6 +22,7 @@
 //!
 //! ```text
 //! observer, config, error, process, machine, counted    the machine and the configuration
+//! events                                                what has happened
 //! client_memory, socket, bases                          the clients' share; sockets; files
 //! backing                                               what a disk is
 //! disk                                                  a disk with its origin and its limits
@@ -29,7 +30,7 @@
 //! in_use, forks, instants, compaction                   what is done with them
 //! disks                                                 all of that in one place
 //! ending, freeze, address, transport                    how it ends; images; ways to the disks
-//! server, manage, watch, listening                      the server
+//! server, manage, metrics, watch, listening             the server
 //! ```
 #![forbid(unsafe_code)]
 
@@ -45,6 +46,7 @@ mod disk;
 mod disks;
 mod ending;
 mod error;
+mod events;
 mod forks;
 mod freeze;
 mod in_use;
@@ -52,6 +54,7 @@ mod instants;
 mod listening;
 mod machine;
 mod manage;
+mod metrics;
 mod observer;
 mod process;
 mod server;

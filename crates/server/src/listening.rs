@@ -2,17 +2,20 @@
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
 use pagefold_executor::{ClientLimits, Executor, Memory};
-use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately};
+use pagefold_metrics::{Exporter, Listener};
+use pagefold_serve::{
+    ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, listen_privately, listen_with,
+};
 
 #[cfg(feature = "tls")]
 use pagefold_serve::Certificates;
@@ -35,6 +38,7 @@ pub struct Sockets {
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
     control: Option<ControlSocket>,
+    metrics: Vec<MetricsSocket>,
     transports: Vec<Box<dyn Transport>>,
     when_stopping: Option<WhenStopping>,
 }
@@ -48,6 +52,11 @@ struct Tls {
 enum ControlSocket {
     Path(PathBuf),
     Open(UnixListener),
+}
+
+enum MetricsSocket {
+    Unix(PathBuf, Permissions),
+    Tcp(SocketAddr),
 }
 
 impl Sockets {
@@ -124,6 +133,21 @@ impl Sockets {
         self
     }
 
+    /// Serves metrics over HTTP on a Unix socket with these permissions.
+    #[must_use]
+    pub fn metrics_unix(mut self, path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        self.metrics.push(MetricsSocket::Unix(path.into(), permissions));
+        self
+    }
+
+    /// Serves metrics over HTTP on a TCP address. Anyone who can reach it learns the names of the disks,
+    /// their sizes and how they are used.
+    #[must_use]
+    pub fn metrics_tcp(mut self, address: SocketAddr) -> Self {
+        self.metrics.push(MetricsSocket::Tcp(address));
+        self
+    }
+
     /// Also serves the disks in another way.
     #[must_use]
     pub fn transport(mut self, transport: impl Transport + 'static) -> Self {
@@ -156,6 +180,9 @@ pub struct Listening {
     nbd: Option<NbdServer>,
     transports: Started,
     control: Option<Control>,
+    // Ended before the files of its sockets are removed.
+    _metrics: Option<Exporter>,
+    _metrics_files: Vec<SocketFile>,
     // Dropped last: no thread of this server uses it anymore.
     _watch: Watch,
 }
@@ -176,7 +203,7 @@ impl Server {
     /// An address cannot be listened on, or none was given: sockets that were opened are closed
     /// again, and their files removed. A transport cannot serve. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
-        let Sockets { passed, unix, tcp, vsock, control, transports, when_stopping, .. } = sockets;
+        let Sockets { passed, unix, tcp, vsock, control, metrics, transports, when_stopping, .. } = sockets;
         if self.0.listened.get().is_some() {
             return Err(Error::Listening);
         }
@@ -184,10 +211,12 @@ impl Server {
         let account = Arc::clone(self.0.disks.client_memory()) as _;
         let executor = Arc::new(Executor::new(clients.threads, Memory::new(clients.memory_bytes, Some(account))));
         let (refused_to, clients_to) = (self.0.observer.clone(), self.0.observer.clone());
+        let events = Arc::clone(&self.0.events);
         let mut builder = NbdServer::builder()
             .limits(clients)
             .when_refused(move |why| refused_to.warn(&refusal(&why)))
             .when_client(move |ClientEvent { peer, export, begins, .. }| {
+                events.clients.add(u64::from(begins));
                 let does = if begins { "connected" } else { "disconnected" };
                 clients_to.debug(&format!("{peer} {does}: disk '{export}'"));
             })
@@ -218,7 +247,9 @@ impl Server {
         }
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
+        let start_time = SystemTime::now();
         let control = control.map(open_control).transpose()?;
+        let metrics = OpenMetrics::open(metrics)?;
         let host = Host {
             exports: self.0.disks.exports(),
             server: nbd.handle(),
@@ -234,15 +265,29 @@ impl Server {
         };
         let transports = Started::start(transports, &host)?;
         let Host { files, devices, .. } = host;
-        let listened = Listened { addresses, server, ending: ending.clone(), verifies_peers, files, devices, start };
+        let ends = ending.clone();
+        let listened = Listened { addresses, server, ending: ends, verifies_peers, files, devices, start, start_time };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
         self.0.disks.set_server(nbd.handle());
         let control = control.map(|control| self.serve_control(control)).transpose()?;
+        let OpenMetrics { listeners, files, words } = metrics;
+        let exporter = (!listeners.is_empty()).then(|| Exporter::start(listeners, Arc::new(self.clone())));
+        let exporter = exporter.transpose().map_err(no_thread)?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
-        let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), transports, control, _watch: watch };
+        let listening = Listening {
+            server: self.clone(),
+            ending,
+            nbd: Some(nbd),
+            transports,
+            control,
+            _metrics: exporter,
+            _metrics_files: files,
+            _watch: watch,
+        };
         self.tell_all(listening.control_path());
+        words.iter().for_each(|words| self.0.observer.info(words));
         Ok(listening)
     }
 
@@ -278,6 +323,39 @@ fn open_control(socket: ControlSocket) -> Result<OpenedControl, Error> {
             OpenedControl { listener, file: Some(file), path: Some(path) }
         }
     })
+}
+
+/// Sockets for metrics that are not served yet.
+#[derive(Default)]
+struct OpenMetrics {
+    listeners: Vec<Listener>,
+    files: Vec<SocketFile>,
+    /// What to say about them once the server listens.
+    words: Vec<String>,
+}
+
+impl OpenMetrics {
+    fn open(sockets: Vec<MetricsSocket>) -> Result<Self, Error> {
+        let mut open = Self::default();
+        for socket in sockets {
+            match socket {
+                MetricsSocket::Unix(path, permissions) => {
+                    let path = absolute(&path);
+                    let (listener, file) = listen_with(&path, permissions)?;
+                    open.words.push(format!("metrics on {}", path.display()));
+                    open.listeners.push(Listener::Unix(listener));
+                    open.files.push(file);
+                }
+                MetricsSocket::Tcp(address) => {
+                    let listener = TcpListener::bind(address).map_err(|source| Error::Metrics { address, source })?;
+                    let address = listener.local_addr().map_err(|source| Error::Metrics { address, source })?;
+                    open.words.push(format!("metrics on http://{address}/metrics"));
+                    open.listeners.push(Listener::Tcp(listener));
+                }
+            }
+        }
+        Ok(open)
+    }
 }
 
 fn no_thread(source: io::Error) -> Error {

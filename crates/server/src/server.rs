@@ -3,7 +3,7 @@
 use std::{
     path::Path,
     sync::{Arc, OnceLock},
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use pagefold_control::{Batch, DiskKind, DiskQuota, DiskRecord, DiskSocket, Failure, Manage, check_name};
@@ -16,6 +16,7 @@ use crate::{
     disk::{Exported, Found},
     disks::{Disks, DisksConfig},
     ending::Ending,
+    events::Events,
     in_use::words,
     machine,
     transport::{DeviceServer, FilePaths},
@@ -32,6 +33,7 @@ pub struct Server(pub(crate) Arc<ServerCore>);
 pub(crate) struct ServerCore {
     pub(crate) disks: Disks,
     pub(crate) observer: Observer,
+    pub(crate) events: Arc<Events>,
     pub(crate) clients: Limits,
     pub(crate) when_connections: Option<WhenConnections>,
     /// What to say about the memory limit once the server listens.
@@ -50,6 +52,8 @@ pub(crate) struct Listened {
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
+    /// The same by the clock of the system, which may be set.
+    pub(crate) start_time: SystemTime,
 }
 
 impl Server {
@@ -63,7 +67,8 @@ impl Server {
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
-        Ok(Self(Arc::new(ServerCore { disks, observer, clients, when_connections, limit_line, listened })))
+        let events = Arc::default();
+        Ok(Self(Arc::new(ServerCore { disks, observer, events, clients, when_connections, limit_line, listened })))
     }
 
     /// Serves a file as a read-only disk.

@@ -3,10 +3,11 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 26] = [
+const ORDER: [&str; 28] = [
     "observer",
     "config",
     "error",
+    "events",
     "process",
     "machine",
     "counted",
@@ -28,6 +29,7 @@ const ORDER: [&str; 26] = [
     "transport",
     "server",
     "manage",
+    "metrics",
     "watch",
     "listening",
 ];

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::{
     Args,
-    options::{TlsArg, VsockArg},
+    options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::server_directory::ServerDirectory;
 
@@ -56,6 +56,10 @@ impl Place {
             (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
             (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
         };
+        sockets = args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
+            MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
+            MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
+        });
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }

@@ -30,6 +30,7 @@ mod layouts;
 mod life;
 mod manual;
 mod memory;
+mod metrics;
 mod mount;
 mod outputs;
 mod own_sockets;
