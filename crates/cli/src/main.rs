@@ -33,6 +33,7 @@ mod signals;
 mod source;
 mod stat;
 mod storage;
+mod top;
 
 use std::{env, fmt, process::ExitCode};
 
@@ -62,6 +63,7 @@ enum Command {
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
     Stat(stat::Args),
+    Top(top::Args),
     Add(manage::add::Args),
     Fork(manage::fork::Args),
     Snapshot(manage::snapshot::Args),
@@ -124,6 +126,7 @@ fn main() -> ExitCode {
         Command::Attach(args) => done(attach::attach(&args)),
         Command::Detach(args) => done(attach::detach(&args)),
         Command::Stat(args) => done(stat::run(&args)),
+        Command::Top(args) => done(top::run(&args)),
         Command::Add(args) => done(manage::add::run(&args)),
         Command::Fork(args) => done(manage::fork::run(&args)),
         Command::Snapshot(args) => done(manage::snapshot::run(&args)),

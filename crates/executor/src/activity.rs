@@ -19,8 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The time of one in this number of requests is measured. Reading the clock twice takes 1 % of a
-/// request for a page that is in the CPU's caches.
+/// The time of one in this number of requests is measured. Counting a request then takes 46
+/// instructions, and 195 if each is measured.
 pub const SAMPLED: u64 = 16;
 
 /// What a request asks for.

@@ -21,7 +21,7 @@ use pagefold_serve::{
 use pagefold_serve::Certificates;
 
 use crate::{
-    Address, Ending, Error, Host, Server, Transport, address::absolute, ending::WhenStopping, server::Listened,
+    Address, Ending, Error, Host, Level, Server, Transport, address::absolute, ending::WhenStopping, server::Listened,
     transport::Started, watch::Watch,
 };
 
@@ -287,7 +287,7 @@ impl Server {
             _watch: watch,
         };
         self.tell_all(listening.control_path());
-        words.iter().for_each(|words| self.0.observer.info(words));
+        words.iter().for_each(|(level, words)| self.0.observer.tell(*level, words));
         Ok(listening)
     }
 
@@ -331,7 +331,7 @@ struct OpenMetrics {
     listeners: Vec<Listener>,
     files: Vec<SocketFile>,
     /// What to say about them once the server listens.
-    words: Vec<String>,
+    words: Vec<(Level, String)>,
 }
 
 impl OpenMetrics {
@@ -342,14 +342,19 @@ impl OpenMetrics {
                 MetricsSocket::Unix(path, permissions) => {
                     let path = absolute(&path);
                     let (listener, file) = listen_with(&path, permissions)?;
-                    open.words.push(format!("metrics on {}", path.display()));
+                    open.words.push((Level::Info, format!("metrics on {}", path.display())));
                     open.listeners.push(Listener::Unix(listener));
                     open.files.push(file);
                 }
                 MetricsSocket::Tcp(address) => {
                     let listener = TcpListener::bind(address).map_err(|source| Error::Metrics { address, source })?;
                     let address = listener.local_addr().map_err(|source| Error::Metrics { address, source })?;
-                    open.words.push(format!("metrics on http://{address}/metrics"));
+                    open.words.push((Level::Info, format!("metrics on http://{address}/metrics")));
+                    if !address.ip().is_loopback() {
+                        let what = "may be reached from other machines: everyone who reaches it can read the names of \
+                                    all disks and how they are used";
+                        open.words.push((Level::Warn, format!("http://{address}/metrics {what}")));
+                    }
                     open.listeners.push(Listener::Tcp(listener));
                 }
             }

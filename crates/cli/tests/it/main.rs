@@ -47,6 +47,7 @@ mod starting;
 mod stat;
 mod swap;
 mod tls;
+mod top;
 mod user;
 mod vhost_user;
 mod waiting;

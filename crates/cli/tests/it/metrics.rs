@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_testing::{find, skip_for_good};
+use pagefold_testing::{find, skip, skip_for_good};
 use serde_json::json;
 
 use crate::{
@@ -262,7 +262,7 @@ fn the_manual_lists_what_is_exported() {
 /// The dashboard and the alerts use names that a server exports, each with its labels.
 #[test]
 fn dashboards_and_alerts_use_what_is_exported() {
-    let (server, _folder, socket) = server();
+    let (server, folder, socket) = server();
     read_64_kib(&server, "a");
     let metrics = scrape(&socket);
     let (dashboard, alerts) = ("packaging/grafana/pagefold.json", "packaging/prometheus/alerts.yml");
@@ -290,9 +290,20 @@ fn dashboards_and_alerts_use_what_is_exported() {
     let ids: HashSet<_> = panels.iter().map(|panel| panel["id"].as_u64().expect("a number")).collect();
     assert_eq!(ids.len(), panels.len());
     let test = "dashboards_and_alerts_use_what_is_exported";
-    match find(Path::new("promtool")) {
-        Some(promtool) => drop(run(Command::new(promtool).args(["check", "rules"]).arg(repository(alerts)))),
-        None => skip_for_good(test, "promtool, of Debian's package prometheus, is not installed"),
+    let Some(promtool) = find(Path::new("promtool")) else {
+        return skip_for_good(test, "promtool, of Debian's package prometheus, is not installed");
+    };
+    // It checks expressions of rules: those of the dashboard become rules, with values for its variables.
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let rule = |(number, target): (usize, &serde_json::Value)| {
+        let expression = target["expr"].as_str().expect("an expression").replace("$__rate_interval", "5m");
+        json!({"record": format!("panel:{number}"), "expr": expression})
+    };
+    let rules: Vec<_> = targets.enumerate().map(rule).collect();
+    let panels = folder.path().join("panels.yml");
+    fs::write(&panels, json!({"groups": [{"name": "panels", "rules": rules}]}).to_string()).expect("room");
+    for path in [panels, repository(alerts)] {
+        run(Command::new(&promtool).args(["check", "rules"]).arg(path));
     }
 }
 
@@ -305,15 +316,19 @@ fn other_parsers_read_the_metrics() {
                    from prometheus_client.parser import text_string_to_metric_families as text\n\
                    parse = open_metrics if sys.argv[1] == 'open' else text\n\
                    print(len(list(parse(sys.stdin.read()))))";
-    let has_it = Command::new("python3").args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
-    if !has_it.is_ok_and(|status| status.success()) {
-        return skip_for_good(test, "python3 with prometheus_client is not installed");
-    }
+    let has_it = |python: &&str| {
+        let status = Command::new(python).args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    // Debian's packages are those of its own Python.
+    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(has_it) else {
+        return skip(test, "prometheus_client for Python is not installed");
+    };
     let (server, _folder, socket) = server();
     read_64_kib(&server, "a");
     for (format, accept) in [("open", "application/openmetrics-text"), ("text", "text/plain")] {
         let (_, body) = get(UnixStream::connect(&socket).expect("a server"), &format!("Accept: {accept}\r\n"));
-        let mut python = Command::new("python3");
+        let mut python = Command::new(python);
         let mut child = python.args(["-c", program, format]).stdin(Stdio::piped()).spawn().expect("python3");
         child.stdin.take().expect("a pipe").write_all(body.as_bytes()).expect("a reader");
         assert!(child.wait().expect("a child").success(), "{format}");
