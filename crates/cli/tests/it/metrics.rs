@@ -315,7 +315,7 @@ fn other_parsers_read_the_metrics() {
                    from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics\n\
                    from prometheus_client.parser import text_string_to_metric_families as text\n\
                    parse = open_metrics if sys.argv[1] == 'open' else text\n\
-                   print(len(list(parse(sys.stdin.read()))))";
+                   list(parse(sys.stdin.read()))";
     let has_it = |python: &&str| {
         let status = Command::new(python).args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
