@@ -34,6 +34,7 @@ mod signals;
 mod source;
 mod stat;
 mod storage;
+mod top;
 
 use std::{env, fmt, process::ExitCode};
 
@@ -63,6 +64,7 @@ enum Command {
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
     Stat(stat::Args),
+    Top(top::Args),
     Add(manage::add::Args),
     Fork(manage::fork::Args),
     Snapshot(manage::snapshot::Args),
@@ -134,6 +136,7 @@ fn main() -> ExitCode {
         Command::Attach(args) => done(attach::attach(&args)),
         Command::Detach(args) => done(attach::detach(&args)),
         Command::Stat(args) => done(stat::run(&args)),
+        Command::Top(args) => done(top::run(&args)),
         Command::Add(args) => done(manage::add::run(&args)),
         Command::Fork(args) => done(manage::fork::run(&args)),
         Command::Snapshot(args) => done(manage::snapshot::run(&args)),

@@ -6,17 +6,27 @@ use pagefold_control::{Command, DiskKind, DiskStat, Figures, ServerStat, Stat};
 
 use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
 
+/// Bytes of a page of zram.
+const PAGE_BYTES: u64 = 4096;
+
 /// Show the contents and the memory use of disks
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold stat
   pagefold stat root --json
+  read -r stored compressed used rest < <(pagefold stat --zram mm_stat)
 
 The figures have the meaning of zram's mm_stat. For the server, spent_bytes is all memory that \
 counts against its limit: objects with their waste, page tables, compression streams, trained \
 tables and buffers of clients; process_bytes is the resident memory of the process. For a disk, \
 memory is its compressed objects and its page table. tables_id identifies the trained tables or \
-dictionary of the codec; their gain was measured at training.")]
+dictionary of the codec; their gain was measured at training.
+
+--zram prints the columns of zram's file with that name, for scripts that read it. mm_stat: \
+orig_data_size compr_data_size mem_used_total mem_limit mem_used_max same_pages pages_compacted \
+huge_pages huge_pages_since. io_stat: failed_reads failed_writes invalid_io notify_free. What \
+pagefold does not count is 0: pages_compacted, huge_pages_since and invalid_io, and mem_used_max of \
+a disk.")]
 pub(crate) struct Args {
     /// Show only this disk
     name: Option<String>,
@@ -27,11 +37,35 @@ pub(crate) struct Args {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
+
+    /// Print the row of zram's file with this name: of the disk, or of all disks together
+    #[arg(long, value_enum, value_name = "FILE", conflicts_with = "json")]
+    zram: Option<ZramFile>,
+}
+
+/// A file in the directory that the kernel has for a zram device.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum ZramFile {
+    /// Contents and memory
+    #[value(name = "mm_stat")]
+    Memory,
+    /// Failed requests
+    #[value(name = "io_stat")]
+    Requests,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let stat: Stat = args.peer.connect()?.call(&Command::Stat { name: args.name.clone() })?;
     let mut out = output();
+    if let Some(file) = args.zram {
+        let disk = stat.disks.first().filter(|_| args.name.is_some());
+        let (limit, figures) = match disk {
+            Some(disk) => (disk.limit_bytes, &disk.figures),
+            None => (stat.server.limit_bytes, &stat.server.figures),
+        };
+        writeln!(out, "{}", zram_row(file, limit, figures))?;
+        return Ok(out.flush()?);
+    }
     if args.name.is_none() {
         let print = if args.json { server_json } else { server_words };
         print(&mut out, &stat.server)?;
@@ -41,6 +75,32 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         print(&mut out, disk, &stat.server.codec)?;
     }
     Ok(out.flush()?)
+}
+
+/// Returns the row of a file of zram. Its columns are those of Linux 6.18.
+fn zram_row(file: ZramFile, limit: Option<u64>, figures: &Figures) -> String {
+    let get = |name| get(figures, name);
+    let columns = match file {
+        ZramFile::Memory => vec![
+            get("orig_data_size"),
+            get("compr_data_size"),
+            // A disk has no part of the waste of all of them.
+            find(figures, "mem_used_total").unwrap_or_else(|| get("spent_bytes")),
+            limit.unwrap_or(0),
+            get("mem_used_max"),
+            get("same_pages"),
+            0,
+            get("huge_pages"),
+            0,
+        ],
+        ZramFile::Requests => vec![
+            get("read_errors"),
+            get("write_errors") + get("write_zeroes_errors") + get("discard_errors"),
+            0,
+            get("discard_bytes") / PAGE_BYTES,
+        ],
+    };
+    columns.iter().map(|column| format!("{column:>8}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the value of a figure if the server has it.
@@ -82,6 +142,8 @@ fn write_figures(out: &mut dyn Write, bench: &str, case: &str, codec: &str, figu
             "trainings" | "trainings_useless" => "trainings",
             "waiting_requests" => "requests",
             metric if metric.ends_with("_pages") => "pages",
+            metric if metric.ends_with("_ns") => "ns",
+            metric if ["_requests", "_errors", "_timed"].iter().any(|end| metric.ends_with(end)) => "requests",
             _ => "bytes",
         };
         // Without trained tables, these two figures do not exist.
@@ -209,7 +271,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
 }
 
 /// Formats a duration for humans, in the largest unit of which there are at least two.
-fn age(seconds: u64) -> String {
+pub(crate) fn age(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
     unit.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
@@ -224,6 +286,29 @@ mod tests {
         let mut out = Vec::new();
         write_tables(&mut out, codec, &figures).expect("memory");
         String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn rows_have_zrams_columns() {
+        let values = [
+            ("orig_data_size", 4096_u64),
+            ("compr_data_size", 1000),
+            ("spent_bytes", 5000),
+            ("same_pages", 3),
+            ("huge_pages", 4),
+            ("read_errors", 1),
+            ("write_errors", 2),
+            ("discard_errors", 5),
+            ("discard_bytes", 8192),
+        ];
+        let figures: Figures = values.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+        let columns = |file, limit| {
+            let row = zram_row(file, limit, &figures);
+            row.split_whitespace().map(|column| column.parse().expect("a number")).collect::<Vec<u64>>()
+        };
+        assert_eq!(columns(ZramFile::Memory, None), [4096, 1000, 5000, 0, 0, 3, 0, 4, 0]);
+        assert_eq!(columns(ZramFile::Memory, Some(9))[3], 9);
+        assert_eq!(columns(ZramFile::Requests, None), [1, 7, 0, 2]);
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub struct DiskStat {
     /// Kind of disk.
     #[serde(default)]
     pub kind: DiskKind,
-    /// Figures of its data and memory; empty for a base.
+    /// Figures of its data and memory, which a base does not have, and of what its clients have done.
     pub figures: Figures,
 }
 

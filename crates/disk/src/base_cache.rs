@@ -26,7 +26,7 @@ use std::{
 
 use pagefold_store::{Disk, PAGE_SIZE, Page, Pool, Reclaim};
 
-use crate::chunks::Chunks;
+use crate::{chunks::Chunks, counter::Counter};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -65,6 +65,8 @@ struct Shared {
     limit_bytes: AtomicU64,
     /// Missed units that were not kept because the cache is full.
     refused: AtomicU32,
+    hit_bytes: Counter,
+    missed_units: Counter,
     bases: Mutex<Bases>,
 }
 
@@ -82,6 +84,8 @@ impl BaseCache {
             pool: pool.clone(),
             limit_bytes: AtomicU64::new(limit_bytes),
             refused: AtomicU32::new(0),
+            hit_bytes: Counter::default(),
+            missed_units: Counter::default(),
             bases: Mutex::default(),
         });
         pool.set_reclaim(&shared);
@@ -102,6 +106,16 @@ impl BaseCache {
     /// Returns the bytes of the pool that the cache uses.
     pub fn used_bytes(&self) -> u64 {
         self.0.used_bytes(&mut self.0.bases())
+    }
+
+    /// Returns how many bytes were read from the kept pages of all bases.
+    pub fn hit_bytes(&self) -> u64 {
+        self.0.hit_bytes.sum()
+    }
+
+    /// Returns how often a unit was read from a base because its pages were not kept.
+    pub fn missed_units(&self) -> u64 {
+        self.0.missed_units.sum()
     }
 
     /// Creates a base's part of the cache; `None` if its pages are not worth keeping, or there is no
@@ -226,6 +240,9 @@ impl KeptPages {
             }
             done = end;
         }
+        if done > 0 {
+            self.cache.hit_bytes.add(done as u64);
+        }
         done
     }
 
@@ -262,6 +279,7 @@ impl KeptPages {
         let number = offset / self.unit_bytes;
         let state = self.units.make(number)?;
         let before = state.fetch_or(SEEN, Relaxed);
+        self.cache.missed_units.add(1);
         if before & (KEPT | BUSY) != 0 {
             return None;
         }

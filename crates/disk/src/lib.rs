@@ -22,6 +22,7 @@ mod base_cache;
 mod below;
 mod checked;
 mod chunks;
+mod counter;
 mod device;
 mod handover;
 mod patient;

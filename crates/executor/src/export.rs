@@ -13,6 +13,7 @@ use std::{
 use pagefold_disk::{BlockDevice, Checked};
 
 use crate::{
+    activity::{Activities, Activity, AllDone, Latencies, Removed},
     quota::{Quota, RateLimit},
     watch::{Event, Watch, Watchers},
 };
@@ -51,6 +52,8 @@ pub struct Export {
     hidden: bool,
     private: bool,
     rate: Arc<RateLimit>,
+    /// Of the set that the export was added to.
+    latencies: Option<Arc<Latencies>>,
     state: Mutex<ExportState>,
 }
 
@@ -58,7 +61,14 @@ pub struct Export {
 struct ExportState {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,
+    activities: Activities,
     quota: Quota,
+}
+
+/// What an export that was removed leaves.
+struct Left {
+    device: Option<Arc<dyn BlockDevice>>,
+    accesses: Vec<Weak<Access>>,
 }
 
 impl ExportState {
@@ -79,6 +89,8 @@ pub struct Access {
     is_seated: AtomicBool,
     /// The rate of the export's clients.
     pub rate: Arc<RateLimit>,
+    /// What the connection does.
+    pub activity: Arc<Activity>,
 }
 
 impl Access {
@@ -150,9 +162,14 @@ impl Export {
     }
 
     fn made(name: String, device: Arc<dyn BlockDevice>, read_only: bool) -> Self {
-        let state = ExportState { device: Some(device), accesses: Vec::new(), quota: Quota::default() };
+        let state = ExportState {
+            device: Some(device),
+            accesses: Vec::new(),
+            activities: Activities::default(),
+            quota: Quota::default(),
+        };
         let (name, rate) = (Mutex::new(name.into()), Arc::default());
-        Self { name, read_only, hidden: false, private: false, rate, state: Mutex::new(state) }
+        Self { name, read_only, hidden: false, private: false, rate, latencies: None, state: Mutex::new(state) }
     }
 
     /// Returns the name that clients ask for.
@@ -230,6 +247,7 @@ impl Export {
             device: Mutex::new(Some(Arc::new(device))),
             is_seated: AtomicBool::new(false),
             rate: Arc::clone(&self.rate),
+            activity: state.activities.begin(self.latencies.clone()),
         });
         state.accesses.retain(|access| access.strong_count() != 0);
         state.accesses.push(Arc::downgrade(&access));
@@ -249,6 +267,11 @@ impl Export {
         lock(&self.state).accesses.iter().any(|own| own.as_ptr() == Arc::as_ptr(access))
     }
 
+    /// Returns what its clients have done since it was added.
+    pub fn done(&self) -> AllDone {
+        lock(&self.state).activities.done()
+    }
+
     /// Returns whether it has not been removed.
     fn exists(&self) -> bool {
         lock(&self.state).device.is_some()
@@ -259,12 +282,18 @@ impl Export {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
     }
 
-    /// Keeps later requests from the device, which is dropped with the last request that uses it.
-    fn close(&self) {
+    /// Keeps later clients from the export. Also returns what its clients do.
+    fn leave(&self) -> (Left, Activities) {
         let mut state = lock(&self.state);
-        let device = state.device.take();
-        let accesses = std::mem::take(&mut state.accesses);
-        drop(state);
+        let left = Left { device: state.device.take(), accesses: std::mem::take(&mut state.accesses) };
+        (left, std::mem::take(&mut state.activities))
+    }
+}
+
+impl Left {
+    /// Keeps later requests from the device, which is dropped with the last request that uses it.
+    fn close(self) {
+        let Self { device, accesses } = self;
         // Dropping a device may take time, so no lock is held.
         for access in accesses.iter().filter_map(Weak::upgrade) {
             let device = lock(&access.device).take();
@@ -302,6 +331,8 @@ struct ExportTable {
     by_age: BTreeMap<u64, Arc<Export>>,
     next_number: u64,
     watchers: Watchers,
+    latencies: Arc<Latencies>,
+    removed: Removed,
 }
 
 impl Exports {
@@ -339,13 +370,18 @@ impl Exports {
         Self::add_to(table, export, number)
     }
 
-    fn add_to(mut table: RwLockWriteGuard<'_, ExportTable>, export: Export, number: u64) -> Result<(), ExportError> {
+    fn add_to(
+        mut table: RwLockWriteGuard<'_, ExportTable>,
+        mut export: Export,
+        number: u64,
+    ) -> Result<(), ExportError> {
         let name = export.name();
         check_name(&name)?;
         if table.numbers.contains_key(&name) {
             return Err(ExportError::Duplicate(name.to_string()));
         }
         table.next_number = table.next_number.max(number + 1);
+        export.latencies = Some(Arc::clone(&table.latencies));
         let export = Arc::new(export);
         if !export.hidden {
             let (name, export) = (Arc::clone(&name), Arc::clone(&export));
@@ -395,8 +431,11 @@ impl Exports {
         if !export.hidden {
             table.watchers.tell(&Event::Removed { number, name, export: Arc::clone(&export) });
         }
+        // While the table is locked, so that what was done is always counted once.
+        let (left, activities) = export.leave();
+        table.removed.lock().add(activities);
         drop(table);
-        export.close();
+        left.close();
         Some(export)
     }
 
@@ -424,6 +463,19 @@ impl Exports {
             table.watchers.tell(&Event::Renamed { number, before: old.into(), name });
         }
         Ok(())
+    }
+
+    /// Returns what clients of all exports have done, also of those that were removed.
+    pub fn done(&self) -> AllDone {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = table.removed.lock().done();
+        table.by_age.values().for_each(|export| sum.add(&export.done()));
+        sum
+    }
+
+    /// Returns how long their requests took.
+    pub fn latencies(&self) -> Arc<Latencies> {
+        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner).latencies)
     }
 
     /// Returns the number of exports.

@@ -8,9 +8,10 @@
 //! Each connection, open file or queue is a [`Client`] of an [`Export`], and counts as such. A
 //! [`Change`] that finds no room waits without a thread if its device says so; when it is done, its
 //! [`Completion`] replies. A transport that mirrors the exports, such as a folder with a file for
-//! each, has a [`Watch`].
+//! each, has a [`Watch`]. It counts the requests of a client with its [`Activity`].
 #![forbid(unsafe_code)]
 
+mod activity;
 mod change;
 mod client;
 mod executor;
@@ -21,6 +22,7 @@ mod scratch;
 mod waiting;
 mod watch;
 
+pub use activity::{Activity, AllDone, Done, Latencies, Operation, SAMPLED, Started, Times};
 pub use change::{Attempt, Change, Keep, Payload, Storage};
 pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError, Thread};
 pub use executor::{Batch, Executor, Reserved, THREAD_BYTES, Task, Working, spawn};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fuser::{Errno, FileHandle, FopenFlags, ReplyEmpty, ReplyOpen, ReplyWrite};
 use pagefold_disk::BlockDevice;
-use pagefold_executor::{Client, Completion, Failed};
+use pagefold_executor::{Client, Completion, Failed, Operation, Started};
 
 use crate::open::{OpenFile, OpenFiles};
 
@@ -38,13 +38,16 @@ pub(crate) struct Answer {
     client: Arc<Client>,
     /// Whether the device is flushed before the reply.
     syncs: bool,
+    started: Started,
     /// Until there is a result. If the device panics, the reply is dropped, which sends EIO.
     reply: Option<Reply>,
 }
 
 impl Answer {
-    pub(crate) fn new(file: &OpenFile, reply: Reply) -> Self {
-        Self { client: Arc::clone(&file.client), syncs: false, reply: Some(reply) }
+    /// Begins a change of `len_bytes`.
+    pub(crate) fn new(file: &OpenFile, operation: Operation, len_bytes: u64, reply: Reply) -> Self {
+        let started = file.client.access().activity.begin(operation, len_bytes);
+        Self { client: Arc::clone(&file.client), syncs: false, started, reply: Some(reply) }
     }
 
     /// Flushes the device after the change if `syncs`.
@@ -67,6 +70,7 @@ impl Completion for Answer {
 
     fn done(&mut self, result: Result<(), Failed>) {
         let result = result.and_then(|()| self.sync());
+        self.client.access().activity.end(self.started, result.is_ok());
         if let Some(reply) = self.reply.take() {
             reply.send(result.map_err(|failed| Errno::from_i32(failed.errno())));
         }

@@ -16,7 +16,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use pagefold_disk::{BlockDevice, Zeroes};
-use pagefold_executor::{Attempt, Change, Completion, Keep, Scratch, Storage};
+use pagefold_executor::{Attempt, Change, Completion, Keep, Operation, Scratch, Storage};
 use pagefold_mount::Poller;
 use rustix::fs::{FallocateFlags, OFlags};
 
@@ -78,7 +78,7 @@ fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: Rep
         return reply.error(Errno::EFBIG);
     }
     let data = &data[..len];
-    let answer = Answer::new(file, Reply::Written(reply, len as u32)).synced(syncs);
+    let answer = Answer::new(file, Operation::Write, len as u64, Reply::Written(reply, len as u32)).synced(syncs);
     let access = file.client.access();
     let Some(start) = access.rate.begin(len as u64) else { return run(file, Change::write(offset, data), answer) };
     match data.keep(file.client.share()) {
@@ -114,10 +114,10 @@ fn allocate(file: &Arc<OpenFile>, offset: u64, len: u64, mode: FallocateFlags, r
     let keeps_size = mode.contains(FallocateFlags::KEEP_SIZE);
     let end = offset.saturating_add(len);
     let len = end.min(size).saturating_sub(offset);
-    let asked = if mode == FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE {
-        Change::discard(offset, len)
+    let (operation, asked) = if mode == FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE {
+        (Operation::Discard, Change::discard(offset, len))
     } else if mode - FallocateFlags::KEEP_SIZE == FallocateFlags::ZERO_RANGE {
-        Change::write_zeroes(offset, len, Zeroes::Allocated)
+        (Operation::WriteZeroes, Change::write_zeroes(offset, len, Zeroes::Allocated))
     } else {
         return reply.error(Errno::EOPNOTSUPP);
     };
@@ -127,21 +127,26 @@ fn allocate(file: &Arc<OpenFile>, offset: u64, len: u64, mode: FallocateFlags, r
     if len == 0 {
         return reply.ok();
     }
-    run(file, asked, Answer::new(file, Reply::Empty(reply)));
+    run(file, asked, Answer::new(file, operation, len, Reply::Empty(reply)));
 }
 
 /// Flushes the device, in a thread of the executor if that takes long.
 fn flush(file: &Arc<OpenFile>, reply: ReplyEmpty) {
+    let started = file.client.access().activity.begin(Operation::Flush, 0);
+    let flushing = Arc::clone(file);
+    let send = move |flushed: Result<(), Errno>| {
+        flushing.client.access().activity.end(started, flushed.is_ok());
+        Reply::Empty(reply).send(flushed);
+    };
     let tried = file.device().and_then(|device| device.try_flush().map_err(|error| errno(&error)));
     match tried {
-        Ok(true) => return reply.ok(),
+        Ok(true) => return send(Ok(())),
         Ok(false) => {}
-        Err(errno) => return reply.error(errno),
+        Err(errno) => return send(Err(errno)),
     }
     let flushing = Arc::clone(file);
     let work = move |_: &mut Scratch| {
-        let flushed = flushing.device().and_then(|device| device.flush().map_err(|error| errno(&error)));
-        Reply::Empty(reply).send(flushed);
+        send(flushing.device().and_then(|device| device.flush().map_err(|error| errno(&error))));
     };
     file.hand_on(work);
 }
@@ -232,7 +237,7 @@ impl Filesystem for ExportFilesystem {
             let size = file.device().map_or(0, |device| device.size_bytes());
             if empties && size > 0 {
                 let reply = Reply::Opened(reply, handle, flags, Arc::clone(&self.open));
-                return run(&file, Change::discard(0, size), Answer::new(&file, reply));
+                return run(&file, Change::discard(0, size), Answer::new(&file, Operation::Discard, size, reply));
             }
             reply.opened(handle, flags);
         });

@@ -13,7 +13,7 @@ use std::{
 use fuser::{Errno, ReplyData};
 use memmap2::MmapMut;
 use pagefold_disk::{BlockDevice, Error};
-use pagefold_executor::{Device, Lent, Scratch};
+use pagefold_executor::{Device, Lent, Operation, Scratch, Started};
 
 use crate::open::OpenFile;
 
@@ -56,7 +56,8 @@ impl Buffers {
         if len == 0 {
             return reply.data(&[]);
         }
-        let reading = Reading { buffers: Arc::clone(self), file: Arc::clone(file), offset, len, reply };
+        let started = file.client.access().activity.begin(Operation::Read, len as u64);
+        let reading = Reading { buffers: Arc::clone(self), file: Arc::clone(file), offset, len, started, reply };
         match file.client.access().rate.begin(len as u64) {
             None => self.begin(reading),
             Some(start) => file.run_at(start, move || reading.finish(&mut Scratch::default(), None)),
@@ -69,15 +70,15 @@ impl Buffers {
             return reading.hand_on(&[]);
         }
         // There is one for each thread that is here.
-        let Some(mut buffer) = self.receiving().pop() else { return reading.reply.error(Errno::ENOMEM) };
+        let Some(mut buffer) = self.receiving().pop() else { return reading.end(Err(Errno::ENOMEM)) };
         let tried = reading.file.device().and_then(|device| {
             let tried = device.try_read(reading.offset, &mut buffer[..reading.len]);
             tried.or_else(|error| if is_outside(&error) { Ok(0) } else { Err(errno(&error)) })
         });
         match tried {
-            Ok(filled) if filled == reading.len => reading.reply.data(&buffer[..filled]),
+            Ok(filled) if filled == reading.len => reading.end(Ok(&buffer[..filled])),
             Ok(filled) => reading.hand_on(&buffer[..filled]),
-            Err(errno) => reading.reply.error(errno),
+            Err(errno) => reading.end(Err(errno)),
         }
         self.receiving().push(buffer);
     }
@@ -89,6 +90,7 @@ struct Reading {
     file: Arc<OpenFile>,
     offset: u64,
     len: usize,
+    started: Started,
     reply: ReplyData,
 }
 
@@ -99,6 +101,14 @@ struct Begun {
 }
 
 impl Reading {
+    fn end(self, result: Result<&[u8], Errno>) {
+        self.file.client.access().activity.end(self.started, result.is_ok());
+        match result {
+            Ok(data) => self.reply.data(data),
+            Err(errno) => self.reply.error(errno),
+        }
+    }
+
     /// Lets a thread of the executor read what follows `start`; without memory to keep that, all.
     fn hand_on(self, start: &[u8]) {
         let begun = if start.is_empty() { None } else { self.file.client.share().lend(self.len) };
@@ -141,10 +151,7 @@ impl Reading {
             }
             Err(Errno::EIO)
         });
-        match result {
-            Ok(()) => self.reply.data(&buffer[..len]),
-            Err(errno) => self.reply.error(errno),
-        }
+        self.end(result.map(|()| &buffer[..len]));
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fuser::{Errno, ReplyLseek};
 use pagefold_disk::BlockDevice;
-use pagefold_executor::Device;
+use pagefold_executor::{Device, Operation, Started};
 
 use crate::{open::OpenFile, read::errno};
 
@@ -25,13 +25,14 @@ pub(crate) struct Search {
 impl Search {
     /// Answers the request; a thread of the executor does what takes long.
     pub(crate) fn run(mut self) {
+        let started = self.file.client.access().activity.begin(Operation::Other, 0);
         match self.file.device().and_then(|device| self.first(&device)) {
-            Ok(Some(found)) => self.send(found),
+            Ok(Some(found)) => self.send(started, Ok(found)),
             Ok(None) => {
                 let file = Arc::clone(&self.file);
-                file.hand_on(move |_| self.finish());
+                file.hand_on(move |_| self.finish(started));
             }
-            Err(errno) => self.reply.error(errno),
+            Err(errno) => self.send(started, Err(errno)),
         }
     }
 
@@ -44,7 +45,7 @@ impl Search {
         if device.may_block() { Ok(None) } else { self.look(device, size.min(self.from.saturating_add(FIRST_BYTES))) }
     }
 
-    fn finish(mut self) {
+    fn finish(mut self, started: Started) {
         let result = loop {
             // Asked for each step: a search must not keep a device that was removed.
             let looked = self.file.device().and_then(|device| {
@@ -60,10 +61,7 @@ impl Search {
                 Err(errno) => break Err(errno),
             }
         };
-        match result {
-            Ok(found) => self.send(found),
-            Err(errno) => self.reply.error(errno),
-        }
+        self.send(started, result);
     }
 
     /// Looks at the range from the place that was reached to `end`, and moves on.
@@ -82,10 +80,12 @@ impl Search {
         Ok(found)
     }
 
-    fn send(self, found: u64) {
-        match i64::try_from(found) {
+    fn send(self, started: Started, result: Result<u64, Errno>) {
+        let result = result.and_then(|found| i64::try_from(found).map_err(|_| Errno::EOVERFLOW));
+        self.file.client.access().activity.end(started, result.is_ok());
+        match result {
             Ok(found) => self.reply.offset(found),
-            Err(_) => self.reply.error(Errno::EOVERFLOW),
+            Err(errno) => self.reply.error(errno),
         }
     }
 }

@@ -58,8 +58,8 @@ pub enum Refused {
     },
 }
 
-/// The number of the variants of [`Refused`].
-const REASONS: usize = 6;
+/// The names of the variants of [`Refused`].
+const REASONS: [&str; 6] = ["connections", "accept", "thread", "memory", "work", "tls"];
 
 /// The callback for refused clients.
 #[derive(Clone, Default)]
@@ -109,7 +109,9 @@ struct Connections {
     /// Number of clients of other transports with a place.
     others: usize,
     /// Time of the last report of a refused client, for each reason.
-    told: [Option<Instant>; REASONS],
+    told: [Option<Instant>; REASONS.len()],
+    /// How often clients were refused or have to wait, for each reason.
+    refused: [u64; REASONS.len()],
 }
 
 struct Admitted {
@@ -174,6 +176,7 @@ impl Control {
                 private: 0,
                 others: 0,
                 told: Default::default(),
+                refused: Default::default(),
             }),
             ended: Condvar::new(),
             when_refused,
@@ -303,7 +306,7 @@ impl Control {
         let stream = self.adopt_stream(number, fd)?;
         let idle = self.common.executor.memory().take_idle().ok_or(AdoptError::Memory)?;
         let session = Session { access, headers: state.headers, contexts: state.contexts.clone() };
-        let (parked, output) = state.into_parked()?;
+        let (parked, output) = state.into_parked(&session)?;
         self.lock().all.insert(number, Admitted { stream: Arc::clone(&stream), private: false });
         let presence = Presence::begin(&self.when_client, &stream, export.name());
         let seat = Seat { control: Arc::clone(self), number, idle: Some(idle), presence };
@@ -358,9 +361,15 @@ impl Control {
         Ok(OtherSeat(Arc::clone(self)))
     }
 
-    /// Reports why a client is not served, unless that reason was reported within [`TELL_PAUSE`].
+    /// Returns how often clients were refused or have to wait, by reason.
+    pub(crate) fn refused(&self) -> [(&'static str, u64); REASONS.len()] {
+        let counts = self.lock().refused;
+        std::array::from_fn(|reason| (REASONS[reason], counts[reason]))
+    }
+
+    /// Counts a client that is not served. Reports why, unless that reason was reported within
+    /// [`TELL_PAUSE`].
     pub(crate) fn tell(&self, why: Refused) {
-        let WhenRefused(Some(tell)) = &self.when_refused else { return };
         let reason = match why {
             Refused::Full(_) => 0,
             Refused::Accept(_) => 1,
@@ -370,13 +379,14 @@ impl Control {
             Refused::Tls { .. } => 5,
         };
         let mut connections = self.lock();
+        connections.refused[reason] += 1;
         let told = &mut connections.told[reason];
         let due = told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
         if due {
             *told = Some(Instant::now());
         }
         drop(connections);
-        if due {
+        if let (WhenRefused(Some(tell)), true) = (&self.when_refused, due) {
             tell(why);
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     negotiate::Session,
     pieces::Pieces,
     protocol::{Context, Errno, Headers, MAX_PAYLOAD_BYTES, Request},
-    request::Refusal,
+    request::{Arrived, Refusal},
 };
 
 /// Sockets with their states. `D` is a descriptor.
@@ -147,7 +147,7 @@ pub enum AdoptError {
 impl ClientState {
     pub(crate) fn of(export: String, session: &Session, parked: &Parked, output: &[u8]) -> Self {
         let unfinished = parked.unfinished.as_ref().map(|Unfinished { pieces, left_bytes }| UnfinishedState {
-            request: pieces.request,
+            request: *pieces.request,
             left_bytes: *left_bytes,
             failure: pieces.refusal().map(|refusal| (refusal.errno as u32, refusal.message)),
         });
@@ -162,7 +162,7 @@ impl ClientState {
     }
 
     /// Returns what a leader continues with.
-    pub(crate) fn into_parked(self) -> Result<(Parked, Vec<u8>), AdoptError> {
+    pub(crate) fn into_parked(self, session: &Session) -> Result<(Parked, Vec<u8>), AdoptError> {
         let Self { input, output, unfinished, .. } = self;
         let unfinished = unfinished.map(|UnfinishedState { request, left_bytes, failure }| {
             // Other requests are refused before their payload is received.
@@ -172,13 +172,13 @@ impl ClientState {
             if failure.is_none() && !is_checked {
                 return Err(AdoptError::Invalid("an unfinished request is longer than possible"));
             }
-            let pieces = Pieces::new(request);
+            let pieces = Pieces::new(Arrived::new(request, session));
             if let Some((errno, message)) = failure {
                 pieces.fail(Refusal::new(Errno::of_linux(i32::try_from(errno).unwrap_or_default()), message));
             }
             Ok(Unfinished { pieces, left_bytes })
         });
-        Ok((Parked { input, unfinished: unfinished.transpose()? }, output))
+        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None }, output))
     }
 }
 

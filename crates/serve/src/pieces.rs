@@ -10,7 +10,7 @@ use pagefold_executor::{Change, Device};
 
 use crate::{
     protocol::{Request, command, command_flag},
-    request::{PAGE_BYTES, Refusal, flush_if_asked},
+    request::{Arrived, PAGE_BYTES, Refusal, flush_if_asked},
 };
 
 /// A change that runs in pieces. The reply is due when all holders are done.
@@ -19,7 +19,7 @@ use crate::{
 /// holders = pieces being written or waiting for room + 1 until the whole payload has been received
 /// ```
 pub(crate) struct Pieces {
-    pub(crate) request: Request,
+    pub(crate) request: Arrived,
     holders: AtomicUsize,
     /// The first error; later ones are dropped.
     refusal: Mutex<Option<Refusal>>,
@@ -27,7 +27,7 @@ pub(crate) struct Pieces {
 
 impl Pieces {
     /// Creates the value with one holder, the caller.
-    pub(crate) fn new(request: Request) -> Arc<Self> {
+    pub(crate) fn new(request: Arrived) -> Arc<Self> {
         Arc::new(Self { request, holders: AtomicUsize::new(1), refusal: Mutex::new(None) })
     }
 

@@ -1,7 +1,9 @@
 //! One request: validation and execution.
 
+use std::ops::Deref;
+
 use pagefold_disk::{self as disk, BlockDevice, Change, Extent};
-use pagefold_executor::{Device, Failed};
+use pagefold_executor::{Device, Failed, Operation, Started};
 
 use crate::{
     negotiate::Session,
@@ -72,6 +74,40 @@ impl Refusal {
             error => Errno::of_linux(error.errno()),
         };
         Self::new(errno, error.to_string())
+    }
+}
+
+/// A request that has been received. Its reply, of which there is one, ends it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    request: Request,
+    started: Started,
+}
+
+impl Arrived {
+    pub(crate) fn new(request: Request, session: &Session) -> Self {
+        let (operation, len_bytes) = match request.kind {
+            command::READ => (Operation::Read, request.len_bytes),
+            command::WRITE => (Operation::Write, request.len_bytes),
+            command::TRIM => (Operation::Discard, request.len_bytes),
+            command::WRITE_ZEROES => (Operation::WriteZeroes, request.len_bytes),
+            command::FLUSH => (Operation::Flush, 0),
+            _ => (Operation::Other, 0),
+        };
+        Self { request, started: session.access.activity.begin(operation, len_bytes) }
+    }
+
+    /// Counts the request.
+    fn end(&self, session: &Session, is_ok: bool) {
+        session.access.activity.end(self.started, is_ok);
+    }
+}
+
+impl Deref for Arrived {
+    type Target = Request;
+
+    fn deref(&self) -> &Request {
+        &self.request
     }
 }
 
@@ -185,8 +221,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Replies that `request` failed.
-    pub(crate) fn refuse(&mut self, request: &Request, headers: Headers, refusal: &Refusal) {
-        let errno = refusal.errno as u32;
+    pub(crate) fn refuse(&mut self, request: &Arrived, session: &Session, refusal: &Refusal) {
+        request.end(session, false);
+        let (errno, headers) = (refusal.errno as u32, session.headers);
         if headers == Headers::Simple {
             return self.push(&encode_simple_reply(errno, request.cookie));
         }
@@ -202,33 +239,35 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     }
 
     /// Replies to `request`, which returns no data, with its result.
-    pub(crate) fn finish(&mut self, request: &Request, headers: Headers, result: Result<(), Refusal>) {
-        match result {
-            Err(refusal) => self.refuse(request, headers, &refusal),
-            Ok(()) if headers == Headers::Extended => {
-                self.chunk(request, headers, chunk::FLAG_DONE, chunk::NONE, 0);
-            }
-            Ok(()) => self.push(&encode_simple_reply(0, request.cookie)),
+    pub(crate) fn finish(&mut self, request: &Arrived, session: &Session, result: Result<(), Refusal>) {
+        if let Err(refusal) = result {
+            return self.refuse(request, session, &refusal);
+        }
+        request.end(session, true);
+        if session.headers == Headers::Extended {
+            self.chunk(request, session.headers, chunk::FLAG_DONE, chunk::NONE, 0);
+        } else {
+            self.push(&encode_simple_reply(0, request.cookie));
         }
     }
 
     /// Answers a request that neither reads nor changes the device. There must be room for
     /// [`REPLY_OVERHEAD_BYTES`]. A block status returns as many extents as fit.
-    pub(crate) fn execute(&mut self, request: &Request, session: &Session, device: Option<&Device>) {
-        let headers = session.headers;
+    pub(crate) fn execute(&mut self, request: &Arrived, session: &Session, device: Option<&Device>) {
         let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
             command::BLOCK_STATUS => {
-                self.block_status(request, session, device).map_err(|error| Refusal::of(&error, request))
+                let told = self.block_status(request, session, device).map(|()| request.end(session, true));
+                told.map_err(|error| Refusal::of(&error, request))
             }
             kind => {
                 // CACHE has nothing to do: the pages are already as close as they get.
                 let flushed =
                     if kind == command::FLUSH { flush(request, device) } else { flush_if_asked(request, Some(device)) };
-                flushed.map(|()| self.finish(request, headers, Ok(())))
+                flushed.map(|()| self.finish(request, session, Ok(())))
             }
         });
         if let Err(refusal) = result {
-            self.refuse(request, headers, &refusal);
+            self.refuse(request, session, &refusal);
         }
     }
 
@@ -281,7 +320,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
 /// of its header; a later error breaks the connection.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    request: Request,
+    request: Arrived,
     headers: Headers,
     done_bytes: u64,
 }
@@ -292,7 +331,7 @@ pub(crate) struct Reading {
 pub(crate) struct ReadBroke;
 
 impl Reading {
-    pub(crate) fn new(request: Request, headers: Headers) -> Self {
+    pub(crate) fn new(request: Arrived, headers: Headers) -> Self {
         Self { request, headers, done_bytes: 0 }
     }
 
@@ -319,18 +358,21 @@ impl Reading {
     pub(crate) fn fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
+        session: &Session,
         device: Option<&Device>,
     ) -> Result<Filled, ReadBroke> {
-        self.fill_with(replies, device, true, |device, at, data| device.read(at, data).map(|()| true))
+        self.fill_with(replies, session, device, true, |device, at, data| device.read(at, data).map(|()| true))
     }
 
     /// The same, as far as it need not wait for storage.
     pub(crate) fn try_fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
+        session: &Session,
         device: Option<&Device>,
     ) -> Result<Filled, ReadBroke> {
-        self.fill_with(replies, device, false, |device, at, data| Ok(device.try_read(at, data)? == data.len()))
+        let read = |device: &Device, at, data: &mut [u8]| Ok(device.try_read(at, data)? == data.len());
+        self.fill_with(replies, session, device, false, read)
     }
 
     /// The same, with `read`, which returns whether it has filled the data. Unless it `may_wait`, holes
@@ -338,6 +380,7 @@ impl Reading {
     pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
+        session: &Session,
         device: Option<&Device>,
         may_wait: bool,
         read: impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
@@ -349,11 +392,17 @@ impl Reading {
         };
         match result {
             Ok(false) => Ok(Filled::Blocks),
-            Ok(true) if self.left_bytes() == 0 => Ok(Filled::All),
+            Ok(true) if self.left_bytes() == 0 => {
+                self.request.end(session, true);
+                Ok(Filled::All)
+            }
             Ok(true) => Ok(Filled::Part),
-            Err(_) if self.is_in_one_piece() && self.done_bytes != 0 => Err(ReadBroke),
+            Err(_) if self.is_in_one_piece() && self.done_bytes != 0 => {
+                self.request.end(session, false);
+                Err(ReadBroke)
+            }
             Err(refusal) => {
-                replies.refuse(&self.request, self.headers, &refusal);
+                replies.refuse(&self.request, session, &refusal);
                 Ok(Filled::All)
             }
         }
@@ -377,7 +426,7 @@ impl Reading {
         device: &Device,
         read: &impl Fn(&Device, u64, &mut [u8]) -> Result<bool, disk::Error>,
     ) -> Result<bool, Refusal> {
-        let Request { offset, len_bytes, cookie, .. } = self.request;
+        let Request { offset, len_bytes, cookie, .. } = *self.request;
         let begins = self.done_bytes == 0;
         let header_bytes = match self.headers {
             _ if !begins => 0,

@@ -321,6 +321,12 @@ impl ServerHandle {
         self.0.limit()
     }
 
+    /// Returns how often clients were refused or have to wait, by reason, as [`Refused`](crate::Refused)
+    /// has them: `connections`, `accept`, `thread`, `memory`, `work` and `tls`.
+    pub fn refused(&self) -> [(&'static str, u64); 6] {
+        self.0.refused()
+    }
+
     /// Changes [`Limits::connections`] and returns the previous number. If more connections exist,
     /// they continue, and further ones are refused.
     pub fn set_connections(&self, connections: usize) -> usize {

@@ -94,6 +94,11 @@ impl BaseCaches {
         self.pages.set_limit(pages_bytes(pool, self.given_bytes));
     }
 
+    /// Returns the bytes of decoded clusters, and the most that these may be.
+    pub(crate) fn clusters_bytes(&self) -> (u64, u64) {
+        (self.clusters.kept_bytes() as u64, self.clusters.limit_bytes() as u64)
+    }
+
     /// Returns what clients of the control socket see.
     pub(crate) fn figures(&self) -> Figures {
         let figures = [

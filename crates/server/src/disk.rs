@@ -7,7 +7,8 @@ use std::{
 };
 
 use pagefold_control::{DiskKind, DiskQuota, DiskStat, Figures};
-use pagefold_disk::{BlockDevice, Figure, Waits};
+use pagefold_disk::{BlockDevice, DiskStats, Figure, Waits};
+use pagefold_executor::{AllDone, Done, Operation};
 
 use crate::{
     backing::{Backing, BaseDisk},
@@ -69,6 +70,20 @@ pub(crate) struct Found {
     pub(crate) exported: Exported,
     /// Its own socket.
     pub(crate) socket: Option<PathBuf>,
+}
+
+/// The figures of a disk at one moment, for metrics.
+pub(crate) struct Measured {
+    pub(crate) name: String,
+    pub(crate) kind: DiskKind,
+    pub(crate) size_bytes: u64,
+    pub(crate) limit_bytes: Option<u64>,
+    /// `None` for a base.
+    pub(crate) stats: Option<DiskStats>,
+    pub(crate) clients: u64,
+    /// Requests that wait for room.
+    pub(crate) waiting: u64,
+    pub(crate) done: AllDone,
 }
 
 /// A disk's export at one moment.
@@ -141,14 +156,41 @@ impl Disk {
         }
     }
 
-    /// Returns the figures of the disk under this name.
-    pub(crate) fn stat(&self, name: String) -> DiskStat {
+    /// Returns the figures of the disk under this name for metrics.
+    pub(crate) fn measured(&self, name: String, clients: u64, done: AllDone) -> Measured {
+        Measured {
+            name,
+            kind: self.backing.kind(),
+            size_bytes: self.backing.size_bytes(),
+            limit_bytes: self.limit_bytes,
+            stats: self.backing.stats(),
+            clients,
+            waiting: self.waiting().unwrap_or(0),
+            done,
+        }
+    }
+
+    /// Returns the figures of the disk under this name, whose clients have `done` this.
+    pub(crate) fn stat(&self, name: String, done: &AllDone) -> DiskStat {
         let waiting = self.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
         let stats = self.backing.stats();
-        let figures = stats.map_or_else(Figures::new, |stats| limited(stats.figures()).chain(waiting).collect());
+        let mut figures = stats.map_or_else(Figures::new, |stats| limited(stats.figures()).chain(waiting).collect());
+        figures.extend(done_figures(done));
         let (kind, size_bytes) = (self.backing.kind(), self.backing.size_bytes());
         DiskStat { name, size_bytes, limit_bytes: self.limit_bytes, kind, figures }
     }
+}
+
+/// Returns what clients have done as figures, without those that are 0.
+pub(crate) fn done_figures(done: &AllDone) -> impl Iterator<Item = (String, serde_json::Value)> {
+    let figures = Operation::ALL.map(|operation| {
+        let Done { requests, errors, bytes, timed, timed_ns } = done.of(operation);
+        let figures =
+            [("requests", requests), ("errors", errors), ("bytes", bytes), ("timed", timed), ("timed_ns", timed_ns)];
+        figures.map(|(figure, value)| (operation, figure, value))
+    });
+    let figures = figures.into_iter().flatten().filter(|(_, _, value)| *value > 0);
+    figures.map(|(operation, figure, value)| (format!("{}_{figure}", operation.name()), value.into()))
 }
 
 /// Converts the figures without the limit, which has its own field.

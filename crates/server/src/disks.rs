@@ -6,17 +6,21 @@
 use std::{
     io::ErrorKind,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use pagefold_base::Base;
 use pagefold_codec::Codec;
 use pagefold_control::{
-    Add, Batch, Changes, Code, Compacted, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork, FrozenRuns, Instant,
-    MAX_NAME_BYTES, Resize,
+    Add, Batch, Changes, Code, Compacted, DiskKind, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork,
+    FrozenRuns, Instant, MAX_NAME_BYTES, Resize,
 };
-use pagefold_disk::{BlockDevice, Error as BlockError, NewPoolError, Pool, PoolConfig};
+use pagefold_disk::{BlockDevice, Error as BlockError, NewPoolError, Pool, PoolConfig, PoolStats};
+use pagefold_executor::{AllDone, Latencies};
 use pagefold_serve::{Exports, Limits, ServerHandle};
 use pagefold_storage::Open;
 
@@ -27,7 +31,7 @@ use crate::{
     client_memory::ClientMemory,
     compaction::Compaction,
     counted::Counted,
-    disk::{Disk, Found, RECORD_BYTES, limited},
+    disk::{Disk, Found, Measured, RECORD_BYTES, limited},
     instants::{HeldInstant, Instants},
     process::anonymous_bytes,
     socket,
@@ -69,6 +73,8 @@ pub(crate) struct Disks {
     open: Arc<Open>,
     instants: Arc<Instants>,
     compaction: Compaction,
+    /// Clusters that were decoded for bases which were removed; changed with the list of disks.
+    decoded_before: AtomicU64,
     /// The limit of all disks together; held while it is set.
     limit_bytes: Mutex<Option<u64>>,
     /// Held while a disk is resized, starting before its size is read.
@@ -114,6 +120,7 @@ impl Disks {
             open,
             instants: Arc::new(Instants::new(table.exports.clone())),
             compaction: Compaction::default(),
+            decoded_before: AtomicU64::new(0),
             limit_bytes: Mutex::new(limit_bytes),
             resizing: Mutex::new(()),
             table,
@@ -135,17 +142,8 @@ impl Disks {
         bases::open(file, &*self.open, &self.base_caches, tell)
     }
 
-    pub(crate) fn base_caches(&self) -> &BaseCaches {
-        &self.base_caches
-    }
-
     pub(crate) fn table(&self) -> &Table {
         &self.table
-    }
-
-    /// Returns the limit of all disks together.
-    pub(crate) fn limit_bytes(&self) -> Option<u64> {
-        *self.limit()
     }
 
     /// Returns whether any disk is frozen.
@@ -289,6 +287,7 @@ impl Disks {
             gone.push(self.table.take(&mut entries, snapshot)?.0);
         }
         let disk = &gone[0];
+        self.decoded_before.fetch_add(disk.backing.decoded_clusters().unwrap_or(0), Relaxed);
         let over =
             disk.backing.as_base().map_or(0, |base| entries.iter().filter(|(_, other)| other.is_over(base)).count());
         // This may be the last reference. Freeing a disk takes time, so the lock is released first.
@@ -407,13 +406,80 @@ impl Disks {
 
     /// Returns the figures of a batch of disks in the order of their names.
     pub(crate) fn stats(&self, batch: Batch<'_>) -> Vec<DiskStat> {
-        self.table.batch(batch).into_iter().map(|(name, disk, _)| disk.stat(name)).collect()
+        let disks = self.table.batch(batch).into_iter();
+        let stat = |(name, disk, _): (String, Disk, u64)| {
+            let done = self.table.done(&name);
+            disk.stat(name, &done)
+        };
+        disks.map(stat).collect()
+    }
+
+    /// Returns the figures of a batch of disks for metrics, in the order of their names.
+    pub(crate) fn measured(&self, batch: Batch<'_>) -> Vec<Measured> {
+        let measured = |(name, disk, _): (String, Disk, u64)| {
+            let export = self.table.exports.get(&name);
+            let (clients, done) =
+                export.map_or_else(Default::default, |export| (export.connections() as u64, export.done()));
+            disk.measured(name, clients, done)
+        };
+        self.table.batch(batch).into_iter().map(measured).collect()
+    }
+
+    /// Returns the number of disks of each kind: those that clients write, snapshots and bases.
+    pub(crate) fn kinds(&self) -> [u64; 3] {
+        let mut kinds = [0; 3];
+        for (_, disk) in self.table.lock().iter() {
+            let kind = match disk.backing.kind() {
+                DiskKind::Snapshot => 1,
+                DiskKind::Base => 2,
+                _ => 0,
+            };
+            kinds[kind] += 1;
+        }
+        kinds
+    }
+
+    /// Returns what the clients of all disks have done, also of those that were removed.
+    pub(crate) fn done(&self) -> AllDone {
+        self.table.exports.done()
+    }
+
+    /// Returns how long their requests took.
+    pub(crate) fn latencies(&self) -> Arc<Latencies> {
+        self.table.exports.latencies()
+    }
+
+    /// Returns the name of the codec.
+    pub(crate) fn codec(&self) -> String {
+        self.table.pool.codec_name()
+    }
+
+    /// Returns the limit of all disks together.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        *self.limit()
+    }
+
+    /// Returns the memory and the contents of all disks together.
+    pub(crate) fn pool_stats(&self) -> PoolStats {
+        self.table.pool.stats()
+    }
+
+    /// Returns what is kept of bases.
+    pub(crate) fn base_caches(&self) -> &BaseCaches {
+        &self.base_caches
+    }
+
+    /// Returns the number of clusters that were decoded for bases, also for those that were removed.
+    pub(crate) fn decoded_clusters(&self) -> u64 {
+        let entries = self.table.lock();
+        let decoded: u64 = entries.iter().filter_map(|(_, disk)| disk.backing.decoded_clusters()).sum();
+        decoded + self.decoded_before.load(Relaxed)
     }
 
     /// Returns the figures of the disk `name`.
     pub(crate) fn stat(&self, name: &str) -> Result<DiskStat, Failure> {
         let disk = self.table.lock().get(name)?.clone();
-        Ok(disk.stat(name.to_owned()))
+        Ok(disk.stat(name.to_owned(), &self.table.done(name)))
     }
 
     /// Returns the figures of all disks together.
@@ -488,7 +554,7 @@ impl Disks {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::AtomicU64, sync::atomic::Ordering, thread};
+    use std::{sync::atomic::Ordering, thread};
 
     use super::*;
 

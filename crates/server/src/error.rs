@@ -1,6 +1,6 @@
 //! Reasons why a server cannot listen, and errors in words.
 
-use std::{error, io};
+use std::{error, io, net::SocketAddr};
 
 use pagefold_control::{ClientError, Failure};
 
@@ -26,6 +26,14 @@ pub enum Error {
     /// Another server cannot be taken over.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+    /// It cannot listen for clients that ask for metrics.
+    #[error("cannot serve metrics on {address}")]
+    Metrics {
+        /// Where it cannot.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
     /// The system failed.
     #[error("{what}")]
     System {

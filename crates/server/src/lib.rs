@@ -22,6 +22,7 @@
 //!
 //! ```text
 //! observer, config, error, process, machine, counted    the machine and the configuration
+//! events                                                what has happened
 //! client_memory, socket, bases                          the clients' share; sockets; files
 //! backing                                               what a disk is
 //! disk                                                  a disk with its origin and its limits
@@ -29,7 +30,8 @@
 //! in_use, forks, instants, compaction                   what is done with them
 //! disks                                                 all of that in one place
 //! ending, freeze, address, transport, belongings        how it ends; images; ways to the disks
-//! server, handover, manage, watch, listening, taken     the server; handing it over
+//! server, handover, manage, metrics, watch, exporting,
+//! listening, taken                                      the server; handing it over
 //! ```
 #![forbid(unsafe_code)]
 
@@ -46,6 +48,8 @@ mod disk;
 mod disks;
 mod ending;
 mod error;
+mod events;
+mod exporting;
 mod forks;
 mod freeze;
 mod handover;
@@ -54,6 +58,7 @@ mod instants;
 mod listening;
 mod machine;
 mod manage;
+mod metrics;
 mod observer;
 mod process;
 mod server;

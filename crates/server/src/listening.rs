@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
@@ -23,6 +23,7 @@ use crate::{
     Address, Belongings, Ending, Error, Host, Server, TakeOverError, Transport,
     address::absolute,
     ending::WhenStopping,
+    exporting::{Exporting, MetricsSocket, OpenMetrics},
     handover::Incoming,
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
@@ -43,6 +44,7 @@ pub struct Sockets {
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
     control: Option<ControlPlace>,
+    metrics: Vec<MetricsSocket>,
     transports: Vec<Box<dyn Transport>>,
     obstacles: Obstacles,
     when_stopping: Option<WhenStopping>,
@@ -135,6 +137,21 @@ impl Sockets {
         self
     }
 
+    /// Serves metrics over HTTP on a Unix socket with these permissions.
+    #[must_use]
+    pub fn metrics_unix(mut self, path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        self.metrics.push(MetricsSocket::Unix(path.into(), permissions));
+        self
+    }
+
+    /// Serves metrics over HTTP on a TCP address. Anyone who can reach it learns the names of the disks,
+    /// their sizes and how they are used.
+    #[must_use]
+    pub fn metrics_tcp(mut self, address: SocketAddr) -> Self {
+        self.metrics.push(MetricsSocket::Tcp(address));
+        self
+    }
+
     /// Also serves the disks in another way.
     #[must_use]
     pub fn transport(mut self, transport: impl Transport + 'static) -> Self {
@@ -189,6 +206,8 @@ pub struct Listening {
     nbd: Option<NbdServer>,
     transports: Started,
     control: Option<Control>,
+    // Ended before the files of its sockets are removed.
+    _metrics: Exporting,
     // Dropped last: no thread of this server uses it anymore.
     _watch: Watch,
 }
@@ -219,6 +238,7 @@ impl Server {
             tcp,
             vsock,
             control,
+            metrics,
             transports,
             obstacles,
             when_stopping,
@@ -233,10 +253,12 @@ impl Server {
         let account = Arc::clone(self.0.disks.client_memory()) as _;
         let executor = Arc::new(Executor::new(clients.threads, Memory::new(clients.memory_bytes, Some(account))));
         let (refused_to, clients_to) = (self.0.observer.clone(), self.0.observer.clone());
+        let events = Arc::clone(&self.0.events);
         let mut builder = NbdServer::builder()
             .limits(clients)
             .when_refused(move |why| refused_to.warn(&refusal(&why)))
             .when_client(move |ClientEvent { peer, export, begins, .. }| {
+                events.clients.add(u64::from(begins));
                 let does = if begins { "connected" } else { "disconnected" };
                 clients_to.debug(&format!("{peer} {does}: disk '{export}'"));
             })
@@ -270,6 +292,9 @@ impl Server {
         }
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
+        let start_time = SystemTime::now();
+        // Another process has these.
+        let opened_metrics = if incoming.is_none() { Some(OpenMetrics::open(&metrics)?) } else { None };
         let control = match &mut incoming {
             Some(incoming) => incoming.take_control()?,
             None => control.map(open_control).transpose()?,
@@ -293,8 +318,9 @@ impl Server {
         let (begun, dedupe) = (AtomicBool::new(false), self.0.dedupe);
         let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls, dedupe };
         let start = incoming.as_ref().map_or(start, Incoming::start);
+        let ends = ending.clone();
         let listened =
-            Listened { addresses, server, ending: ending.clone(), verifies_peers, files, devices, start, giving };
+            Listened { addresses, server, ending: ends, verifies_peers, files, devices, start, start_time, giving };
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
@@ -307,8 +333,20 @@ impl Server {
             incoming.confirm()?;
         }
         let control = control.map(|control| self.serve_control(control)).transpose()?;
+        let exporting = match opened_metrics {
+            Some(open) => Exporting::start(self, open)?,
+            None => Exporting::when_free(self, metrics)?,
+        };
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
-        let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), transports, control, _watch: watch };
+        let listening = Listening {
+            server: self.clone(),
+            ending,
+            nbd: Some(nbd),
+            transports,
+            control,
+            _metrics: exporting,
+            _watch: watch,
+        };
         self.tell_all(listening.control_path());
         Ok(listening)
     }
@@ -349,7 +387,7 @@ fn open_control(socket: ControlPlace) -> Result<OpenedControl, Error> {
     })
 }
 
-fn no_thread(source: io::Error) -> Error {
+pub(crate) fn no_thread(source: io::Error) -> Error {
     Error::System { what: "cannot start a thread", source }
 }
 

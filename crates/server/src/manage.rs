@@ -8,7 +8,7 @@ use pagefold_control::{
     Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
-use crate::{Address, BaseFile, Devices, Server, handover, in_use::words, server::Listened};
+use crate::{Address, BaseFile, Devices, Server, disk::done_figures, handover, in_use::words, server::Listened};
 
 fn failed(why: String) -> Failure {
     Failure::new(Code::Failed, why)
@@ -37,6 +37,7 @@ impl Manage for Server {
             figures.insert("connections".to_owned(), server.connections().into());
             figures.insert("connections_limit".to_owned(), server.connections_limit().into());
         }
+        total.figures.extend(done_figures(&self.0.disks.done()));
         ServerStat {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
@@ -71,6 +72,7 @@ impl Manage for Server {
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
         fork.check()?;
         let found = self.0.disks.fork(fork)?;
+        self.0.events.forks.add(found.len() as u64);
         found.iter().for_each(|found| self.tell_disk(found));
         Ok(found.into_iter().map(|found| self.record(found)).collect())
     }
@@ -78,12 +80,14 @@ impl Manage for Server {
     fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
         check_snapshot(name, snapshot)?;
         let found = self.0.disks.snapshot(name, snapshot)?;
+        self.0.events.snapshots.add(1);
         self.tell_disk(&found);
         Ok(self.record(found))
     }
 
     fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure> {
         let found = self.0.disks.rollback(name, snapshot, force)?;
+        self.0.events.rollbacks.add(1);
         self.0.observer.info(&format!("disk '{name}' rolled back to its snapshot '{snapshot}'"));
         Ok(self.record(found))
     }
@@ -165,11 +169,15 @@ impl Manage for Server {
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {
         self.0.observer.debug("control: compact");
         let has_begun = || self.0.listened.get().is_some_and(|listened| listened.ending.has_begun());
-        self.0.disks.compact(time, &|| !has_begun())
+        let compacted = self.0.disks.compact(time, &|| !has_begun())?;
+        self.0.events.compactions.add(1);
+        self.0.events.compacted_bytes.add(compacted.before_bytes.saturating_sub(compacted.after_bytes));
+        Ok(compacted)
     }
 
     fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let (mut instant, held) = self.0.disks.freeze(name)?;
+        self.0.events.freezes.add(1);
         self.0.observer.debug(&format!("disk '{name}' frozen as export '{}'", instant.export));
         for address in self.addresses() {
             match address {

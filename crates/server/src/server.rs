@@ -4,7 +4,7 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use pagefold_control::{
@@ -19,6 +19,7 @@ use crate::{
     disk::{Exported, Found},
     disks::{Disks, DisksConfig, TakenConfig},
     ending::Ending,
+    events::Events,
     in_use::words,
     machine,
     transport::{DeviceServer, FilePaths, Obstacles},
@@ -35,6 +36,7 @@ pub struct Server(pub(crate) Arc<ServerCore>);
 pub(crate) struct ServerCore {
     pub(crate) disks: Disks,
     pub(crate) observer: Observer,
+    pub(crate) events: Arc<Events>,
     pub(crate) clients: Limits,
     pub(crate) when_connections: Option<WhenConnections>,
     /// Whether equal pages are stored once.
@@ -55,6 +57,8 @@ pub(crate) struct Listened {
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
+    /// The same by the clock of the system, which may be set.
+    pub(crate) start_time: SystemTime,
     pub(crate) giving: Giving,
 }
 
@@ -124,7 +128,8 @@ impl Server {
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
-        let core = ServerCore { disks, observer, clients, when_connections, limit_line, dedupe, listened };
+        let events = Arc::default();
+        let core = ServerCore { disks, observer, events, clients, when_connections, limit_line, dedupe, listened };
         Ok(Self(Arc::new(core)))
     }
 
@@ -132,7 +137,9 @@ impl Server {
     pub(crate) fn taken(config: Config, taken: TakenConfig) -> Self {
         let Config { observer, dedupe, when_connections, clients, .. } = config;
         let (disks, listened) = (Disks::taken(taken), OnceLock::new());
-        let core = ServerCore { disks, observer, clients, when_connections, limit_line: None, dedupe, listened };
+        let events = Arc::default();
+        let core =
+            ServerCore { disks, observer, events, clients, when_connections, limit_line: None, dedupe, listened };
         Self(Arc::new(core))
     }
 

@@ -9,6 +9,7 @@ use std::{
 
 use pagefold_control::{Batch, Code, DiskQuota, DiskSocket, Failure, snapshot_name, split_snapshot_name};
 use pagefold_disk::{Pool, Room, Waits};
+use pagefold_executor::AllDone;
 use pagefold_serve::{Export, ExportError, Exports, Quota, ServerHandle};
 
 use crate::{
@@ -146,6 +147,11 @@ impl Table {
     /// Returns the number of an export's clients.
     pub(crate) fn clients(&self, name: &str) -> u64 {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
+    }
+
+    /// Returns what the clients of a disk have done.
+    pub(crate) fn done(&self, name: &str) -> AllDone {
+        self.exports.get(name).map_or_else(AllDone::default, |export| export.done())
     }
 
     /// Returns a disk's export as it is now; the default if there is none.

@@ -56,7 +56,8 @@ pub fn copy_program(program: impl AsRef<Path>, target: impl AsRef<Path>) {
     assert!(status.success(), "cp to {}: {status}", target.as_ref().display());
 }
 
-fn find(name: &Path) -> Option<PathBuf> {
+/// Returns the path of a program, if it is installed.
+pub fn find(name: &Path) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])

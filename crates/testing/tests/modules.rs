@@ -3,10 +3,11 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 29] = [
+const ORDER: [&str; 32] = [
     "observer",
     "config",
     "error",
+    "events",
     "process",
     "machine",
     "counted",
@@ -30,7 +31,9 @@ const ORDER: [&str; 29] = [
     "server",
     "handover",
     "manage",
+    "metrics",
     "watch",
+    "exporting",
     "listening",
     "taken",
 ];

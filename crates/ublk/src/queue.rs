@@ -24,7 +24,7 @@ use std::{
 
 use memmap2::MmapMut;
 use pagefold_disk::BlockDevice;
-use pagefold_executor::{Change, Client, Completion, Device, SCRATCH_BYTES, Scratch, THREAD_BYTES, Taken};
+use pagefold_executor::{Change, Client, Completion, Device, Operation, SCRATCH_BYTES, Scratch, THREAD_BYTES, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
@@ -220,6 +220,7 @@ impl Worker {
         let request = match Request::decode(descriptor) {
             Ok(request) => request,
             Err(errno) => {
+                self.queue.client.access().activity.refuse(Operation::Other);
                 self.queue.answer(tag, -errno.raw_os_error());
                 return Ok(());
             }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use pagefold_disk::{BlockDevice, Error, Zeroes};
-use pagefold_executor::{Client, Completion, Device, Failed};
+use pagefold_executor::{Client, Completion, Device, Failed, Operation, Started};
 use rustix::io::Errno;
 
 use crate::{
@@ -58,6 +58,18 @@ impl Request {
         Ok(Self { kind, offset, len_bytes })
     }
 
+    /// Returns what it is counted as, and the bytes of its range.
+    fn operation(&self) -> (Operation, u64) {
+        let operation = match self.kind {
+            Kind::Read => Operation::Read,
+            Kind::Write { .. } => Operation::Write,
+            Kind::Flush => Operation::Flush,
+            Kind::Discard => Operation::Discard,
+            Kind::WriteZeroes(_) => Operation::WriteZeroes,
+        };
+        (operation, self.len_bytes)
+    }
+
     /// Returns how much data it moves.
     pub(crate) fn data_bytes(&self) -> usize {
         // At most [`MAX_DATA_BYTES`].
@@ -72,17 +84,21 @@ pub(crate) struct Reply {
     len_bytes: u64,
     /// Whether the device is flushed before success is reported.
     flushes: bool,
+    started: Started,
     is_answered: bool,
 }
 
 impl Reply {
     pub(crate) fn new(queue: &Arc<Queue>, tag: u16, request: &Request) -> Self {
         let flushes = matches!(request.kind, Kind::Write { through: true });
-        Self { queue: Arc::clone(queue), tag, len_bytes: request.len_bytes, flushes, is_answered: false }
+        let (operation, len_bytes) = request.operation();
+        let started = queue.client().access().activity.begin(operation, len_bytes);
+        Self { queue: Arc::clone(queue), tag, len_bytes, flushes, started, is_answered: false }
     }
 
     fn answer(&mut self, result: i32) {
         self.is_answered = true;
+        self.queue.client().access().activity.end(self.started, result >= 0);
         self.queue.answer(self.tag, result);
     }
 

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use pagefold_disk::{BlockDevice, Error, Read, Waits, Zeroes};
-use pagefold_executor::{Attempt, Change, Device, Failed, Storage};
+use pagefold_executor::{Activity, Attempt, Change, Device, Failed, Operation, Started, Storage};
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, Permissions};
 
@@ -112,6 +112,8 @@ pub(crate) struct Request {
     data_bytes: u64,
     status: GuestAddress,
     progress: Progress,
+    /// Until it is finished.
+    started: Option<Started>,
 }
 
 /// How much of a request is done.
@@ -270,6 +272,7 @@ impl Request {
             data_bytes: 0,
             status,
             progress: Progress::default(),
+            started: None,
         };
         if let Some(kind) = request.decode_kind(&table.memory, readable) {
             request.kind = kind;
@@ -292,6 +295,21 @@ impl Request {
         if is_within {
             self.progress = progress;
         }
+    }
+
+    /// Counts the request, unless it is taken `again`.
+    pub(crate) fn start(&mut self, activity: &Activity, again: bool) {
+        let range_bytes = |ranges: &[Range]| ranges.iter().map(|range| range.len_bytes).sum();
+        let (operation, len_bytes) = match &self.kind {
+            Kind::Read(_) => (Operation::Read, self.data_bytes),
+            Kind::Write(_) => (Operation::Write, self.data_bytes),
+            Kind::Flush => (Operation::Flush, 0),
+            Kind::Discard(ranges) => (Operation::Discard, range_bytes(ranges)),
+            Kind::WriteZeroes(ranges) => (Operation::WriteZeroes, range_bytes(ranges)),
+            Kind::Identify | Kind::Refused(_) => (Operation::Other, 0),
+        };
+        let started = if again { Activity::again(operation, len_bytes) } else { activity.begin(operation, len_bytes) };
+        self.started = Some(started);
     }
 
     /// Returns how much of it is done.
@@ -530,6 +548,14 @@ impl Request {
         Ok(Ran::Done(Status::Ok))
     }
 
+    /// Counts how it has ended, and finishes it.
+    pub(crate) fn end(&mut self, activity: &Activity, memory: &GuestMemory, status: Status) -> u32 {
+        if let Some(started) = self.started.take() {
+            activity.end(started, status == Status::Ok);
+        }
+        self.finish(memory, status)
+    }
+
     /// Writes the status, and returns how many bytes of the chain were written.
     pub(crate) fn finish(&self, memory: &GuestMemory, status: Status) -> u32 {
         // The place was checked. If the memory is gone since, no driver waits for the status.
@@ -603,6 +629,7 @@ mod tests {
                 data_bytes: 4096,
                 status: GuestAddress(4096),
                 progress: Progress::default(),
+                started: None,
             };
             request.resume(Progress { ranges: 0, bytes: 1024 });
             assert_eq!(request.progress().bytes, 1024);

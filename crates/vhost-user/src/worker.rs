@@ -309,6 +309,7 @@ impl Queues {
                     continue;
                 }
             };
+            request.start(&context.client.access().activity, number < again);
             let Some(device) = &device else {
                 self.finish(request, &table.memory, Status::Failed);
                 continue;
@@ -341,8 +342,9 @@ impl Queues {
         None
     }
 
-    fn finish(&mut self, request: Request, memory: &GuestMemory, status: Status) {
-        self.answers.push((request.head, request.finish(memory, status)));
+    fn finish(&mut self, mut request: Request, memory: &GuestMemory, status: Status) {
+        let activity = &self.shared.context.client.access().activity;
+        self.answers.push((request.head, request.end(activity, memory, status)));
         self.spare = request.into_segments();
     }
 
@@ -403,7 +405,7 @@ struct Job {
 impl Job {
     /// Answers the last request, or lets it wait for room.
     fn finish(&mut self, ran: Ran) {
-        let Some(request) = self.requests.pop() else { return };
+        let Some(mut request) = self.requests.pop() else { return };
         let status = match ran {
             Ran::Done(status) => status,
             Ran::NoRoom(waits) => {
@@ -413,7 +415,8 @@ impl Job {
             // One that may wait is always done.
             Ran::Blocks => Status::Failed,
         };
-        self.vring.answer(&[(request.head, request.finish(&self.memory, status))]);
+        let activity = &self.worker.context.client.access().activity;
+        self.vring.answer(&[(request.head, request.end(activity, &self.memory, status))]);
     }
 
     /// Runs the last request.
@@ -442,8 +445,9 @@ impl Job {
 /// A request whose task panicked, or that no thread has run when the server ends, fails.
 impl Drop for Job {
     fn drop(&mut self) {
-        for request in self.requests.drain(..) {
-            self.vring.answer(&[(request.head, request.finish(&self.memory, Status::Failed))]);
+        let activity = &self.worker.context.client.access().activity;
+        for mut request in self.requests.drain(..) {
+            self.vring.answer(&[(request.head, request.end(activity, &self.memory, Status::Failed))]);
         }
     }
 }

@@ -43,7 +43,10 @@ use self::{
     devices::BlockDevices,
     files::Directory,
     notify::notify,
-    options::{TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_tcp, parse_vsock},
+    options::{
+        MetricsArg, TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_metrics, parse_tcp,
+        parse_vsock,
+    },
     pid_file::PidFile,
     place::Place,
     vhost_user::SocketDirectory,
@@ -73,6 +76,7 @@ use crate::{
   pagefold serve --size 8G --run 'nbdcopy rootfs.ext4 \"$uri\" && nbdinfo \"$uri\"'
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
   pagefold serve --export name=vm-1,size=8G --vhost-user /run/vms
+  pagefold serve --size 8G --metrics 9809
   pagefold serve --size 8G --name a --files ~/disks --run 'mkfs.ext4 \"$files/a\"'
   pagefold serve --config /etc/pagefold/serve.toml --check-config
 
@@ -157,12 +161,12 @@ pub(crate) struct Args {
     #[arg(long = "files", value_name = "DIR")]
     files_in: Option<PathBuf>,
 
-    /// Mode of the disks' Unix sockets and files, whatever the umask: with 0660, members of the group
-    /// may use them
+    /// Mode of the disks' Unix sockets and files, and of the metrics' sockets, whatever the umask: with
+    /// 0660, members of the group may use them
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     mode: u32,
 
-    /// Group of the disks' Unix sockets and files
+    /// Group of the disks' Unix sockets and files, and of the metrics' sockets
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     group: Option<u32>,
 
@@ -192,6 +196,12 @@ pub(crate) struct Args {
     /// Put the control socket here instead of in DIR
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    /// Serve metrics in the formats of OpenMetrics and Prometheus, at http://ADDRESS:PORT/metrics, on
+    /// loopback unless ADDRESS is given, or on a Unix socket, which has the mode and the group of the
+    /// disks' sockets. They name all disks
+    #[arg(long, value_name = "PATH|[ADDRESS:]PORT", value_parser = parse_metrics)]
+    metrics: Vec<MetricsArg>,
 
     #[arg(
         long,

@@ -4,7 +4,7 @@ use std::{
     ffi::{OsStr, OsString},
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
     os::unix::ffi::{OsStrExt, OsStringExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use pagefold_base::Format;
@@ -103,6 +103,21 @@ pub(crate) fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     }
     let mut found = text.to_socket_addrs().map_err(|error| format!("write PORT or ADDRESS:PORT ({error})"))?;
     found.next().ok_or_else(|| format!("'{text}' has no address"))
+}
+
+/// The value of `--metrics`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsArg {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+pub(crate) fn parse_metrics(text: &str) -> Result<MetricsArg, String> {
+    if text.contains('/') {
+        return Ok(MetricsArg::Unix(text.into()));
+    }
+    let wrong = |_| "write PORT, ADDRESS:PORT, or the path of a socket with a slash, such as ./metrics.sock".to_owned();
+    parse_tcp(text).map(MetricsArg::Tcp).map_err(wrong)
 }
 
 /// The value of `--vsock`.
@@ -204,6 +219,18 @@ mod tests {
         }
         for text in ["", "1.2.3.4", "70000", ":", "1.2.3.4:x"] {
             assert!(parse_tcp(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_on_a_socket_or_an_address() {
+        let tcp = |text: &str| Ok(MetricsArg::Tcp(text.parse().expect("an address")));
+        assert_eq!(parse_metrics("9809"), tcp("127.0.0.1:9809"));
+        assert_eq!(parse_metrics("[::]:9809"), tcp("[::]:9809"));
+        assert_eq!(parse_metrics("/run/m.sock"), Ok(MetricsArg::Unix("/run/m.sock".into())));
+        assert_eq!(parse_metrics("./1"), Ok(MetricsArg::Unix("./1".into())));
+        for text in ["", "m.sock", "1.2.3.4", "99999"] {
+            assert!(parse_metrics(text).is_err(), "{text}");
         }
     }
 

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::{
     Args, notify,
-    options::{TlsArg, VsockArg},
+    options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::server_directory::{self, ServerDirectory};
 
@@ -147,6 +147,10 @@ impl Place {
         sockets = args.tcp.iter().fold(sockets, |sockets, address| sockets.tcp(*address));
         sockets = args.vsock.iter().fold(sockets, |sockets, &VsockArg { cid, port }| sockets.vsock(cid, port));
         sockets = with_tls(sockets, args, certificates);
+        sockets = args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
+            MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
+            MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
+        });
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }

@@ -97,6 +97,7 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["cache", "--chunk-cache", &cache],
         &["completions", "bash"],
         &["man"],
+        &["top", "--interval", "0"],
         &["no-such-command"],
         &["pack", "--no-such-option"],
         &["serve", "--size", "1M", "--run", "exit 3"],

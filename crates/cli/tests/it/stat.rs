@@ -44,7 +44,7 @@ fn completions_and_manual_are_made() {
 
 #[test]
 fn help_has_examples() {
-    let disks = ["serve", "disks", "stat", "add", "resize", "rename", "reset", "limit", "compact"];
+    let disks = ["serve", "disks", "stat", "top", "add", "resize", "rename", "reset", "limit", "compact"];
     let disks = disks.into_iter().chain(["fork", "snapshot", "rollback", "diff", "drop"]);
     let images = ["pack", "ls", "cat", "info", "check", "extract", "mount"];
     for command in disks.chain(images).chain(["completions", "man"]) {

@@ -13,15 +13,14 @@ use pagefold_executor::{self as executor, InProgress, Lent, Scratch};
 use super::{Connection, EndOnUnwind, Keeper, task::COMMON_BYTES};
 use crate::{
     negotiate::Ended,
-    protocol::Request,
-    request::{Reading, Refusal, Replies, check, reply_bytes},
+    request::{Arrived, Reading, Refusal, Replies, check, reply_bytes},
     transport::Transport,
 };
 
 /// Small requests that were received whole.
 pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     /// Each request, and where in `input` its payload is.
-    requests: Vec<(Request, Range<usize>)>,
+    requests: Vec<(Arrived, Range<usize>)>,
     /// The number of requests that are taken; more, once all are.
     taken: AtomicUsize,
     input: Option<Lent>,
@@ -44,7 +43,7 @@ impl<T: Transport, G: Keeper<T>> Drop for Resting<T, G> {
 impl<T: Transport, G: Keeper<T>> Batch<T, G> {
     pub(super) fn new(
         connection: &Arc<Connection<T, G>>,
-        requests: Vec<(Request, Range<usize>)>,
+        requests: Vec<(Arrived, Range<usize>)>,
         input: Option<Lent>,
         in_progress: InProgress,
     ) -> Arc<Self> {
@@ -75,7 +74,7 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
             }
             let checked = device.as_deref().ok_or_else(Refusal::removed);
             match checked.and_then(|device| check(request, &connection.session, device).map(|()| device)) {
-                Err(refusal) => replies.refuse(request, connection.headers(), &refusal),
+                Err(refusal) => replies.refuse(request, &connection.session, &refusal),
                 Ok(device) => {
                     let input = self.input.as_ref().map_or(&[][..], Lent::as_ref);
                     let payload = input.get(payload.clone()).unwrap_or_default();

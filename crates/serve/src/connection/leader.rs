@@ -14,7 +14,7 @@ use crate::{
     negotiate::Ended,
     pieces::{Pieces, to_page_end, whole_change},
     protocol::{EXTENDED_REQUEST_BYTES, Request, command},
-    request::{REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
+    request::{Arrived, REPLY_OVERHEAD_BYTES, Reading, Refusal, Replies, check, is_change, reply_bytes},
     transport::{Deadline, Pace, Transport},
 };
 
@@ -67,6 +67,9 @@ pub(super) struct Leader<T> {
     since: Instant,
     /// Whether the request at the front has waited for its turn.
     is_paced: bool,
+    /// The request at the front, once it was seen. What of it is still to be received takes part in its
+    /// time.
+    arrived: Option<Arrived>,
     /// Batches in a row for which no helper came in time.
     alone: u32,
     /// Batches that will not be shared because of that.
@@ -86,6 +89,8 @@ pub(crate) struct Parked {
     /// Received bytes that were not used.
     pub(crate) input: Vec<u8>,
     pub(crate) unfinished: Option<Unfinished>,
+    /// The request at the front of `input`, if it was counted.
+    pub(crate) arrived: Option<Arrived>,
 }
 
 impl Parked {
@@ -132,6 +137,7 @@ impl<T: Transport> Leader<T> {
             drained: false,
             since: Instant::now(),
             is_paced: false,
+            arrived: None,
             alone: 0,
             pause: 0,
         })
@@ -140,12 +146,13 @@ impl<T: Transport> Leader<T> {
     /// Continues where a leader has stopped.
     pub(super) fn resume(&mut self, parked: Parked) {
         self.input.replay(parked.input);
-        self.unfinished = parked.unfinished;
+        (self.unfinished, self.arrived) = (parked.unfinished, parked.arrived);
     }
 
     /// Takes what is left after [`Led::Paused`].
     pub(super) fn park(&mut self) -> Parked {
-        Parked { input: self.input.take_unconsumed(), unfinished: self.unfinished.take() }
+        let (unfinished, arrived) = (self.unfinished.take(), self.arrived.take());
+        Parked { input: self.input.take_unconsumed(), unfinished, arrived }
     }
 
     /// Serves until nothing is left to be done.
@@ -172,10 +179,11 @@ impl<T: Transport> Leader<T> {
                     self.send(connection)?;
                     return Ok(Led::End);
                 }
-                self.wait_for_turn(connection, &request)?;
+                let arrived = *self.arrived.get_or_insert_with(|| Arrived::new(request, &connection.session));
+                self.wait_for_turn(connection, &arrived)?;
                 check_pause(connection)?;
-                match self.begin(connection, request)? {
-                    Begun::Done => (self.deadline, self.is_paced) = (None, false),
+                match self.begin(connection, arrived)? {
+                    Begun::Done => (self.deadline, self.is_paced, self.arrived) = (None, false, None),
                     Begun::Incomplete => break,
                 }
             }
@@ -248,6 +256,10 @@ impl<T: Transport> Leader<T> {
             None
         };
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
+        // The first one may have been seen before all of it was there.
+        let mut front = self.arrived.take();
+        let mut arrived = |request| front.take().unwrap_or_else(|| Arrived::new(request, &connection.session));
+        let requests = requests.into_iter().map(|(request, payload)| (arrived(request), payload)).collect();
         let batch = thread.share(|in_progress| Batch::new(connection, requests, input, in_progress));
         (self.deadline, self.is_paced) = (None, false);
         if is_dispatched {
@@ -285,7 +297,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Runs the request at the front of the input, or replies why not.
-    fn begin<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<Begun, Ended> {
+    fn begin<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Arrived) -> Result<Begun, Ended> {
         let headers = connection.headers();
         let header_bytes = headers.request_bytes();
         let payload_bytes = request.payload_bytes(headers);
@@ -346,7 +358,7 @@ impl<T: Transport> Leader<T> {
     }
 
     /// Hands a large read on.
-    fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Request) -> Result<(), Ended> {
+    fn read<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>, request: Arrived) -> Result<(), Ended> {
         let reading = Reading::new(request, connection.headers());
         let lend = |len_bytes| connection.client.share().lend(len_bytes).map(Replies::new);
         let whole = Some(reply_bytes(&request)).filter(|&whole_bytes| whole_bytes <= WHOLE_READ_BYTES);
@@ -376,7 +388,7 @@ impl<T: Transport> Leader<T> {
         let Unfinished { pieces, .. } = unfinished;
         if let Some(result) = pieces.done(connection.device().as_deref()) {
             self.make_room(connection, REPLY_OVERHEAD_BYTES)?;
-            self.output.finish(&pieces.request, connection.headers(), result);
+            self.output.finish(&pieces.request, &connection.session, result);
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ impl<T: Transport, G: Keeper<T>> Completion for Piece<T, G> {
         let Some(result) = pieces.done(device.as_deref()) else { return };
         drop(device);
         let mut replies = Replies::new([0; REPLY_OVERHEAD_BYTES]);
-        replies.finish(&pieces.request, connection.headers(), result);
+        replies.finish(&pieces.request, &connection.session, result);
         if connection.send(replies.filled()).is_err() {
             connection.end(true);
         }

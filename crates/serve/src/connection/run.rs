@@ -14,7 +14,7 @@ use crate::{
     negotiate::Ended,
     pieces::{Pieces, whole_change},
     protocol::{Request, command, command_flag},
-    request::{Filled, Reading, Refusal, Replies, is_change},
+    request::{Arrived, Filled, Reading, Refusal, Replies, is_change},
     transport::Transport,
 };
 
@@ -34,7 +34,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// that must wait is added to `reads`; everything else that must wait is handed on.
     pub(super) fn run_small<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
-        request: Request,
+        request: Arrived,
         payload: &[u8],
         device: &Device,
         replies: &mut Replies<B>,
@@ -42,7 +42,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     ) -> Result<(), Ended> {
         if request.kind == command::READ {
             let mut reading = Reading::new(request, connection.headers());
-            match reading.try_fill(replies, Some(device))? {
+            match reading.try_fill(replies, &connection.session, Some(device))? {
                 Filled::All => {}
                 Filled::Blocks => reads.push(reading),
                 // What is in `replies` already is sent together with what follows.
@@ -58,14 +58,14 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                 }
                 Attempt::Done(result) => {
                     let result = result.map_err(|failed| Refusal::of_change(&failed, &request));
-                    replies.finish(&request, connection.headers(), result);
+                    replies.finish(&request, &connection.session, result);
                     Ok(())
                 }
                 Attempt::NoRoom(_) | Attempt::Blocks => Self::hand_change_on(connection, request, change, replies),
             };
         }
         if request.kind != command::BLOCK_STATUS && is_flushed(&request, device) {
-            replies.finish(&request, connection.headers(), Ok(()));
+            replies.finish(&request, &connection.session, Ok(()));
         } else if device.may_block()
             && let Some(thread) = connection.client.reserve()
         {
@@ -79,7 +79,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Hands on what is left of a change; runs it here if there is no thread or no memory.
     fn hand_change_on<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
-        request: Request,
+        request: Arrived,
         change: Change<&[u8]>,
         replies: &mut Replies<B>,
     ) -> Result<(), Ended> {

@@ -10,7 +10,7 @@ use crate::{
     negotiate::Ended,
     pieces::Pieces,
     protocol::Request,
-    request::{Filled, Reading, Replies, reply_bytes},
+    request::{Arrived, Filled, Reading, Replies, reply_bytes},
     transport::Transport,
 };
 
@@ -26,7 +26,7 @@ pub(super) enum Task {
     /// A read with a buffer of its own.
     LargeRead { reading: Reading, replies: Replies<Lent> },
     /// A request that neither reads nor changes the device.
-    Other(Request),
+    Other(Arrived),
 }
 
 /// A task of a connection.
@@ -94,7 +94,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     ) -> Result<(), Ended> {
         let mut sending = None;
         loop {
-            let filled = reading.fill(replies, self.device().as_deref())?;
+            let filled = reading.fill(replies, &self.session, self.device().as_deref())?;
             let mut guard = sending.take().unwrap_or_else(|| self.sending());
             self.send_more(&mut guard, replies.filled())?;
             replies.clear();
@@ -132,7 +132,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             }
             let data = reads.next().filter(|read| read.result.is_ok() && device.is_some());
             if let Some(Read { offset, buf, .. }) = data {
-                let filled = reading.fill_with(replies, device.as_deref(), true, |_, at, target| {
+                let filled = reading.fill_with(replies, &self.session, device.as_deref(), true, |_, at, target| {
                     let start = (at - offset) as usize;
                     let found = buf.get(start..start + target.len());
                     if let Some(found) = found {

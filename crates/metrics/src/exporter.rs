@@ -1,0 +1,413 @@
+//! Sockets, clients, and the thread that serves them.
+//!
+//! ```text
+//! client:  receives ── its request is there ──> sends ── all is sent ──> leaves ── end, or time ──> gone
+//! ```
+//!
+//! A client that takes too long is dropped, and so is the one that has been there the longest if there
+//! are too many. What is sent is made at most as often as [`REST`] says, and clients share it.
+
+use std::{
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    io::Errno,
+};
+
+use crate::{
+    Format, Text,
+    request::{MOST_BYTES, Request, decode},
+};
+
+/// Clients at a time.
+const MOST_CLIENTS: usize = 8;
+/// How long a client may take to send its request, and then to take the answer. Prometheus waits as long
+/// by default.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take to end its side. If it still sends when the socket is closed, the answer
+/// is lost.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How many times as long as they took to make, metrics are given to further clients. Making them takes
+/// 5 % of a CPU at most, however often clients ask.
+const REST: u32 = 20;
+/// Answers that slow clients may keep in memory in addition to the last one.
+const MOST_OLD_ANSWERS: usize = 1;
+/// How long no client is accepted after the system failed to accept one.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What an exporter exports.
+pub trait Source: Send + Sync {
+    /// Writes all metrics as they are now. It is called by the exporter's thread, and clients wait.
+    fn write(&self, text: &mut Text);
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// A Unix socket.
+    Unix(UnixListener),
+    /// A TCP socket.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Socket> {
+        let socket = match self {
+            Self::Unix(listener) => Socket::Unix(listener.accept()?.0),
+            Self::Tcp(listener) => Socket::Tcp(listener.accept()?.0),
+        };
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buf),
+            Self::Tcp(stream) => stream.read(buf),
+        }
+    }
+
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(buf),
+            Self::Tcp(stream) => stream.write(buf),
+        }
+    }
+
+    /// Ends this side. If that fails, the client has left.
+    fn end(&self) {
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Write);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Serves metrics in a thread of its own, until this is dropped.
+#[derive(Debug)]
+pub struct Exporter {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    ended: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl Exporter {
+    /// Serves the metrics of `source` on these sockets.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn start(listeners: Vec<Listener>, source: Arc<dyn Source>) -> io::Result<Self> {
+        for listener in &listeners {
+            rustix::io::ioctl_fionbio(listener, true)?;
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared { ended: AtomicBool::new(false), wake });
+        let server = Server {
+            shared: Arc::clone(&shared),
+            listeners,
+            source,
+            clients: Vec::new(),
+            last: None,
+            paused_until: None,
+        };
+        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(move || server.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Relaxed);
+        // The counter cannot be full.
+        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Metrics in a format.
+#[derive(Debug)]
+struct Answer {
+    format: Format,
+    text: String,
+    /// When it was made.
+    at: Instant,
+    /// When it is too old for further clients.
+    until: Instant,
+}
+
+/// A client, in the order in which they came.
+#[derive(Debug)]
+struct Client {
+    socket: Socket,
+    state: State,
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+enum State {
+    /// What was received of the request.
+    Receives(Vec<u8>),
+    Sends(Sending),
+    /// The answer was sent.
+    Leaves,
+    Gone,
+}
+
+#[derive(Debug)]
+struct Sending {
+    head: Vec<u8>,
+    /// Follows the head.
+    answer: Option<Arc<Answer>>,
+    sent: usize,
+}
+
+impl Sending {
+    /// Returns what is left to be sent.
+    fn left(&self) -> &[u8] {
+        let body = self.answer.as_ref().map_or("", |answer| &answer.text).as_bytes();
+        match self.sent.checked_sub(self.head.len()) {
+            None => &self.head[self.sent..],
+            Some(sent) => &body[sent.min(body.len())..],
+        }
+    }
+}
+
+fn head(status: &str, content_type: &str, more: &str, len_bytes: usize) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len_bytes}\r\n{more}Connection: \
+         close\r\n\r\n"
+    )
+}
+
+/// Returns the result of an operation on a socket, `None` if it would block.
+fn unless_blocked(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Client {
+    fn new(socket: Socket) -> Self {
+        Self { socket, state: State::Receives(Vec::new()), deadline: Instant::now() + PATIENCE }
+    }
+
+    /// Returns what the client is waited for.
+    fn flags(&self) -> PollFlags {
+        if matches!(self.state, State::Sends(_)) { PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Receives some of the request. Returns it once it is there.
+    fn receive(&mut self) -> io::Result<Option<Request>> {
+        let State::Receives(bytes) = &mut self.state else { return Ok(None) };
+        let mut buf = [0; MOST_BYTES];
+        match unless_blocked(self.socket.read(&mut buf[bytes.len()..]))? {
+            None => Ok(None),
+            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(received) => {
+                let start = bytes.len();
+                bytes.extend_from_slice(&buf[start..start + received]);
+                Ok(Some(decode(bytes)).filter(|request| *request != Request::Partial))
+            }
+        }
+    }
+
+    /// Begins to send an answer.
+    fn answer(&mut self, head: String, answer: Option<Arc<Answer>>) {
+        self.state = State::Sends(Sending { head: head.into_bytes(), answer, sent: 0 });
+        self.deadline = Instant::now() + PATIENCE;
+    }
+
+    /// Sends what the socket takes.
+    fn send(&mut self) -> io::Result<()> {
+        let State::Sends(sending) = &mut self.state else { return Ok(()) };
+        while let left @ [_, ..] = sending.left() {
+            match unless_blocked(self.socket.write(left))? {
+                None => return Ok(()),
+                Some(sent) => sending.sent += sent,
+            }
+        }
+        self.socket.end();
+        self.state = State::Leaves;
+        self.deadline = Instant::now() + FAREWELL;
+        Ok(())
+    }
+
+    /// Drops what a client still sends.
+    fn leave(&mut self) -> io::Result<()> {
+        if unless_blocked(self.socket.read(&mut [0; MOST_BYTES]))? == Some(0) {
+            self.state = State::Gone;
+        }
+        Ok(())
+    }
+}
+
+struct Server {
+    shared: Arc<Shared>,
+    listeners: Vec<Listener>,
+    source: Arc<dyn Source>,
+    clients: Vec<Client>,
+    last: Option<Arc<Answer>>,
+    paused_until: Option<Instant>,
+}
+
+impl Server {
+    fn run(mut self) {
+        while !self.shared.ended.load(Relaxed) {
+            let (accepts, ready) = self.wait();
+            for (client, is_ready) in ready.into_iter().enumerate() {
+                if is_ready && self.serve(client).is_err() {
+                    self.clients[client].state = State::Gone;
+                }
+            }
+            let now = Instant::now();
+            self.clients.retain(|client| !matches!(client.state, State::Gone) && client.deadline > now);
+            self.last = self.last.take().filter(|last| last.until > now);
+            for number in accepts {
+                self.accept(number);
+            }
+        }
+    }
+
+    /// Waits for something to do. Returns the listeners that have clients, and for each client whether it
+    /// is ready.
+    fn wait(&mut self) -> (Vec<usize>, Vec<bool>) {
+        let now = Instant::now();
+        self.paused_until = self.paused_until.filter(|until| *until > now);
+        let listens = if self.paused_until.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, listens)));
+        fds.extend(self.clients.iter().map(|client| PollFd::new(&client.socket, client.flags())));
+        let deadlines = self.clients.iter().map(|client| client.deadline).chain(self.paused_until);
+        let next = deadlines.chain(self.last.as_ref().map(|last| last.until)).min();
+        let timeout = next.map(|next| next.saturating_duration_since(now));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // Only for lack of memory.
+            Err(_) => thread::sleep(PAUSE),
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let clients = 1 + self.listeners.len();
+        let accepts = (0..self.listeners.len()).filter(|number| is_ready(&fds[1 + number])).collect();
+        (accepts, fds[clients..].iter().map(is_ready).collect())
+    }
+
+    fn accept(&mut self, number: usize) {
+        match self.listeners[number].accept() {
+            Ok(socket) => {
+                if self.clients.len() == MOST_CLIENTS {
+                    // One that does not take an answer goes first.
+                    let sends = |client: &Client| matches!(client.state, State::Sends(_));
+                    let slow = self.clients.iter().position(|client| !sends(client)).unwrap_or(0);
+                    self.clients.remove(slow);
+                }
+                self.clients.push(Client::new(socket));
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(_) => self.paused_until = Some(Instant::now() + PAUSE),
+        }
+    }
+
+    /// Goes on with a client.
+    fn serve(&mut self, number: usize) -> io::Result<()> {
+        let client = &mut self.clients[number];
+        if let Some(request) = client.receive()? {
+            match request {
+                Request::Partial => {}
+                Request::Refused(refusal) => {
+                    let (status, more, text) = refusal.answer();
+                    client.answer(head(status, "text/plain; charset=utf-8", more, text.len()) + text, None);
+                }
+                Request::Metrics { format, head_only } => {
+                    let answer = self.metrics(format);
+                    let head = head("200 OK", format.content_type(), "", answer.text.len());
+                    self.clients[number].answer(head, Some(answer).filter(|_| !head_only));
+                }
+            }
+        } else if matches!(client.state, State::Leaves) {
+            return client.leave();
+        }
+        self.clients[number].send()
+    }
+
+    /// Returns the metrics, as they are now or were a moment ago.
+    fn metrics(&mut self, format: Format) -> Arc<Answer> {
+        let at = Instant::now();
+        let last = self.last.take().filter(|last| last.format == format && last.until > at);
+        if let Some(last) = last {
+            self.last = Some(Arc::clone(&last));
+            return last;
+        }
+        self.drop_old_answers();
+        let mut text = Text::new(format);
+        self.source.write(&mut text);
+        let text = text.finish();
+        let answer = Arc::new(Answer { format, text, at, until: Instant::now() + at.elapsed() * REST });
+        self.last = Some(Arc::clone(&answer));
+        answer
+    }
+
+    /// Drops clients that have been taking old answers for the longest.
+    fn drop_old_answers(&mut self) {
+        let made = |client: &Client| match &client.state {
+            State::Sends(Sending { answer: Some(answer), .. }) => Some(answer.at),
+            _ => None,
+        };
+        let mut all: Vec<_> = self.clients.iter().filter_map(made).collect();
+        all.sort_unstable();
+        all.dedup();
+        let Some(newest) = all.len().checked_sub(1 + MOST_OLD_ANSWERS).map(|last| all[last]) else { return };
+        for client in &mut self.clients {
+            if made(client).is_some_and(|at| at <= newest) {
+                client.state = State::Gone;
+            }
+        }
+    }
+}
