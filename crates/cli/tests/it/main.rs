@@ -35,6 +35,8 @@ mod outputs;
 mod own_sockets;
 mod permissions;
 mod places;
+#[cfg(feature = "remote")]
+mod pushing;
 mod records;
 #[cfg(feature = "remote")]
 mod remote;
