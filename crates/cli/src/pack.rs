@@ -250,6 +250,7 @@ impl Args {
             chunk_bytes: self.chunk.map(u32::try_from).transpose().ok().context("the chunk size is too large")?,
             xattr_prefixes: self.xattr_prefix.iter().map(|prefix| prefix.as_bytes().to_vec()).collect(),
             base_is_device: false,
+            base_sha256: None,
             threads: self.threads,
             uuid: self.uuid,
             volume_name,

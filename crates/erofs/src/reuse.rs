@@ -11,7 +11,7 @@ use pagefold_codec::cluster::{ClusterCodec, ClusterFormat};
 
 use crate::build::{BaseImage, BaseSpot, BuildOptions, Device, Overlay, OverlayBase};
 use crate::error::Result;
-use crate::format::{Extent, Place, incompat, tag_of};
+use crate::format::{Extent, Identity, Place, incompat};
 use crate::read::File;
 
 impl OverlayBase for File {
@@ -51,7 +51,7 @@ impl OverlayBase for File {
             0 => image.len_bytes(),
             own_bytes => own_bytes.min(image.len_bytes()),
         };
-        let own = (tag_of(&superblock.uuid), len_bytes);
+        let own = (Identity::Image(superblock.uuid).tag(), len_bytes);
         let all = std::iter::once(own).chain(image.other_devices());
         all.map(|(tag, len_bytes)| Device { tag, blocks: len_bytes / block }).collect()
     }

@@ -25,7 +25,11 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// Where the clusters of an image start and end, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Clusters(Vec<u64>);
+pub struct Clusters {
+    places: Vec<u64>,
+    /// Where the image ends, as its superblock says; 0 if it does not.
+    image_bytes: u64,
+}
 
 impl Clusters {
     /// Returns the clusters of an image. Those that cannot be found are left out: cuts elsewhere
@@ -55,18 +59,24 @@ impl Clusters {
         }
         let mut places: Vec<_> = places.into_iter().collect();
         places.sort_unstable();
-        Self(places)
+        let superblock = image.superblock();
+        Self { places, image_bytes: superblock.blocks.saturating_mul(superblock.block_bytes()) }
+    }
+
+    /// Returns where the image ends. More may follow it in its file.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.image_bytes
     }
 
     /// Returns the end of the chunk that starts at `start`.
     fn cut(&self, start: u64, target_bytes: u64, size_bytes: u64) -> u64 {
-        let after = self.0.partition_point(|place| *place <= start);
-        let fitting = self.0.partition_point(|place| *place <= start.saturating_add(target_bytes));
+        let after = self.places.partition_point(|place| *place <= start);
+        let fitting = self.places.partition_point(|place| *place <= start.saturating_add(target_bytes));
         let end = if fitting > after {
-            self.0[fitting - 1]
+            self.places[fitting - 1]
         } else {
             // One long cluster, or parts without clusters.
-            match self.0.get(after) {
+            match self.places.get(after) {
                 Some(place) if place - start <= MOST_BYTES + UNIT_BYTES => *place,
                 _ => (start + target_bytes) / UNIT_BYTES * UNIT_BYTES,
             }
@@ -127,7 +137,7 @@ mod tests {
             places.dedup();
             let size_bytes = places.last().copied().unwrap_or(0) / 2 + rest;
             let mut at = 0;
-            for chunk in Clusters(places).chunks(size_bytes) {
+            for chunk in (Clusters { places, image_bytes: 0 }).chunks(size_bytes) {
                 prop_assert!(chunk.start == at && chunk.end > at && chunk.end - at <= MOST_CHUNK_BYTES);
                 at = chunk.end;
             }
@@ -137,7 +147,7 @@ mod tests {
 
     #[test]
     fn chunks_are_whole_clusters() {
-        let clusters = Clusters(vec![20_000, 40_000, 60_000, 70_000, 700_000]);
+        let clusters = Clusters { places: vec![20_000, 40_000, 60_000, 70_000, 700_000], image_bytes: 0 };
         let chunks: Vec<_> = clusters.chunks(800_000).map(|chunk| chunk.end).take(6).collect();
         assert_eq!(chunks, [20_000, 40_000, 60_000, 70_000, 700_000, 712_704]);
     }

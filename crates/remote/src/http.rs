@@ -40,6 +40,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(120);
 /// A body moves if this number of bytes arrives in time.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// A body that moves must have this rate on the average, after the time that each piece of it has.
+const LEAST_RATE: u64 = 8 << 10;
+
 /// The longest body that is read to its end only to keep the connection.
 const MOST_UNUSED_BYTES: u64 = 64 << 10;
 
@@ -194,27 +197,28 @@ impl Reply {
     }
 
     /// Reads the whole body, of at most `most_bytes`. The time until `until` is also the time for
-    /// each piece of it.
+    /// each piece of it, and for what is less than the least rate.
     pub(crate) fn read_all(self, most_bytes: u64, until: Instant) -> Result<Vec<u8>, Failure> {
         let limit = until.saturating_duration_since(Instant::now());
         let url = self.url.clone();
         let mut bytes = Vec::new();
         let mut body = self.into_body(until);
         loop {
-            let mut piece = (&mut body).take(PIECE_BYTES as u64);
-            if piece.read_to_end(&mut bytes).map_err(|error| interrupted(&url, &error))? == 0 {
+            let arrived = (&mut body).take(PIECE_BYTES as u64).read_to_end(&mut bytes);
+            if arrived.map_err(|error| body.failure(&url, limit, &error))? == 0 {
                 return Ok(bytes);
             }
             if bytes.len() as u64 > most_bytes {
                 return Err(server(&url, &format!("the response exceeds {most_bytes} bytes")).into());
             }
-            body.extend(Instant::now() + limit);
+            body.extend(limit);
         }
     }
 
     /// Returns the body, whose reads fail after `until`.
     pub(crate) fn into_body(self, until: Instant) -> TimedBody {
-        TimedBody { body: self.body.into_with_config().limit(u64::MAX).reader(), until }
+        let body = self.body.into_with_config().limit(u64::MAX).reader();
+        TimedBody { body, until, pace: Pace { start: Instant::now(), bytes: 0 } }
     }
 }
 
@@ -222,12 +226,36 @@ impl Reply {
 pub(crate) struct TimedBody {
     body: ureq::BodyReader<'static>,
     until: Instant,
+    pace: Pace,
+}
+
+/// How fast a body arrives.
+struct Pace {
+    start: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Returns when the next piece, which may take as long as `limit`, must be there for the least
+    /// rate.
+    fn latest(&self, limit: Duration) -> Instant {
+        self.start + limit + Duration::from_secs((self.bytes + PIECE_BYTES as u64) / LEAST_RATE)
+    }
 }
 
 impl TimedBody {
     /// Restarts the time after progress.
-    fn extend(&mut self, until: Instant) {
-        self.until = until;
+    fn extend(&mut self, limit: Duration) {
+        self.until = (Instant::now() + limit).min(self.pace.latest(limit));
+    }
+
+    /// Returns the failure of a read whose pieces may take as long as `limit`. A server that is too
+    /// slow is not asked again: it could go on so without end.
+    pub(crate) fn failure(&self, url: &Url, limit: Duration, error: &io::Error) -> Failure {
+        if Instant::now() < self.pace.latest(limit) {
+            return interrupted(url, error);
+        }
+        server(url, &format!("the response arrives with less than {} KiB per second", LEAST_RATE >> 10)).into()
     }
 
     /// Fills `buf`. Each piece of it may take as long as `limit`. Adds the time in which pieces
@@ -235,7 +263,7 @@ impl TimedBody {
     pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration, moved: &mut Duration) -> io::Result<()> {
         for piece in buf.chunks_mut(PIECE_BYTES) {
             let start = Instant::now();
-            self.extend(start + limit);
+            self.extend(limit);
             self.read_exact(piece)?;
             *moved += start.elapsed();
         }
@@ -262,7 +290,9 @@ impl Read for TimedBody {
         if Instant::now() >= self.until {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the response takes too long"));
         }
-        self.body.read(buf)
+        let len = self.body.read(buf)?;
+        self.pace.bytes += len as u64;
+        Ok(len)
     }
 }
 
@@ -271,7 +301,7 @@ pub(crate) fn server(url: &Url, what: &str) -> Error {
 }
 
 /// Returns the failure of a body that ends early.
-pub(crate) fn interrupted(url: &Url, error: &io::Error) -> Failure {
+fn interrupted(url: &Url, error: &io::Error) -> Failure {
     Failure::passing(server(url, &format!("the response was interrupted: {error}")))
 }
 
@@ -295,5 +325,26 @@ fn failure(url: &Url, error: &ureq::Error) -> Failure {
         | ureq::Error::ConnectionFailed
         | ureq::Error::Protocol(_) => Failure::passing(failed),
         _ => failed.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A body may stall for a while, but not go on slowly.
+    #[test]
+    fn bodies_have_a_least_rate() {
+        let limit = Duration::from_secs(60);
+        let start = Instant::now();
+        let slow_after = |rate: u64| {
+            let is_slow = |second: &u64| {
+                start + Duration::from_secs(*second) >= Pace { start, bytes: second * rate }.latest(limit)
+            };
+            (0..100_000).find(is_slow)
+        };
+        assert_eq!(slow_after(LEAST_RATE), None);
+        assert_eq!(slow_after(LEAST_RATE / 2), Some(135));
+        assert_eq!(slow_after(0), Some(68));
     }
 }

@@ -10,15 +10,18 @@ use crate::{
 };
 
 pub(crate) const LAYER: &str = "application/vnd.erofs";
-const INDEX: &str = "application/vnd.erofs.chunk-index.v1";
+/// containerd's name for the same.
+pub(crate) const CONTAINERD_LAYER: &str = "application/vnd.erofs.layer.v1";
+pub(crate) const INDEX: &str = "application/vnd.erofs.chunk-index.v1";
 pub(crate) const INDEX_RANGE: &str = "org.erofs.chunk-index.range";
 pub(crate) const INDEX_DIGEST: &str = "org.erofs.chunk-index.digest";
 const INDEX_TYPE: &str = "org.erofs.chunk-index.mediaType";
-const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
-const ROLE: &str = "org.erofs.role";
+pub(crate) const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
+pub(crate) const ROLE: &str = "org.erofs.role";
+pub(crate) const DEVICE: &str = "device";
 
 /// The most devices of an image that are read.
-const MOST_DEVICES: usize = 64;
+pub(crate) const MOST_DEVICES: usize = 64;
 
 /// A blob with an image, and where its index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +108,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
             continue;
         }
         let is_device = match note(ROLE) {
-            Some("device") => true,
+            Some(DEVICE) => true,
             None | Some("overlay-lower") => false,
             Some("overlay-data") => return Err("layers of file data for overlayfs are not supported".to_owned()),
             Some(_) => return Err(format!("the role of layer {number} is unknown")),

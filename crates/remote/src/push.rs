@@ -1,11 +1,9 @@
 //! Storing images in registries and buckets.
 
 use std::{
-    fs::File,
-    io::{self, Cursor, Read},
-    ops::Range,
-    os::unix::fs::FileExt,
+    io::{Cursor, Read},
     sync::Arc,
+    time::Duration,
 };
 
 use serde_json::json;
@@ -13,20 +11,51 @@ use ureq::http::{HeaderValue, Method, StatusCode, header};
 
 use crate::{
     access::request,
-    cut::{Clusters, index_with},
     error::{Error, Result},
     http::{Client, Outgoing},
-    image::{INDEX_DIGEST, INDEX_RANGE, LAYER},
+    image::{
+        CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES, ROLE,
+    },
+    index::MOST_INDEX_BYTES,
     location::{Location, Reference},
+    part::{Content, Download, Part, image_bytes, memory_bytes},
     patience::Patience,
+    ranges::Ranges,
     registry::{CONFIG, Descriptor, MANIFEST, Manifest, Registry},
-    remote::{INDEX_SUFFIX, Options},
+    remote::{INDEX_SUFFIX, PATIENCE},
     s3::{Object, Store},
-    sum::{Sum, Summing},
+    sum::Sum,
 };
 
 /// The most bytes that S3 accepts in one request.
 const MOST_OBJECT_BYTES: u64 = 5 << 30;
+
+/// Options for storing images. Change fields of [`PushOptions::default`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PushOptions {
+    /// The names of layers in the manifest.
+    pub media_types: MediaTypes,
+    /// How long failures of a server are waited out.
+    pub patience: Duration,
+}
+
+impl Default for PushOptions {
+    fn default() -> Self {
+        Self { media_types: MediaTypes::default(), patience: PATIENCE }
+    }
+}
+
+/// Names of layers that are EROFS images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MediaTypes {
+    /// That of erofs-image-spec.
+    #[default]
+    Spec,
+    /// That of containerd and erofs-utils.
+    Containerd,
+}
 
 /// An image that was stored.
 #[derive(Clone, Debug)]
@@ -39,95 +68,176 @@ pub struct Pushed {
     pub sent_bytes: u64,
 }
 
-/// Stores the image in `file`, whose name is `path`, at `location`, with its chunk index.
+/// Stores an image at `location`, with its chunk index. `devices` hold data of it, in the order of its
+/// device table. A registry gets them too; a bucket does not.
 ///
 /// # Errors
 /// [`Error`]. What was sent until then may remain, but nothing refers to it.
-pub fn push(file: &File, path: &str, clusters: &Clusters, location: &Location, options: &Options) -> Result<Pushed> {
-    let failed = |source: io::Error| Error::Io { path: path.to_owned(), source };
-    let mut summing = Summing::default();
-    let index = index_with(file, clusters, &mut |bytes| summing.add(bytes)).map_err(failed)?;
-    let (size_bytes, index) = (index.size_bytes(), index.encode());
-    let client = Arc::new(Client::new());
-    let patience = || Patience::opening(options.patience);
+pub fn push(image: &Part, devices: &[Part], location: &Location, options: &PushOptions) -> Result<Pushed> {
+    let wrong = |what: String| Error::Location { location: location.to_string(), what };
     match location {
-        Location::Web { .. } => {
-            let what = format!(
-                "push stores to oci:// and s3://; for a web server, copy the image and the \
-                {INDEX_SUFFIX} that 'pagefold index' makes"
-            );
-            Err(Error::Location { location: location.to_string(), what })
-        }
-        Location::S3 { bucket, key, index: None } => {
-            if size_bytes > MOST_OBJECT_BYTES {
-                let what = "an object is stored in one request, of at most 5 GiB".to_owned();
-                return Err(Error::Location { location: location.to_string(), what });
-            }
-            let store = Arc::new(Store::of_environment(bucket)?);
-            let put = |key: String, body: &Outgoing<'_>| {
-                let object = Object { store: Arc::clone(&store), key };
-                let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
-                patience().repeat(|until| {
-                    let reply = request(&client, &object, &Method::PUT, &kind, Some(body), until)?;
-                    match reply.status {
-                        StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
-                        _ => Err(reply.failure("the server refuses")),
-                    }
-                })
-            };
-            put(key.clone(), &Outgoing { len_bytes: size_bytes, open: &|| part(file, 0..size_bytes) })?;
-            let bytes = &index;
-            let open = || -> Box<dyn Read> { Box::new(Cursor::new(bytes.clone())) };
-            put(format!("{key}{INDEX_SUFFIX}"), &Outgoing { len_bytes: index.len() as u64, open: &open })?;
-            let sent_bytes = size_bytes + index.len() as u64;
-            let fixed = Location::S3 { bucket: bucket.clone(), key: key.clone(), index: Some(Sum::of(&index)) };
-            Ok(Pushed { fixed, bytes: sent_bytes, sent_bytes })
-        }
+        Location::Web { .. } => Err(wrong(format!(
+            "push stores to oci:// and s3://; for a web server, copy the image and the {INDEX_SUFFIX} that \
+            'pagefold index' makes"
+        ))),
+        Location::S3 { bucket, key, index: None } => to_bucket(image, location, bucket, key, options),
         Location::Oci(reference @ Reference { manifest: None, .. }) => {
-            let registry = Arc::new(Registry::new(client, reference)?);
-            summing.add(&index);
-            let blob = summing.sum();
-            let blob_bytes = size_bytes + index.len() as u64;
-            let mut sent_bytes = 0;
-            let mut store = |sum: Sum, body: &Outgoing<'_>| {
-                if !patience().repeat(|until| registry.has(sum, until))? {
-                    patience().repeat(|until| registry.upload(sum, body, until))?;
-                    sent_bytes += body.len_bytes;
-                }
-                Result::Ok(())
-            };
-            // A manifest may not end with an index: it is the end of the blob.
-            let bytes = &index;
-            let open = || -> Box<dyn Read> { Box::new(part(file, 0..size_bytes).chain(Cursor::new(bytes.clone()))) };
-            store(blob, &Outgoing { len_bytes: blob_bytes, open: &open })?;
-            let config = config(blob);
-            let open = || -> Box<dyn Read> { Box::new(Cursor::new(config.clone())) };
-            store(Sum::of(&config), &Outgoing { len_bytes: config.len() as u64, open: &open })?;
-            let layer = Descriptor {
-                annotations: [
-                    (INDEX_RANGE.to_owned(), format!("{size_bytes}:{blob_bytes}")),
-                    (INDEX_DIGEST.to_owned(), Sum::of(&index).to_string()),
-                ]
-                .into(),
-                ..descriptor(LAYER, blob, blob_bytes)
-            };
-            let manifest = Manifest {
-                schema_version: 2,
-                media_type: MANIFEST.to_owned(),
-                config: Some(descriptor(CONFIG, Sum::of(&config), config.len() as u64)),
-                layers: vec![layer],
-                manifests: Vec::new(),
-            };
-            let manifest = serde_json::to_vec(&manifest).map_err(|error| failed(error.into()))?;
-            patience().repeat(|until| registry.set_manifest(&reference.last(), &manifest, until))?;
-            let bytes = blob_bytes + (config.len() + manifest.len()) as u64;
-            let fixed = Location::Oci(Reference { manifest: Some(Sum::of(&manifest)), ..reference.clone() });
-            Ok(Pushed { fixed, bytes, sent_bytes: sent_bytes + manifest.len() as u64 })
+            if devices.len() > MOST_DEVICES {
+                return Err(wrong(format!(
+                    "the image has {} devices, of which {MOST_DEVICES} can be read: 'pagefold freeze' without \
+                    --backing writes an image that has none",
+                    devices.len()
+                )));
+            }
+            let index_bytes: u64 = devices.iter().chain([image]).map(Part::index_bytes).sum();
+            if index_bytes > MOST_INDEX_BYTES {
+                return Err(wrong("the chunk indexes exceed 64 MiB together".to_owned()));
+            }
+            to_registry(image, devices, reference, options)
         }
         Location::S3 { .. } | Location::Oci(_) => {
-            let what = "a sum names what exists: push to a tag or a key alone".to_owned();
-            Err(Error::Location { location: location.to_string(), what })
+            Err(wrong("a sum names what exists: push to a tag or a key alone".to_owned()))
         }
+    }
+}
+
+fn to_bucket(image: &Part, location: &Location, bucket: &str, key: &str, options: &PushOptions) -> Result<Pushed> {
+    let wrong = |what: &str| Error::Location { location: location.to_string(), what: what.to_owned() };
+    let (Content::Here { bytes, index, .. }, Some(IndexPlace::Inside(place, sum))) =
+        (&image.content, &image.layer.index)
+    else {
+        return Err(wrong("a layer of a registry is not stored in a bucket"));
+    };
+    let size_bytes = place.start;
+    if size_bytes > MOST_OBJECT_BYTES {
+        return Err(wrong("an object is stored in one request, of at most 5 GiB"));
+    }
+    let client = Client::new();
+    let store = Arc::new(Store::of_environment(bucket)?);
+    let put = |key: String, body: &Outgoing<'_>| {
+        let object = Object { store: Arc::clone(&store), key };
+        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
+        Patience::opening(options.patience).repeat(|until| {
+            let reply = request(&client, &object, &Method::PUT, &kind, Some(body), until)?;
+            match reply.status {
+                StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
+                _ => Err(reply.failure("the server refuses")),
+            }
+        })
+    };
+    put(key.to_owned(), &Outgoing { len_bytes: size_bytes, open: &|| image_bytes(&**bytes, size_bytes) })?;
+    let body = Outgoing { len_bytes: index.len() as u64, open: &|| memory_bytes(index) };
+    put(format!("{key}{INDEX_SUFFIX}"), &body)?;
+    let fixed = Location::S3 { bucket: bucket.to_owned(), key: key.to_owned(), index: Some(*sum) };
+    Ok(Pushed { fixed, bytes: place.end, sent_bytes: place.end })
+}
+
+fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &PushOptions) -> Result<Pushed> {
+    let client = Arc::new(Client::new());
+    let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
+    let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
+    let mut layers = Vec::new();
+    // A manifest must not end with an index or a device.
+    for (part, is_device) in devices.iter().map(|device| (device, true)).chain([(image, false)]) {
+        storing.store_part(part)?;
+        layers.extend(descriptors(part, is_device, options.media_types));
+    }
+    let config = config(&layers);
+    let sum = Sum::of(&config);
+    storing.store(sum, &Outgoing { len_bytes: config.len() as u64, open: &|| memory_bytes(&config) }, None)?;
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: MANIFEST.to_owned(),
+        config: Some(descriptor(CONFIG, sum, config.len() as u64)),
+        layers,
+        manifests: Vec::new(),
+    };
+    let manifest = serde_json::to_vec(&manifest).map_err(|error| Error::Manifest {
+        name: Location::Oci(reference.clone()).to_string(),
+        what: error.to_string(),
+    })?;
+    storing.patience().repeat(|until| storing.registry.set_manifest(&reference.last(), &manifest, until))?;
+    let fixed = Location::Oci(Reference { manifest: Some(Sum::of(&manifest)), ..reference.clone() });
+    let of_manifest = manifest.len() as u64;
+    Ok(Pushed { fixed, bytes: storing.bytes + of_manifest, sent_bytes: storing.sent_bytes + of_manifest })
+}
+
+/// An image that is being stored in a repository.
+struct Storing<'a> {
+    client: Arc<Client>,
+    registry: Arc<Registry>,
+    options: &'a PushOptions,
+    bytes: u64,
+    sent_bytes: u64,
+}
+
+impl Storing<'_> {
+    fn patience(&self) -> Patience {
+        Patience::opening(self.options.patience)
+    }
+
+    /// Stores a blob, unless the repository has it, or the registry has it in the repository `from`.
+    fn store(&mut self, sum: Sum, body: &Outgoing<'_>, from: Option<&str>) -> Result<()> {
+        self.bytes += body.len_bytes;
+        let is_there = self.patience().repeat(|until| self.registry.has(sum, until))?;
+        if !is_there && self.patience().repeat(|until| self.registry.upload(sum, body, from, until))? {
+            self.sent_bytes += body.len_bytes;
+        }
+        Ok(())
+    }
+
+    fn store_part(&mut self, part: &Part) -> Result<()> {
+        match &part.content {
+            Content::There(reference) => {
+                let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
+                let from = registry.is_beside(&self.registry).then(|| registry.name());
+                let patience = self.options.patience;
+                for (sum, size_bytes) in part.blobs() {
+                    let ranges = Ranges::new(Arc::clone(&self.client), Box::new(registry.blob(sum)?));
+                    let open =
+                        || -> Box<dyn Read> { Box::new(Download::new(&ranges, size_bytes, Patience::new(patience))) };
+                    self.store(sum, &Outgoing { len_bytes: size_bytes, open: &open }, from)?;
+                }
+            }
+            Content::Here { bytes, index, is_appended } => {
+                let size_bytes = part.layer.size_bytes;
+                let own_bytes = if *is_appended { size_bytes - index.len() as u64 } else { size_bytes };
+                let end = if *is_appended { &index[..] } else { &[] };
+                let open = || -> Box<dyn Read> { Box::new(image_bytes(&**bytes, own_bytes).chain(Cursor::new(end))) };
+                self.store(part.layer.blob, &Outgoing { len_bytes: size_bytes, open: &open }, None)?;
+                if let Some(IndexPlace::Apart(sum, size_bytes)) = &part.layer.index {
+                    let open = || memory_bytes(index);
+                    self.store(*sum, &Outgoing { len_bytes: *size_bytes, open: &open }, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the layers of a manifest that a part becomes.
+fn descriptors(part: &Part, is_device: bool, media_types: MediaTypes) -> Vec<Descriptor> {
+    let media_type = match media_types {
+        MediaTypes::Spec => LAYER,
+        MediaTypes::Containerd => CONTAINERD_LAYER,
+    };
+    let mut layer = descriptor(media_type, part.layer.blob, part.layer.size_bytes);
+    let mut note = |key: &str, value: String| layer.annotations.insert(key.to_owned(), value);
+    if is_device {
+        note(ROLE, DEVICE.to_owned());
+    }
+    match &part.layer.index {
+        Some(IndexPlace::Inside(range, sum)) => {
+            note(INDEX_RANGE, format!("{}:{}", range.start, range.end));
+            note(INDEX_DIGEST, sum.to_string());
+            vec![layer]
+        }
+        Some(IndexPlace::Apart(sum, size_bytes)) => {
+            let mut index = descriptor(INDEX, *sum, *size_bytes);
+            index.annotations.insert(INDEX_TARGET.to_owned(), part.layer.blob.to_string());
+            vec![layer, index]
+        }
+        None => vec![layer],
     }
 }
 
@@ -141,38 +251,20 @@ fn descriptor(media_type: &str, sum: Sum, size: u64) -> Descriptor {
     }
 }
 
-/// Returns an image's configuration: the same bytes for the same blob.
-fn config(blob: Sum) -> Vec<u8> {
+/// Returns an image's configuration: the same bytes for the same layers.
+fn config(layers: &[Descriptor]) -> Vec<u8> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
+    let sums: Vec<_> = layers.iter().map(|layer| &layer.digest).collect();
     let config = json!({
         "architecture": architecture,
         "os": "linux",
         "os.features": ["erofs"],
         "config": {},
-        "rootfs": { "type": "layers", "diff_ids": [blob.to_string()] },
+        "rootfs": { "type": "layers", "diff_ids": sums },
     });
     config.to_string().into_bytes()
-}
-
-/// Returns a reader of a part of a file, independent of others.
-fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
-    Box::new(Part { file, range })
-}
-
-struct Part<'a> {
-    file: &'a File,
-    range: Range<u64>,
-}
-
-impl Read for Part<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let len = (self.range.end - self.range.start).min(buf.len() as u64) as usize;
-        let len = self.file.read_at(&mut buf[..len], self.range.start)?;
-        self.range.start += len as u64;
-        Ok(len)
-    }
 }

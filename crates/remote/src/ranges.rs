@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::{
     access::{Access, request},
-    http::{Client, Reply, TimedBody, interrupted, same, server},
+    http::{Client, Reply, TimedBody, same, server},
     patience::Failure,
 };
 
@@ -143,7 +143,7 @@ impl RangeBody {
     pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration) -> Result<(), Failure> {
         let mut moved = Duration::ZERO;
         let filled = self.body.fill(buf, limit, &mut moved);
-        filled.map_err(|error| Failure { moved, ..interrupted(&self.url, &error) })?;
+        filled.map_err(|error| Failure { moved, ..self.body.failure(&self.url, limit, &error) })?;
         self.left = self.left.saturating_sub(buf.len() as u64);
         if self.left == 0 && self.is_exact {
             // At its end, the connection becomes free for the next request.

@@ -98,6 +98,16 @@ impl Registry {
         Ok(Self { client, base, name, tokens: Tokens::new(server.to_owned()) })
     }
 
+    /// Returns the path of the repository.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns whether both are repositories of one registry.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        self.base == other.base && self.name != other.name
+    }
+
     pub(crate) fn place(self: &Arc<Self>, rest: &str) -> Result<Place> {
         let url = self.base.join(&format!("{}/{rest}", self.name));
         let url = url.map_err(|error| server(&self.base, &error.to_string()))?;
@@ -129,14 +139,31 @@ impl Registry {
         }
     }
 
-    /// Uploads a blob.
-    pub(crate) fn upload(self: &Arc<Self>, sum: Sum, body: &Outgoing<'_>, until: Instant) -> Result<(), Failure> {
-        let start = self.place("blobs/uploads/")?;
+    /// Uploads a blob, or takes it over from another repository of the registry, if that is possible.
+    /// Returns whether it was uploaded.
+    pub(crate) fn upload(
+        self: &Arc<Self>,
+        sum: Sum,
+        body: &Outgoing<'_>,
+        from: Option<&str>,
+        until: Instant,
+    ) -> Result<bool, Failure> {
+        let mut start = self.place("blobs/uploads/")?;
+        if let Some(from) = from {
+            start.url.query_pairs_mut().append_pair("mount", &sum.to_string()).append_pair("from", from);
+        }
         let nothing = || -> Box<dyn std::io::Read> { Box::new(std::io::empty()) };
         let nothing = Outgoing { len_bytes: 0, open: &nothing };
         let reply = request(&self.client, &start, &Method::POST, &[], Some(&nothing), until)?;
-        if reply.status != StatusCode::ACCEPTED {
-            return Err(reply.failure("the registry accepts no upload"));
+        match (reply.status, from) {
+            (StatusCode::ACCEPTED, _) => {}
+            (StatusCode::CREATED, Some(_)) => return Ok(false),
+            // The other repository may be out of the user's reach.
+            (status, Some(_)) if status.is_client_error() && !reply.failure("").passing => {
+                reply.finish();
+                return self.upload(sum, body, None, until);
+            }
+            _ => return Err(reply.failure("the registry accepts no upload")),
         }
         let next = reply.header(header::LOCATION).and_then(|location| reply.url.join(location).ok());
         let mut next = next.ok_or_else(|| server(&reply.url, "the registry names no place for an upload"))?;
@@ -146,7 +173,8 @@ impl Registry {
         next.query_pairs_mut().append_pair("digest", &sum.to_string());
         let place = Place { registry: Arc::clone(self), url: next };
         let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
-        self.created(request(&self.client, &place, &Method::PUT, &kind, Some(body), until)?)
+        self.created(request(&self.client, &place, &Method::PUT, &kind, Some(body), until)?)?;
+        Ok(true)
     }
 
     /// Stores a manifest under a tag or its sum.

@@ -31,7 +31,7 @@ use crate::{
 pub const INDEX_SUFFIX: &str = ".chunk-index";
 
 /// Failures are waited out for so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Chunks of a file without an index.
 const UNVERIFIED_CHUNK_BYTES: u64 = 64 << 10;
@@ -62,13 +62,15 @@ pub struct Remote {
     image: Arc<Blob>,
     devices: Vec<Arc<Remote>>,
     fixed: Option<Location>,
+    /// Which layer of which repository it is.
+    origin: Option<(Reference, Layer)>,
     identity: String,
     extension: Option<&'static str>,
 }
 
 impl Remote {
     fn new(image: Arc<Blob>, identity: String) -> Self {
-        Self { image, devices: Vec::new(), fixed: None, identity, extension: None }
+        Self { image, devices: Vec::new(), fixed: None, origin: None, identity, extension: None }
     }
 
     /// Returns the image's blob.
@@ -79,6 +81,11 @@ impl Remote {
     /// Returns the blobs of the image and of its devices.
     pub fn blobs(&self) -> Vec<Arc<Blob>> {
         self.devices.iter().flat_map(|device| device.blobs()).chain([Arc::clone(&self.image)]).collect()
+    }
+
+    /// Returns which layer of which repository the image is.
+    pub(crate) fn origin(&self) -> Option<&(Reference, Layer)> {
+        self.origin.as_ref()
     }
 
     /// Returns the location with the sum that it led to, which stands for the same bytes for all
@@ -111,6 +118,10 @@ impl ReadAt for Remote {
 
     fn fetch(&self, ranges: &[Range<u64>]) {
         self.image.fetch(ranges);
+    }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        self.origin.as_ref().map(|(_, layer)| layer.blob.into())
     }
 }
 
@@ -308,11 +319,12 @@ impl Opener<'_> {
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
         let mut room = MOST_INDEX_BYTES;
-        let image = self.layer(&registry, &image, &mut room)?;
-        let devices: Vec<_> = devices
-            .iter()
-            .map(|device| self.layer(&registry, device, &mut room).map(Arc::new))
-            .collect::<Result<_>>()?;
+        let mut opened = |layer: Layer| {
+            let remote = self.layer(&registry, &layer, &mut room)?;
+            Result::Ok(Remote { origin: Some((reference.clone(), layer)), ..remote })
+        };
+        let image = opened(image)?;
+        let devices: Vec<_> = devices.into_iter().map(|device| opened(device).map(Arc::new)).collect::<Result<_>>()?;
         let identity = devices.iter().fold(image.identity.clone(), |all, device| format!("{all}+{}", device.identity));
         let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
         Ok(Remote { devices, fixed: Some(fixed), identity, extension: Some("erofs"), ..image })

@@ -42,6 +42,12 @@ impl Sum {
     }
 }
 
+impl From<Sum> for [u8; 32] {
+    fn from(sum: Sum) -> Self {
+        sum.0
+    }
+}
+
 impl fmt::Display for Sum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sha256:{}", self.hex())

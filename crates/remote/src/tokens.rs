@@ -146,11 +146,11 @@ fn token(
         return Err(wrong("refers to a server for tokens without https"));
     }
     let mut fields: Vec<(&str, &str)> = Vec::new();
-    for name in ["service", "scope"] {
-        fields.extend(challenge.parameters.get(name).map(|value| (name, value.as_str())));
-    }
+    fields.extend(challenge.parameters.get("service").map(|value| ("service", value.as_str())));
+    let scope = challenge.parameters.get("scope").map_or("", String::as_str);
     let reply = match credential {
         Some(DockerCredential::IdentityToken(refresh)) => {
+            fields.extend((!scope.is_empty()).then_some(("scope", scope)));
             fields.extend([("grant_type", "refresh_token"), ("refresh_token", refresh), ("client_id", "pagefold")]);
             let mut form = Url::parse("x:").expect("a URL");
             form.query_pairs_mut().extend_pairs(fields);
@@ -161,6 +161,8 @@ fn token(
             client.send(&Method::POST, &realm, &[(header::CONTENT_TYPE, kind)], None, Some(&body))?
         }
         _ => {
+            // One for each repository.
+            fields.extend(scope.split_ascii_whitespace().map(|scope| ("scope", scope)));
             realm.query_pairs_mut().extend_pairs(fields);
             let authorization = match credential {
                 Some(DockerCredential::UsernamePassword(user, password)) => Some(basic(user, password, registry)?),

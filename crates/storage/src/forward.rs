@@ -145,6 +145,10 @@ impl<S: ReadAt> ReadAt for Forward<S> {
     fn file(&self) -> Option<&File> {
         self.source.file()
     }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        self.source.blob_sha256()
+    }
 }
 
 #[cfg(test)]

@@ -78,6 +78,12 @@ pub trait ReadAt: Send + Sync {
     fn file(&self) -> Option<&File> {
         None
     }
+
+    /// Returns the SHA-256 sum of the blob that begins with these bytes, if something trustworthy says
+    /// it: a verified manifest.
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        None
+    }
 }
 
 impl ReadAt for File {
@@ -184,5 +190,9 @@ impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
 
     fn file(&self) -> Option<&File> {
         (**self).file()
+    }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        (**self).blob_sha256()
     }
 }

@@ -1,13 +1,13 @@
 //! The interface of everything that holds an image or a disk.
 
-use std::{io, path::Path, sync::Arc};
+use std::{any::Any, io, path::Path, sync::Arc};
 
 use crate::ReadAt;
 
 /// Bytes that nobody should change while they are in use: a file, or a blob elsewhere.
 ///
 /// The defaults are those of a blob whose content cannot change.
-pub trait Storage: ReadAt {
+pub trait Storage: ReadAt + Any {
     /// Returns a text that distinguishes the content from all other content, and from what the same
     /// place holds after a change: the state of a file when it was opened, or a digest. It begins
     /// with the kind of identity, as in `sha256:`, unless it is that of a file.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{ReadAt, Storage, Stretch};
@@ -54,12 +55,24 @@ impl ReadAt for WithDevices {
         self.storage.unit_bytes()
     }
 
+    fn is_far(&self) -> bool {
+        self.storage.is_far()
+    }
+
+    fn fetch(&self, ranges: &[Range<u64>]) {
+        self.storage.fetch(ranges);
+    }
+
     fn bytes_at(&self, len: usize, offset: u64) -> Option<&[u8]> {
         self.storage.bytes_at(len, offset)
     }
 
     fn file(&self) -> Option<&File> {
         self.storage.file()
+    }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        self.storage.blob_sha256()
     }
 }
 

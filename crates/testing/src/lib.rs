@@ -4,6 +4,7 @@
 #![allow(clippy::print_stderr, reason = "only tests use this crate")]
 
 pub mod certificates;
+pub mod registry;
 pub mod web;
 
 use std::{

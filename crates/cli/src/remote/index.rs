@@ -1,7 +1,6 @@
 //! `pagefold index`: makes the chunk index of an image.
 
 use std::{
-    fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -10,8 +9,8 @@ use anyhow::Context;
 use pagefold_output::{Inputs, NewFile, Written};
 use pagefold_remote::{INDEX_SUFFIX, Sum};
 
-use super::clusters;
-use crate::output::output;
+use super::parts::Opened;
+use crate::{output::output, storage::RemoteArgs};
 
 /// Write the chunk index of an EROFS image, which must lie next to it on a web server
 #[derive(clap::Args)]
@@ -27,6 +26,11 @@ pub(crate) struct Args {
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
 
+    /// A file or URL that holds data of the image ('pagefold freeze --backing'); repeat in the order
+    /// of the image's device table
+    #[arg(long = "device", value_name = "FILE")]
+    devices: Vec<PathBuf>,
+
     /// The index [default: the image's name with .chunk-index appended]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -34,19 +38,22 @@ pub(crate) struct Args {
     /// Replace an existing file of another kind
     #[arg(short, long)]
     force: bool,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = || args.image.display().to_string();
     let mut inputs = Inputs::default();
     inputs.add("the image", &args.image);
+    args.devices.iter().for_each(|device| inputs.add("the device", device));
     let mut usual = args.image.clone().into_os_string();
     usual.push(INDEX_SUFFIX);
     let path = args.output.as_deref().unwrap_or(Path::new(&usual));
     let new = NewFile::at(path, Written::ChunkIndex, args.force, &inputs)?;
-    let clusters = clusters(&args.image)?;
-    let file = File::open(&args.image).with_context(name)?;
-    let index = pagefold_remote::index(&file, &clusters).with_context(name)?.encode();
+    let Opened { storage, clusters, .. } = Opened::open(&args.image, &args.devices, &args.remote)?;
+    let index = pagefold_remote::index(&*storage, &clusters).with_context(name)?.encode();
     let draft = new.make_draft()?;
     draft.file().write_all(&index).with_context(|| path.display().to_string())?;
     new.take(draft)?;

@@ -3,16 +3,13 @@
 pub(crate) mod cache;
 pub(crate) mod fetch;
 pub(crate) mod index;
+pub(crate) mod parts;
 pub(crate) mod push;
 
-use std::{
-    env, io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{env, io, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, anyhow};
-use pagefold_remote::{Cache, Clusters, Location, Options, Remote};
+use pagefold_remote::{Cache, Location, Options, Remote};
 use pagefold_storage::Storage;
 use rustix::process::geteuid;
 
@@ -90,11 +87,4 @@ impl RemoteArgs {
         options.may_be_unverified = self.unverified;
         Ok(pagefold_remote::open(&location, &options)?)
     }
-}
-
-/// Returns where the clusters of an image are.
-fn clusters(image: &Path) -> anyhow::Result<Clusters> {
-    let name = || image.display().to_string();
-    let image = pagefold_erofs::Image::open_path(image).with_context(name)?;
-    Ok(Clusters::of(&image))
 }

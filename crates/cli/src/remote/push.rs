@@ -1,21 +1,25 @@
 //! `pagefold push`: stores an image in a registry or a bucket.
 
-use std::{fs::File, io::Write, path::PathBuf};
+use std::{io::Write, path::PathBuf};
 
 use anyhow::Context;
-use pagefold_remote::{Location, Options};
+use clap::ValueEnum;
+use pagefold_remote::{Location, MediaTypes, Part, PushOptions};
 
-use super::clusters;
-use crate::{log, misuse, output::output, size};
+use super::parts::Opened;
+use crate::{log, misuse, output::output, size, storage::RemoteArgs};
 
 /// Store an EROFS image, with its chunk index, in a registry or a bucket
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   pagefold push debian.erofs oci://registry.example/disks/debian:13
   pagefold push debian.erofs s3://bucket/debian.erofs
+  pagefold push job.erofs --device debian.erofs oci://registry.example/disks/job:1
+  pagefold push job.erofs --device oci://registry.example/disks/debian:13 oci://registry.example/disks/job:1
 
-The command sends only what the registry lacks. It prints the location with the SHA-256 sum that \
-stands for these bytes alone.
+The command sends only what the registry lacks. The devices of an image become layers before it, so \
+that whoever opens the image there needs no --device. A bucket gets the image alone. The command \
+prints the location with the SHA-256 sum that stands for these bytes alone.
 
 Credentials are those of docker or podman for a registry; for S3, AWS_ACCESS_KEY_ID and \
 AWS_SECRET_ACCESS_KEY, or the profile that AWS_PROFILE names.")]
@@ -27,14 +31,53 @@ pub(crate) struct Args {
     /// Where to: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
     #[arg(value_name = "LOCATION")]
     location: String,
+
+    /// A file or URL that holds data of the image ('pagefold freeze --backing'); repeat in the order
+    /// of the image's device table
+    #[arg(long = "device", value_name = "FILE")]
+    devices: Vec<PathBuf>,
+
+    /// Media type of the image in the manifest [default: spec]
+    #[arg(long, value_enum)]
+    media_type: Option<MediaType>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+/// The argument of `--media-type`.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum MediaType {
+    /// application/vnd.erofs, of erofs-image-spec
+    Spec,
+    /// application/vnd.erofs.layer.v1, of containerd and erofs-utils
+    Containerd,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let location = Location::parse(&args.location).map_err(misuse)?;
-    let name = args.image.display().to_string();
-    let clusters = clusters(&args.image)?;
-    let file = File::open(&args.image).with_context(|| name.clone())?;
-    let pushed = pagefold_remote::push(&file, &name, &clusters, &location, &Options::default())?;
+    let name = || pagefold_storage::shown(&args.image);
+    let opened = Opened::open(&args.image, &args.devices, &args.remote)?;
+    let devices = match location {
+        Location::Oci(_) => opened.devices().with_context(name)?,
+        _ => Vec::new(),
+    };
+    let image = opened.part().with_context(name)?;
+    push(&image, &devices, &location, args.media_type)
+}
+
+/// Stores an image, and reports it.
+pub(crate) fn push(
+    image: &Part,
+    devices: &[Part],
+    location: &Location,
+    media_type: Option<MediaType>,
+) -> anyhow::Result<()> {
+    let mut options = PushOptions::default();
+    if let Some(MediaType::Containerd) = media_type {
+        options.media_types = MediaTypes::Containerd;
+    }
+    let pushed = pagefold_remote::push(image, devices, location, &options)?;
     log::line(&format!("{location}: sent {} of {}", size::show(pushed.sent_bytes), size::show(pushed.bytes)));
     let mut out = output();
     writeln!(out, "{}", pushed.fixed)?;

@@ -38,6 +38,8 @@ mod own_sockets;
 mod package;
 mod permissions;
 mod places;
+#[cfg(feature = "remote")]
+mod pushing;
 mod records;
 #[cfg(feature = "remote")]
 mod remote;

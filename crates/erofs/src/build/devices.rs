@@ -15,7 +15,7 @@ use super::content::Content;
 use super::options::BuildOptions;
 use super::tree::{NodeKind, Tree};
 use crate::error::{Error, Result};
-use crate::format::{DeviceSlot, NULL_ADDR};
+use crate::format::{DeviceSlot, Identity, NULL_ADDR};
 
 /// The device table.
 #[derive(Default)]
@@ -49,7 +49,10 @@ impl Devices {
         if base.base_image().block_bytes != u64::from(options.block_bytes) {
             return refuse("an image that refers to a base must have the base's block size");
         }
-        let devices = base.devices();
+        let mut devices = base.devices();
+        if let (Some(sum), Some(own)) = (options.base_sha256, devices.first_mut()) {
+            own.tag = Identity::Blob(sum).tag();
+        }
         if devices.len() > usize::from(u16::MAX) {
             return refuse("the base has too many devices");
         }

@@ -82,6 +82,8 @@ pub struct BuildOptions {
     /// contains them becomes device 1 of the new image, with its UUID as the tag. Devices of the base
     /// follow, with their tags.
     pub base_is_device: bool,
+    /// The SHA-256 sum of the blob that begins with that image: then its tag, as erofs-image-spec has it.
+    pub base_sha256: Option<[u8; 32]>,
     /// Number of compression threads, at most 1024; 0 for one per processor. Does not affect the
     /// image.
     pub threads: usize,
@@ -105,6 +107,7 @@ impl Default for BuildOptions {
             chunk_bytes: None,
             xattr_prefixes: Vec::new(),
             base_is_device: false,
+            base_sha256: None,
             threads: 0,
             uuid: None,
             volume_name: [0; 16],

@@ -191,6 +191,7 @@ impl Data {
         while !buf.is_empty() {
             let first = offset >> bits;
             let count = (((offset + buf.len() as u64 - 1) >> bits) - first + 1).min(CHUNKS_READ);
+            let mut parts = Vec::new();
             for address in self.chunk_addresses(first, count)? {
                 let in_chunk = offset & ((1 << bits) - 1);
                 let len = ((1u64 << bits) - in_chunk).min(buf.len() as u64);
@@ -199,12 +200,13 @@ impl Data {
                     None => here.fill(0),
                     Some(Spot { device, offset }) => {
                         let offset = offset.saturating_add(in_chunk);
-                        self.image.read_spot(here, Spot { device, offset })?;
+                        parts.push((Spot { device, offset }, here));
                     }
                 }
                 offset += len;
                 buf = rest;
             }
+            self.image.read_spots(parts)?;
         }
         Ok(())
     }

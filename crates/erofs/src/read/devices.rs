@@ -11,9 +11,13 @@
 //! there, as Linux does.
 
 use pagefold_storage::ReadAt;
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
-use crate::format::{DeviceSlot, SUPER_MAGIC, SUPER_OFFSET, SuperBlock, is_uuid, tag_of};
+use crate::format::{DeviceSlot, Identity, SUPER_MAGIC, SUPER_OFFSET, SuperBlock};
+
+/// A device is compared with its sum in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// A location on one of an image's devices; device 0 is the image itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,15 +98,8 @@ impl Devices {
                     "device {number} has {len_bytes} bytes, but the image expects {wanted}: does it belong to another image?"
                 )));
             }
-            let tag = &slots[usize::from(number) - 1].tag;
-            let found = if is_uuid(tag) { image_tag(&**source, len_bytes)? } else { Some(*tag) };
-            if found != Some(*tag) {
-                let found =
-                    found.map_or_else(|| "not an EROFS image".into(), |found| format!("the image {}", shown(&found)));
-                let wanted = shown(tag);
-                return Err(Error::Devices(format!(
-                    "device {number} is {found}, but the image expects the image {wanted}"
-                )));
+            if let Some(wanted) = Identity::of_tag(&slots[usize::from(number) - 1].tag) {
+                check(number, &**source, len_bytes, wanted)?;
             }
         }
         Ok(Self { table, unified, sources, tags })
@@ -156,20 +153,58 @@ impl Devices {
     }
 }
 
-/// Returns the tag of the image that a device holds; `None` if it holds none.
-fn image_tag(source: &dyn ReadAt, len_bytes: u64) -> Result<Option<[u8; 64]>> {
+/// Checks that a device is what its tag says.
+fn check(number: u16, source: &dyn ReadAt, len_bytes: u64, wanted: Identity) -> Result<()> {
+    let wrong = |what: String| Err(Error::Devices(format!("device {number} {what}")));
+    match wanted {
+        Identity::Image(_) => match image_in(source, len_bytes)? {
+            Some(found) if found == wanted => Ok(()),
+            Some(found) => wrong(format!("is the image {found}, but the image expects the image {wanted}")),
+            None => wrong(format!("is not an EROFS image, but the image expects the image {wanted}")),
+        },
+        Identity::Blob(sum) => {
+            let found = match source.blob_sha256() {
+                Some(found) => found,
+                None if source.is_far() => {
+                    return wrong(format!(
+                        "is named by the SHA-256 sum {wanted}, with which only a file or a layer in a registry can \
+                        be compared"
+                    ));
+                }
+                None => sha256(source, len_bytes)?,
+            };
+            if found == sum {
+                return Ok(());
+            }
+            let found = Identity::Blob(found);
+            wrong(format!("has the SHA-256 sum {found}, but the image expects {wanted}"))
+        }
+    }
+}
+
+/// Returns which image a device holds; `None` if it holds none.
+fn image_in(source: &dyn ReadAt, len_bytes: u64) -> Result<Option<Identity>> {
     let mut bytes = [0; SuperBlock::SIZE];
     if len_bytes < SUPER_OFFSET + bytes.len() as u64 {
         return Ok(None);
     }
     source.read_exact_at(&mut bytes, SUPER_OFFSET).map_err(Error::io("reading the superblock of a device"))?;
     let superblock = SuperBlock::decode(&bytes);
-    Ok((superblock.magic == SUPER_MAGIC).then(|| tag_of(&superblock.uuid)))
+    Ok((superblock.magic == SUPER_MAGIC).then_some(Identity::Image(superblock.uuid)))
 }
 
-/// Returns a tag's text.
-fn shown(tag: &[u8; 64]) -> String {
-    String::from_utf8_lossy(tag.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+/// Reads a whole device.
+fn sha256(source: &dyn ReadAt, len_bytes: u64) -> Result<[u8; 32]> {
+    let mut sum = Sha256::new();
+    let mut bytes = vec![0; PIECE_BYTES.min(len_bytes) as usize];
+    let mut at = 0;
+    while at < len_bytes {
+        let piece = &mut bytes[..PIECE_BYTES.min(len_bytes - at) as usize];
+        source.read_exact_at(piece, at).map_err(Error::io("reading a device to compare it with its tag"))?;
+        sum.update(&*piece);
+        at += piece.len() as u64;
+    }
+    Ok(sum.finalize().into())
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ impl File {
     }
 
     /// Returns the image that contains the file.
-    pub(crate) fn image(&self) -> &Image {
+    /// Returns the image that contains the file.
+    pub fn image(&self) -> &Image {
         &self.data.image
     }
 

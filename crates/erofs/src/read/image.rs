@@ -233,6 +233,24 @@ impl Image {
             .map_err(|error| Error::io(format!("reading device {device} at {offset}"))(error))
     }
 
+    /// Reads from devices and the image: together what is on the same one.
+    pub(crate) fn read_spots(&self, mut parts: Vec<(Spot, &mut [u8])>) -> Result<()> {
+        if let [(at, buf)] = &mut parts[..] {
+            return self.read_spot(buf, *at);
+        }
+        for (at, buf) in &parts {
+            self.check_spot(buf.len() as u64, *at)?;
+        }
+        parts.sort_by_key(|(at, _)| at.device);
+        for parts in parts.chunk_by_mut(|(at, _), (next, _)| at.device == next.device) {
+            let device = parts.first().map_or(0, |(at, _)| at.device);
+            let mut parts: Vec<_> = parts.iter_mut().map(|(at, buf)| (at.offset, &mut **buf)).collect();
+            let reading = format!("reading from device {device}");
+            self.source_of(device).read_all_at(&mut parts).map_err(Error::io(reading))?;
+        }
+        Ok(())
+    }
+
     /// Reads data at a unified address.
     pub(crate) fn read_data(&self, buf: &mut [u8], address: u64) -> Result<()> {
         if self.shared.devices.is_empty() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, Change, Content, Image, Indexes, Overlay, ReadAt};
 use proptest::prelude::*;
+use sha2::{Digest as _, Sha256};
 
 use crate::overlay::{bytes_of, change, disk_of, image_of, options, plain};
 use crate::tools::{run, skip};
@@ -245,6 +246,69 @@ fn another_image_is_not_taken_for_the_base() {
         let opened = Image::open_with_devices(images[0].clone(), vec![Box::new(device)], 1 << 20);
         let error = opened.map(drop).unwrap_err().to_string();
         assert!(error.contains("but the image expects"), "{error}");
+    }
+}
+
+/// A device may be named by the sum of the blob that it is, or of one that begins with it: a blob has
+/// more than its image.
+#[test]
+fn a_device_can_be_named_by_its_blob() {
+    let disk = bytes_of(&[(100_000, 3)], 1);
+    let base = Chain(vec![image_of(plain(&disk), disk.len() as u64, &BuildOptions::default())]);
+    let blob = [&base.0[0][..], b"an index"].concat();
+    let sum: [u8; 32] = Sha256::digest(&blob).into();
+    let options = BuildOptions { base_sha256: Some(sum), ..base.options(Indexes::Auto) };
+    let mut changed = disk.clone();
+    changed[7000..9000].fill(5);
+    let pages = [Change { at: 4096, len: 8192, zeros: false }];
+    let Chain(images) = base.changed(&changed, &pages, &options);
+    let chain = Chain(vec![images[0].clone(), blob.clone()]);
+    assert!(chain.content() == changed);
+    let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(images[0].windows(64).any(|window| window == hex.as_bytes()));
+    // Another image above both keeps the name.
+    let next = chain.changed(&disk, &pages, &chain.options(Indexes::Auto));
+    assert!(next.content() == disk);
+
+    let mut other = blob.clone();
+    *other.last_mut().unwrap() ^= 1;
+    let error = |device: Box<dyn ReadAt>| {
+        let opened = Image::open_with_devices(images[0].clone(), vec![device], 1 << 20);
+        opened.map(drop).err().map(|error| error.to_string())
+    };
+    assert!(error(Box::new(other.clone())).unwrap().contains("has the SHA-256 sum"));
+    assert!(error(Box::new(base.0[0].clone())).unwrap().contains(&format!("but the image expects {hex}")));
+    // What is far is not read for it.
+    for (known, what) in
+        [(Some(sum), None), (Some([0; 32]), Some("has the SHA-256 sum 0000")), (None, Some("only a file"))]
+    {
+        let found = error(Box::new(Known { bytes: blob.clone(), sum: known }));
+        assert!(found.as_deref().unwrap_or_default().contains(what.unwrap_or_default()), "{found:?}");
+        assert_eq!(found.is_some(), what.is_some());
+    }
+}
+
+/// A source that is far, and may know its sum.
+struct Known {
+    bytes: Vec<u8>,
+    sum: Option<[u8; 32]>,
+}
+
+impl ReadAt for Known {
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        self.bytes.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        self.bytes.read_exact_at(buf, offset)
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        64 << 10
+    }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        self.sum
     }
 }
 

@@ -3,27 +3,35 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    thread,
     time::Duration,
 };
 
-use pagefold_remote::{Cache, Clusters, Location, Options, Pushed, Sum, open, push};
-use pagefold_storage::Storage;
-use pagefold_testing::web::{Reply, Request, Server};
+use pagefold_remote::{Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push};
+use pagefold_storage::{ReadAt, Storage};
+use pagefold_testing::{
+    registry::Registry,
+    web::{Reply, Request, Server},
+};
 
 use crate::reading::{bytes, compare, opened};
 
 fn pushed(path: &Path, location: &str) -> Pushed {
-    let file = File::open(path).expect("a file");
+    stored(&image_part(path), &[], location)
+}
+
+fn image_part(path: &Path) -> Part {
+    let file = Arc::new(File::open(path).expect("a file"));
+    Part::of_image(file, &Clusters::default()).expect("a part")
+}
+
+fn stored(image: &Part, devices: &[Part], location: &str) -> Pushed {
     let location = Location::parse(location).expect("a location");
-    push(&file, "x", &Clusters::default(), &location, &Options::default()).expect("pushed")
+    push(image, devices, &location, &PushOptions::default()).expect("pushed")
 }
 
 fn image_file(folder: &Path, image: &[u8]) -> std::path::PathBuf {
@@ -161,35 +169,13 @@ fn changed_manifests_are_refused() {
     assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
 }
 
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn docker_registry() {
-    let Some([program]) = pagefold_testing::programs("docker_registry", ["docker-registry"]) else { return };
+    let Some(registry) = Registry::start("docker_registry") else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
-    let config = folder.path().join("config.yml");
-    let root = folder.path().join("root");
-    let text = format!(
-        "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: {address}}}\n",
-        root.display()
-    );
-    fs::write(&config, text).expect("a file");
-    let started = Command::new(program).arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let _running = Running(started.expect("a registry"));
-    while std::net::TcpStream::connect(address).is_err() {
-        thread::sleep(Duration::from_millis(20));
-    }
     let image = bytes(3_000_000, 4);
     let path = image_file(folder.path(), &image);
-    let location = format!("oci://{address}/disks/debian:13");
+    let location = registry.url("disks/debian:13");
     let first = pushed(&path, &location);
     assert!(first.sent_bytes > 3_000_000);
     assert!(pushed(&path, &location).sent_bytes < 2000);
@@ -240,4 +226,115 @@ fn images_with_devices() {
     };
     assert!(error.to_string().contains("64 MiB together"), "{error}");
     assert!(elsewhere.requests().len() <= requests + 1);
+}
+
+/// What a registry has in another repository is taken over there, with a token for both. Where that is
+/// refused, and from other registries, it is sent.
+#[test]
+fn devices_that_a_registry_has_are_not_sent() {
+    let contents = Arc::<Mutex<Contents>>::default();
+    let blobs = Arc::clone(&contents);
+    let elsewhere = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let inner = Arc::clone(&contents);
+    let link = elsewhere.url("");
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let refuses = Arc::clone(&is_refused);
+    let server = Server::start(move |request| {
+        let host = &request.headers["host"];
+        if let Some(query) = request.path.strip_prefix("/token?") {
+            return Reply {
+                body: format!("{{\"token\":\"{}\"}}", query.matches("scope=").count()).into(),
+                ..Reply::status(200)
+            };
+        }
+        let Some((_, query)) = request.path.split_once("?mount=") else {
+            if request.method == "HEAD" && request.path.starts_with("/v2/c/d/") {
+                return Reply::status(404);
+            }
+            let path = request.path.replace("/v2/c/d/", "/v2/a/b/");
+            return answer(&Request { path, ..request.clone() }, &mut inner.lock().expect("not poisoned"), &link);
+        };
+        assert!(query.ends_with("&from=a%2Fb"), "{query}");
+        if refuses.load(Relaxed) {
+            return Reply::status(403);
+        }
+        if request.headers.get("authorization").map(String::as_str) != Some("Bearer 2") {
+            let challenge =
+                format!("Bearer realm=\"http://{host}/token\",scope=\"repository:c/d:pull,push repository:a/b:pull\"");
+            return Reply::status(401).with("www-authenticate", challenge);
+        }
+        Reply::status(201)
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = bytes(400_000, 7);
+    pushed(&image_file(folder.path(), &base), &format!("oci://{}/a/b:base", server.address));
+    let image = bytes(50_000, 8);
+    let image = image_part(&image_file(folder.path(), &image));
+    let base = opened(&format!("oci://{}/a/b:base", server.address), |_| {});
+    let device = || [Part::of_remote(&base).expect("a layer")];
+    assert_eq!(base.blob_sha256(), Some(device()[0].sum().into()));
+    let first = stored(&image, &device(), &format!("oci://{}/c/d:1", server.address));
+    assert!(first.sent_bytes < 60_000 && first.bytes > 450_000, "{first:?}");
+    // The part is sent from the registry that has it.
+    is_refused.store(true, Relaxed);
+    let again = stored(&image, &device(), &format!("oci://{}/c/d:2", server.address));
+    assert!(again.sent_bytes > 400_000, "{again:?}");
+    let Some(other) = Registry::start("devices_that_a_registry_has_are_not_sent") else { return };
+    let copied = stored(&image, &device(), &other.url("x/y:1"));
+    assert_eq!(copied.bytes, copied.sent_bytes);
+    let opened = opened(&copied.fixed.to_string(), |_| {});
+    let devices = opened.devices().expect("devices");
+    assert_eq!(devices[0].blob_sha256(), base.blob_sha256());
+    let mut found = vec![0; 400_000];
+    devices[0].read_exact_at(&mut found, 0).expect("a read");
+    let mut expected = vec![0; 400_000];
+    base.read_exact_at(&mut expected, 0).expect("a read");
+    assert!(found == expected);
+}
+
+/// A blob that ends with its index is not given another one. One without, which a device table names
+/// by its sum, gets an index of its own.
+#[test]
+fn blobs_stay_as_they_are() {
+    let Some(registry) = Registry::start("blobs_stay_as_they_are") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let blob = bytes(100_000, 9);
+    let image = image_part(&image_file(folder.path(), &bytes(50_000, 8)));
+    let sum: [u8; 32] = Sum::of(&blob).into();
+    let tag: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag = tag.as_bytes().try_into().expect("64 digits");
+    let device = || Part::of_device(Arc::new(blob.clone()), tag, &Clusters::default()).expect("a part");
+    assert_eq!(device().sum(), Sum::of(&blob));
+    let mut options = PushOptions::default();
+    for (media_types, expected) in
+        [(MediaTypes::Spec, "application/vnd.erofs"), (MediaTypes::Containerd, "application/vnd.erofs.layer.v1")]
+    {
+        options.media_types = media_types;
+        let location = Location::parse(&registry.url("x/y:1")).expect("a location");
+        let Location::Oci(fixed) = push(&image, &[device()], &location, &options).expect("pushed").fixed else {
+            panic!("a registry")
+        };
+        let manifest = fs::read(registry.blob(&fixed.manifest.expect("a sum").to_string())).expect("a manifest");
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("a manifest");
+        let kinds: Vec<_> =
+            (0..3).map(|layer| manifest["layers"][layer]["mediaType"].as_str().expect("a type")).collect();
+        assert_eq!(kinds, [expected, "application/vnd.erofs.chunk-index.v1", expected]);
+        let config = fs::read(registry.blob(manifest["config"]["digest"].as_str().expect("a sum"))).expect("a file");
+        let config: serde_json::Value = serde_json::from_slice(&config).expect("a configuration");
+        for layer in 0..3 {
+            assert_eq!(config["rootfs"]["diff_ids"][layer], manifest["layers"][layer]["digest"]);
+        }
+        let remote = opened(&registry.url("x/y:1"), |_| {});
+        let devices = remote.devices().expect("devices");
+        let mut found = vec![0; blob.len()];
+        devices[0].read_exact_at(&mut found, 0).expect("a read");
+        assert!(found == blob && devices[0].blob_sha256() == Some(sum));
+    }
+    let many: Vec<_> = (0..65).map(|_| device()).collect();
+    let location = Location::parse(&registry.url("x/y:2")).expect("a location");
+    let error = push(&image, &many, &location, &options).expect_err("too many").to_string();
+    assert!(error.contains("65 devices, of which 64 can be read"), "{error}");
 }

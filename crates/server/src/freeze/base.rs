@@ -56,6 +56,8 @@ impl<'a> BackingFile<'a> {
 pub struct BaseImage {
     path: PathBuf,
     storage: Arc<dyn Storage>,
+    /// What holds the image's data: the image, then its devices.
+    parts: Vec<Arc<dyn Storage>>,
     content: pagefold_erofs::File,
 }
 
@@ -70,12 +72,15 @@ impl BaseImage {
     pub(super) fn open(base: &BaseRecord, open: &Open) -> Result<Self> {
         let path = Path::new(&base.path);
         let devices = base.devices.iter().map(|device| open(Path::new(device))).collect::<std::io::Result<_>>()?;
-        let storage = WithDevices::over(open(path)?, devices);
+        let own = open(path)?;
+        let storage = WithDevices::over(Arc::clone(&own), devices);
         ensure!(storage.identity() == base.identity, "it was changed or replaced since the server opened it");
-        let devices = storage.devices()?.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
+        let devices = storage.devices()?;
+        let parts = [&[own], &devices[..]].concat();
+        let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn ReadAt>).collect();
         let image = Image::open_with_devices(Arc::clone(&storage), devices, Image::DEFAULT_CACHE_BYTES)?;
         let content = pagefold_base::image_file(path, &image, base.inside.as_deref().map(str::as_bytes))?;
-        Ok(Self { path: path.into(), storage, content })
+        Ok(Self { path: path.into(), storage, parts, content })
     }
 
     /// Returns the options with which the base was packed.
@@ -91,9 +96,15 @@ impl BaseImage {
         self.content.clone()
     }
 
-    /// Returns all that holds the image's data: its own storage, then its devices.
-    pub(super) fn all(&self) -> Result<Vec<Arc<dyn Storage>>> {
-        Ok([vec![Arc::clone(&self.storage)], self.storage.devices()?].concat())
+    /// Returns all that holds the image's data: the image, then its devices in the order of its device
+    /// table.
+    pub fn parts(&self) -> &[Arc<dyn Storage>] {
+        &self.parts
+    }
+
+    /// Returns the tags of the devices, in the same order.
+    pub fn device_tags(&self) -> Vec<[u8; 64]> {
+        self.content.image().other_devices().map(|(tag, _)| tag).collect()
     }
 
     /// Checks that the image has not changed since it was opened.

@@ -1,6 +1,7 @@
 //! Saves a disk as an image, from the server's own process or from another: raw, qcow2 or EROFS.
 
 mod base;
+mod blob;
 mod error;
 mod frozen;
 mod qcow2;
@@ -9,11 +10,12 @@ mod reader;
 
 use std::{fmt, fs::File, sync::Arc};
 
-use pagefold_erofs::{BuildOptions, BuildReport, Content, Node, NodeKind, Overlay, Tree, build_watched};
+use pagefold_erofs::{BuildOptions, BuildReport, Content, Image, Node, NodeKind, Overlay, ReadAt, Tree, build_watched};
 use pagefold_storage::{Open, Storage};
 
 use self::{
     base::BackingFile,
+    blob::OfBlob,
     error::{Result, Within},
     frozen::Wanted,
 };
@@ -43,7 +45,27 @@ pub struct ErofsImage {
     /// Its sizes.
     pub report: BuildReport,
     /// What else holds its data, in the order of its device table.
-    pub devices: Vec<Arc<dyn Storage>>,
+    devices: Vec<Arc<dyn Storage>>,
+    base_sha256: Option<[u8; 32]>,
+}
+
+impl ErofsImage {
+    /// Opens the image that was written to `file`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn open(&self, file: impl ReadAt + 'static) -> Result<Image, FreezeError> {
+        // The base need not be the blob with this sum, but only begin like it.
+        let sums = std::iter::once(self.base_sha256).chain(std::iter::repeat(None));
+        let devices = self.devices.iter().zip(sums).map(|(device, sum)| {
+            let device = Arc::clone(device);
+            match sum {
+                Some(sum) => Box::new(OfBlob { device, sum }) as Box<dyn ReadAt>,
+                None => Box::new(device),
+            }
+        });
+        Ok(Image::open_with_devices(file, devices.collect(), Image::DEFAULT_CACHE_BYTES)?)
+    }
 }
 
 impl fmt::Debug for ErofsImage {
@@ -113,8 +135,8 @@ impl Frozen {
         let tree = tree_of(overlay)?;
         let report = build_watched(&tree, options, out, &mut |done| progress(done.done_bytes, done.total_bytes))?;
         base.map_or(Ok(()), BaseImage::check_unchanged)?;
-        let devices = base.filter(|_| options.base_is_device).map_or_else(|| Ok(Vec::new()), BaseImage::all)?;
-        Ok(ErofsImage { tree, report, devices })
+        let devices = base.filter(|_| options.base_is_device).map_or_else(Vec::new, |base| base.parts().to_vec());
+        Ok(ErofsImage { tree, report, devices, base_sha256: options.base_sha256 })
     }
 }
 

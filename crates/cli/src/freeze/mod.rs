@@ -1,15 +1,18 @@
 //! `pagefold freeze`: saves a disk of a running server as an image.
 
+#[cfg(feature = "remote")]
+mod push;
+
 use std::{
     fs::{self, File},
     os::unix::fs::FileTypeExt,
-    path::PathBuf,
-    sync::Arc,
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::ArgGroup;
 use pagefold_codec::cluster::ClusterCodec;
-use pagefold_erofs::{BuildOptions, Image, ReadAt};
+use pagefold_erofs::BuildOptions;
 use pagefold_output::{Destination, ImageFormat};
 use pagefold_server::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 
@@ -29,18 +32,21 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     visible_alias = "commit",
+    group = ArgGroup::new("destination").required(true),
     after_help = "Examples:
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
   pagefold freeze job-2 --backing -o job-2.erofs
   pagefold freeze job-2 -o job-2.qcow2
   pagefold freeze job-2 -o job-2.img
+  pagefold freeze job-2 --push oci://registry.example/disks/job-2:1
 
 The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
 image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
 Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
 given. An image is complete by itself, unless --backing is given: 'pagefold serve job-2.erofs \
---device debian.erofs' then needs the base too. Equal contents and equal options give identical \
+--device debian.erofs' then needs the base too. With --push, the base goes to the registry together \
+with the image, and 'pagefold serve oci://registry.example/disks/job-2:1' needs nothing else. Equal contents and equal options give identical \
 images."
 )]
 pub(crate) struct Args {
@@ -49,8 +55,12 @@ pub(crate) struct Args {
 
     /// The image file, which appears once it is complete; or a block device, a pipe, or - for
     /// standard output
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    #[arg(short, long, value_name = "FILE", group = "destination")]
+    output: Option<PathBuf>,
+
+    #[cfg(feature = "remote")]
+    #[command(flatten)]
+    push: push::PushArgs,
 
     /// Format of the image [default: what FILE ends in: .erofs, .qcow2, .img or .raw; raw for a
     /// block device]
@@ -103,8 +113,15 @@ enum How {
 const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let (format, how) = args.how().map_err(misuse)?;
-    let destination = Destination::of(&args.output, format, args.force, &args.peer.inputs()?)?;
+    #[cfg(feature = "remote")]
+    match &args.push {
+        push::PushArgs { location: Some(location), .. } => return args.push(location),
+        push::PushArgs { media_type: Some(_), .. } => return Err(misuse(anyhow!("--media-type is for --push"))),
+        _ => {}
+    }
+    let output = args.output.as_deref().ok_or_else(|| misuse(anyhow!("give -o FILE")))?;
+    let (format, how) = args.how(output).map_err(misuse)?;
+    let destination = Destination::of(output, format, args.force, &args.peer.inputs()?)?;
     let frozen = Frozen::of_client(args.peer.connect()?, &args.name)?;
     if format == ImageFormat::Raw {
         destination.check_room(frozen.size_bytes())?;
@@ -121,14 +138,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     drop(line);
     let image = written.map_err(|error| with_place(error, &destination.place())).with_context(|| described.clone())?;
     if let Some(image) = image {
-        args.check_image(&image, draft.file()).with_context(|| described)?;
+        args.check_image(&image, draft.file(), &output.display().to_string()).with_context(|| described)?;
     }
     drop(frozen);
     let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
     if let Some(metadata) = told {
-        let (output, written) = (args.output.display(), size::show(written_bytes(&metadata)));
-        log::line(&format!("{output}: disk '{}' in {written}", args.name));
+        let written = size::show(written_bytes(&metadata));
+        log::line(&format!("{}: disk '{}' in {written}", output.display(), args.name));
     }
     Ok(())
 }
@@ -148,12 +165,12 @@ fn with_place(error: FreezeError, place: &str) -> anyhow::Error {
 
 impl Args {
     /// Returns the format and options that the command line requests.
-    fn how(&self) -> anyhow::Result<(ImageFormat, How)> {
-        let kind = fs::metadata(&self.output).ok().map(|found| found.file_type());
-        ensure!(!kind.is_some_and(|kind| kind.is_dir()), "{} is a directory; name a file in it", self.output.display());
+    fn how(&self, output: &Path) -> anyhow::Result<(ImageFormat, How)> {
+        let kind = fs::metadata(output).ok().map(|found| found.file_type());
+        ensure!(!kind.is_some_and(|kind| kind.is_dir()), "{} is a directory; name a file in it", output.display());
         let is_device = kind.is_some_and(|kind| kind.is_block_device());
         let given = self.format.map(ImageFormat::from);
-        let format = ImageFormat::of_output(&self.output, given, is_device).map_err(wrong_name)?;
+        let format = ImageFormat::of_output(output, given, is_device).map_err(wrong_name)?;
         ensure!(!self.backing || format != ImageFormat::Raw, "--backing is for --format erofs and qcow2");
         ensure!(
             !self.backing || format != ImageFormat::Erofs || (self.codec.is_none() && self.cluster.is_none()),
@@ -240,22 +257,20 @@ impl Args {
 
     /// Reports what is special about a finished image, and compares it with the disk if that is
     /// asked for.
-    fn check_image(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
-        tell_needed_linux(&self.output, &image.report, "");
-        if self.verify { self.compare(image, file) } else { Ok(()) }
+    fn check_image(&self, image: &ErofsImage, file: &File, name: &str) -> anyhow::Result<()> {
+        tell_needed_linux(Path::new(name), &image.report, "");
+        if self.verify { self.compare(image, file, name) } else { Ok(()) }
     }
 
     /// Compares the finished image with the disk; both are read again.
-    fn compare(&self, image: &ErofsImage, file: &File) -> anyhow::Result<()> {
+    fn compare(&self, image: &ErofsImage, file: &File, name: &str) -> anyhow::Result<()> {
         let file = file.try_clone().context("opening the image again")?;
-        let devices = image.devices.iter().map(|device| Box::new(Arc::clone(device)) as Box<dyn ReadAt>).collect();
-        let written = Image::open_with_devices(file, devices, Image::DEFAULT_CACHE_BYTES);
-        let report = written.context("cannot read the image")?.compare(&image.tree, self.threads);
+        let written = image.open(file).context("cannot read the image")?;
+        let report = written.compare(&image.tree, self.threads);
         let count = source::tell_differences(&report);
         ensure!(
             count == 0,
-            "{}: not written: the image differs from the disk; this is a fault of pagefold: please report it",
-            self.output.display()
+            "{name}: not written: the image differs from the disk; this is a fault of pagefold: please report it"
         );
         Ok(())
     }

@@ -1,0 +1,94 @@
+//! `pagefold freeze --push`: the image goes to a registry.
+
+use std::{env, sync::Arc};
+
+use anyhow::{Context, anyhow, ensure};
+use pagefold_erofs::{BuildOptions, ReadAt};
+use pagefold_output::ImageFormat;
+use pagefold_remote::{Clusters, Location, Part};
+use pagefold_server::{BaseImage, Frozen};
+
+use super::{Args, with_place};
+use crate::{
+    misuse,
+    progress::ProgressLine,
+    remote::{parts, push::MediaType},
+    storage,
+};
+
+/// Where an image goes, if not to a file.
+#[derive(clap::Args)]
+pub(super) struct PushArgs {
+    /// Store the image at oci://REGISTRY/REPOSITORY:TAG. If the disk has an EROFS base, only the
+    /// changes since it are sent, and what the registry lacks of the base
+    #[arg(long = "push", value_name = "LOCATION", group = "destination")]
+    pub(super) location: Option<String>,
+
+    /// Media type of the image in the manifest [default: spec]
+    #[arg(long, value_enum)]
+    pub(super) media_type: Option<MediaType>,
+}
+
+impl Args {
+    /// Stores the disk at `location`.
+    pub(super) fn push(&self, location: &str) -> anyhow::Result<()> {
+        let location = Location::parse(location).map_err(misuse)?;
+        ensure!(
+            matches!(location, Location::Oci(_)),
+            misuse(anyhow!("--push stores in a registry: give oci://REGISTRY/REPOSITORY:TAG"))
+        );
+        let asked = self.asked_for_push().map_err(misuse)?;
+        let name = location.to_string();
+        let frozen = Frozen::of_client(self.peer.connect()?, &self.name)?;
+        let described = frozen.described();
+        let within = || described.clone();
+        let base = match asked {
+            Some(_) => None,
+            None => {
+                let remote = self.remote.clone();
+                frozen.base_image(&move |name| storage::open(name, &remote)).with_context(within)?
+            }
+        };
+        let devices = base.as_ref().map_or_else(|| Ok(Vec::new()), layers_of).with_context(within)?;
+        let options = match (&base, asked) {
+            (Some(base), _) => BuildOptions {
+                threads: self.threads,
+                base_is_device: true,
+                base_sha256: devices.first().map(|part| part.sum().into()),
+                ..base.options().with_context(within)?
+            },
+            (None, Some(asked)) => asked,
+            (None, None) => BuildOptions { threads: self.threads, ..BuildOptions::default() },
+        };
+        // Without a name, it is gone when the command ends, however it ends.
+        let file = tempfile::tempfile().context("cannot create a temporary file")?;
+        let mut line = ProgressLine::new();
+        let mut progress = |done_bytes, total_bytes| line.show(done_bytes, total_bytes);
+        let written = frozen.write_erofs(&file, &options, base.as_ref(), &mut progress);
+        drop(line);
+        let place = format!("a temporary file in {}", env::temp_dir().display());
+        let image = written.map_err(|error| with_place(error, &place)).with_context(within)?;
+        self.check_image(&image, &file, &name).with_context(within)?;
+        drop(frozen);
+        let file: Arc<dyn ReadAt> = Arc::new(file);
+        let clusters = Clusters::of(&image.open(Arc::clone(&file)).with_context(within)?);
+        let part = Part::of_image(file, &clusters).with_context(within)?;
+        crate::remote::push::push(&part, &devices, &location, self.push.media_type)
+    }
+
+    /// Returns the options of the image that the command line requests.
+    fn asked_for_push(&self) -> anyhow::Result<Option<BuildOptions>> {
+        let is_erofs = self.format.is_none_or(|format| ImageFormat::from(format) == ImageFormat::Erofs);
+        ensure!(is_erofs, "--push is for --format erofs");
+        ensure!(!self.backing, "--push sends only what changed since an EROFS base: leave out --backing");
+        ensure!(!self.force, "--force is for -o: a tag in a registry is always replaced");
+        self.asked()
+    }
+}
+
+/// Returns what the image of a base consists of in a registry.
+fn layers_of(base: &BaseImage) -> anyhow::Result<Vec<Part>> {
+    let Some((own, devices)) = base.parts().split_first() else { return Ok(Vec::new()) };
+    let own = parts::part(own, &[0; 64], devices)?;
+    Ok([vec![own], parts::devices(devices, &base.device_tags())?].into_iter().flatten().collect())
+}
