@@ -32,7 +32,7 @@ const BEGAN_EMPTY: u32 = 1;
 const SNAPSHOT: u32 = 2;
 
 /// Writes RAM disks of `pool`, and what they hold in it, to `out`. No other thread may change them
-/// meanwhile. What is below disks is not written; the reader gets it in another way.
+/// during the call. What is below disks is not written; the reader gets it in another way.
 ///
 /// # Errors
 /// See [`ExportError`]. The disks are unchanged.

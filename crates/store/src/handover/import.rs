@@ -47,7 +47,7 @@ use crate::{
     tree::{Tree, levels},
 };
 
-/// The most leaves: entries name them with so many bits.
+/// The most leaves: an entry has 24 bits for the number of one.
 const LEAVES_MAX: u32 = 1 << 24;
 
 /// What the header and the tables say.

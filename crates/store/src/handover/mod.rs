@@ -120,7 +120,7 @@ pub enum ExportError {
     /// The stream cannot be written.
     #[error("cannot write the stream of a pool: {0}")]
     Write(#[source] io::Error),
-    /// A thread changed a disk meanwhile.
+    /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
     /// A disk is of another pool, or clean.
