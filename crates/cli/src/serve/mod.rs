@@ -77,6 +77,7 @@ use crate::{
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
   pagefold serve --export name=vm-1,size=8G --vhost-user /run/vms
   pagefold serve --size 8G --metrics 9809
+  pagefold serve --take-over --detach
   pagefold serve --size 8G --name a --files ~/disks --run 'mkfs.ext4 \"$files/a\"'
   pagefold serve --config /etc/pagefold/serve.toml --check-config
 
@@ -111,7 +112,8 @@ The file of --config is TOML: each option is a key with its name, and [[disk]], 
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
 On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
 with status 0. A second signal ends it without waiting for requests, with status 1. SIGHUP makes \
-it open its log file and read its certificates again. Disks are volatile: their contents are lost when the server exits.")]
+it open its log file and read its certificates again. Disks are volatile: their contents are lost when the server exits, unless \
+another process continues it (--take-over).")]
 pub(crate) struct Args {
     /// Serve a file as a read-only disk: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS
     /// image
