@@ -1,6 +1,6 @@
 //! A server's configuration file.
 
-use std::fs;
+use std::{fs, os::unix::net::UnixStream};
 
 use tempfile::TempDir;
 
@@ -43,6 +43,7 @@ fn a_server_has_what_its_file_describes() {
     assert_eq!(named("scratch")["limit_bytes"], 1 << 20);
     assert_eq!((named("job-2")["from"].as_str(), &named("job-2")["max_connections"]), (Some("base"), &3.into()));
     assert_eq!(named("job-3")["socket"].as_str(), socket.to_str());
+    UnixStream::connect(&socket).expect("it listens");
     let stat = run(&mut server.ask(&["stat"]));
     assert!(stat.contains("codec lzo"), "the command line wins: {stat}");
 }
@@ -69,4 +70,32 @@ fn what_cannot_be_served_is_named_with_its_line() {
     }
     let output = pagefold().args(["serve", "--config", "/no/such", "--check-config"]).output().expect("a start");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
+/// The machine that runs this test can serve disks.
+#[test]
+fn the_doctor_finds_what_a_server_needs() {
+    let folder = TempDir::new().expect("a folder");
+    let dir = folder.path().join("dir");
+    let lines = run(pagefold().args(["doctor", "--json", "--dir"]).arg(&dir));
+    let records: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")))
+        .collect();
+    assert!(records.iter().any(|record| record["name"] == "memory"), "{lines}");
+    for record in &records {
+        let status = record["status"].as_str().expect("a status");
+        assert!(["ok", "limited", "missing"].contains(&status), "{record}");
+        assert_eq!(record["do"] == "", status == "ok", "{record}");
+    }
+    // The page for operators names all checks.
+    let page = include_str!("../../../../docs/operate.md");
+    for record in &records {
+        let name = record["name"].as_str().expect("a name");
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+    fs::write(&dir, "").expect("a file");
+    let output = pagefold().args(["doctor", "--dir"]).arg(&dir).output().expect("a start");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && said.contains("missing  directory"), "{said}");
 }
