@@ -96,9 +96,9 @@ impl Disks {
         })
     }
 
-    /// To be called once the server listens; disks can then have sockets of their own.
-    pub(crate) fn set_server(&self, server: ServerHandle) {
-        self.table.set_server(server);
+    /// To be called once the server listens. Opens the sockets of disks that were created before.
+    pub(crate) fn set_server(&self, server: ServerHandle) -> Result<(), Failure> {
+        self.table.set_server(server)
     }
 
     /// Returns the exports that a server serves.

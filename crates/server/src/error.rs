@@ -2,6 +2,8 @@
 
 use std::{error, io};
 
+use pagefold_control::Failure;
+
 /// Why a transport cannot serve.
 pub type TransportError = Box<dyn error::Error + Send + Sync>;
 
@@ -15,6 +17,9 @@ pub enum Error {
     /// A transport cannot serve.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The socket of a disk that was created before cannot be opened.
+    #[error(transparent)]
+    DiskSocket(Failure),
     /// A server listens once: it listens already, or has stopped.
     #[error("the server listens already, or has stopped")]
     Listening,

@@ -238,7 +238,7 @@ impl Server {
         if self.0.listened.set(listened).is_err() {
             return Err(Error::Listening);
         }
-        self.0.disks.set_server(nbd.handle());
+        self.0.disks.set_server(nbd.handle()).map_err(Error::DiskSocket)?;
         let control = control.map(|control| self.serve_control(control)).transpose()?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         let listening = Listening { server: self.clone(), ending, nbd: Some(nbd), transports, control, _watch: watch };

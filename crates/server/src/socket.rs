@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use nix::unistd::Group;
@@ -19,7 +19,9 @@ const PATHS: u64 = 3;
 /// A socket on which only one disk is served, removed when this is dropped.
 pub(crate) struct ServedSocket {
     pub(crate) path: PathBuf,
-    _socket: OwnSocket,
+    permissions: Permissions,
+    /// Set once the server listens.
+    socket: OnceLock<OwnSocket>,
 }
 
 /// Returns the bytes that a disk's socket needs in the server's lists.
@@ -57,13 +59,13 @@ pub fn parse_group(text: &str) -> Result<u32, String> {
 }
 
 impl ServedSocket {
-    /// Serves an export on a socket of its own. Without a `server`, no server listens yet.
-    pub(crate) fn open(
+    /// Serves an export on a socket of its own. Without a `server`, no server listens yet: then
+    /// [`open`](Self::open) opens the socket.
+    pub(crate) fn new(
         server: Option<&ServerHandle>,
         export: &Arc<Export>,
         socket: &DiskSocket,
     ) -> Result<Self, Failure> {
-        let failed = |what: String| Failure::new(Code::InvalidSocket, what);
         let DiskSocket { path, mode, group } = socket;
         let path = PathBuf::from(path);
         if !path.is_absolute() {
@@ -74,11 +76,24 @@ impl ServedSocket {
             permissions.mode = parse_mode(mode).map_err(failed)?;
         }
         permissions.group = group.as_deref().map(parse_group).transpose().map_err(failed)?;
-        let server = server.ok_or_else(|| failed("the server is starting".to_owned()))?;
-        let opened = server.listen(&path, permissions, Exports::only(Arc::clone(export)));
-        let opened = opened.map_err(|error| failed(message(&error)))?;
-        Ok(Self { path, _socket: opened })
+        let served = Self { path, permissions, socket: OnceLock::new() };
+        server.map_or(Ok(()), |server| served.open(server, export))?;
+        Ok(served)
     }
+
+    /// Opens the socket, unless it is open.
+    pub(crate) fn open(&self, server: &ServerHandle, export: &Arc<Export>) -> Result<(), Failure> {
+        if self.socket.get().is_none() {
+            let opened = server.listen(&self.path, self.permissions, Exports::only(Arc::clone(export)));
+            // Only the thread that creates a disk, or that begins to listen, opens its socket.
+            let _ = self.socket.set(opened.map_err(|error| failed(message(&error)))?);
+        }
+        Ok(())
+    }
+}
+
+fn failed(what: String) -> Failure {
+    Failure::new(Code::InvalidSocket, what)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(crate) struct Table {
     pub(crate) room: Option<Arc<Room>>,
     /// Changed together with `exports`, so that both have the same names.
     entries: Mutex<Entries>,
-    /// Set once the server listens; disks can then have sockets of their own.
+    /// Set once the server listens; the sockets of disks are open from then on.
     server: OnceLock<ServerHandle>,
     /// Differs from that of every other server.
     id: u64,
@@ -47,10 +47,15 @@ impl Table {
         }
     }
 
-    /// To be called once the server listens.
-    pub(crate) fn set_server(&self, server: ServerHandle) {
+    /// To be called once the server listens. Opens the sockets of disks that were created before.
+    pub(crate) fn set_server(&self, server: ServerHandle) -> Result<(), Failure> {
+        let entries = self.lock();
         // It is called once.
-        let _ = self.server.set(server);
+        let server = self.server.get_or_init(|| server);
+        entries.0.iter().try_for_each(|(name, disk)| match (&disk.socket, self.exports.get(name)) {
+            (Some(socket), Some(export)) => socket.open(server, &export),
+            _ => Ok(()),
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -83,7 +88,7 @@ impl Table {
         let export = if disk.read_only { Export::read_only(name, device) } else { Export::new(name, device) };
         self.exports.add(export.with_quota(of_clients(quota))).map_err(failure)?;
         if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
-            let opened = ServedSocket::open(self.server.get(), &export, socket);
+            let opened = ServedSocket::new(self.server.get(), &export, socket);
             disk.socket = Some(Arc::new(opened.inspect_err(|_| drop(self.exports.remove(name)))?));
         }
         let found = disk.found(name, self.exported(name), 0);
