@@ -35,6 +35,18 @@ pub enum ClusterFormat {
     Zstd,
 }
 
+impl ClusterFormat {
+    /// Returns the feature of this crate that the format needs, if it is off.
+    pub fn missing_feature(self) -> Option<&'static str> {
+        match self {
+            Self::Lz4 => None,
+            Self::MicroLzma => (!cfg!(feature = "lzma")).then_some("lzma"),
+            Self::Deflate => (!cfg!(feature = "deflate")).then_some("deflate"),
+            Self::Zstd => (!cfg!(feature = "zstd")).then_some("zstd"),
+        }
+    }
+}
+
 /// The kind of encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterCodec {
@@ -224,6 +236,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn formats_that_are_not_built_name_their_feature() {
+        for format in [ClusterFormat::Lz4, ClusterFormat::MicroLzma, ClusterFormat::Deflate, ClusterFormat::Zstd] {
+            let limits = DecodeLimits { dict_bytes: 4096, max_content_bytes: 4096 };
+            let decoded = ClusterDecoder::default().decode(format, &[], &mut [0; 8], Portion::Whole, limits);
+            let what = decoded.expect_err("nothing is no cluster").what;
+            match format.missing_feature() {
+                Some(feature) => assert!(what.contains(&format!("the feature '{feature}'")), "{what}"),
+                None => assert!(!what.contains("the feature"), "{what}"),
+            }
+        }
+    }
 
     const LIMITS: DecodeLimits = DecodeLimits { dict_bytes: 1 << 16, max_content_bytes: 1 << 20 };
 

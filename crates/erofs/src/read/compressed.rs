@@ -446,6 +446,11 @@ impl Data {
             dict_bytes: self.image.superblock().lzma_dict_bytes,
             max_content_bytes: MAX_EXTENT_BYTES as usize,
         };
+        if let Some(feature) = format.missing_feature() {
+            return Err(Error::Unsupported(format!(
+                "clusters in {format:?}: the feature '{feature}' is not in this build"
+            )));
+        }
         let skipped = if padded { self.padding(cluster, pa)? } else { 0 };
         let wanted = if partial || !padded { Wanted::Prefix } else { wanted };
         decoder
