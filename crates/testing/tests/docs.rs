@@ -140,6 +140,22 @@ fn prose_fits_its_columns() {
     assert!(long.is_empty(), "more than {COLUMNS} columns:\n{long}");
 }
 
+/// Crates that nobody can download have no version to name: a path leads to them.
+#[test]
+fn examples_name_no_version_that_does_not_exist() {
+    let is_released = !fs::read_to_string(root().join("CHANGELOG.md")).expect("the page").contains("(unreleased)");
+    let crates = fs::read_dir(root().join("crates")).expect("the crates").flatten();
+    let readmes = crates.map(|entry| entry.path().join("README.md")).filter(|path| path.exists());
+    let mut promised = String::new();
+    for page in pages().into_iter().chain(readmes) {
+        let text = fs::read_to_string(&page).expect("a page");
+        let is_version =
+            |line: &&str| line.starts_with("pagefold") && (line.contains("= \"") && !line.contains("path ="));
+        text.lines().filter(is_version).for_each(|line| promised += &format!("{}: {line}\n", page.display()));
+    }
+    assert!(is_released || promised.is_empty(), "versions that are not released:\n{promised}");
+}
+
 /// Phrases that plain English replaces: by the actor, "again", a number, "unnecessarily".
 const AVOIDED: [&str; 5] = ["whoever", "what is said of", "in vain", "anew", "so many"];
 
