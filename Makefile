@@ -2,13 +2,25 @@
 
 CARGO ?= cargo
 
-.PHONY: demo test bench build check soak deps clean
+.PHONY: demo test bench build check soak deps clean install uninstall deb
 
 # Does the main jobs on real input and shows the results. Builds the program alone.
 demo:
 	./scripts/deps demo
 	$(CARGO) build --release --locked --package pagefold
 	./scripts/demo
+
+# The program that `make build` made, its manual, completions, units and configuration. PREFIX is
+# /usr/local unless it is given; DESTDIR is put before all paths.
+install:
+	DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" ./scripts/install
+
+uninstall:
+	DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" ./scripts/install --uninstall
+
+# A Debian package of them in target/.
+deb: build
+	./scripts/deb
 
 # Everything that must pass before a change is merged.
 test: deps
