@@ -9,6 +9,7 @@ mod check;
 mod codec;
 mod compact;
 mod destination;
+mod doctor;
 mod extract;
 mod figure;
 mod freeze;
@@ -92,12 +93,21 @@ enum Command {
     Extract(extract::Args),
     Mount(mount::Args),
     Advise(advise::Args),
+    Doctor(doctor::Args),
     Completions(generate::CompletionsArgs),
     Man(generate::ManArgs),
 }
 
 fn main() -> ExitCode {
-    let command = match Args::try_parse() {
+    let (words, at_start) = match serve::config::expand(env::args_os().collect()) {
+        Ok(expanded) => expanded,
+        Err(error) if error.is::<Misuse>() => return refuse(&message(&error)),
+        Err(error) => {
+            tell(&message(&error));
+            return ExitCode::FAILURE;
+        }
+    };
+    let command = match Args::try_parse_from(words) {
         Ok(args) => args.command,
         Err(error) if !error.use_stderr() => {
             // A closed standard output is not an error here.
@@ -118,7 +128,7 @@ fn main() -> ExitCode {
     };
     let done = |result: anyhow::Result<()>| result.map(|()| ExitCode::SUCCESS);
     let result = match command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => serve::run(&args, &at_start),
         Command::Disks(args) => done(manage::list::run(&args)),
         Command::Uri(args) => done(manage::uri::run(&args)),
         Command::Attach(args) => done(attach::attach(&args)),
@@ -154,6 +164,7 @@ fn main() -> ExitCode {
         Command::Extract(args) => done(extract::run(&args)),
         Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => done(generate::completions(&args)),
         Command::Man(args) => done(generate::man(&args)),
     };

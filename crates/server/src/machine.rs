@@ -10,7 +10,7 @@ use pagefold_size as size;
 
 /// The memory of a machine or of a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub struct Memory {
     pub(crate) bytes: u64,
     /// The file that limits the control group; `None` if it is the whole machine.
     limit_file: Option<PathBuf>,
@@ -33,8 +33,9 @@ impl Memory {
         Self::under(Path::new("/"))
     }
 
-    /// The same for a system whose `/proc` and `/sys` are below `root`.
-    fn under(root: &Path) -> Option<Self> {
+    /// Returns the memory of the machine, or of the narrowest control group around this process, of a
+    /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not tell.
+    pub fn under(root: &Path) -> Option<Self> {
         let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_bytes(&text));
         let machine = machine.map(|bytes| Self { bytes, limit_file: None });
         let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
@@ -44,7 +45,7 @@ impl Memory {
     }
 
     /// Returns the limit of a server for which none is given: half of the memory, in whole pages.
-    pub(crate) fn half_bytes(&self) -> u64 {
+    pub fn half_bytes(&self) -> u64 {
         self.bytes / 2 / 4096 * 4096
     }
 

@@ -81,7 +81,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Builds the command. The server runs in another directory, so the path must be absolute.
-fn add_base(name: String, file: OsString, devices: &[PathBuf], format: Option<Format>) -> anyhow::Result<AddBase> {
+pub(crate) fn add_base(
+    name: String,
+    file: OsString,
+    devices: &[PathBuf],
+    format: Option<Format>,
+) -> anyhow::Result<AddBase> {
     let ImagePath { image, path } = ImagePath::from(file);
     let not_text = || misuse(anyhow!("--base: the path is not UTF-8, which the control protocol requires"));
     let image = pagefold_storage::absolute(&image).with_context(|| pagefold_storage::shown(&image))?;

@@ -15,11 +15,20 @@ pub(crate) fn allow_most() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
+/// Returns the open files that a server with the usual limits may need.
+pub(crate) fn needed() -> u64 {
+    let limits = Limits::default();
+    (limits.connections + others(limits)) as u64
+}
+
+fn others(limits: Limits) -> usize {
+    limits.negotiating + limits.private + OTHER_DESCRIPTORS
+}
+
 /// Raises the limit of open files to what this many connections need, because the default limit is
 /// often lower. Returns a warning if the system refuses.
 pub(crate) fn allow(connections: usize, limits: Limits) -> Option<String> {
-    let others = limits.negotiating + limits.private + OTHER_DESCRIPTORS;
-    let needed = connections.saturating_add(others) as u64;
+    let needed = connections.saturating_add(others(limits)) as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return None;

@@ -1,6 +1,7 @@
 //! `pagefold serve`: serves compressed RAM disks and files over NBD and vhost-user, and as files.
 
 mod child;
+pub(crate) mod config;
 mod descriptors;
 mod devices;
 mod files;
@@ -38,6 +39,7 @@ use tempfile::TempDir;
 
 use self::{
     child::Running,
+    config::AtStart,
     devices::BlockDevices,
     files::Directory,
     notify::notify,
@@ -45,6 +47,10 @@ use self::{
     pid_file::PidFile,
     place::Place,
     vhost_user::SocketDirectory,
+};
+pub(crate) use self::{
+    descriptors::needed as needed_descriptors,
+    swap::{LEAST_LINUX as LEAST_LINUX_FOR_SWAP, version},
 };
 use crate::{
     background, codec,
@@ -68,6 +74,7 @@ use crate::{
   pagefold serve --detach debian.erofs && pagefold fork debian job-1
   pagefold serve --export name=vm-1,size=8G --vhost-user /run/vms
   pagefold serve --size 8G --name a --files ~/disks --run 'mkfs.ext4 \"$files/a\"'
+  pagefold serve --config /etc/pagefold/serve.toml --check-config
 
 The server prints where it listens and the NBD URI of each disk. While it runs, 'pagefold add', \
 'fork', 'snapshot', 'drop', 'resize', 'rename', 'reset', 'limit', 'compact', 'disks' and 'stat' \
@@ -93,6 +100,9 @@ single file, that file is the disk; otherwise :/PATH selects it. The disk is nam
 file, without its extension. Images are recognized by the endings .erofs and .qcow2; a file whose \
 name and contents disagree is refused unless --format names its format. So are files that contain \
 no disk or one that cannot be read, such as compressed ones; --format raw serves their bytes.
+
+The file of --config is TOML: each option is a key with its name, and [[disk]], [[base]] and \
+[[fork]] describe what to make. Without --config, no file is read.
 
 Sizes: 512M, 8G and 8GiB are powers of 1024; 8GB is a power of 1000.
 On SIGINT or SIGTERM the server completes requests in flight, removes its Unix sockets and exits \
@@ -252,6 +262,15 @@ pub(crate) struct Args {
     /// Append messages to FILE instead of writing them to standard error. SIGHUP opens it again
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+
+    /// Read options, and disks, bases and forks to make, from this file. Options on the command line
+    /// replace those of the file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Print what would be served, and exit: with status 0 if all of it can be
+    #[arg(long)]
+    check_config: bool,
 }
 
 impl Args {
@@ -352,7 +371,33 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+/// Creates the server with its disks.
+fn new_server(args: &Args, at_start: &AtStart, log: Log) -> anyhow::Result<Server> {
+    let server = Server::new(args.config(log)).map_err(|error| match error {
+        NewPoolError::LimitTooSmall { .. } => misuse(error),
+        error => error.into(),
+    })?;
+    args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;
+    at_start.add_disks(&server, args.read_only)?;
+    Ok(server)
+}
+
+/// Serves the files, and creates forks of them.
+fn serve_files(server: &Server, files: &[BaseFile], at_start: &AtStart) -> anyhow::Result<()> {
+    for file in files {
+        server.serve_file(file).map_err(|failure| match failure.code {
+            Code::NameInUse => misuse(failure),
+            _ => failure.into(),
+        })?;
+    }
+    at_start.add_bases_and_forks(server)
+}
+
+pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
+    if args.check_config {
+        config::check(args, at_start)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.detach && !args.announce {
         return background::start("serve");
     }
@@ -375,19 +420,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let files = args.files()?;
     let certificates = args.certificates(log)?;
-    let server = Server::new(args.config(log)).map_err(|error| match error {
-        NewPoolError::LimitTooSmall { .. } => misuse(error),
-        error => error.into(),
-    })?;
-    args.disks().iter().try_for_each(|disk| server.add(disk).map(drop)).map_err(misuse)?;
+    let server = new_server(args, at_start, log)?;
     // Dropped in reverse order: files before the directory.
     let mut place = Place::claim(args)?;
-    for file in &files {
-        server.serve_file(file).map_err(|failure| match failure.code {
-            Code::NameInUse => misuse(failure),
-            _ => failure.into(),
-        })?;
-    }
+    serve_files(&server, &files, at_start)?;
     // Catch signals before the sockets exist, so that no signal leaves them behind.
     let mut signals = signals::catch().context("cannot catch signals")?;
     let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));

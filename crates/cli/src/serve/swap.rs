@@ -16,7 +16,7 @@ use crate::{log::Log, size};
 
 /// First Linux that frees parts of locked memory (`MADV_DONTNEED_LOCKED`). On older ones, the
 /// disks' memory would only grow.
-const LEAST_LINUX: (u32, u32) = (5, 18);
+pub(crate) const LEAST_LINUX: (u32, u32) = (5, 18);
 
 /// Value of `oom_score_adj` that exempts a process from the out-of-memory killer.
 const NEVER_KILL: &str = "-1000";
@@ -65,7 +65,7 @@ fn lock() -> anyhow::Result<()> {
 }
 
 /// Parses the version from a kernel's release.
-fn version(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

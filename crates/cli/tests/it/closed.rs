@@ -91,6 +91,7 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["extract", &damaged, "-C", &restored],
         &["mount", "/nonexistent", &tree],
         &["advise", &disk],
+        &["doctor", "--dir", &restored],
         &["push", &image, "https://host/x"],
         &["index", "/nonexistent"],
         &["fetch", &image],
@@ -101,6 +102,8 @@ fn standard_error_that_is_closed_or_full_changes_no_status() {
         &["pack", "--no-such-option"],
         &["serve", "--size", "1M", "--run", "exit 3"],
         &["serve", "--size", "7", "--dir", &tree],
+        &["serve", "--size", "1M", "--check-config"],
+        &["serve", "--config", "/nonexistent"],
     ];
     let of_servers: &[&[&str]] = &[
         &["add", "a", "--size", "1M"],

@@ -2,8 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use pagefold_testing::{programs, skip_for_good};
-use tempfile::TempDir;
+use pagefold_testing::programs;
 
 use crate::server::{Server, run};
 
@@ -73,26 +72,4 @@ fn the_page_has_all_figures() {
         let metric = figure["metric"].as_str().expect("a metric");
         assert!(page.contains(&format!("`{metric}`")), "{metric}");
     }
-}
-
-#[test]
-fn the_units_are_right() {
-    let test = "the_units_are_right";
-    let Some([analyze]) = programs(test, ["systemd-analyze"]) else { return };
-    let folder = TempDir::new().expect("a folder");
-    let page = page("control.md");
-    let mut paths = Vec::new();
-    for unit in blocks(&page, "ini") {
-        let name = unit.lines().next().and_then(|line| line.strip_prefix("# ")).expect("a name");
-        let path = folder.path().join(name);
-        fs::write(&path, unit.replace("/usr/bin/pagefold", env!("CARGO_BIN_EXE_pagefold"))).expect("a unit");
-        paths.push(path);
-    }
-    assert_eq!(paths.len(), 3);
-    let output = Command::new(analyze).arg("verify").arg("--man=no").args(&paths).output().expect("it runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("Failed to") {
-        return skip_for_good(test, &format!("systemd-analyze does not work here: {said}"));
-    }
-    assert!(output.status.success() && said.trim().is_empty(), "{}: {said}", output.status);
 }

@@ -1,0 +1,74 @@
+//! `pagefold serve --check-config`: what would be served.
+
+use std::io::Write;
+
+use pagefold_control::{Batch, DiskKind, DiskRecord};
+use pagefold_server::{Manage, MemoryLimit};
+
+use super::{
+    super::{Args, new_server, serve_files},
+    AtStart,
+};
+use crate::{
+    image::show,
+    log::{Level, Log},
+    output::output,
+    size,
+};
+
+/// Opens everything that the server would open except its sockets, and prints it.
+pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result<()> {
+    let log = Log::new(Level::Warn);
+    args.certificates(log)?;
+    let at_start = at_start.without_sockets();
+    let files = args.files()?;
+    let server = new_server(args, &at_start, log)?;
+    serve_files(&server, &files, &at_start)?;
+
+    let mut out = output();
+    let mut say = |what: &str, value: &str| writeln!(out, "{what:<13} {}", show(value.as_bytes()));
+    if let Some(path) = &args.config {
+        say("configuration", &path.display().to_string())?;
+    }
+    let dir = args.dir.as_ref().map(|path| path.display().to_string());
+    say("directory", &dir.unwrap_or_else(|| "the user's, unless the service manager passes sockets".to_owned()))?;
+    args.unix.iter().try_for_each(|path| say("unix", &path.display().to_string()))?;
+    args.tcp.iter().try_for_each(|address| say("tcp", &address.to_string()))?;
+    args.vsock.iter().try_for_each(|vsock| say("vsock", &vsock.port.to_string()))?;
+    let limit = match args.memory_limit {
+        None | Some(MemoryLimit::Half) => "half of the memory of the machine or of the control group".to_owned(),
+        Some(MemoryLimit::Bytes(bytes)) => size::written(bytes),
+        Some(MemoryLimit::None) => "none".to_owned(),
+    };
+    say("memory limit", &limit)?;
+    say("codec", &args.codec.name())?;
+    for disk in server.list(Batch { after: None, most: usize::MAX }) {
+        say(kind(&disk), &words(&disk))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn kind(disk: &DiskRecord) -> &'static str {
+    match (disk.kind, &disk.from) {
+        (DiskKind::Base, _) => "base",
+        (_, Some(_)) => "fork",
+        _ => "disk",
+    }
+}
+
+fn words(disk: &DiskRecord) -> String {
+    let mut words = format!("'{}', {}", disk.name, size::written(disk.size_bytes));
+    if disk.read_only {
+        words += ", read-only";
+    }
+    if let Some(from) = &disk.from {
+        words += &format!(", of '{from}'");
+    }
+    if let Some(path) = &disk.path {
+        words += &format!(", {path}");
+    }
+    if let Some(limit) = disk.limit_bytes {
+        words += &format!(", limit {}", size::written(limit));
+    }
+    words
+}

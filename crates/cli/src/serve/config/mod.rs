@@ -1,0 +1,106 @@
+//! The configuration file of `pagefold serve`. Its options become words of the command line, before
+//! those of the user, so that both mean the same; its tables are what to make at the start.
+
+mod check;
+mod document;
+mod options;
+mod tables;
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+
+use anyhow::anyhow;
+use clap::{ArgMatches, Args as _, Command, parser::ValueSource};
+
+pub(super) use self::check::check;
+pub(crate) use self::tables::AtStart;
+use self::{document::Document, tables::Tables};
+use super::Args;
+use crate::{complaint, misuse};
+
+/// Options whose keys a disk on the command line replaces: it is the same disk, or those of `export`.
+const DISK_OPTIONS: [&str; 3] = ["size", "name", "export"];
+
+/// Returns the words of a command line with those of the configuration file that it names, and what
+/// the file has made at the start. Command lines without one are returned as they are.
+pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtStart)> {
+    let names_file = |word: &OsString| word == "--config" || word.as_bytes().starts_with(b"--config=");
+    let is_serve = words.get(1).is_some_and(|word| word == "serve");
+    if !is_serve || !words.iter().skip(2).any(names_file) {
+        return Ok((words, AtStart::default()));
+    }
+    // Options may need others that only the file has.
+    let given = match command().ignore_errors(true).try_get_matches_from(&words[1..]) {
+        Ok(given) => given,
+        // Help was asked for.
+        Err(_) => return Ok((words, AtStart::default())),
+    };
+    let Some(path) = given.get_one::<PathBuf>("config") else { return Ok((words, AtStart::default())) };
+    let document = Document::read(path)?;
+    let (from_file, at_start) = read(&document, &Given(&given))?;
+    let all: Vec<_> = words[..2].iter().cloned().chain(from_file).chain(words[2..].iter().cloned()).collect();
+    match command().try_get_matches_from(&all[1..]) {
+        Err(error) if error.use_stderr() => {
+            Err(misuse(anyhow!("{}: with the command line: {}", document.shown(), complaint(&error))))
+        }
+        _ => Ok((all, at_start)),
+    }
+}
+
+/// Returns the words of a file's options, without those that the command line replaces, and what
+/// the file has made at the start.
+fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>, AtStart)> {
+    let command = command();
+    let mut at_start = Tables::read(document)?;
+    let mut words = Vec::new();
+    for entry in document.top() {
+        if Tables::KINDS.contains(&entry.key) {
+            continue;
+        }
+        let option = options::find(&command, &entry)?;
+        let of_option = options::words(&entry, option)?;
+        if !given.replaces(entry.key, option.get_id().as_str()) {
+            words.extend(of_option);
+        }
+    }
+    if given.has_disks() {
+        at_start.disks.clear();
+    }
+    if given.has("files") {
+        at_start.bases.clear();
+    }
+    Ok((words, AtStart(at_start)))
+}
+
+/// The options of `serve` alone.
+fn command() -> Command {
+    Args::augment_args(Command::new("serve"))
+}
+
+/// What the command line gives.
+struct Given<'a>(&'a ArgMatches);
+
+impl Given<'_> {
+    fn has(&self, id: &str) -> bool {
+        self.0.value_source(id) == Some(ValueSource::CommandLine)
+    }
+
+    fn has_disks(&self) -> bool {
+        self.has("size") || self.has("export")
+    }
+
+    fn replaces(&self, key: &str, id: &str) -> bool {
+        self.has(id) || (DISK_OPTIONS.contains(&key) && self.has_disks())
+    }
+}
+
+/// Returns a word `--KEY=VALUE`.
+fn word(key: &str, value: &str) -> OsString {
+    OsStr::from_bytes(format!("--{key}={value}").as_bytes()).to_owned()
+}
+
+#[cfg(test)]
+mod tests;
