@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Bytes that a disk needs in addition to its table and its name: its entries in the server's lists.
-pub(crate) const RECORD_BYTES: u64 = 384;
+pub(crate) const RECORD_BYTES: u64 = 432;
 
 /// Additional bytes for a fork's origin, without the origin's name.
 const ORIGIN_BYTES: u64 = 96;

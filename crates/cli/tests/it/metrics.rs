@@ -5,7 +5,10 @@ use std::{
     fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    os::unix::{fs::PermissionsExt, net::UnixStream},
+    os::unix::{
+        fs::{FileExt, PermissionsExt},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -13,10 +16,12 @@ use std::{
 };
 
 use pagefold_testing::{find, skip, skip_for_good};
+use rustix::fs::FallocateFlags;
 use serde_json::json;
 
 use crate::{
     control::Control,
+    files::Place,
     server::{Server, make_image, pagefold, run, run_to_fail},
 };
 
@@ -236,6 +241,54 @@ fn what_clients_do_is_counted() {
     assert_eq!((columns.len(), columns[3]), (9, 256 << 20), "{row}");
     let row = run(&mut server.ask(&["stat", "--zram", "io_stat", "a"]));
     assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["0"; 4], "{row}");
+}
+
+/// Clients of NBD, vhost-user and files count alike.
+#[test]
+fn all_transports_count() {
+    let Some(place) = Place::new("all_transports_count") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let sockets = folder.path().join("vms");
+    let args = ["--export", "name=a,size=1M", "--files", place.text(), "--vhost-user"];
+    let server = Server::start(&[&args[..], &[sockets.to_str().expect("a plain path")]].concat());
+    let socket = sockets.join("a.sock");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !socket.exists() {
+        assert!(Instant::now() < deadline, "the socket");
+        thread::sleep(Duration::from_millis(2));
+    }
+    let mut guest = pagefold_vhost_user::client::Client::connect(&socket, Default::default()).expect("a client");
+    guest.queues[0].write(4096, &[7; 4096]).expect("a write");
+    assert_eq!(guest.queues[0].read(4096, 4096).expect("a read"), [7; 4096]);
+    assert!(guest.queues[0].read(1 << 20, 512).is_err(), "a read behind the end");
+    for (figure, count) in [
+        ("write_requests", 1),
+        ("write_bytes", 4096),
+        ("read_requests", 2),
+        ("read_bytes", 4096),
+        ("read_errors", 1),
+        ("read_timed", 1),
+    ] {
+        assert_eq!(server.figure("a", figure), count, "vhost-user: {figure}");
+    }
+    let file = fs::OpenOptions::new().read(true).write(true).open(place.path("a")).expect("a file");
+    file.write_all_at(&[8; 8192], 0).expect("a write");
+    file.read_exact_at(&mut [0; 4096], 0).expect("a read");
+    file.sync_all().expect("a flush");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 0, 4096).expect("a discard");
+    read_64_kib(&server, "a");
+    for (figure, count) in [
+        ("write_requests", 2),
+        ("write_bytes", 3 * 4096),
+        ("read_requests", 3 + 16),
+        ("read_bytes", (2 + 16) * 4096),
+        ("discard_requests", 1),
+        ("discard_bytes", 4096),
+    ] {
+        assert_eq!(server.figure("a", figure), count, "{figure}");
+    }
+    assert!(server.figure("a", "flush_requests") > 0);
 }
 
 #[test]
