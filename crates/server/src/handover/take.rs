@@ -287,7 +287,7 @@ fn open_base(server: &Server, file: &BaseRecord) -> Result<(Arc<Base>, BaseFile)
         path: file.path.clone().into(),
         inside: file.inside.clone().map(String::into_bytes),
         devices: file.devices.iter().map(Into::into).collect(),
-        format: Some(file.format.parse().map_err(|what| cannot(format!("{what}")))?),
+        format: Some(file.format.parse().map_err(cannot)?),
     };
     let (observer, path) = (server.0.observer.clone(), file.path.clone());
     let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
