@@ -471,6 +471,12 @@ impl Chunks {
         Some(Lock { chunks: self, range: chunks })
     }
 
+    /// Takes a chunk unless another process fetches it.
+    pub(crate) fn try_lock(&self, chunk: usize) -> Option<Lock<'_>> {
+        let range = chunk..chunk + 1;
+        (!self.is_writable || self.set_lock(&range, libc::F_WRLCK)).then_some(Lock { chunks: self, range })
+    }
+
     fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
         let lock = libc::flock {
             l_type: kind as i16,

@@ -226,7 +226,7 @@ pub(crate) struct TimedBody {
 
 impl TimedBody {
     /// Restarts the time after progress.
-    fn extend(&mut self, until: Instant) {
+    pub(crate) fn extend(&mut self, until: Instant) {
         self.until = until;
     }
 

@@ -159,7 +159,7 @@ fn config(blob: Sum) -> Vec<u8> {
 }
 
 /// Returns a reader of a part of a file, independent of others.
-fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
+pub(crate) fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
     Box::new(Part { file, range })
 }
 

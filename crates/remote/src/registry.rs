@@ -98,6 +98,10 @@ impl Registry {
         Ok(Self { client, base, name, tokens: Tokens::new(server.to_owned()) })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     pub(crate) fn place(self: &Arc<Self>, rest: &str) -> Result<Place> {
         let url = self.base.join(&format!("{}/{rest}", self.name));
         let url = url.map_err(|error| server(&self.base, &error.to_string()))?;

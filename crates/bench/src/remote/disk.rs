@@ -20,6 +20,13 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Files in a directory of the disk with many files.
 const IN_A_DIRECTORY: usize = 100;
 
+/// How and where disks are packed.
+pub(super) struct Packing<'a> {
+    pub(super) pagefold: &'a Path,
+    pub(super) codec: &'a str,
+    pub(super) folder: &'a Path,
+}
+
 /// A disk and the images of it.
 pub(super) struct Disk {
     pub(super) raw: PathBuf,
@@ -28,20 +35,23 @@ pub(super) struct Disk {
 
 impl Disk {
     /// Makes the disk of a tree, which is removed, and packs it.
-    fn of(tree: &Path, name: &str, pagefold: &Path, folder: &Path) -> anyhow::Result<Self> {
+    fn of(tree: &Path, name: &str, pack: &Packing<'_>) -> anyhow::Result<Self> {
+        let folder = pack.folder;
         let disk = Self { raw: folder.join(format!("{name}.img")), packed: folder.join(format!("{name}.erofs")) };
         make_file_system(tree, &disk.raw)?;
-        tool::run(Command::new(pagefold).arg("pack").arg(&disk.raw).arg("-o").arg(&disk.packed))?;
+        let mut command = Command::new(pack.pagefold);
+        command.args(["pack", "--codec", pack.codec]);
+        tool::run(command.arg(&disk.raw).arg("-o").arg(&disk.packed))?;
         Ok(disk)
     }
 
     /// Makes a disk with Python: of `root`, or of this system's files, about `mib` MiB of them.
-    pub(super) fn with_python(root: Option<&Path>, mib: u64, pagefold: &Path, folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn with_python(root: Option<&Path>, mib: u64, pack: &Packing<'_>) -> anyhow::Result<Self> {
         if let Some(root) = root {
             ensure!(fs::symlink_metadata(root.join(&PYTHON[1..])).is_ok(), "{} has no {PYTHON}", root.display());
-            return Self::of(root, "python", pagefold, folder);
+            return Self::of(root, "python", pack);
         }
-        let tree = folder.join("tree");
+        let tree = pack.folder.join("tree");
         gather_python(&tree)?;
         let (blocks, _) = needs(&tree)?;
         let rest = mib.saturating_sub(blocks >> 8);
@@ -50,14 +60,14 @@ impl Disk {
             rest,
             &tree.join("rest"),
         )?;
-        let disk = Self::of(&tree, "python", pagefold, folder);
+        let disk = Self::of(&tree, "python", pack);
         fs::remove_dir_all(&tree)?;
         disk
     }
 
     /// Makes a disk with `files` small files.
-    pub(super) fn with_files(files: usize, pagefold: &Path, folder: &Path) -> anyhow::Result<Self> {
-        let tree = folder.join("files");
+    pub(super) fn with_files(files: usize, pack: &Packing<'_>) -> anyhow::Result<Self> {
+        let tree = pack.folder.join("files");
         for number in 0..files {
             let directory = tree.join(format!("{:05}", number / IN_A_DIRECTORY));
             if number % IN_A_DIRECTORY == 0 {
@@ -65,7 +75,7 @@ impl Disk {
             }
             fs::write(directory.join(format!("file-{number}.txt")), format!("{number}\n").repeat(1 + number % 300))?;
         }
-        let disk = Self::of(&tree, "files", pagefold, folder);
+        let disk = Self::of(&tree, "files", pack);
         fs::remove_dir_all(&tree)?;
         disk
     }

@@ -4,14 +4,17 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{
     disk::Disk,
+    guest::Guest,
     proxy::{Behind, Distance, Passed, Proxy},
     stores::{BUCKET, Store},
 };
@@ -22,6 +25,8 @@ use crate::{client::Control, server::Server, tool};
 pub(super) enum Subject {
     /// A fork of an image in a registry.
     Registry,
+    /// The same, with a trace of an earlier start.
+    Traced,
     /// A fork of an object in an S3 bucket.
     S3,
     /// nbdkit's curl plugin, with the raw disk on a web server.
@@ -35,12 +40,13 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Registry, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::MountErofs, Self::SkopeoCopy];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Registry, Self::Traced, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::MountErofs, Self::SkopeoCopy];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Registry => "pagefold-oci",
+            Self::Traced => "pagefold-oci-trace",
             Self::S3 => "pagefold-s3",
             Self::NbdkitCurl => "nbdkit-curl",
             Self::QemuHttp => "qemu-http",
@@ -51,12 +57,15 @@ impl Subject {
 
     /// Whether pagefold reads the image in parts.
     pub(super) fn is_own(self) -> bool {
-        matches!(self, Self::Registry | Self::S3)
+        matches!(self, Self::Registry | Self::Traced | Self::S3)
     }
 }
 
 /// The name of the base.
 const BASE: &str = "disk";
+
+/// A trace is written after this time at the latest.
+const RECORDED: Duration = Duration::from_secs(60);
 
 /// The name of the fork.
 const FORK: &str = "job";
@@ -71,6 +80,10 @@ pub(super) struct Away<'a> {
     web: Proxy,
     /// The location in the registry with its sum, as the proxy has it.
     location: String,
+    /// Another repository with the same image, on this machine itself.
+    near_traced: String,
+    /// The same through the proxy.
+    traced: String,
     s3_location: String,
 }
 
@@ -105,13 +118,15 @@ impl<'a> Away<'a> {
             let mut push = Command::new(pagefold);
             push.arg("push").arg(&disk.packed).arg(location).envs(environment(s3.map(Store::address)));
             let output = push.stderr(Stdio::inherit()).output().context("cannot start pagefold")?;
-            anyhow::ensure!(output.status.success(), "pagefold push failed: {}", output.status);
+            ensure!(output.status.success(), "pagefold push failed: {}", output.status);
             Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
         };
+        let near_traced = push(&format!("oci://{}/disks/{name}-traced:1", registry.address()), None)?;
         let fixed = push(&format!("oci://{}/disks/{name}:1", registry.address()), None)?;
         let behind = |store: &Store| Proxy::start(Behind::Server(store.address()), distance);
         let proxy = behind(registry)?;
-        let location = fixed.replace(&registry.address().to_string(), &proxy.address().to_string());
+        let far = |near: &str| near.replace(&registry.address().to_string(), &proxy.address().to_string());
+        let (location, traced) = (far(&fixed), far(&near_traced));
         let s3_location = match s3 {
             Some(_) => push(&format!("s3://{BUCKET}/{name}.erofs"), s3)?,
             None => String::new(),
@@ -124,6 +139,8 @@ impl<'a> Away<'a> {
             s3: s3.map(behind).transpose()?,
             web: Proxy::start(Behind::Folder(folder.to_owned()), distance)?,
             location,
+            near_traced,
+            traced,
             s3_location,
         })
     }
@@ -136,7 +153,7 @@ impl<'a> Away<'a> {
     /// Serves the disk, and makes a fork of it or an overlay. `cache` is empty on a cold host.
     pub(super) fn serve(&self, subject: Subject, cache: &Path) -> anyhow::Result<Served> {
         match subject {
-            Subject::Registry | Subject::S3 => self.own(subject, cache, &[FORK]),
+            Subject::Registry | Subject::Traced | Subject::S3 => self.own(subject, cache, &[FORK]),
             Subject::NbdkitCurl => self.nbdkit(),
             Subject::QemuHttp => self.qemu(),
             Subject::SkopeoCopy => self.copied(),
@@ -147,9 +164,34 @@ impl<'a> Away<'a> {
         }
     }
 
+    /// Records what a guest reads when it does this work, and stores the trace with the image that has
+    /// one.
+    pub(super) fn record(&self, work: impl FnOnce(&Guest) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let files = TempDir::new_in(self.folder)?;
+        let (cache, trace) = (files.path().join("cache"), files.path().join("trace"));
+        let recording = ["--record", trace.to_str().context("the path of the trace")?];
+        let served = self.own_with(Subject::Traced, &cache, &[FORK], &recording)?;
+        let guest = Guest::start(&served.uri())?;
+        work(&guest)?;
+        drop(guest);
+        let deadline = Instant::now() + RECORDED;
+        while !trace.exists() {
+            ensure!(Instant::now() < deadline, "the server writes no trace");
+            thread::sleep(Duration::from_millis(50));
+        }
+        drop(served);
+        let mut push = Command::new(self.pagefold);
+        tool::run(push.arg("push").arg("--trace").arg(&trace).arg(&self.near_traced))
+    }
+
     /// Serves the image in a registry or in a bucket, with forks.
     pub(super) fn own(&self, subject: Subject, cache: &Path, forks: &[&str]) -> anyhow::Result<Served> {
+        self.own_with(subject, cache, forks, &[])
+    }
+
+    fn own_with(&self, subject: Subject, cache: &Path, forks: &[&str], options: &[&str]) -> anyhow::Result<Served> {
         let (location, s3) = match subject {
+            Subject::Traced => (&self.traced, None),
             Subject::S3 => (&self.s3_location, Some(self.s3.as_ref().context("no S3 server")?.address())),
             _ => (&self.location, None),
         };
@@ -157,6 +199,7 @@ impl<'a> Away<'a> {
             let mut command = Command::new(self.pagefold);
             command.args(["serve", "--memory-limit", "1G", "--chunk-cache"]).arg(cache).envs(environment(s3));
             command.arg(format!("{BASE}={location}")).arg("--unix").arg(socket).arg("--dir").args(socket.parent());
+            command.args(options);
             command
         })?;
         let served = Served { server, export: FORK, _files: TempDir::new()? };

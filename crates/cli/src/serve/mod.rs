@@ -51,7 +51,7 @@ use crate::{
     log::{Level, Log, Sink},
     manage::quota::parse_connections,
     misuse, server_directory, signals, size, storage,
-    storage::RemoteArgs,
+    storage::{RecordArgs, RemoteArgs},
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -116,6 +116,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     remote: RemoteArgs,
+
+    #[command(flatten)]
+    record: RecordArgs,
 
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
@@ -281,7 +284,7 @@ impl Args {
     }
 
     /// Returns the server's configuration.
-    fn config(&self, log: Log) -> Config {
+    fn config(&self, log: Log, remote: RemoteArgs) -> Config {
         let mut config = Config::default();
         config.codec = Arc::clone(&self.codec);
         config.dedupe = self.dedupe;
@@ -292,7 +295,6 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
-        let remote = self.remote.clone();
         config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
@@ -375,7 +377,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let files = args.files()?;
     let certificates = args.certificates(log)?;
-    let server = Server::new(args.config(log)).map_err(|error| match error {
+    let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
+    let server = Server::new(args.config(log, remote)).map_err(|error| match error {
         NewPoolError::LimitTooSmall { .. } => misuse(error),
         error => error.into(),
     })?;
@@ -399,6 +402,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
     let mut listening = server.listen(sockets.transport(BlockDevices::default()))?;
+    recording.as_ref().map_or(Ok(()), |recording| recording.start())?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {
@@ -438,6 +442,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let served = listening.run();
     let code = running.map_or(Ok(0), Running::end);
     drop(listening);
+    recording.iter().for_each(|recording| recording.finish());
     if ending.is_forced() {
         return Ok(ExitCode::FAILURE);
     }

@@ -38,6 +38,8 @@ mod places;
 mod records;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "remote")]
+mod s3;
 mod server;
 mod signals;
 mod sources;

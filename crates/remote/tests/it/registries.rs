@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
@@ -161,7 +161,8 @@ fn changed_manifests_are_refused() {
     assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
 }
 
-struct Running(Child);
+/// Debian's registry, in a folder of its own.
+pub(crate) struct Running(Child, #[expect(dead_code, reason = "removed on drop")] tempfile::TempDir);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -170,9 +171,9 @@ impl Drop for Running {
     }
 }
 
-#[test]
-fn docker_registry() {
-    let Some([program]) = pagefold_testing::programs("docker_registry", ["docker-registry"]) else { return };
+/// Starts Debian's registry.
+pub(crate) fn started_registry(test: &str) -> Option<(Running, SocketAddr)> {
+    let [program] = pagefold_testing::programs(test, ["docker-registry"])?;
     let folder = tempfile::tempdir().expect("a folder");
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
     let config = folder.path().join("config.yml");
@@ -183,10 +184,17 @@ fn docker_registry() {
     );
     fs::write(&config, text).expect("a file");
     let started = Command::new(program).arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let _running = Running(started.expect("a registry"));
+    let running = Running(started.expect("a registry"), folder);
     while std::net::TcpStream::connect(address).is_err() {
         thread::sleep(Duration::from_millis(20));
     }
+    Some((running, address))
+}
+
+#[test]
+fn docker_registry() {
+    let Some((_running, address)) = started_registry("docker_registry") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
     let image = bytes(3_000_000, 4);
     let path = image_file(folder.path(), &image);
     let location = format!("oci://{address}/disks/debian:13");
