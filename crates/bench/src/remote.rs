@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         reads = guest::reads(&disk.raw, Guest::python).context("what Python reads")?;
         if args.has_case("first-output") {
-            record(args, &away, Guest::python, &mut out);
+            record(args, "first-output", &away, Guest::python, &mut out);
             first_output(args, &away, &disk, &reads, scratch.path(), &mut out)?;
         }
         if args.has_case("metadata") {
@@ -167,7 +167,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 out.skip("metadata/qemu-http", &format!("{error:#}"));
             }
             let away = Away::new(&program, scratch.path(), "files", &files, stores, distance)?;
-            record(args, &away, |guest| guest.scan().map(drop), &mut out);
+            record(args, "metadata", &away, |guest| guest.scan().map(drop), &mut out);
             metadata(args, &away, scratch.path(), &mut out)?;
         }
     }
@@ -182,11 +182,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Stores a trace, if a subject needs it.
-fn record(args: &Args, away: &Away<'_>, work: impl FnOnce(&Guest) -> anyhow::Result<()>, out: &mut Output) {
-    if args.subjects().any(|subject| subject == Subject::Traced)
-        && let Err(error) = away.record(work)
-    {
-        out.skip(Subject::Traced.name(), &format!("{error:#}"));
+fn record(args: &Args, case: &str, away: &Away<'_>, work: impl FnOnce(&Guest) -> anyhow::Result<()>, out: &mut Output) {
+    if args.subjects().any(|subject| subject == Subject::Traced) {
+        match away.record(work) {
+            Ok(bytes) => out.put(case, "trace_bytes", bytes as f64, "bytes"),
+            Err(error) => out.skip(&format!("{case}/{}", Subject::Traced.name()), &format!("{error:#}")),
+        }
     }
 }
 

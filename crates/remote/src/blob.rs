@@ -1,7 +1,7 @@
 //! An image in a blob, whose chunks are fetched when they are read first.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     io,
     ops::Range,
     sync::{
@@ -66,6 +66,8 @@ pub struct Blob {
     limit: Duration,
     /// Notes what is read.
     touches: Option<Touches>,
+    /// What a trace will bring.
+    announced: Mutex<HashSet<usize>>,
     recent: Mutex<Recent>,
     flights: Mutex<HashMap<usize, Arc<Flight>>>,
     gate: Gate,
@@ -107,6 +109,7 @@ impl Blob {
             is_verified,
             limit,
             touches,
+            announced: Mutex::default(),
             recent: Mutex::default(),
             flights: Mutex::default(),
             gate: Gate::default(),
@@ -158,6 +161,12 @@ impl Blob {
     fn has(&self, chunk: usize) -> bool {
         let is_stored = || self.chunks.as_ref().is_some_and(|chunks| chunks.marked(chunk..chunk + 1) == [true]);
         lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
+    }
+
+    /// Announces chunks that arrive in a while. They are not fetched ahead besides; reads do not wait for
+    /// them.
+    pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
+        *lock(&self.announced) = chunks.into_iter().collect();
     }
 
     /// Waits until no read waits for its turn.
@@ -480,6 +489,10 @@ impl ReadAt for Blob {
         let mut wanted: Vec<_> = ranges.iter().flat_map(|range| self.index.around(end(range))).collect();
         wanted.sort_unstable();
         wanted.dedup();
+        {
+            let announced = lock(&self.announced);
+            wanted.retain(|chunk| !announced.contains(chunk));
+        }
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
             let (batch, rest) = self.split_batch(wanted);

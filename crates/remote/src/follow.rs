@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Reads wait for chunks of the trace up to this many bytes ahead.
-const WINDOW_BYTES: u64 = 512 << 10;
+const WINDOW_BYTES: u64 = 1 << 20;
 
 /// How long the response may take between its parts.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -64,7 +64,9 @@ fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Resu
     let mut body = Body { body: reply.into_body(until) };
     let Ok(trace) = Trace::read(&mut body) else { return Ok(true) };
     let Ok(blobs) = blobs.recv() else { return Ok(false) };
-    Ok(arrive(&trace, &mut body, &blobs).unwrap_or(false))
+    let arrived = arrive(&trace, &mut body, &blobs);
+    blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));
+    Ok(arrived.unwrap_or(false))
 }
 
 /// A body each part of which may take as long as a server may be silent.
@@ -104,6 +106,7 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
             return Ok(true);
         }
         let (window, rest) = touches.split_at(count);
+        open.iter().for_each(|blob| blob.announce(of_blobs(rest, &open, blob)));
         open.iter().for_each(|blob| blob.let_reads_go());
         let claim = |touch: &Touch| open[touch.blob as usize].claim(touch.chunk as usize);
         let claims: Vec<Option<Claim<'_>>> = window.iter().map(claim).collect();

@@ -1,7 +1,7 @@
 //! What refers to a manifest in a registry: with the API of version 1.1 of the protocol, or with the
 //! tag that stands for it in older registries.
 
-use std::{collections::BTreeMap, io::Read, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, io::Read, sync::Arc, thread, time::Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -56,9 +56,15 @@ pub(crate) struct NewReferrer<'a> {
 impl Registry {
     /// Returns what of this kind refers to a manifest.
     pub(crate) fn referrers(self: &Arc<Self>, of: Sum, kind: &str, until: Instant) -> Result<Vec<Referrer>, Failure> {
-        let mut found = match self.list(&format!("referrers/{of}?artifactType={kind}"), until)? {
+        // Both at the same time: each takes a while, and a start waits for what they lead to.
+        let (by_tag, found) = thread::scope(|scope| {
+            let by_tag = scope.spawn(|| self.list(&format!("manifests/{}", fallback_tag(of)), until));
+            let found = self.list(&format!("referrers/{of}?artifactType={kind}"), until);
+            (by_tag.join().unwrap_or(Ok(None)), found)
+        });
+        let mut found = match found? {
             Some(found) => found,
-            None => self.list(&format!("manifests/{}", fallback_tag(of)), until)?.unwrap_or_default(),
+            None => by_tag?.unwrap_or_default(),
         };
         found.retain(|referrer| referrer.artifact_type == kind);
         Ok(found)

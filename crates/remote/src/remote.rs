@@ -341,6 +341,12 @@ impl Opener<'_> {
             (None, true) => self.remembered(&self.name()),
             (known, _) => known,
         };
+        let follow = |of: Sum| {
+            let (registry, limit) = (Arc::clone(&registry), self.options.patience);
+            self.following(of, move || registry.trace(of, limit))
+        };
+        // Before the manifest arrives, if its sum is known.
+        let mut following = known.and_then(follow);
         let (sum, mut bytes) = self.manifest(&registry, known, &reference.last())?;
         let (mut layers, mut last) = (None, sum);
         // A list refers to manifests, not to further lists.
@@ -355,10 +361,9 @@ impl Opener<'_> {
         }
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
-        let following = self.following(last, {
-            let (registry, limit) = (Arc::clone(&registry), self.options.patience);
-            move || registry.trace(last, limit)
-        });
+        if known != Some(last) {
+            following = follow(last);
+        }
         let mut room = MOST_INDEX_BYTES;
         let image = self.layer(&registry, &image, &mut room)?;
         let devices: Vec<_> = devices

@@ -165,8 +165,8 @@ impl<'a> Away<'a> {
     }
 
     /// Records what a guest reads when it does this work, and stores the trace with the image that has
-    /// one.
-    pub(super) fn record(&self, work: impl FnOnce(&Guest) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    /// one. Returns the trace's bytes.
+    pub(super) fn record(&self, work: impl FnOnce(&Guest) -> anyhow::Result<()>) -> anyhow::Result<u64> {
         let files = TempDir::new_in(self.folder)?;
         let (cache, trace) = (files.path().join("cache"), files.path().join("trace"));
         let recording = ["--record", trace.to_str().context("the path of the trace")?];
@@ -181,7 +181,8 @@ impl<'a> Away<'a> {
         }
         drop(served);
         let mut push = Command::new(self.pagefold);
-        tool::run(push.arg("push").arg("--trace").arg(&trace).arg(&self.near_traced))
+        tool::run(push.arg("push").arg("--trace").arg(&trace).arg(&self.near_traced))?;
+        Ok(fs::metadata(&trace)?.len())
     }
 
     /// Serves the image in a registry or in a bucket, with forks.
