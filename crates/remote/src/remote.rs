@@ -328,9 +328,17 @@ impl Opener<'_> {
         if !self.options.follows_traces || self.options.is_offline || is_followed {
             return None;
         }
+        // Held until the thread ends.
+        let right = match self.cache() {
+            Some(cache) => Some(cache.try_following(of)?),
+            None => None,
+        };
         let (give, take) = mpsc::channel();
         let cache = self.cache().cloned();
-        let ended = move || cache.iter().for_each(|cache| cache.set_name(&key, of));
+        let ended = move || {
+            cache.iter().for_each(|cache| cache.set_name(&key, of));
+            drop(right);
+        };
         follow::start(Arc::clone(&self.client), take, find, ended);
         Some(give)
     }

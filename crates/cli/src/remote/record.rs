@@ -55,7 +55,9 @@ impl RecordArgs {
         if !matches!(files, [file] if is_url(file)) {
             return Err(misuse(anyhow!("--record is for a single FILE, which must be a URL")));
         }
-        let file = NewFile::at(path, Written::Trace, false, &Inputs::default())?;
+        // Also after the process has left its directory.
+        let path = std::path::absolute(path)?;
+        let file = NewFile::at(&path, Written::Trace, false, &Inputs::default())?;
         let recorder = Arc::new(Recorder::default());
         remote.recorder = Some(Arc::clone(&recorder));
         Ok((remote, Some(Arc::new(Recording { recorder, file: Mutex::new(Some(file)), log }))))

@@ -92,6 +92,29 @@ fn a_trace_brings_what_a_start_reads() {
     }
 }
 
+/// Servers that start together ask for a trace once.
+#[test]
+fn one_server_of_a_cache_follows_a_trace() {
+    let image = bytes(2_000_000, 6);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let stall = Arc::new(AtomicBool::new(true));
+    let (index, content, stalls) = (index_of(&image), image.clone(), Arc::clone(&stall));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => Reply { stall: Some((20_000, Arc::clone(&stalls))), ..Reply::file(request, &trace) },
+        _ => Reply::file(request, &index),
+    });
+    let (folder, cache) = cache();
+    let first = followed(&server.url("/a"), &cache, 1);
+    let other = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
+    let second = followed(&server.url("/a"), &other, 0);
+    stall.store(false, Relaxed);
+    read(&first, &image);
+    read(&second, &image);
+    assert_eq!(server.requests().iter().filter(|request| request.path == "/a.trace").count(), 1);
+}
+
 #[test]
 fn a_trace_that_stalls_stops_no_read() {
     let image = bytes(2_000_000, 2);
