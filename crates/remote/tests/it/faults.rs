@@ -53,7 +53,7 @@ fn registry(image: &[u8], is_out: Arc<AtomicBool>) -> Server {
             return Reply { body: body.into(), ..Reply::status(200) };
         }
         let end = request.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer ")?.parse().ok());
-        if !end.is_some_and(|end: u128| now() < end) {
+        if end.is_none_or(|end: u128| now() >= end) {
             let host = &request.headers["host"];
             let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"x\",scope=\"repository:a:pull\"");
             return Reply::status(401).with("www-authenticate", challenge);
