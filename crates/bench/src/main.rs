@@ -20,6 +20,7 @@ mod pages;
 mod perf;
 mod pool;
 mod product;
+mod remote;
 mod report;
 mod same_filled;
 mod server;
@@ -88,6 +89,9 @@ enum Bench {
     /// Memory of compressed pages in the store, in zram and in older allocators, and the
     /// allocators' speed
     Pool(pool::Args),
+    /// Disks in a registry, in a bucket and on a web server that are far away, compared with nbdkit,
+    /// qemu and skopeo
+    Remote(remote::Args),
     /// All of these, in turns, as one HTML page: verdicts, the sources' tables, raw figures
     Report(report::Args),
     /// A store with trained tables, compared with one with built-in tables
@@ -126,6 +130,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Disks(args) => disks::run(&args),
         Bench::Fork(args) => fork::run(&args),
         Bench::Pool(args) => pool::run(&args),
+        Bench::Remote(args) => remote::run(&args),
         Bench::Report(args) => report::run(&args),
         Bench::Training(args) => training::run(&args),
     }

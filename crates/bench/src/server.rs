@@ -135,7 +135,9 @@ impl Server {
         })
     }
 
-    fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
+    /// Starts the command that `command` makes of the path of a socket, and waits until something listens
+    /// there.
+    pub(crate) fn start(command: impl FnOnce(&Path) -> Command) -> anyhow::Result<Self> {
         let folder = TempDir::new().context("cannot create a temporary directory for a socket")?;
         let socket = folder.path().join("socket");
         let mut command = command(&socket);

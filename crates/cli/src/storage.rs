@@ -1,5 +1,7 @@
 //! What users name where an image or a disk can be given: a file, or a URL.
 
+#[cfg(not(feature = "remote"))]
+use std::ffi::OsString;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -9,8 +11,10 @@ use std::{
 use anyhow::Context;
 use pagefold_storage::Storage;
 
+#[cfg(not(feature = "remote"))]
+use crate::log::Log;
 #[cfg(feature = "remote")]
-pub(crate) use crate::remote::RemoteArgs;
+pub(crate) use crate::remote::{RemoteArgs, record::RecordArgs};
 
 /// Opens the storage of an image or a disk, for all commands.
 #[cfg(feature = "remote")]
@@ -25,6 +29,38 @@ pub(crate) fn open(name: &Path, remote: &RemoteArgs) -> io::Result<Arc<dyn Stora
 #[cfg(not(feature = "remote"))]
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct RemoteArgs {}
+
+/// No options: nothing is recorded.
+#[cfg(not(feature = "remote"))]
+#[derive(clap::Args)]
+pub(crate) struct RecordArgs {}
+
+#[cfg(not(feature = "remote"))]
+impl RecordArgs {
+    pub(crate) fn begin(
+        &self,
+        remote: &RemoteArgs,
+        _files: &[OsString],
+        _log: Log,
+    ) -> anyhow::Result<(RemoteArgs, Option<Arc<Recording>>)> {
+        Ok((remote.clone(), None))
+    }
+}
+
+/// A recording, of which there is none.
+#[cfg(not(feature = "remote"))]
+pub(crate) enum Recording {}
+
+#[cfg(not(feature = "remote"))]
+impl Recording {
+    pub(crate) fn start(&self) -> anyhow::Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn finish(&self) {
+        match *self {}
+    }
+}
 
 /// Opens the storage of an image or a disk, for all commands.
 #[cfg(not(feature = "remote"))]

@@ -22,6 +22,8 @@ pub enum Written {
     Image(ImageFormat),
     /// The chunk index of an image.
     ChunkIndex,
+    /// Which chunks of an image are read first.
+    Trace,
     /// A manual page of pagefold.
     ManualPage,
     /// The process ID of a server.
@@ -40,6 +42,7 @@ impl Written {
         match self {
             Self::Image(format) => format.described(),
             Self::ChunkIndex => "a chunk index",
+            Self::Trace => "a trace",
             Self::ManualPage => "a manual page of pagefold",
             Self::ProcessId => "an unlocked file with a process ID",
         }
@@ -56,6 +59,11 @@ impl Written {
                 let mut front = Vec::new();
                 file.take(4).read_to_end(&mut front)?;
                 Ok(front == [0xcd, 0xe4, 0xec, 0x67])
+            }
+            Self::Trace => {
+                let mut front = Vec::new();
+                file.take(8).read_to_end(&mut front)?;
+                Ok(front == b"pgftrac1")
             }
             Self::ManualPage => {
                 let mut front = Vec::new();

@@ -1,7 +1,7 @@
 //! An image in a blob, whose chunks are fetched when they are read first.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     io,
     ops::Range,
     sync::{
@@ -9,13 +9,13 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_storage::ReadAt;
 
 use crate::{
-    cache::Chunks,
+    cache::{Chunks, Lock},
     cut::USUAL_BYTES,
     error::{Error, Result},
     index::Index,
@@ -23,6 +23,7 @@ use crate::{
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
     sum::Sum,
+    trace::Touches,
 };
 
 /// The longest range of one request.
@@ -46,6 +47,9 @@ const RECENT_BYTES: usize = 16 << 20;
 /// So often in a row a chunk may differ from its sum. Then the server's file is another one.
 const MOST_WRONG_SUMS: u32 = 3;
 
+/// So long a read waits for a chunk that a trace announced.
+const ANNOUNCED: Duration = Duration::from_millis(500);
+
 type Bytes = Arc<[u8]>;
 
 /// An image in a blob on a server. Reads fetch the chunks that are missing, and compare each chunk
@@ -60,6 +64,10 @@ pub struct Blob {
     is_verified: bool,
     /// How long failures are waited out.
     limit: Duration,
+    /// Notes what is read.
+    touches: Option<Touches>,
+    /// What a trace will bring.
+    announced: Mutex<HashSet<usize>>,
     recent: Mutex<Recent>,
     flights: Mutex<HashMap<usize, Arc<Flight>>>,
     gate: Gate,
@@ -91,6 +99,7 @@ impl Blob {
         chunks: Option<Chunks>,
         is_verified: bool,
         limit: Duration,
+        touches: Option<Touches>,
     ) -> Self {
         Self {
             name,
@@ -99,6 +108,8 @@ impl Blob {
             chunks,
             is_verified,
             limit,
+            touches,
+            announced: Mutex::default(),
             recent: Mutex::default(),
             flights: Mutex::default(),
             gate: Gate::default(),
@@ -128,6 +139,57 @@ impl Blob {
             progress(self.index.range(batch.end - 1).end);
             Ok(())
         })
+    }
+
+    /// Returns these chunks. Reads of others go first.
+    pub(crate) fn read_chunks(&self, chunks: Vec<usize>) -> Result<Vec<(usize, Bytes)>> {
+        self.load(chunks, Need::Ahead)
+    }
+
+    /// Returns the length of a chunk, if there is such a chunk.
+    pub(crate) fn chunk_bytes(&self, chunk: usize) -> Option<u64> {
+        let range = (chunk < self.index.len()).then(|| self.index.range(chunk))?;
+        Some(range.end - range.start)
+    }
+
+    /// Returns whether any of these chunks is missing. Those that do not exist are not.
+    pub(crate) fn lacks(&self, chunks: impl IntoIterator<Item = usize>) -> bool {
+        let is_missing = |chunk: usize| chunk < self.index.len() && !self.has(chunk);
+        chunks.into_iter().any(is_missing)
+    }
+
+    fn has(&self, chunk: usize) -> bool {
+        let is_stored = || self.chunks.as_ref().is_some_and(|chunks| chunks.marked(chunk..chunk + 1) == [true]);
+        lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
+    }
+
+    /// Announces chunks that arrive in a while. They are not fetched ahead besides; reads do not wait for
+    /// them.
+    pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
+        *lock(&self.announced) = chunks.into_iter().collect();
+    }
+
+    /// Waits until no read waits for its turn.
+    pub(crate) fn let_reads_go(&self) {
+        drop(self.gate.enter(Need::Ahead));
+    }
+
+    /// Announces that a chunk, which must exist, is about to arrive: reads of it wait for a moment.
+    /// Returns `None` if it is there, or somebody fetches it.
+    pub(crate) fn claim(&self, chunk: usize) -> Option<Claim<'_>> {
+        let landing = match lock(&self.flights).entry(chunk) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(vacant) => {
+                let flight = Arc::new(Flight { is_announced: true, ..Flight::default() });
+                Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
+            }
+        };
+        let lock = match &self.chunks {
+            Some(chunks) => Some(chunks.try_lock(chunk)?),
+            None => None,
+        };
+        // Also if it arrived until the lock was free.
+        (!self.has(chunk)).then_some(Claim { landing, _lock: lock })
     }
 
     /// Calls `each` with the chunks around a range, in batches that may be in memory.
@@ -206,8 +268,12 @@ impl Blob {
         let mut failed = Vec::new();
         for (chunk, flight) in others {
             match flight.wait() {
-                Ok(bytes) => there.push((chunk, bytes)),
-                Err(what) => failed.push((chunk, what)),
+                Some(Ok(bytes)) => there.push((chunk, bytes)),
+                Some(Err(what)) => failed.push((chunk, what)),
+                None => {
+                    self.leave(chunk, &flight);
+                    failed.push((chunk, "it does not arrive".to_owned()));
+                }
             }
         }
         Ok((there, failed))
@@ -348,6 +414,21 @@ impl Blob {
         Ok(())
     }
 
+    fn touch(&self, chunks: impl IntoIterator<Item = usize>) {
+        if let Some(touches) = &self.touches {
+            touches.add(chunks, |chunk| self.chunk_bytes(chunk).unwrap_or(0));
+        }
+    }
+
+    /// Lets others fetch the chunk that a flight is for.
+    fn leave(&self, chunk: usize, flight: &Arc<Flight>) {
+        if let Entry::Occupied(entry) = lock(&self.flights).entry(chunk)
+            && Arc::ptr_eq(entry.get(), flight)
+        {
+            entry.remove();
+        }
+    }
+
     fn failed(&self, what: &str) -> Error {
         Error::Server { url: self.name.clone(), what: what.to_owned() }
     }
@@ -371,6 +452,7 @@ impl ReadAt for Blob {
         let mut filled = 0;
         for chunk in self.index.around(offset.min(end)..end) {
             let Some(bytes) = lock(&self.recent).get(chunk) else { break };
+            self.touch([chunk]);
             filled += copy(&bytes, self.index.range(chunk).start, &mut buf[filled..], offset + filled as u64);
         }
         filled
@@ -384,6 +466,7 @@ impl ReadAt for Blob {
             let end = end.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
             wanted.extend(self.index.around(*offset..end));
         }
+        self.touch(wanted.iter().copied());
         wanted.sort_unstable();
         wanted.dedup();
         let mut wanted = &wanted[..];
@@ -406,6 +489,10 @@ impl ReadAt for Blob {
         let mut wanted: Vec<_> = ranges.iter().flat_map(|range| self.index.around(end(range))).collect();
         wanted.sort_unstable();
         wanted.dedup();
+        {
+            let announced = lock(&self.announced);
+            wanted.retain(|chunk| !announced.contains(chunk));
+        }
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
             let (batch, rest) = self.split_batch(wanted);
@@ -432,6 +519,8 @@ fn copy(bytes: &[u8], start: u64, buf: &mut [u8], offset: u64) -> usize {
 struct Flight {
     state: Mutex<Option<Result<Bytes, String>>>,
     landed: Condvar,
+    /// Whether reads need not wait long, as nobody requested the chunk alone.
+    is_announced: bool,
 }
 
 impl Flight {
@@ -444,12 +533,19 @@ impl Flight {
         self.set(Err(what.to_owned()));
     }
 
-    fn wait(&self) -> Result<Bytes, String> {
+    /// Returns `None` if the chunk was only announced and does not arrive in time.
+    fn wait(&self) -> Option<Result<Bytes, String>> {
+        let end = Instant::now() + ANNOUNCED;
         let mut state = lock(&self.state);
         loop {
+            let left = end.saturating_duration_since(Instant::now());
             match &*state {
-                Some(result) => return result.clone(),
-                None => state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(result) => return Some(result.clone()),
+                None if !self.is_announced => {
+                    state = self.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                None if left.is_zero() => return None,
+                None => state = self.landed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             }
         }
     }
@@ -473,7 +569,29 @@ impl Landing<'_> {
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
         self.flight.fail("the request was given up");
-        lock(&self.blob.flights).remove(&self.chunk);
+        self.blob.leave(self.chunk, &self.flight);
+    }
+}
+
+/// A chunk that is about to arrive. Gives it up on drop.
+pub(crate) struct Claim<'a> {
+    landing: Landing<'a>,
+    _lock: Option<Lock<'a>>,
+}
+
+impl Claim<'_> {
+    /// Takes the chunk's bytes. Returns whether they are as they should be.
+    pub(crate) fn land(mut self, bytes: Vec<u8>) -> bool {
+        let Landing { blob, chunk, .. } = self.landing;
+        blob.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        let is_right = Sum::of(&bytes) == blob.index.sum(chunk);
+        if is_right {
+            if let Some(chunks) = &blob.chunks {
+                chunks.write(chunk, &bytes);
+            }
+            self.landing.land(bytes.into());
+        }
+        is_right
     }
 }
 

@@ -6,7 +6,7 @@
 //! blobs/DIGITS/used    for each chunk, four bytes: 0, or the minute of its last use
 //! manifests/DIGITS     a registry's manifest
 //! names/DIGITS         the sum that a location led to
-//! lock                 held while chunks are evicted
+//! lock                 held while chunks are evicted; parts of it while traces are followed
 //! ```
 //!
 //! Each process that uses a blob has a shared lock on its `data`. Only who gets an exclusive one removes
@@ -258,6 +258,16 @@ impl Cache {
         Ok(lock)
     }
 
+    /// Takes the right to follow the trace of an image until the result is dropped, unless another
+    /// process has it, or the cache cannot be written.
+    pub(crate) fn try_following(&self, of: Sum) -> Option<File> {
+        let path = self.directory.join("lock");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
+        // A byte of it stands for the image, wherever that is.
+        let at = of.0.first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes) & (i64::MAX >> 1));
+        set_lock(&file, at, 1, libc::F_WRLCK).then_some(file)
+    }
+
     fn evict(&self, limit_bytes: u64) -> Result<()> {
         self.remove_rests();
         let excess = || Ok(self.disk_bytes()?.saturating_sub(limit_bytes));
@@ -471,17 +481,23 @@ impl Chunks {
         Some(Lock { chunks: self, range: chunks })
     }
 
-    fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
-        let lock = libc::flock {
-            l_type: kind as i16,
-            l_whence: libc::SEEK_SET as i16,
-            l_start: chunks.start as i64 * 4,
-            l_len: chunks.len() as i64 * 4,
-            l_pid: 0,
-        };
-        // File systems without locks have one fetch more, not an error.
-        !matches!(fcntl(self.used.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
+    /// Takes a chunk unless another process fetches it.
+    pub(crate) fn try_lock(&self, chunk: usize) -> Option<Lock<'_>> {
+        let range = chunk..chunk + 1;
+        (!self.is_writable || self.set_lock(&range, libc::F_WRLCK)).then_some(Lock { chunks: self, range })
     }
+
+    fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
+        set_lock(&self.used, chunks.start as i64 * 4, chunks.len() as i64 * 4, kind)
+    }
+}
+
+/// Takes or gives back a lock of a part of a file. Returns false if another process has it.
+fn set_lock(file: &File, start: i64, len: i64, kind: i32) -> bool {
+    let lock =
+        libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 };
+    // File systems without locks have one fetch more, not an error.
+    !matches!(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
 }
 
 impl Drop for Lock<'_> {

@@ -245,7 +245,7 @@ impl Pace {
 
 impl TimedBody {
     /// Restarts the time after progress.
-    fn extend(&mut self, limit: Duration) {
+    pub(crate) fn extend(&mut self, limit: Duration) {
         self.until = (Instant::now() + limit).min(self.pace.latest(limit));
     }
 

@@ -108,6 +108,10 @@ impl Registry {
         self.base == other.base && self.name != other.name
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     pub(crate) fn place(self: &Arc<Self>, rest: &str) -> Result<Place> {
         let url = self.base.join(&format!("{}/{rest}", self.name));
         let url = url.map_err(|error| server(&self.base, &error.to_string()))?;

@@ -1,9 +1,10 @@
 //! Opening remote images.
 
 use std::{
+    cell::RefCell,
     io,
     ops::Range,
-    sync::Arc,
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
@@ -16,6 +17,7 @@ use crate::{
     blob::Blob,
     cache::Cache,
     error::{Error, Result},
+    follow::{self, Blobs},
     http::{Client, may_be_trusted, server},
     image::{Contents, IndexPlace, Layer, Layers, contents},
     index::{Index, MOST_INDEX_BYTES},
@@ -25,6 +27,7 @@ use crate::{
     registry::Registry,
     s3::{Object, Store},
     sum::Sum,
+    trace::{Recorder, TRACE_SUFFIX},
 };
 
 /// What the name of a file's chunk index ends with.
@@ -49,11 +52,22 @@ pub struct Options {
     pub may_be_unverified: bool,
     /// How long failures of a server are waited out until a read fails.
     pub patience: Duration,
+    /// What notes which chunks are read first. It is for one image.
+    pub recorder: Option<Arc<Recorder>>,
+    /// Whether a thread fetches along the newest trace of the image, if it has one.
+    pub follows_traces: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { cache: None, is_offline: false, may_be_unverified: false, patience: PATIENCE }
+        Self {
+            cache: None,
+            is_offline: false,
+            may_be_unverified: false,
+            patience: PATIENCE,
+            recorder: None,
+            follows_traces: false,
+        }
     }
 }
 
@@ -144,6 +158,8 @@ struct Opener<'a> {
     client: Arc<Client>,
     location: &'a Location,
     options: &'a Options,
+    /// The blobs that are open.
+    blobs: RefCell<Blobs>,
 }
 
 /// Opens an image without reading its content. Only what is not in the cache is asked for: nothing
@@ -152,18 +168,17 @@ struct Opener<'a> {
 /// # Errors
 /// [`Error`].
 pub fn open(location: &Location, options: &Options) -> Result<Remote> {
-    let opener = Opener { client: Arc::new(Client::new()), location, options };
+    let opener = Opener { client: Arc::new(Client::new()), location, options, blobs: RefCell::default() };
     match location {
-        Location::Web { url, index } => {
-            let mut beside = url.clone();
-            beside.set_path(&format!("{}{INDEX_SUFFIX}", url.path()));
-            opener.beside(*index, url, &|suffix| Box::new(Public(if suffix { beside.clone() } else { url.clone() })))
-        }
+        Location::Web { url, index } => opener.beside(*index, url, &|suffix| {
+            let mut url = url.clone();
+            url.set_path(&format!("{}{suffix}", url.path()));
+            Box::new(Public(url))
+        }),
         Location::S3 { bucket, key, index } => {
             let store = Arc::new(Store::of_environment(bucket)?);
             opener.beside(*index, store.url(), &|suffix| {
-                let key = if suffix { format!("{key}{INDEX_SUFFIX}") } else { key.clone() };
-                Box::new(Object { store: Arc::clone(&store), key })
+                Box::new(Object { store: Arc::clone(&store), key: format!("{key}{suffix}") })
             })
         }
         Location::Oci(reference) => opener.in_registry(reference),
@@ -199,9 +214,9 @@ impl Opener<'_> {
         }
     }
 
-    /// Opens a file whose index is next to it. `server` is a URL of its server. `access` returns the way to the file or, if its
-    /// argument is true, to the index.
-    fn beside(&self, pinned: Option<Sum>, server: &Url, access: &dyn Fn(bool) -> Box<dyn Access>) -> Result<Remote> {
+    /// Opens a file whose index is next to it. `server` is a URL of its server. `access` returns the way
+    /// to the file with this suffix.
+    fn beside(&self, pinned: Option<Sum>, server: &Url, access: &dyn Fn(&str) -> Box<dyn Access>) -> Result<Remote> {
         // The same bucket and key are another object elsewhere.
         let key = match self.location {
             Location::S3 { .. } => format!("{} {server}", self.name()),
@@ -217,7 +232,7 @@ impl Opener<'_> {
             Some(found) => found,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None if !is_sure(may_be_trusted(server)) => return Err(self.not_authentic("#sha256:DIGITS")),
-            None => match self.fetched_index(pinned, &*access(true))? {
+            None => match self.fetched_index(pinned, &*access(INDEX_SUFFIX))? {
                 Some((_, _, is_authentic)) if !is_sure(is_authentic) => {
                     return Err(self.not_authentic("#sha256:DIGITS"));
                 }
@@ -227,7 +242,7 @@ impl Opener<'_> {
                     }
                     (sum, index)
                 }
-                None if self.options.may_be_unverified => return self.unverified(access(false)),
+                None if self.options.may_be_unverified => return self.unverified(access("")),
                 None => {
                     let what = format!(
                         "no {INDEX_SUFFIX} next to it, so that nothing can be verified: make one with \
@@ -237,7 +252,13 @@ impl Opener<'_> {
                 }
             },
         };
-        let image = self.blob(sum, index, access(false));
+        let image = self.blob(sum, index, access(""));
+        if let Some(blobs) = self.following(sum, {
+            let trace = access(TRACE_SUFFIX);
+            move || Ok(Some(trace))
+        }) {
+            let _ = blobs.send(self.blobs.take());
+        }
         let mut fixed = self.location.clone();
         if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {
             *index = Some(sum);
@@ -286,7 +307,7 @@ impl Opener<'_> {
         let index = Arc::new(Index::without_sums(size_bytes, UNVERIFIED_CHUNK_BYTES));
         let version = ranges.version().map_or_else(String::new, |version| format!("{version:?}"));
         let identity = format!("unverified:{}:{size_bytes}:{version}", self.name());
-        let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience);
+        let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience, None);
         Ok(Remote::new(Arc::new(image), identity))
     }
 
@@ -295,7 +316,42 @@ impl Opener<'_> {
         // A cache that has no room costs requests, not the image.
         let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
         let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
-        Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience))
+        let recorder = self.options.recorder.as_ref();
+        let touches = recorder.map(|recorder| recorder.begin(sum));
+        let number = touches.as_ref().map(|touches| touches.number());
+        let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, touches));
+        if let (Some(recorder), Some(number)) = (recorder, number) {
+            recorder.add(number, &blob);
+        }
+        self.blobs.borrow_mut().push((sum, Arc::downgrade(&blob)));
+        blob
+    }
+
+    /// Starts a thread that follows the trace that `find` returns the way to, once it gets the blobs.
+    /// `None` if traces are not wanted, or this one was followed before. `of` is a sum of the image.
+    fn following(
+        &self,
+        of: Sum,
+        find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
+    ) -> Option<mpsc::Sender<Blobs>> {
+        let key = format!("followed {of}");
+        let is_followed = self.cache().is_some_and(|cache| cache.name(&key).is_some());
+        if !self.options.follows_traces || self.options.is_offline || is_followed {
+            return None;
+        }
+        // Held until the thread ends.
+        let right = match self.cache() {
+            Some(cache) => Some(cache.try_following(of)?),
+            None => None,
+        };
+        let (give, take) = mpsc::channel();
+        let cache = self.cache().cloned();
+        let ended = move || {
+            cache.iter().for_each(|cache| cache.set_name(&key, of));
+            drop(right);
+        };
+        follow::start(Arc::clone(&self.client), take, find, ended);
+        Some(give)
     }
 
     fn in_registry(&self, reference: &Reference) -> Result<Remote> {
@@ -304,8 +360,14 @@ impl Opener<'_> {
             (None, true) => self.remembered(&self.name()),
             (known, _) => known,
         };
+        let follow = |of: Sum| {
+            let (registry, limit) = (Arc::clone(&registry), self.options.patience);
+            self.following(of, move || registry.trace(of, limit))
+        };
+        // Before the manifest arrives, if its sum is known.
+        let mut following = known.and_then(follow);
         let (sum, mut bytes) = self.manifest(&registry, known, &reference.last())?;
-        let mut layers = None;
+        let (mut layers, mut last) = (None, sum);
         // A list refers to manifests, not to further lists.
         for _ in 0..2 {
             match contents(&bytes, &self.name())? {
@@ -313,11 +375,14 @@ impl Opener<'_> {
                     layers = Some(found);
                     break;
                 }
-                Contents::Other(other) => bytes = self.manifest(&registry, Some(other), &other.to_string())?.1,
+                Contents::Other(other) => (last, bytes) = self.manifest(&registry, Some(other), &other.to_string())?,
             }
         }
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
+        if known != Some(last) {
+            following = follow(last);
+        }
         let mut room = MOST_INDEX_BYTES;
         let mut opened = |layer: Layer| {
             let remote = self.layer(&registry, &layer, &mut room)?;
@@ -325,6 +390,9 @@ impl Opener<'_> {
         };
         let image = opened(image)?;
         let devices: Vec<_> = devices.into_iter().map(|device| opened(device).map(Arc::new)).collect::<Result<_>>()?;
+        if let Some(following) = following {
+            let _ = following.send(self.blobs.take());
+        }
         let identity = devices.iter().fold(image.identity.clone(), |all, device| format!("{all}+{}", device.identity));
         let fixed = Location::Oci(Reference { manifest: Some(sum), ..reference.clone() });
         Ok(Remote { devices, fixed: Some(fixed), identity, extension: Some("erofs"), ..image })

@@ -46,6 +46,17 @@ pub fn programs<const N: usize>(test: &str, names: [&str; N]) -> Option<[PathBuf
     Some(found)
 }
 
+/// Returns the path of moto's S3 server, which `make deps` installs. If it is not there, [`skip`]s `test`
+/// and returns `None`.
+pub fn moto(test: &str) -> Option<PathBuf> {
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/moto/bin/moto_server");
+    if let Some(found) = Some(installed).filter(|path| path.is_file()).or_else(|| find(Path::new("moto_server"))) {
+        return Some(found);
+    }
+    skip(test, "moto is not installed: 'make deps' does that where Python has venv and pip");
+    None
+}
+
 /// Copies a program so that it can be run from `target`. A separate process writes it: while this
 /// process has a file open for writing, a child that another thread has just forked has it open
 /// too, and a program that is open for writing cannot be run (`ETXTBSY`).

@@ -34,6 +34,9 @@ impl Request {
     }
 }
 
+/// Stops a response while it is true.
+pub type Stall = Arc<AtomicBool>;
+
 /// What the server sends.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
@@ -45,6 +48,8 @@ pub struct Reply {
     pub body: Vec<u8>,
     /// Closes the connection after this number of bytes of the body.
     pub cut: Option<usize>,
+    /// Sends no more than this number of bytes of the body while the flag is set.
+    pub stall: Option<(usize, Stall)>,
     /// Repeats the body without end, as if that were its length.
     pub endless: bool,
     /// The time until the reply is sent.
@@ -188,7 +193,15 @@ fn send(mut stream: &TcpStream, request: &Request, reply: &Reply, ended: &Atomic
         return Some(());
     }
     let body = &reply.body[..reply.cut.unwrap_or(reply.body.len()).min(reply.body.len())];
-    stream.write_all(body).ok()?;
+    let mut sent = 0;
+    if let Some((at, stall)) = &reply.stall {
+        sent = (*at).min(body.len());
+        stream.write_all(&body[..sent]).ok()?;
+        while stall.load(Relaxed) && !ended.load(Relaxed) {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    stream.write_all(&body[sent..]).ok()?;
     while reply.endless && !ended.load(Relaxed) {
         stream.write_all(body).ok()?;
     }

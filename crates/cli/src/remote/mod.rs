@@ -5,11 +5,12 @@ pub(crate) mod fetch;
 pub(crate) mod index;
 pub(crate) mod parts;
 pub(crate) mod push;
+pub(crate) mod record;
 
 use std::{env, io, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, anyhow};
-use pagefold_remote::{Cache, Location, Options, Remote};
+use pagefold_remote::{Cache, Location, Options, Recorder, Remote};
 use pagefold_storage::Storage;
 use rustix::process::geteuid;
 
@@ -32,6 +33,14 @@ pub(crate) struct RemoteArgs {
     /// Read files without a chunk index, whose bytes nothing verifies
     #[arg(long)]
     unverified: bool,
+
+    /// What notes which chunks are read first.
+    #[arg(skip)]
+    recorder: Option<Arc<Recorder>>,
+
+    /// Whether the traces of images are fetched along.
+    #[arg(skip)]
+    follows_traces: bool,
 }
 
 /// Where chunks are kept.
@@ -85,6 +94,8 @@ impl RemoteArgs {
         options.cache = Some(self.cache.open()?);
         options.is_offline = self.offline;
         options.may_be_unverified = self.unverified;
+        options.recorder.clone_from(&self.recorder);
+        options.follows_traces = self.follows_traces;
         Ok(pagefold_remote::open(&location, &options)?)
     }
 }

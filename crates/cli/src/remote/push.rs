@@ -1,21 +1,23 @@
 //! `pagefold push`: stores an image in a registry or a bucket.
 
-use std::{io::Write, path::PathBuf};
+use std::{fs::File, io::Write, path::PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use pagefold_remote::{Location, MediaTypes, Part, PushOptions};
+use pagefold_remote::{Location, MediaTypes, Options, Part, PushOptions};
 
 use super::parts::Opened;
 use crate::{log, misuse, output::output, size, storage::RemoteArgs};
 
 /// Store an EROFS image, with its chunk index, in a registry or a bucket
 #[derive(clap::Args)]
+#[command(allow_missing_positional = true)]
 #[command(after_help = "Examples:
   pagefold push debian.erofs oci://registry.example/disks/debian:13
   pagefold push debian.erofs s3://bucket/debian.erofs
   pagefold push job.erofs --device debian.erofs oci://registry.example/disks/job:1
   pagefold push job.erofs --device oci://registry.example/disks/debian:13 oci://registry.example/disks/job:1
+  pagefold push --trace boot.trace oci://registry.example/disks/debian:13
 
 The command sends only what the registry lacks. The devices of an image become layers before it, so \
 that whoever opens the image there needs no --device. A bucket gets the image alone. The command \
@@ -24,13 +26,18 @@ prints the location with the SHA-256 sum that stands for these bytes alone.
 Credentials are those of docker or podman for a registry; for S3, AWS_ACCESS_KEY_ID and \
 AWS_SECRET_ACCESS_KEY, or the profile that AWS_PROFILE names.")]
 pub(crate) struct Args {
-    /// The image
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    /// The image; with --trace, one that is there already unless given
+    #[arg(value_name = "IMAGE", required_unless_present = "trace")]
+    image: Option<PathBuf>,
 
     /// Where to: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
     #[arg(value_name = "LOCATION")]
     location: String,
+
+    /// Store with the image what 'pagefold serve --record' wrote: the next start on another machine
+    /// fetches along it
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 
     /// A file or URL that holds data of the image ('pagefold freeze --backing'); repeat in the order
     /// of the image's device table
@@ -56,14 +63,26 @@ pub(crate) enum MediaType {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let location = Location::parse(&args.location).map_err(misuse)?;
-    let name = || pagefold_storage::shown(&args.image);
-    let opened = Opened::open(&args.image, &args.devices, &args.remote)?;
-    let devices = match location {
-        Location::Oci(_) => opened.devices().with_context(name)?,
-        _ => Vec::new(),
-    };
-    let image = opened.part().with_context(name)?;
-    push(&image, &devices, &location, args.media_type)
+    if let Some(image) = &args.image {
+        let name = || pagefold_storage::shown(image);
+        let opened = Opened::open(image, &args.devices, &args.remote)?;
+        let devices = match location {
+            Location::Oci(_) => opened.devices().with_context(name)?,
+            _ => Vec::new(),
+        };
+        let part = opened.part().with_context(name)?;
+        push(&part, &devices, &location, args.media_type)?;
+    }
+    if let Some(trace) = &args.trace {
+        let name = trace.display().to_string();
+        let file = File::open(trace).with_context(|| name.clone())?;
+        let pushed = pagefold_remote::push_trace(&file, &name, &location, &Options::default())?;
+        log::line(&format!("{location}: sent a trace of {}", size::show(pushed.bytes)));
+        if args.image.is_none() {
+            print(&pushed.fixed)?;
+        }
+    }
+    Ok(())
 }
 
 /// Stores an image, and reports it.
@@ -79,8 +98,12 @@ pub(crate) fn push(
     }
     let pushed = pagefold_remote::push(image, devices, location, &options)?;
     log::line(&format!("{location}: sent {} of {}", size::show(pushed.sent_bytes), size::show(pushed.bytes)));
+    print(&pushed.fixed)
+}
+
+fn print(fixed: &Location) -> anyhow::Result<()> {
     let mut out = output();
-    writeln!(out, "{}", pushed.fixed)?;
+    writeln!(out, "{fixed}")?;
     out.flush()?;
     Ok(())
 }

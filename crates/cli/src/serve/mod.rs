@@ -60,7 +60,7 @@ use crate::{
     log::{Level, Log, Sink},
     manage::quota::parse_connections,
     misuse, server_directory, signals, size, storage,
-    storage::RemoteArgs,
+    storage::{RecordArgs, RemoteArgs},
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -132,6 +132,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     remote: RemoteArgs,
+
+    #[command(flatten)]
+    record: RecordArgs,
 
     /// Size of the disk, a multiple of 512 bytes
     #[arg(long, value_parser = size::parse, conflicts_with = "export")]
@@ -317,7 +320,7 @@ impl Args {
     }
 
     /// Returns the server's configuration.
-    fn config(&self, log: Log) -> Config {
+    fn config(&self, log: Log, remote: RemoteArgs) -> Config {
         let mut config = Config::default();
         config.codec = Arc::clone(&self.codec);
         config.dedupe = self.dedupe;
@@ -328,7 +331,6 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
-        let remote = self.remote.clone();
         config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
@@ -389,8 +391,8 @@ impl Args {
 }
 
 /// Creates the server with its disks.
-fn new_server(args: &Args, at_start: &AtStart, log: Log) -> anyhow::Result<Server> {
-    let server = Server::new(args.config(log)).map_err(|error| match error {
+fn new_server(args: &Args, at_start: &AtStart, config: Config) -> anyhow::Result<Server> {
+    let server = Server::new(config).map_err(|error| match error {
         NewPoolError::LimitTooSmall { .. } => misuse(error),
         error => error.into(),
     })?;
@@ -437,13 +439,14 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     let files = args.files()?;
     let certificates = args.certificates(log)?;
-    let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log))?) } else { None };
+    let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
+    let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log, remote.clone()))?) } else { None };
     if taken.as_ref().is_some_and(Taken::uses_tls) && certificates.is_none() {
         return Err(misuse(anyhow!("clients of the running server may use TLS: give --tls-certificates DIR")));
     }
     let server = match &taken {
         Some(taken) => taken.server().clone(),
-        None => new_server(args, at_start, log)?,
+        None => new_server(args, at_start, args.config(log, remote))?,
     };
     // Dropped in reverse order: files before the directory.
     let mut place = match &mut taken {
@@ -474,6 +477,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         None => server.listen(sockets)?,
     };
     place.own()?;
+    recording.as_ref().map_or(Ok(()), |recording| recording.start())?;
     let ending = listening.ending();
     let on_signal = ending.clone();
     let catch = move || {
@@ -518,6 +522,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     let code = running.map_or(Ok(0), Running::end);
     drop(listening);
+    recording.iter().for_each(|recording| recording.finish());
     if ending.is_forced() {
         return Ok(ExitCode::FAILURE);
     }

@@ -43,6 +43,8 @@ mod pushing;
 mod records;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(feature = "remote")]
+mod s3;
 mod server;
 mod signals;
 mod sources;

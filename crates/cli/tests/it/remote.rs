@@ -4,12 +4,9 @@ use std::{
     collections::hash_map::RandomState,
     fs,
     hash::{BuildHasher, Hasher},
+    ops::Range,
     path::Path,
     process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
     time::Duration,
 };
 
@@ -127,30 +124,63 @@ fn a_server_serves_and_forks_a_remote_disk() {
     assert!(server.end(Signal::TERM).0.success());
 }
 
-/// A server that is killed while it fetches leaves a cache from which another one reads.
-#[test]
-fn a_killed_server_leaves_a_good_cache() {
+/// Returns the ranges of the image whose chunks the cache says to have.
+fn held(cache: &Path) -> Vec<Range<u64>> {
+    let Some(blob) = fs::read_dir(cache.join("blobs")).ok().and_then(|mut blobs| blobs.next()) else {
+        return Vec::new();
+    };
+    let blob = blob.expect("a blob").path();
+    let (Ok(index), Ok(used)) = (fs::read(blob.join("index")), fs::read(blob.join("used"))) else { return Vec::new() };
+    let index = pagefold_remote::Index::decode(&index, "index").expect("an index");
+    let is_used = |chunk: &usize| used[chunk * 4..chunk * 4 + 4] != [0; 4];
+    (0..index.len().min(used.len() / 4)).filter(is_used).map(|chunk| index.range(chunk)).collect()
+}
+
+/// A server that is killed while it fetches leaves a cache from which another one reads. What it has
+/// stored is not asked for again.
+fn killed_while_fetching(rounds: u64) {
     let (folder, bytes) = images();
     let path = folder.path().to_owned();
-    let count = Arc::new(AtomicU64::new(0));
-    let web = WebServer::start(move |request| {
-        count.fetch_add(1, Relaxed);
-        match fs::read(path.join(request.path.trim_start_matches('/'))) {
-            Ok(bytes) => Reply { delay: Duration::from_millis(3), ..Reply::file(request, &bytes) },
-            Err(_) => Reply::status(404),
-        }
+    let web = WebServer::start(move |request| match fs::read(path.join(request.path.trim_start_matches('/'))) {
+        Ok(bytes) => Reply { delay: Duration::from_millis(3), ..Reply::file(request, &bytes) },
+        Err(_) => Reply::status(404),
     });
     let cache = TempDir::new().expect("a folder");
-    for round in 0..8 {
+    let (mut asked, mut starts) = (0, 0);
+    for round in 0..rounds {
+        let before = held(cache.path());
         let mut child = cached(cache.path()).args(["fetch", &web.url("/disk.erofs")]).spawn().expect("it starts");
-        std::thread::sleep(Duration::from_millis(5 * round));
+        std::thread::sleep(Duration::from_millis(5 + 3 * (round * 7 % 16)));
         let _ = child.kill();
         child.wait().expect("it ends");
+        let requests = web.requests().split_off(asked);
+        asked += requests.len();
+        for range in requests.iter().filter_map(|request| request.range()) {
+            let twice = before.iter().find(|held| held.start < range.end && range.start < held.end);
+            assert!(twice.is_none(), "round {round}: {range:?} although the cache has {twice:?}");
+        }
+        if !before.is_empty() && requests.iter().all(|request| request.range().is_none()) {
+            // All of it is there, or it was killed too early. Begin again to be killed elsewhere.
+            starts += 1;
+            output(cached(cache.path()).args(["cache", "--prune", "0"]));
+        }
     }
+    assert!(starts < rounds);
     let file = output(cached(cache.path()).args(["ls", &web.url("/disk.erofs")]));
     let command = ["cat".to_owned(), format!("{}:/{}", web.url("/disk.erofs"), file.trim_end())];
     let copy = cached(cache.path()).args(command).output().expect("it starts");
     assert!(copy.stdout == bytes);
+}
+
+#[test]
+fn a_server_that_is_killed_50_times_leaves_a_good_cache() {
+    killed_while_fetching(50);
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_server_that_is_killed_1000_times_leaves_a_good_cache() {
+    killed_while_fetching(1000);
 }
 
 #[test]

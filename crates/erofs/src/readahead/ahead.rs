@@ -19,7 +19,7 @@
 //! Several readers may read one file sequentially at once; each position is a stream. Reads through
 //! a kernel arrive slightly out of order, so a long read near an established stream belongs to it.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::cache::{Buffers, Content, Decoded, FileId, Found, Segment, Segments, Workers, room_bytes};
@@ -36,8 +36,9 @@ const SEGMENT_BYTES: u64 = 128 << 10;
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 const MOST_WINDOWS: usize = 4;
-/// How far ahead of a reader is fetched from a source that is far, once half of that is missing.
-const FETCH_BYTES: u64 = 4 << 20;
+/// How far ahead of a reader is fetched from a source that is far, once half of that is missing: half
+/// of what was read in order, since a reader may stop anywhere.
+const FETCH_BYTES: RangeInclusive<u64> = 128 << 10..=4 << 20;
 /// Longer reads are split, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
 /// Segments of at least this length are checked for zeros. The longest extents are mostly zeros,
@@ -143,12 +144,18 @@ struct Stream {
 impl Stream {
     /// Returns what to fetch ahead of a reader at `end`, if it is time for that.
     fn next_fetch(&mut self, end: u64, size_bytes: u64) -> Option<Range<u64>> {
-        let (start, until) = (self.fetched.max(end), end.saturating_add(FETCH_BYTES).min(size_bytes));
-        let is_due = start < until && (start < end + FETCH_BYTES / 2 || until == size_bytes);
+        let distance = self.far_distance();
+        let (start, until) = (self.fetched.max(end), end.saturating_add(distance).min(size_bytes));
+        let is_due = start < until && (start < end + distance / 2 || until == size_bytes);
         is_due.then(|| {
             self.fetched = until;
             start..until
         })
+    }
+
+    /// Returns how far ahead of the reader of a source that is far anything is read.
+    fn far_distance(&self) -> u64 {
+        (self.in_order / 2).clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end())
     }
 
     /// Moves the stream to the end of a read of `len` bytes at `offset`.
@@ -290,6 +297,7 @@ impl Ahead {
         let workers = data.workers();
         let idle = workers.idle_processors();
         let window = WINDOW_BYTES * (1 + idle / WINDOW_IDLE).min(MOST_WINDOWS) as u64;
+        let window = if data.is_far() { window.min(stream.far_distance()) } else { window };
         stream.limit = stream.limit.max((end + window).min(data.size_bytes()));
         let fetch = if data.is_far() { stream.next_fetch(end, data.size_bytes()) } else { None };
         let wanted = stream.limit.saturating_sub(stream.frontier).div_ceil(SEGMENT_BYTES) as usize;
@@ -468,6 +476,25 @@ mod tests {
         let (stream, forward) = streams.meet(offset, len, || None);
         stream.advance(offset, len);
         (stream.id, forward)
+    }
+
+    /// A reader that stops anywhere leaves less unused than it has used, and one that goes on waits
+    /// seldom.
+    #[test]
+    fn what_is_fetched_ahead_grows_with_what_is_read() {
+        const LEN: u64 = 128 << 10;
+        const SIZE: u64 = 256 << 20;
+        let (mut streams, mut fetched, mut fetches) = (Streams::default(), 0, 0);
+        for at in (0..SIZE).step_by(LEN as usize) {
+            let (stream, _) = streams.meet(at, LEN, || None);
+            stream.advance(at, LEN);
+            if let Some(range) = stream.next_fetch(at + LEN, SIZE) {
+                assert!(range.start >= fetched.max(at + LEN) && !range.is_empty(), "{range:?}");
+                (fetched, fetches) = (range.end, fetches + 1);
+            }
+            assert!(fetched.saturating_sub(at + LEN) <= (at + LEN).max(LEN), "{fetched} at {at}");
+        }
+        assert!(fetched == SIZE && fetches < 160, "{fetches} fetches");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use pagefold_testing::{
 
 use crate::reading::{bytes, compare, opened};
 
-fn pushed(path: &Path, location: &str) -> Pushed {
+pub(crate) fn pushed(path: &Path, location: &str) -> Pushed {
     stored(&image_part(path), &[], location)
 }
 

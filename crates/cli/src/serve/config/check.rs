@@ -22,7 +22,7 @@ pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result
     args.certificates(log)?;
     let at_start = at_start.without_sockets();
     let files = args.files()?;
-    let server = new_server(args, &at_start, log)?;
+    let server = new_server(args, &at_start, args.config(log, args.remote.clone()))?;
     serve_files(&server, &files, &at_start)?;
 
     let mut out = output();

@@ -8,7 +8,7 @@ use super::{command, document::Entry, tables::Tables, word};
 use crate::complaint;
 
 /// Options that say what to do with a file, and are not in one.
-const NOT_IN_FILE: [&str; 2] = ["config", "check-config"];
+const NOT_IN_FILE: [&str; 4] = ["config", "check-config", "record", "take-over"];
 
 /// Returns the options that have keys.
 pub(super) fn all(command: &Command) -> impl Iterator<Item = &Arg> {

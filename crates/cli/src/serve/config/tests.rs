@@ -34,7 +34,7 @@ fn options(words: &[OsString]) -> BTreeMap<String, Vec<OsString>> {
 }
 
 /// A value of each option that needs no other and excludes none, as it is on the command line.
-const VALUES: [(&str, &[&str]); 24] = [
+const VALUES: [(&str, &[&str]); 25] = [
     ("export", &["name=a,size=1G,limit=1M", "name=b,size=512"]),
     ("dir", &["/run/x y"]),
     ("unix", &["/run/a=b.sock", "/run/\"quoted\\'.sock"]),
@@ -58,6 +58,7 @@ const VALUES: [(&str, &[&str]); 24] = [
     ("exit-with-parent", &[]),
     ("pid-file", &["/run/x.pid"]),
     ("log", &["debug"]),
+    ("metrics", &["/run/m.sock", "9809"]),
     ("log-file", &["/var/log/\u{e9}"]),
 ];
 

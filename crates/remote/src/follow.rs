@@ -1,0 +1,129 @@
+//! Following a trace: its chunks arrive with one response, in the order in which a start needs them.
+//! Reads of chunks that are about to arrive wait for them; others do not wait for the trace.
+
+use std::{
+    io::{self, Read},
+    sync::{Arc, Weak, mpsc::Receiver},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ureq::http::{Method, StatusCode};
+
+use crate::{
+    access::{Access, request},
+    blob::{Blob, Claim},
+    error::Result,
+    http::{Client, TimedBody},
+    patience::Failure,
+    sum::Sum,
+    trace::{MOST_TRACE_BYTES, Touch, Trace},
+};
+
+/// Reads wait for chunks of the trace up to this many bytes ahead.
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// How long the response may take between its parts.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// The blobs of an image, by the sums of their indexes.
+pub(crate) type Blobs = Vec<(Sum, Weak<Blob>)>;
+
+/// Starts a thread that fetches along the trace that `find` returns the way to, and then calls
+/// `ended`. It gets the blobs when they are open. It is only an aid: what fails is left to the reads.
+pub(crate) fn start(
+    client: Arc<Client>,
+    blobs: Receiver<Blobs>,
+    find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
+    ended: impl FnOnce() + Send + 'static,
+) {
+    let work = move || match find() {
+        Ok(None) => ended(),
+        Ok(Some(access)) => {
+            if follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all) {
+                ended();
+            }
+        }
+        Err(_) => {}
+    };
+    let _ = thread::Builder::new().name("trace".to_owned()).spawn(work);
+}
+
+/// Fetches along a trace. Returns whether it was followed to its end, or does not exist.
+fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Result<bool, Failure> {
+    let until = Instant::now() + SILENCE;
+    let reply = request(client, access, &Method::GET, &[], None, until)?;
+    match reply.status {
+        StatusCode::OK => {}
+        StatusCode::NOT_FOUND | StatusCode::GONE => {
+            reply.finish();
+            return Ok(true);
+        }
+        _ => return Err(reply.failure("the server refuses")),
+    }
+    let mut body = Body { body: reply.into_body(until) };
+    let Ok(trace) = Trace::read(&mut body) else { return Ok(true) };
+    let Ok(blobs) = blobs.recv() else { return Ok(false) };
+    let arrived = arrive(&trace, &mut body, &blobs);
+    blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));
+    Ok(arrived.unwrap_or(false))
+}
+
+/// A body each part of which may take as long as a server may be silent.
+struct Body {
+    body: TimedBody,
+}
+
+impl Read for Body {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.body.extend(SILENCE);
+        self.body.read(buf)
+    }
+}
+
+/// Takes the chunks as they arrive. Returns whether that is worth no repetition.
+fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<bool> {
+    let find = |sum: &Sum| blobs.iter().find(|(of, _)| of == sum).map(|(_, blob)| blob);
+    let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
+    // That of another image.
+    let Some(known) = known else { return Ok(true) };
+    let mut total = 0;
+    let mut touches = &trace.touches[..];
+    while !touches.is_empty() {
+        let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else { return Ok(false) };
+        let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
+        let mut window_bytes = 0;
+        let mut count = 0;
+        for touch in touches {
+            let Some(len) = len_of(touch) else { return Ok(true) };
+            if count > 0 && window_bytes + len > WINDOW_BYTES {
+                break;
+            }
+            (window_bytes, count) = (window_bytes + len, count + 1);
+        }
+        total += window_bytes;
+        if total > MOST_TRACE_BYTES || !open.iter().any(|blob| blob.lacks(of_blobs(touches, &open, blob))) {
+            return Ok(true);
+        }
+        let (window, rest) = touches.split_at(count);
+        open.iter().for_each(|blob| blob.announce(of_blobs(rest, &open, blob)));
+        open.iter().for_each(|blob| blob.let_reads_go());
+        let claim = |touch: &Touch| open[touch.blob as usize].claim(touch.chunk as usize);
+        let claims: Vec<Option<Claim<'_>>> = window.iter().map(claim).collect();
+        for (touch, claim) in window.iter().zip(claims) {
+            let mut bytes = vec![0; len_of(touch).unwrap_or(0) as usize];
+            body.read_exact(&mut bytes)?;
+            if claim.is_some_and(|claim| !claim.land(bytes)) {
+                return Ok(true);
+            }
+        }
+        touches = rest;
+    }
+    Ok(true)
+}
+
+/// Returns the chunks of one blob among touches.
+fn of_blobs<'a>(touches: &'a [Touch], open: &'a [Arc<Blob>], blob: &'a Arc<Blob>) -> impl Iterator<Item = usize> + 'a {
+    let is_of = |touch: &&Touch| Arc::ptr_eq(&open[touch.blob as usize], blob);
+    touches.iter().filter(is_of).map(|touch| touch.chunk as usize)
+}

@@ -1,0 +1,194 @@
+//! Storing traces with the images that they are of, and finding them.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Cursor, Read},
+    ops::Range,
+    os::unix::fs::FileExt,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use ureq::http::{HeaderValue, Method, StatusCode, header};
+
+use crate::{
+    access::{Access, request},
+    error::{Error, Result},
+    http::{Client, Outgoing},
+    image::{Contents, IndexPlace, Layers, contents},
+    location::Location,
+    patience::Patience,
+    push::Pushed,
+    referrers::{CREATED, NO_CONFIG, NewReferrer},
+    registry::Registry,
+    remote::Options,
+    s3::{Object, Store},
+    sum::{Sum, Summing},
+    trace::{TRACE_SUFFIX, Trace},
+};
+
+/// The media type of traces.
+const TRACE: &str = "application/vnd.pagefold.trace.v1";
+
+/// Which blob a manifest of a trace refers to: saves reading that manifest.
+const TRACE_BLOB: &str = "org.pagefold.trace.blob";
+
+/// Bytes that are read at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl Registry {
+    /// Returns the way to the newest trace of the image with this manifest.
+    pub(crate) fn trace(self: &Arc<Self>, of: Sum, limit: Duration) -> Result<Option<Box<dyn Access>>> {
+        let all = Patience::opening(limit).repeat(|until| self.referrers(of, TRACE, until))?;
+        let created = |annotations: &BTreeMap<String, String>| annotations.get(CREATED).cloned();
+        let blob = |annotations: &BTreeMap<String, String>| Sum::parse(annotations.get(TRACE_BLOB)?);
+        let traces = all.iter().filter_map(|one| Some((created(&one.annotations), blob(&one.annotations)?)));
+        match traces.max() {
+            Some((_, sum)) => Ok(Some(Box::new(self.blob(sum)?))),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Stores the trace in `file`, whose name is `path`, with the image at `location`, which must be there.
+///
+/// # Errors
+/// [`Error`]; the trace is of another image, or not a trace.
+pub fn push_trace(file: &File, path: &str, location: &Location, options: &Options) -> Result<Pushed> {
+    let failed = |source| Error::Io { path: path.to_owned(), source };
+    let size_bytes = file.metadata().map_err(failed)?.len();
+    let trace = Trace::read(&mut part(file, 0..size_bytes)).map_err(failed)?;
+    let client = Arc::new(Client::new());
+    let patience = || Patience::opening(options.patience);
+    let body = Outgoing { len_bytes: size_bytes, open: &|| part(file, 0..size_bytes) };
+    let wrong = |what: &str| Error::Location { location: location.to_string(), what: what.to_owned() };
+    match location {
+        Location::Web { .. } => {
+            Err(wrong("for a web server, copy the trace next to the image, with .trace appended to its name"))
+        }
+        Location::S3 { bucket, key, .. } => {
+            let object =
+                Object { store: Arc::new(Store::of_environment(bucket)?), key: format!("{key}{TRACE_SUFFIX}") };
+            let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
+            patience().repeat(|until| {
+                let reply = request(&client, &object, &Method::PUT, &kind, Some(&body), until)?;
+                match reply.status {
+                    StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
+                    _ => Err(reply.failure("the server refuses")),
+                }
+            })?;
+            Ok(Pushed { fixed: location.clone(), bytes: size_bytes, sent_bytes: size_bytes })
+        }
+        Location::Oci(reference) => {
+            let registry = Arc::new(Registry::new(client, reference)?);
+            let (mut manifest, _) = patience().repeat(|until| registry.manifest(&reference.last(), until))?;
+            if let Contents::Other(other) = contents(&manifest, &location.to_string())? {
+                manifest = patience().repeat(|until| registry.manifest(&other.to_string(), until))?.0;
+            }
+            let Contents::Layers(layers) = contents(&manifest, &location.to_string())? else {
+                return Err(wrong("a list of lists of manifests"));
+            };
+            if !trace.blobs.iter().all(|blob| indexes(&layers).any(|index| index == *blob)) {
+                return Err(wrong(&format!("{path} is a trace of another image")));
+            }
+            let mut sent_bytes = 0;
+            let mut store = |sum: Sum, body: &Outgoing<'_>| {
+                if !patience().repeat(|until| registry.has(sum, until))? {
+                    patience().repeat(|until| registry.upload(sum, body, None, until))?;
+                    sent_bytes += body.len_bytes;
+                }
+                Result::Ok(())
+            };
+            let blob = sum_of(file, size_bytes).map_err(failed)?;
+            store(blob, &body)?;
+            let open = || -> Box<dyn Read> { Box::new(Cursor::new(NO_CONFIG)) };
+            store(Sum::of(NO_CONFIG), &Outgoing { len_bytes: NO_CONFIG.len() as u64, open: &open })?;
+            let new = NewReferrer {
+                kind: TRACE,
+                subject: (Sum::of(&manifest), manifest.len() as u64),
+                blob: (blob, size_bytes),
+                annotations: [(CREATED.to_owned(), now()), (TRACE_BLOB.to_owned(), blob.to_string())].into(),
+            };
+            let manifest = patience().repeat(|until| registry.refer(&new, until))?;
+            let (bytes, sent_bytes) = (size_bytes, sent_bytes + manifest.len() as u64);
+            let mut fixed = reference.clone();
+            fixed.manifest = Some(new.subject.0);
+            Ok(Pushed { fixed: Location::Oci(fixed), bytes, sent_bytes })
+        }
+    }
+}
+
+fn indexes(layers: &Layers) -> impl Iterator<Item = Sum> {
+    let all = layers.devices.iter().chain([&layers.image]);
+    all.filter_map(|layer| match layer.index.as_ref()? {
+        IndexPlace::Inside(_, sum) | IndexPlace::Apart(sum, _) => Some(*sum),
+    })
+}
+
+fn sum_of(file: &File, size_bytes: u64) -> std::io::Result<Sum> {
+    let (mut summing, mut from) = (Summing::default(), part(file, 0..size_bytes));
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match from.read(&mut piece)? {
+            0 => return Ok(summing.sum()),
+            len => summing.add(&piece[..len]),
+        }
+    }
+}
+
+/// Returns the time as RFC 3339 has it.
+fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    date(seconds)
+}
+
+/// Returns a time in seconds since 1970 as RFC 3339 has it.
+fn date(seconds: u64) -> String {
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Years begin in March, so that a leap day is the last one.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_735_689_600, "2025-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
+    }
+}
+
+/// Returns a reader of a part of a file, independent of others.
+fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
+    Box::new(Part { file, range })
+}
+
+struct Part<'a> {
+    file: &'a File,
+    range: Range<u64>,
+}
+
+impl Read for Part<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let len = (self.range.end - self.range.start).min(buf.len() as u64) as usize;
+        let len = self.file.read_at(&mut buf[..len], self.range.start)?;
+        self.range.start += len as u64;
+        Ok(len)
+    }
+}

@@ -1,0 +1,206 @@
+//! Traces: recording, storing and following them.
+
+use std::{
+    fs::{self, File},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_remote::{Cache, Location, Options, Recorder, Remote, open, push_trace};
+use pagefold_storage::ReadAt;
+use pagefold_testing::{
+    registry::Registry,
+    web::{Reply, Server},
+};
+use proptest::prelude::*;
+
+use crate::{
+    reading::{bytes, compare, index_of, opened},
+    registries::pushed,
+};
+
+/// Where a start reads.
+const PLACES: [u64; 5] = [1_900_000, 100, 600_000, 640_000, 1_200_000];
+
+fn read(remote: &Remote, image: &[u8]) {
+    for at in PLACES {
+        let mut buf = [0; 20_000];
+        remote.read_exact_at(&mut buf, at).expect("a read");
+        assert!(buf == image[at as usize..][..buf.len()]);
+    }
+}
+
+/// Records a start of an image at a URL.
+fn recorded(url: &str, image: &[u8]) -> Vec<u8> {
+    let recorder = Arc::new(Recorder::default());
+    let remote = opened(url, |options| options.recorder = Some(Arc::clone(&recorder)));
+    recorder.start();
+    read(&remote, image);
+    let mut trace = Vec::new();
+    let (chunks, bytes) = recorder.write(&mut trace).expect("a trace");
+    assert!((10..20).contains(&chunks) && bytes < 250_000, "{chunks} chunks, {bytes} bytes");
+    trace
+}
+
+/// Opens an image whose trace is followed, and waits until this number of bytes has arrived.
+fn followed(url: &str, cache: &Arc<Cache>, bytes: u64) -> Remote {
+    let remote = opened(url, |options| {
+        options.cache = Some(Arc::clone(cache));
+        options.follows_traces = true;
+    });
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while remote.blob().fetched().bytes < bytes {
+        assert!(Instant::now() < deadline, "the trace does not arrive: {:?}", remote.blob().fetched());
+        thread::sleep(Duration::from_millis(1));
+    }
+    remote
+}
+
+fn cache() -> (tempfile::TempDir, Arc<Cache>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
+    (folder, cache)
+}
+
+#[test]
+fn a_trace_brings_what_a_start_reads() {
+    let image = bytes(2_000_000, 1);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&server.url("/a"), &image);
+    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let files = [("/a.chunk-index", index_of(&image)), ("/a", image.clone()), ("/a.trace", trace)];
+    let server = Server::of_files(files);
+    let (_folder, cache) = cache();
+    let remote = followed(&server.url("/a"), &cache, chunk_bytes);
+    read(&remote, &image);
+    // The index and the trace.
+    assert_eq!(server.requests().len(), 2);
+    assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
+    // Once is enough for a host.
+    let fixed = remote.fixed().expect("a sum").to_string();
+    drop(remote);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let before = server.requests().len();
+        read(&followed(&fixed, &cache, 0), &image);
+        thread::sleep(Duration::from_millis(20));
+        if server.requests().len() == before {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the trace is asked for again");
+    }
+}
+
+/// Servers that start together ask for a trace once.
+#[test]
+fn one_server_of_a_cache_follows_a_trace() {
+    let image = bytes(2_000_000, 6);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let stall = Arc::new(AtomicBool::new(true));
+    let (index, content, stalls) = (index_of(&image), image.clone(), Arc::clone(&stall));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => Reply { stall: Some((20_000, Arc::clone(&stalls))), ..Reply::file(request, &trace) },
+        _ => Reply::file(request, &index),
+    });
+    let (folder, cache) = cache();
+    let first = followed(&server.url("/a"), &cache, 1);
+    let other = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
+    let second = followed(&server.url("/a"), &other, 0);
+    stall.store(false, Relaxed);
+    read(&first, &image);
+    read(&second, &image);
+    assert_eq!(server.requests().iter().filter(|request| request.path == "/a.trace").count(), 1);
+}
+
+#[test]
+fn a_trace_that_stalls_stops_no_read() {
+    let image = bytes(2_000_000, 2);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let stall = Arc::new(AtomicBool::new(true));
+    let (index, content, stalls) = (index_of(&image), image.clone(), Arc::clone(&stall));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => Reply { stall: Some((40_000, Arc::clone(&stalls))), ..Reply::file(request, &trace) },
+        _ => Reply::file(request, &index),
+    });
+    let (_folder, cache) = cache();
+    let remote = followed(&server.url("/a"), &cache, 1);
+    read(&remote, &image);
+    assert!(stall.load(Relaxed));
+    compare(&image, &remote, 2, 3);
+    stall.store(false, Relaxed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// Whatever a server sends as a trace, reads get the right bytes.
+    #[test]
+    fn hostile_traces(kind in 0..6, at in any::<prop::sample::Index>(), byte in 1_u8..) {
+        let image = bytes(2_000_000, 3);
+        let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+        let good = recorded(&plain.url("/a"), &image);
+        let (index, content) = (index_of(&image), image.clone());
+        let server = Server::start(move |request| match &*request.path {
+            "/a" => Reply::file(request, &content),
+            "/a.trace" => {
+                let mut reply = Reply::file(request, &good);
+                match kind {
+                    // In the head, and anywhere.
+                    0 => reply.body[at.index(200)] ^= byte,
+                    1 => reply.body[at.index(good.len())] ^= byte,
+                    2 => reply.cut = Some(at.index(good.len())),
+                    3 => reply.body.truncate(at.index(good.len())),
+                    4 => reply.endless = true,
+                    _ => reply.status = 500 + u16::from(byte % 5),
+                }
+                reply
+            }
+            _ => Reply::file(request, &index),
+        });
+        let (_folder, cache) = cache();
+        let remote = followed(&server.url("/a"), &cache, 0);
+        compare(&image, &remote, 3, 5);
+        read(&remote, &image);
+        prop_assert!(remote.blob().fetched().bytes < 4_500_000);
+    }
+}
+
+#[test]
+fn a_registry_keeps_traces() {
+    let Some(registry) = Registry::start("a_registry_keeps_traces") else { return };
+    let image = bytes(2_000_000, 4);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image");
+    let stored = |tag: &str, image: &[u8]| {
+        fs::write(&path, image).expect("a file");
+        let location = Location::parse(&registry.url(&format!("disks/debian:{tag}"))).expect("a location");
+        pushed(&path, &location.to_string());
+        location
+    };
+    let (location, other) = (stored("13", &image), stored("12", &bytes(100_000, 5)));
+    let trace = recorded(&location.to_string(), &image);
+    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let file = folder.path().join("trace");
+    fs::write(&file, &trace).expect("a file");
+    let file = File::open(&file).expect("a file");
+    let error = push_trace(&file, "x", &other, &Options::default()).expect_err("of another image");
+    assert!(error.to_string().contains("another image"), "{error}");
+    // The newer one replaces the older one.
+    for _ in 0..2 {
+        push_trace(&file, "x", &location, &Options::default()).expect("pushed");
+    }
+    let (_folder, cache) = cache();
+    let remote = followed(&location.to_string(), &cache, chunk_bytes);
+    read(&remote, &image);
+    assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
+    let Ok(remote) = open(&other, &Options::default()) else { panic!("an image") };
+    assert_eq!(remote.len_bytes().expect("a length"), 100_000);
+}
