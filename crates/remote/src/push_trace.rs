@@ -157,23 +157,6 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_199, "2024-02-29T23:59:59Z"),
-            (1_735_689_600, "2025-01-01T00:00:00Z"),
-        ] {
-            assert_eq!(date(seconds), text);
-        }
-    }
-}
-
 /// Returns a reader of a part of a file, independent of others.
 fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
     Box::new(Part { file, range })
@@ -190,5 +173,22 @@ impl Read for Part<'_> {
         let len = self.file.read_at(&mut buf[..len], self.range.start)?;
         self.range.start += len as u64;
         Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_735_689_600, "2025-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
     }
 }

@@ -81,3 +81,7 @@ pub(crate) fn message(error: &dyn error::Error) -> String {
     }
     message
 }
+
+pub(crate) fn no_thread(source: io::Error) -> Error {
+    Error::System { what: "cannot start a thread", source }
+}

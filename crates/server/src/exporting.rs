@@ -12,7 +12,7 @@ use std::{
 use pagefold_metrics::{Exporter, Listener};
 use pagefold_serve::{Permissions, SocketFile, listen_with};
 
-use crate::{Error, Level, Server, address::absolute, listening::no_thread};
+use crate::{Error, Level, Server, address::absolute, error::no_thread};
 
 /// How long the process that a server continues may take to close its sockets.
 const PATIENCE: Duration = Duration::from_secs(30);

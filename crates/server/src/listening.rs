@@ -23,6 +23,7 @@ use crate::{
     Address, Belongings, Ending, Error, Host, Server, TakeOverError, Transport,
     address::absolute,
     ending::WhenStopping,
+    error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
     handover::Incoming,
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
@@ -385,10 +386,6 @@ fn open_control(socket: ControlPlace) -> Result<OpenedControl, Error> {
             OpenedControl { listener, file: Some(file), path: Some(path) }
         }
     })
-}
-
-pub(crate) fn no_thread(source: io::Error) -> Error {
-    Error::System { what: "cannot start a thread", source }
 }
 
 impl Listening {
