@@ -1,7 +1,7 @@
 //! A server that listens: its sockets, its threads, and its end.
 
 use std::{
-    fmt, io,
+    fmt,
     net::SocketAddr,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
