@@ -382,7 +382,8 @@ impl<T: Transport> Leader<T> {
         mut unfinished: Unfinished,
     ) -> Result<(), Ended> {
         if let Err(ended) = self.receive_payload(connection, &mut unfinished) {
-            self.unfinished = Some(unfinished);
+            // Its header is no longer at the front.
+            (self.unfinished, self.arrived) = (Some(unfinished), None);
             return Err(ended);
         }
         let Unfinished { pieces, .. } = unfinished;
