@@ -52,6 +52,7 @@ mod start_memory;
 mod starting;
 mod stat;
 mod swap;
+mod systemd;
 mod take_over;
 mod tls;
 mod top;

@@ -43,7 +43,7 @@ static PACKAGES: LazyLock<Option<(TempDir, [PathBuf; 2])>> = LazyLock::new(|| {
     Some((folder, [first, second]))
 });
 
-fn packages() -> Option<&'static [PathBuf; 2]> {
+pub(crate) fn packages() -> Option<&'static [PathBuf; 2]> {
     PACKAGES.as_ref().map(|(_, packages)| packages)
 }
 
@@ -164,7 +164,7 @@ fn the_package_pleases_lintian() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 

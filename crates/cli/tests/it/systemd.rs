@@ -1,0 +1,136 @@
+//! The package's service under a systemd of its own: restarts, upgrades and crashes.
+
+use std::{fs, process::Command};
+
+use pagefold_testing::{programs, skip_for_good};
+use rustix::process::geteuid;
+use tempfile::TempDir;
+
+use crate::package::{packages, said};
+
+/// Starts a systemd in a copy of this machine that is thrown away, with only the package's service and
+/// the steps below. $1 is a folder with a.deb, b.deb, steps.sh, and the empty folders layers and results.
+const BOOT: &str = r#"
+set -eu
+cd "$1"
+mount -t tmpfs tmpfs layers
+mkdir layers/upper layers/work layers/root
+root=$1/layers/root
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/layers/upper,workdir=$1/layers/work" "$root" || exit 77
+mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev"
+mount -t tmpfs -o mode=755 tmpfs "$root/run"
+# Nothing of this machine's services.
+for units in /etc/systemd/system /lib/systemd/system/sysinit.target.wants /lib/systemd/system/sockets.target.wants \
+  /lib/systemd/system/timers.target.wants /lib/systemd/system/multi-user.target.wants; do
+  mkdir -p "$root$units"
+  mount -t tmpfs tmpfs "$root$units"
+done
+cp a.deb b.deb steps.sh "$root/root"
+chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive \
+  dpkg --no-triggers --force-unsafe-io --install /root/a.deb >results/dpkg 2>&1 || { cat results/dpkg; exit 1; }
+cat >"$root/etc/systemd/system/steps.service" <<END
+[Unit]
+Wants=systemd-journald.service pagefold.service
+After=pagefold.service
+[Service]
+Type=oneshot
+Environment=DEBIAN_FRONTEND=noninteractive
+ExecStart=/bin/sh -eu /root/steps.sh
+StandardOutput=append:/results/said
+StandardError=append:/results/said
+ExecStopPost=/bin/sh -c 'journalctl --no-pager -u pagefold >/results/journal; systemctl --force --force poweroff'
+TimeoutStartSec=300
+END
+umount "$root/dev"
+mount -t tmpfs -o mode=755 tmpfs "$root/dev"
+for device in null zero full random urandom tty; do
+  touch "$root/dev/$device"
+  mount --bind "/dev/$device" "$root/dev/$device"
+done
+mkdir "$root/dev/shm" "$root/dev/pts" "$root/results" "$root/old"
+mount -t devpts -o newinstance,ptmxmode=666 devpts "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
+mount --bind results "$root/results"
+mount -t sysfs sysfs "$root/sys" || exit 77
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || exit 77
+cd "$root"
+pivot_root . old
+umount -l /old
+exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --unit=steps.service --log-target=console
+"#;
+
+/// Steps of an administrator.
+const STEPS: &str = r#"
+main() { systemctl show -p MainPID --value pagefold; }
+changed() { [ "$(main)" != "$1" ]; }
+systemctl is-active pagefold
+pagefold add data --size 1G >/dev/null
+pagefold add own --size 1M --socket /run/pagefold/disks/own.sock --mode 0660 --group pagefold
+stat -c '%U %G %a' /run/pagefold/disks/own.sock
+
+# A restart that its clients do not notice, and an upgrade.
+uri='nbd+unix:///data?socket=/run/pagefold/nbd.sock'
+fio --name=load --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --size=64M --time_based --runtime=6 --verify=crc32c \
+  --verify_backlog=64 --iodepth=8 --output=/results/fio &
+load=$!
+sleep 1
+before=$(main)
+systemctl reload pagefold
+changed "$before" && echo reloaded
+before=$(main)
+dpkg --no-triggers --force-unsafe-io --force-confold --install /root/b.deb >/results/upgrade 2>&1 || { cat /results/upgrade; exit 1; }
+changed "$before" && echo upgraded
+wait $load && echo verified
+pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
+
+# After a crash no server with empty disks takes its place.
+kill -9 "$(main)"
+while systemctl -q is-active pagefold; do sleep 0.05; done
+pagefold disks 2>/dev/null || echo nobody
+ls /run/pagefold/*.sock 2>/dev/null || echo no sockets
+systemctl start pagefold
+pagefold disks 2>/dev/null
+systemctl is-active pagefold
+"#;
+
+#[test]
+fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
+    let test = "a_service_is_replaced_under_load_and_never_by_an_empty_one";
+    if !geteuid().is_root() {
+        return skip_for_good(test, "only root installs packages");
+    }
+    let wanted =
+        ["dpkg", "unshare", "chroot", "pivot_root", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "fio"];
+    if programs(test, wanted).is_none() {
+        return;
+    }
+    let Some([first, second]) = packages() else { return };
+    let folder = TempDir::new().expect("a folder");
+    let results = folder.path().join("results");
+    ["layers", "results"].map(|name| fs::create_dir(folder.path().join(name)).expect("a folder"));
+    for (package, name) in [(first, "a.deb"), (second, "b.deb")] {
+        fs::copy(package, folder.path().join(name)).expect("a copy");
+    }
+    fs::write(folder.path().join("steps.sh"), STEPS).expect("a file");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]);
+    command.args(["--ipc", "--uts", "--cgroup", "sh", "-c", BOOT, "sh"]).arg(folder.path());
+    let output = command.output().expect("a start");
+    if output.status.code() == Some(77) {
+        return skip_for_good(test, "this machine does not let a systemd start in namespaces");
+    }
+    let of = |name: &str| fs::read_to_string(results.join(name)).unwrap_or_default();
+    let expected = "active
+pagefold pagefold 660
+reloaded
+upgraded
+verified
+NAME data own 
+nobody
+no sockets
+active
+";
+    let found = of("said");
+    assert!(found == expected, "{found}\n{}\n{}\n{}", of("journal"), of("dpkg"), said(&output));
+}
