@@ -481,10 +481,11 @@ impl Chunks {
         Some(Lock { chunks: self, range: chunks })
     }
 
-    /// Takes a chunk unless another process fetches it.
-    pub(crate) fn try_lock(&self, chunk: usize) -> Option<Lock<'_>> {
-        let range = chunk..chunk + 1;
-        (!self.is_writable || self.set_lock(&range, libc::F_WRLCK)).then_some(Lock { chunks: self, range })
+    /// Returns whether another process fetches a chunk.
+    pub(crate) fn is_locked(&self, chunk: usize) -> bool {
+        let mut lock = flock_of(chunk as i64 * 4, 4, libc::F_WRLCK);
+        let asked = fcntl(self.used.as_fd(), FcntlArg::F_OFD_GETLK(&mut lock));
+        self.is_writable && asked.is_ok() && lock.l_type != libc::F_UNLCK as i16
     }
 
     fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
@@ -494,10 +495,13 @@ impl Chunks {
 
 /// Takes or gives back a lock of a part of a file. Returns false if another process has it.
 fn set_lock(file: &File, start: i64, len: i64, kind: i32) -> bool {
-    let lock =
-        libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 };
+    let lock = flock_of(start, len, kind);
     // File systems without locks have one fetch more, not an error.
     !matches!(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
+}
+
+fn flock_of(start: i64, len: i64, kind: i32) -> libc::flock {
+    libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 }
 }
 
 impl Drop for Lock<'_> {

@@ -95,7 +95,8 @@ fn a_trace_brings_what_a_start_reads() {
     }
 }
 
-/// Servers that start together ask for a trace once.
+/// Servers that start together ask for a trace once, and one does not wait for what another's is about to
+/// bring.
 #[test]
 fn one_server_of_a_cache_follows_a_trace() {
     let image = bytes(2_000_000, 6);
@@ -112,9 +113,13 @@ fn one_server_of_a_cache_follows_a_trace() {
     let first = followed(&server.url("/a"), &cache, 1);
     let other = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
     let second = followed(&server.url("/a"), &other, 0);
-    stall.store(false, Relaxed);
-    read(&first, &image);
+    let start = Instant::now();
     read(&second, &image);
+    // Far less than a server is waited for.
+    assert!(start.elapsed() < Duration::from_secs(30), "the read waits for another server");
+    read(&first, &image);
+    assert!(stall.load(Relaxed));
+    stall.store(false, Relaxed);
     assert_eq!(server.requests().iter().filter(|request| request.path == "/a.trace").count(), 1);
 }
 
@@ -135,6 +140,42 @@ fn a_trace_that_stalls_stops_no_read() {
     read(&remote, &image);
     assert!(stall.load(Relaxed));
     compare(&image, &remote, 2, 3);
+    stall.store(false, Relaxed);
+}
+
+/// However many of its chunks a stalled trace announced, reads of them wait once.
+#[test]
+fn a_trace_that_stalls_is_waited_for_once() {
+    const BYTES: usize = 900_000;
+    let image = bytes(1_000_000, 7);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let recorder = Arc::new(Recorder::default());
+    let remote = opened(&plain.url("/a"), |options| options.recorder = Some(Arc::clone(&recorder)));
+    recorder.start();
+    remote.read_exact_at(&mut vec![0; BYTES], 0).expect("a read");
+    let mut trace = Vec::new();
+    let (chunks, _) = recorder.write(&mut trace).expect("a trace");
+    assert!(chunks > 50);
+    let stall = Arc::new(AtomicBool::new(true));
+    let (index, content, stalls) = (index_of(&image), image.clone(), Arc::clone(&stall));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => Reply { stall: Some((40_000, Arc::clone(&stalls))), ..Reply::file(request, &trace) },
+        _ => Reply::file(request, &index),
+    });
+    for len in [BYTES, BYTES / 100] {
+        let (_folder, cache) = cache();
+        let remote = followed(&server.url("/a"), &cache, 1);
+        let start = Instant::now();
+        let mut found = vec![0; BYTES];
+        for (number, part) in found.chunks_mut(len).enumerate() {
+            remote.read_exact_at(part, (number * len) as u64).expect("a read");
+        }
+        assert!(found == image[..BYTES]);
+        // A wait for each chunk would last longer.
+        assert!(start.elapsed() < Duration::from_secs(20), "each chunk is waited for");
+    }
+    assert!(stall.load(Relaxed));
     stall.store(false, Relaxed);
 }
 
