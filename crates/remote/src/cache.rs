@@ -6,6 +6,7 @@
 //! blobs/DIGITS/used    for each chunk, four bytes: 0, or the minute of its last use
 //! manifests/DIGITS     a registry's manifest
 //! names/DIGITS         the sum that a location led to
+//! followed/DIGITS      empty: the trace of the image with this sum need not be followed
 //! lock                 held while chunks are evicted; parts of it while traces are followed
 //! ```
 //!
@@ -101,7 +102,7 @@ impl Cache {
     /// [`Error::Io`].
     pub fn open(directory: &Path, limit_bytes: u64) -> Result<Self> {
         let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) };
-        for part in ["blobs", "manifests", "names"] {
+        for part in ["blobs", "followed", "manifests", "names"] {
             let path = directory.join(part);
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
             // A cache on a read-only file system is used as it is.
@@ -258,6 +259,26 @@ impl Cache {
         Ok(lock)
     }
 
+    /// Returns whether the trace of an image was followed, and no chunk has been evicted since.
+    pub(crate) fn is_followed(&self, of: Sum) -> bool {
+        self.followed_path(of).exists()
+    }
+
+    pub(crate) fn set_followed(&self, of: Sum) {
+        self.write(&self.followed_path(of), &[]);
+    }
+
+    fn followed_path(&self, of: Sum) -> PathBuf {
+        self.directory.join("followed").join(of.hex())
+    }
+
+    fn forget_followed(&self) {
+        let Ok(entries) = fs::read_dir(self.directory.join("followed")) else { return };
+        for entry in entries.flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+
     /// Takes the right to follow the trace of an image until the result is dropped, unless another
     /// process has it, or the cache cannot be written.
     pub(crate) fn try_following(&self, of: Sum) -> Option<File> {
@@ -274,6 +295,8 @@ impl Cache {
         if limit_bytes > 0 && excess()? == 0 {
             return Ok(());
         }
+        // Their chunks may be among those that are evicted.
+        self.forget_followed();
         // What no mark refers to is freed first.
         let mut coldest = Vec::new();
         let mut blobs = Vec::new();

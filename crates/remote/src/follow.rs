@@ -35,27 +35,27 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// The blobs of an image, by the sums of their indexes.
 pub(crate) type Blobs = Vec<(Sum, Weak<Blob>)>;
 
-/// Starts a thread that fetches along the trace that `find` returns the way to, and then calls
-/// `ended`. It gets the blobs when they are open. It is only an aid: what fails is left to the reads.
+/// Starts a thread that fetches along the trace that `find` returns the way to. If the trace need not be
+/// followed again, the thread calls `ended`. It gets the blobs when they are open. It is only an aid: what
+/// fails is left to the reads.
 pub(crate) fn start(
     client: Arc<Client>,
     blobs: Receiver<Blobs>,
     find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
     ended: impl FnOnce() + Send + 'static,
 ) {
-    let work = move || match find() {
-        Ok(None) => ended(),
-        Ok(Some(access)) => {
-            if follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all) {
-                ended();
-            }
+    let work = move || {
+        if let Ok(Some(access)) = find()
+            && follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all)
+        {
+            ended();
         }
-        Err(_) => {}
     };
     let _ = thread::Builder::new().name("trace".to_owned()).spawn(work);
 }
 
-/// Fetches along a trace. Returns whether it was followed to its end, or does not exist.
+/// Fetches along a trace. Returns whether it need not be followed again. One that does not exist may be
+/// stored later.
 fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Result<bool, Failure> {
     let until = Instant::now() + SILENCE;
     let reply = request(client, access, &Method::GET, &[], None, until)?;
@@ -63,12 +63,15 @@ fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Resu
         StatusCode::OK => {}
         StatusCode::NOT_FOUND | StatusCode::GONE => {
             reply.finish();
-            return Ok(true);
+            return Ok(false);
         }
         _ => return Err(reply.failure("the server refuses")),
     }
     let mut body = Body { body: reply.into_body(until) };
-    let Ok(trace) = Trace::read(&mut body) else { return Ok(true) };
+    let trace = match Trace::read(&mut body) {
+        Ok(trace) => trace,
+        Err(error) => return Ok(error.kind() == io::ErrorKind::InvalidData),
+    };
     let Ok(blobs) = blobs.recv() else { return Ok(false) };
     let arrived = arrive(&trace, &mut body, &blobs);
     blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));

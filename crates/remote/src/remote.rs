@@ -334,8 +334,7 @@ impl Opener<'_> {
         of: Sum,
         find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
     ) -> Option<mpsc::Sender<Blobs>> {
-        let key = format!("followed {of}");
-        let is_followed = self.cache().is_some_and(|cache| cache.name(&key).is_some());
+        let is_followed = self.cache().is_some_and(|cache| cache.is_followed(of));
         if !self.options.follows_traces || self.options.is_offline || is_followed {
             return None;
         }
@@ -347,7 +346,7 @@ impl Opener<'_> {
         let (give, take) = mpsc::channel();
         let cache = self.cache().cloned();
         let ended = move || {
-            cache.iter().for_each(|cache| cache.set_name(&key, of));
+            cache.iter().for_each(|cache| cache.set_followed(of));
             drop(right);
         };
         follow::start(Arc::clone(&self.client), take, find, ended);

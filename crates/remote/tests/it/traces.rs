@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -93,6 +93,38 @@ fn a_trace_brings_what_a_start_reads() {
         }
         assert!(Instant::now() < deadline, "the trace is asked for again");
     }
+    // What was evicted is fetched along it again.
+    cache.prune(0).expect("pruned");
+    followed(&fixed, &cache, chunk_bytes);
+}
+
+/// A trace that is not there yet, or that arrives in part, is asked for again.
+#[test]
+fn a_trace_may_come_later() {
+    let image = bytes(2_000_000, 8);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let (index, content, asked) = (index_of(&image), image.clone(), AtomicUsize::new(0));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => match asked.fetch_add(1, Relaxed) {
+            0 => Reply::status(404),
+            1 => Reply { cut: Some(100), ..Reply::file(request, &trace) },
+            _ => Reply::file(request, &trace),
+        },
+        _ => Reply::file(request, &index),
+    });
+    let (_folder, cache) = cache();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut open = Vec::new();
+    while open.iter().map(|remote: &Remote| remote.blob().fetched().bytes).sum::<u64>() < chunk_bytes {
+        assert!(Instant::now() < deadline, "the trace is not asked for again");
+        open.push(followed(&server.url("/a"), &cache, 0));
+        thread::sleep(Duration::from_millis(20));
+    }
+    read(&open[0], &image);
+    assert!(server.requests().iter().all(|request| request.path != "/a"));
 }
 
 /// Servers that start together ask for a trace once, and one does not wait for what another's is about to
