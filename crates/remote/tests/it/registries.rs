@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use pagefold_remote::{Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push};
+use pagefold_remote::{
+    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push, push_trace,
+};
 use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::{
     registry::Registry,
@@ -167,6 +169,24 @@ fn changed_manifests_are_refused() {
     contents.lock().expect("not poisoned").manifests.values_mut().for_each(|bytes| bytes.push(b' '));
     let Err(error) = open(&fixed, &Options::default()) else { panic!("refused") };
     assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
+    // Nor is a trace stored with them, also if only a list refers to them.
+    let Location::Oci(reference) = &fixed else { panic!("a registry") };
+    let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let list = serde_json::json!({"schemaVersion": 2, "manifests": [{
+        "digest": reference.manifest.expect("a sum").to_string(), "size": 1,
+        "platform": {"architecture": architecture, "os": "linux"},
+    }]});
+    contents.lock().expect("not poisoned").manifests.insert("list".to_owned(), list.to_string().into());
+    let trace = folder.path().join("trace");
+    fs::write(&trace, b"pgftrac1\0\0\0\0\0\0\0\0").expect("a file");
+    let requests = || server.requests().iter().filter(|request| request.method != "GET").count();
+    let before = requests();
+    for location in [fixed.to_string(), format!("oci://{}/a/b:list", server.address)] {
+        let (trace, location) = (File::open(&trace).expect("a file"), Location::parse(&location).expect("a location"));
+        let error = push_trace(&trace, "x", &location, &Options::default()).expect_err("refused");
+        assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
+    }
+    assert_eq!(requests(), before);
 }
 
 #[test]
