@@ -317,7 +317,7 @@ impl Opener<'_> {
         let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
         let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
         let recorder = self.options.recorder.as_ref();
-        let touches = recorder.map(|recorder| recorder.begin(sum));
+        let touches = recorder.and_then(|recorder| recorder.begin(sum));
         let number = touches.as_ref().map(|touches| touches.number());
         let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, touches));
         if let (Some(recorder), Some(number)) = (recorder, number) {

@@ -46,6 +46,32 @@ fn recorded(url: &str, image: &[u8]) -> Vec<u8> {
     trace
 }
 
+/// A server opens other images later: neither these nor those that nothing reads are in a trace, and none
+/// stays open for it.
+#[test]
+fn a_trace_is_of_what_is_opened_first() {
+    let (image, other) = (bytes(2_000_000, 9), bytes(100_000, 10));
+    let server = Server::of_files([
+        ("/a.chunk-index", index_of(&image)),
+        ("/a", image.clone()),
+        ("/b.chunk-index", index_of(&other)),
+        ("/b", other),
+    ]);
+    let recorder = Arc::new(Recorder::default());
+    let record = |path: &str| opened(&server.url(path), |options| options.recorder = Some(Arc::clone(&recorder)));
+    let [unused, remote] = ["/b", "/a"].map(record);
+    recorder.start();
+    let later = record("/b");
+    later.read_exact_at(&mut [0; 100], 0).expect("a read");
+    read(&remote, &image);
+    let mut trace = Vec::new();
+    recorder.write(&mut trace).expect("a trace");
+    assert_eq!(trace[8], 1);
+    for remote in [unused, remote, later] {
+        assert_eq!(Arc::strong_count(remote.blob()), 1);
+    }
+}
+
 /// Opens an image whose trace is followed, and waits until this number of bytes has arrived.
 fn followed(url: &str, cache: &Arc<Cache>, bytes: u64) -> Remote {
     let remote = opened(url, |options| {
