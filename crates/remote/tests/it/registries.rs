@@ -43,9 +43,9 @@ fn image_file(folder: &Path, image: &[u8]) -> std::path::PathBuf {
 }
 
 #[derive(Default)]
-struct Contents {
-    blobs: HashMap<String, Vec<u8>>,
-    manifests: HashMap<String, Vec<u8>>,
+pub(crate) struct Contents {
+    pub(crate) blobs: HashMap<String, Vec<u8>>,
+    pub(crate) manifests: HashMap<String, Vec<u8>>,
     links: u32,
 }
 
@@ -72,7 +72,7 @@ fn registry(contents: Arc<Mutex<Contents>>, elsewhere: String, requests_of_a_tok
     })
 }
 
-fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply {
+pub(crate) fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply {
     let Some(rest) = request.path.strip_prefix("/v2/a/b/") else { return Reply::status(404) };
     let (kind, name) = rest.split_once('/').expect("a kind");
     match (&*request.method, kind, name) {

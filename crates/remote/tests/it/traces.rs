@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -14,13 +14,13 @@ use pagefold_remote::{Cache, Location, Options, Recorder, Remote, open, push_tra
 use pagefold_storage::ReadAt;
 use pagefold_testing::{
     registry::Registry,
-    web::{Reply, Server},
+    web::{Reply, Request, Server},
 };
 use proptest::prelude::*;
 
 use crate::{
     reading::{bytes, compare, index_of, opened},
-    registries::pushed,
+    registries::{Contents, answer, pushed},
 };
 
 /// Where a start reads.
@@ -302,4 +302,90 @@ fn a_registry_keeps_traces() {
     assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
     let Ok(remote) = open(&other, &Options::default()) else { panic!("an image") };
     assert_eq!(remote.len_bytes().expect("a length"), 100_000);
+}
+
+/// How a registry answers questions for what refers to a manifest.
+#[derive(Clone, Copy, Debug)]
+enum Referrers {
+    Refused,
+    InPages,
+}
+
+/// A registry without the API for referrers, or that has it in pages, and keeps a tag for the list.
+fn registry_with(how: Referrers, contents: &Arc<Mutex<Contents>>) -> (Server, Server) {
+    let blobs = Arc::clone(contents);
+    let elsewhere = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let (inner, link) = (Arc::clone(contents), elsewhere.url(""));
+    let server = Server::start(move |request| {
+        let contents = &mut inner.lock().expect("not poisoned");
+        let Some(rest) = request.path.strip_prefix("/v2/a/b/referrers/") else {
+            let is_tag = request.path.contains("/manifests/sha256-") && request.method == "GET";
+            return match how {
+                Referrers::InPages if is_tag && contents.manifests.contains_key("in pages") => Reply::status(404),
+                _ => answer(request, contents, &link),
+            };
+        };
+        let (page, next) = match (how, rest.split_once("page=")) {
+            (Referrers::Refused, _) => return Reply::status(403),
+            (_, Some((_, "2"))) => {
+                let of = rest.split('?').next().expect("a sum").replace(':', "-");
+                (contents.manifests.get(&of).cloned().unwrap_or_default(), 3)
+            }
+            // Without end.
+            (_, page) => {
+                let list = r#"{"manifests": [{"digest": 5}, {"artifactType": "other", "digest": "", "size": 0}]}"#;
+                (list.into(), page.map_or(2, |_| 3))
+            }
+        };
+        let link = format!(
+            "</v2/a/b/x>; rel=\"prev\", <{}?page={next}>; rel=\"next\"",
+            request.path.split('?').next().expect("a path")
+        );
+        Reply { body: page, ..Reply::status(200) }.with("link", link)
+    });
+    (server, elsewhere)
+}
+
+/// Registries that refuse the API for referrers have a list under a tag. What others put there stays.
+#[test]
+fn a_trace_is_found_in_pages_and_by_tag() {
+    for how in [Referrers::Refused, Referrers::InPages] {
+        let contents = Arc::<Mutex<Contents>>::default();
+        let (server, _elsewhere) = registry_with(how, &contents);
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, image) = (folder.path().join("file"), bytes(2_000_000, 11));
+        fs::write(&path, &image).expect("a file");
+        let fixed = pushed(&path, &format!("oci://{}/a/b:1", server.address)).fixed;
+        let Location::Oci(reference) = &fixed else { panic!("a registry") };
+        let trace = recorded(&fixed.to_string(), &image);
+        let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+        fs::write(&path, &trace).expect("a file");
+        let push = || push_trace(&File::open(&path).expect("a file"), "x", &fixed, &Options::default());
+        let tag = reference.manifest.expect("a sum").to_string().replace(':', "-");
+        let put = |text: &str| {
+            contents.lock().expect("not poisoned").manifests.insert(tag.clone(), text.into());
+        };
+        put(r#"{"schemaVersion": 2, "layers": []}"#);
+        let error = push().expect_err("refused");
+        assert!(error.to_string().contains("stands for something else"), "{error}");
+        let others = serde_json::json!({"digest": "sha512:x", "size": 7, "artifactType": "y", "data": "eA=="});
+        put(&serde_json::json!({"schemaVersion": 2, "manifests": [others], "annotations": {"a": "b"}}).to_string());
+        // The newer one replaces the older one.
+        for _ in 0..2 {
+            push().expect("pushed");
+        }
+        let list: serde_json::Value =
+            serde_json::from_slice(&contents.lock().expect("not poisoned").manifests[&tag]).expect("a list");
+        let all = list["manifests"].as_array().expect("entries");
+        assert!(all.len() == 2 && all[0] == others && list["annotations"]["a"] == "b", "{list}");
+        contents.lock().expect("not poisoned").manifests.insert("in pages".to_owned(), Vec::new());
+        let (_folder, cache) = cache();
+        let remote = followed(&fixed.to_string(), &cache, chunk_bytes);
+        read(&remote, &image);
+        let asked = |request: &&Request| request.path.contains("/referrers/");
+        assert!(server.requests().iter().filter(asked).count() <= 16);
+    }
 }
