@@ -1,7 +1,7 @@
 //! An image in a blob, whose chunks are fetched when they are read first.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     io,
     ops::Range,
     sync::{
@@ -15,7 +15,8 @@ use std::{
 use pagefold_storage::ReadAt;
 
 use crate::{
-    cache::{Chunks, Lock},
+    cache::Chunks,
+    coming::{ANNOUNCED, Coming},
     cut::USUAL_BYTES,
     error::{Error, Result},
     index::Index,
@@ -47,9 +48,6 @@ const RECENT_BYTES: usize = 16 << 20;
 /// So often in a row a chunk may differ from its sum. Then the server's file is another one.
 const MOST_WRONG_SUMS: u32 = 3;
 
-/// So long a read waits for a chunk that a trace announced.
-const ANNOUNCED: Duration = Duration::from_millis(500);
-
 type Bytes = Arc<[u8]>;
 
 /// An image in a blob on a server. Reads fetch the chunks that are missing, and compare each chunk
@@ -67,7 +65,7 @@ pub struct Blob {
     /// Notes what is read.
     touches: Option<Touches>,
     /// What a trace will bring.
-    announced: Mutex<HashSet<usize>>,
+    coming: Mutex<Coming>,
     recent: Mutex<Recent>,
     flights: Mutex<HashMap<usize, Arc<Flight>>>,
     gate: Gate,
@@ -109,7 +107,7 @@ impl Blob {
             is_verified,
             limit,
             touches,
-            announced: Mutex::default(),
+            coming: Mutex::default(),
             recent: Mutex::default(),
             flights: Mutex::default(),
             gate: Gate::default(),
@@ -163,10 +161,14 @@ impl Blob {
         lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
     }
 
-    /// Announces chunks that arrive in a while. They are not fetched ahead besides; reads do not wait for
-    /// them.
+    /// Announces chunks that arrive soon. They are not fetched ahead besides; reads do not wait for them.
     pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
-        *lock(&self.announced) = chunks.into_iter().collect();
+        lock(&self.coming).announce(chunks, Instant::now());
+    }
+
+    /// Returns whether what a trace announced came late too often.
+    pub(crate) fn gives_trace_up(&self) -> bool {
+        lock(&self.coming).is_hopeless()
     }
 
     /// Waits until no read waits for its turn.
@@ -184,12 +186,9 @@ impl Blob {
                 Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
             }
         };
-        let lock = match &self.chunks {
-            Some(chunks) => Some(chunks.try_lock(chunk)?),
-            None => None,
-        };
-        // Also if it arrived until the lock was free.
-        (!self.has(chunk)).then_some(Claim { landing, _lock: lock })
+        // It is not locked: other processes do not wait for what may take long to arrive.
+        let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
+        (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
     }
 
     /// Calls `each` with the chunks around a range, in batches that may be in memory.
@@ -241,6 +240,9 @@ impl Blob {
         need: Need,
     ) -> Result<(Vec<(usize, Bytes)>, Vec<(usize, String)>)> {
         let (mut there, mut mine, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        // For all chunks together.
+        let latest = Instant::now() + ANNOUNCED;
+        let is_late = lock(&self.coming).is_late();
         {
             let mut flights = lock(&self.flights);
             let mut recent = lock(&self.recent);
@@ -249,10 +251,12 @@ impl Blob {
                     there.push((chunk, bytes));
                     continue;
                 }
-                match flights.entry(chunk) {
-                    Entry::Occupied(flight) => others.push((chunk, Arc::clone(flight.get()))),
-                    Entry::Vacant(vacant) => {
-                        mine.push(Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(Arc::default())) });
+                match flights.get(&chunk) {
+                    Some(flight) if !(is_late && flight.is_announced) => others.push((chunk, Arc::clone(flight))),
+                    _ => {
+                        let flight = Arc::default();
+                        flights.insert(chunk, Arc::clone(&flight));
+                        mine.push(Landing { blob: self, chunk, flight });
                     }
                 }
             }
@@ -267,10 +271,11 @@ impl Blob {
         there.extend(self.fetch_missing(missing, need)?);
         let mut failed = Vec::new();
         for (chunk, flight) in others {
-            match flight.wait() {
+            match flight.wait(latest) {
                 Some(Ok(bytes)) => there.push((chunk, bytes)),
                 Some(Err(what)) => failed.push((chunk, what)),
                 None => {
+                    lock(&self.coming).missed();
                     self.leave(chunk, &flight);
                     failed.push((chunk, "it does not arrive".to_owned()));
                 }
@@ -490,8 +495,8 @@ impl ReadAt for Blob {
         wanted.sort_unstable();
         wanted.dedup();
         {
-            let announced = lock(&self.announced);
-            wanted.retain(|chunk| !announced.contains(chunk));
+            let (coming, now) = (lock(&self.coming), Instant::now());
+            wanted.retain(|chunk| !coming.has(*chunk, now));
         }
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
@@ -533,12 +538,11 @@ impl Flight {
         self.set(Err(what.to_owned()));
     }
 
-    /// Returns `None` if the chunk was only announced and does not arrive in time.
-    fn wait(&self) -> Option<Result<Bytes, String>> {
-        let end = Instant::now() + ANNOUNCED;
+    /// Returns `None` if the chunk was only announced and does not arrive until `latest`.
+    fn wait(&self, latest: Instant) -> Option<Result<Bytes, String>> {
         let mut state = lock(&self.state);
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = latest.saturating_duration_since(Instant::now());
             match &*state {
                 Some(result) => return Some(result.clone()),
                 None if !self.is_announced => {
@@ -576,7 +580,6 @@ impl Drop for Landing<'_> {
 /// A chunk that is about to arrive. Gives it up on drop.
 pub(crate) struct Claim<'a> {
     landing: Landing<'a>,
-    _lock: Option<Lock<'a>>,
 }
 
 impl Claim<'_> {
@@ -590,6 +593,7 @@ impl Claim<'_> {
                 chunks.write(chunk, &bytes);
             }
             self.landing.land(bytes.into());
+            lock(&blob.coming).arrived(Instant::now());
         }
         is_right
     }

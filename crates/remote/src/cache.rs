@@ -6,6 +6,7 @@
 //! blobs/DIGITS/used    for each chunk, four bytes: 0, or the minute of its last use
 //! manifests/DIGITS     a registry's manifest
 //! names/DIGITS         the sum that a location led to
+//! followed/DIGITS      empty: the trace of the image with this sum need not be followed
 //! lock                 held while chunks are evicted; parts of it while traces are followed
 //! ```
 //!
@@ -101,7 +102,7 @@ impl Cache {
     /// [`Error::Io`].
     pub fn open(directory: &Path, limit_bytes: u64) -> Result<Self> {
         let cache = Self { directory: directory.to_owned(), limit_bytes, stored_bytes: AtomicU64::new(CHECKED_BYTES) };
-        for part in ["blobs", "manifests", "names"] {
+        for part in ["blobs", "followed", "manifests", "names"] {
             let path = directory.join(part);
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
             // A cache on a read-only file system is used as it is.
@@ -258,6 +259,26 @@ impl Cache {
         Ok(lock)
     }
 
+    /// Returns whether the trace of an image was followed, and no chunk has been evicted since.
+    pub(crate) fn is_followed(&self, of: Sum) -> bool {
+        self.followed_path(of).exists()
+    }
+
+    pub(crate) fn set_followed(&self, of: Sum) {
+        self.write(&self.followed_path(of), &[]);
+    }
+
+    fn followed_path(&self, of: Sum) -> PathBuf {
+        self.directory.join("followed").join(of.hex())
+    }
+
+    fn forget_followed(&self) {
+        let Ok(entries) = fs::read_dir(self.directory.join("followed")) else { return };
+        for entry in entries.flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+
     /// Takes the right to follow the trace of an image until the result is dropped, unless another
     /// process has it, or the cache cannot be written.
     pub(crate) fn try_following(&self, of: Sum) -> Option<File> {
@@ -274,6 +295,8 @@ impl Cache {
         if limit_bytes > 0 && excess()? == 0 {
             return Ok(());
         }
+        // Their chunks may be among those that are evicted.
+        self.forget_followed();
         // What no mark refers to is freed first.
         let mut coldest = Vec::new();
         let mut blobs = Vec::new();
@@ -481,10 +504,11 @@ impl Chunks {
         Some(Lock { chunks: self, range: chunks })
     }
 
-    /// Takes a chunk unless another process fetches it.
-    pub(crate) fn try_lock(&self, chunk: usize) -> Option<Lock<'_>> {
-        let range = chunk..chunk + 1;
-        (!self.is_writable || self.set_lock(&range, libc::F_WRLCK)).then_some(Lock { chunks: self, range })
+    /// Returns whether another process fetches a chunk.
+    pub(crate) fn is_locked(&self, chunk: usize) -> bool {
+        let mut lock = flock_of(chunk as i64 * 4, 4, libc::F_WRLCK);
+        let asked = fcntl(self.used.as_fd(), FcntlArg::F_OFD_GETLK(&mut lock));
+        self.is_writable && asked.is_ok() && lock.l_type != libc::F_UNLCK as i16
     }
 
     fn set_lock(&self, chunks: &Range<usize>, kind: i32) -> bool {
@@ -494,10 +518,13 @@ impl Chunks {
 
 /// Takes or gives back a lock of a part of a file. Returns false if another process has it.
 fn set_lock(file: &File, start: i64, len: i64, kind: i32) -> bool {
-    let lock =
-        libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 };
+    let lock = flock_of(start, len, kind);
     // File systems without locks have one fetch more, not an error.
     !matches!(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
+}
+
+fn flock_of(start: i64, len: i64, kind: i32) -> libc::flock {
+    libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: start, l_len: len, l_pid: 0 }
 }
 
 impl Drop for Lock<'_> {

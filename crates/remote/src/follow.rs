@@ -23,33 +23,39 @@ use crate::{
 /// Reads wait for chunks of the trace up to this many bytes ahead.
 const WINDOW_BYTES: u64 = 1 << 20;
 
+/// What arrives after that, up to this many bytes, is not fetched ahead besides.
+const SOON_BYTES: u64 = 8 << 20;
+
+/// A trace that takes longer for a window is slower than reads without it.
+const LONGEST_WINDOW: Duration = Duration::from_secs(10);
+
 /// How long the response may take between its parts.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// The blobs of an image, by the sums of their indexes.
 pub(crate) type Blobs = Vec<(Sum, Weak<Blob>)>;
 
-/// Starts a thread that fetches along the trace that `find` returns the way to, and then calls
-/// `ended`. It gets the blobs when they are open. It is only an aid: what fails is left to the reads.
+/// Starts a thread that fetches along the trace that `find` returns the way to. If the trace need not be
+/// followed again, the thread calls `ended`. It gets the blobs when they are open. It is only an aid: what
+/// fails is left to the reads.
 pub(crate) fn start(
     client: Arc<Client>,
     blobs: Receiver<Blobs>,
     find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
     ended: impl FnOnce() + Send + 'static,
 ) {
-    let work = move || match find() {
-        Ok(None) => ended(),
-        Ok(Some(access)) => {
-            if follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all) {
-                ended();
-            }
+    let work = move || {
+        if let Ok(Some(access)) = find()
+            && follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all)
+        {
+            ended();
         }
-        Err(_) => {}
     };
     let _ = thread::Builder::new().name("trace".to_owned()).spawn(work);
 }
 
-/// Fetches along a trace. Returns whether it was followed to its end, or does not exist.
+/// Fetches along a trace. Returns whether it need not be followed again. One that does not exist may be
+/// stored later.
 fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Result<bool, Failure> {
     let until = Instant::now() + SILENCE;
     let reply = request(client, access, &Method::GET, &[], None, until)?;
@@ -57,12 +63,15 @@ fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Resu
         StatusCode::OK => {}
         StatusCode::NOT_FOUND | StatusCode::GONE => {
             reply.finish();
-            return Ok(true);
+            return Ok(false);
         }
         _ => return Err(reply.failure("the server refuses")),
     }
     let mut body = Body { body: reply.into_body(until) };
-    let Ok(trace) = Trace::read(&mut body) else { return Ok(true) };
+    let trace = match Trace::read(&mut body) {
+        Ok(trace) => trace,
+        Err(error) => return Ok(error.kind() == io::ErrorKind::InvalidData),
+    };
     let Ok(blobs) = blobs.recv() else { return Ok(false) };
     let arrived = arrive(&trace, &mut body, &blobs);
     blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));
@@ -92,25 +101,22 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     while !touches.is_empty() {
         let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else { return Ok(false) };
         let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
-        let mut window_bytes = 0;
-        let mut count = 0;
-        for touch in touches {
-            let Some(len) = len_of(touch) else { return Ok(true) };
-            if count > 0 && window_bytes + len > WINDOW_BYTES {
-                break;
-            }
-            (window_bytes, count) = (window_bytes + len, count + 1);
-        }
+        let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(true) };
         total += window_bytes;
         if total > MOST_TRACE_BYTES || !open.iter().any(|blob| blob.lacks(of_blobs(touches, &open, blob))) {
             return Ok(true);
         }
         let (window, rest) = touches.split_at(count);
-        open.iter().for_each(|blob| blob.announce(of_blobs(rest, &open, blob)));
+        let (soon, _) = first(rest, SOON_BYTES, len_of).unwrap_or_default();
+        open.iter().for_each(|blob| blob.announce(of_blobs(&rest[..soon], &open, blob)));
         open.iter().for_each(|blob| blob.let_reads_go());
         let claim = |touch: &Touch| open[touch.blob as usize].claim(touch.chunk as usize);
         let claims: Vec<Option<Claim<'_>>> = window.iter().map(claim).collect();
+        let start = Instant::now();
         for (touch, claim) in window.iter().zip(claims) {
+            if start.elapsed() > LONGEST_WINDOW || open.iter().any(|blob| blob.gives_trace_up()) {
+                return Ok(false);
+            }
             let mut bytes = vec![0; len_of(touch).unwrap_or(0) as usize];
             body.read_exact(&mut bytes)?;
             if claim.is_some_and(|claim| !claim.land(bytes)) {
@@ -120,6 +126,20 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
         touches = rest;
     }
     Ok(true)
+}
+
+/// Returns how many of the first touches have at most this many bytes together, at least one of them, and
+/// their bytes. `None` if a chunk does not exist.
+fn first(touches: &[Touch], most_bytes: u64, len_of: impl Fn(&Touch) -> Option<u64>) -> Option<(usize, u64)> {
+    let (mut count, mut bytes) = (0, 0);
+    for touch in touches {
+        let len = len_of(touch)?;
+        if count > 0 && bytes + len > most_bytes {
+            break;
+        }
+        (count, bytes) = (count + 1, bytes + len);
+    }
+    Some((count, bytes))
 }
 
 /// Returns the chunks of one blob among touches.

@@ -21,6 +21,7 @@
 mod access;
 mod blob;
 mod cache;
+mod coming;
 mod cut;
 mod error;
 mod follow;

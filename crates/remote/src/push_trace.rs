@@ -82,9 +82,16 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &Option
         }
         Location::Oci(reference) => {
             let registry = Arc::new(Registry::new(client, reference)?);
-            let (mut manifest, _) = patience().repeat(|until| registry.manifest(&reference.last(), until))?;
+            let find = |last: &str, sum: Option<Sum>| {
+                let (manifest, _) = patience().repeat(|until| registry.manifest(last, until))?;
+                match sum.is_none_or(|sum| sum == Sum::of(&manifest)) {
+                    true => Ok(manifest),
+                    false => Err(Error::Sum { url: location.to_string(), what: "the manifest".to_owned() }),
+                }
+            };
+            let mut manifest = find(&reference.last(), reference.manifest)?;
             if let Contents::Other(other) = contents(&manifest, &location.to_string())? {
-                manifest = patience().repeat(|until| registry.manifest(&other.to_string(), until))?.0;
+                manifest = find(&other.to_string(), Some(other))?;
             }
             let Contents::Layers(layers) = contents(&manifest, &location.to_string())? else {
                 return Err(wrong("a list of lists of manifests"));

@@ -3,20 +3,24 @@
 
 use std::{collections::BTreeMap, io::Read, sync::Arc, thread, time::Instant};
 
-use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use url::Url;
 
 use crate::{
-    access::request,
+    access::{Access, request},
     http::{Outgoing, Reply, server},
     patience::Failure,
-    registry::{MANIFEST, MANIFEST_LIST, Registry},
+    registry::{MANIFEST, MANIFEST_LIST, Place, Registry},
     sum::Sum,
 };
 
-/// The longest list that is read.
+/// The longest list that is read, with all its pages.
 const MOST_LIST_BYTES: u64 = 4 << 20;
+
+/// The most pages of a list that are read.
+const MOST_PAGES: u32 = 16;
 
 /// The configuration of a manifest that needs none.
 pub(crate) const NO_CONFIG: &[u8] = b"{}";
@@ -26,23 +30,20 @@ const NO_CONFIG_TYPE: &str = "application/vnd.oci.empty.v1+json";
 pub(crate) const CREATED: &str = "org.opencontainers.image.created";
 
 /// A manifest that refers to another.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Referrer {
-    #[serde(default)]
-    media_type: String,
-    digest: String,
-    size: u64,
     #[serde(default)]
     artifact_type: String,
     #[serde(default)]
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-#[derive(Default, Deserialize)]
-struct List {
-    #[serde(default)]
-    manifests: Vec<Referrer>,
+/// A list of manifests, with all that whoever stored it put there.
+struct Page {
+    list: Value,
+    len_bytes: u64,
+    next: Option<Url>,
 }
 
 /// A manifest that refers to `subject`, with one blob.
@@ -56,34 +57,53 @@ pub(crate) struct NewReferrer<'a> {
 impl Registry {
     /// Returns what of this kind refers to a manifest.
     pub(crate) fn referrers(self: &Arc<Self>, of: Sum, kind: &str, until: Instant) -> Result<Vec<Referrer>, Failure> {
+        let tagged = || self.list(&format!("manifests/{}", fallback_tag(of)), until);
         // Both at the same time: each takes a while, and a start waits for what they lead to.
         let (by_tag, found) = thread::scope(|scope| {
-            let by_tag = scope.spawn(|| self.list(&format!("manifests/{}", fallback_tag(of)), until));
+            let by_tag = thread::Builder::new().spawn_scoped(scope, tagged);
             let found = self.list(&format!("referrers/{of}?artifactType={kind}"), until);
-            (by_tag.join().unwrap_or(Ok(None)), found)
+            let by_tag = by_tag.map_or_else(|_| tagged(), |thread| thread.join().unwrap_or(Ok(None)));
+            (by_tag, found)
         });
-        let mut found = match found? {
-            Some(found) => found,
-            None => by_tag?.unwrap_or_default(),
+        let found = match found {
+            Ok(Some(found)) => found,
+            Ok(None) => by_tag?.unwrap_or_default(),
+            Err(failure) if failure.passing => return Err(failure),
+            // Registries refuse what they do not know in several ways.
+            Err(failure) => by_tag?.ok_or(failure)?,
         };
-        found.retain(|referrer| referrer.artifact_type == kind);
-        Ok(found)
+        let parsed = found.into_iter().filter_map(|one| Referrer::deserialize(one).ok());
+        Ok(parsed.filter(|referrer| referrer.artifact_type == kind).collect())
     }
 
-    /// Returns a list of manifests, or `None` if the registry has none there.
-    fn list(self: &Arc<Self>, at: &str, until: Instant) -> Result<Option<Vec<Referrer>>, Failure> {
-        let place = self.place(at)?;
+    /// Returns the entries of a list of manifests, or `None` if the registry has no list there.
+    fn list(self: &Arc<Self>, at: &str, until: Instant) -> Result<Option<Vec<Value>>, Failure> {
+        let mut place = Some(self.place(at)?);
+        let (mut all, mut left_bytes) = (None, MOST_LIST_BYTES);
+        for _ in 0..MOST_PAGES {
+            let Some(at) = place else { break };
+            let Some(mut page) = self.page(&at, left_bytes, until)? else { break };
+            let entries = page.list.get_mut("manifests").and_then(Value::as_array_mut).map(std::mem::take);
+            all.get_or_insert_with(Vec::new).extend(entries.unwrap_or_default());
+            left_bytes -= page.len_bytes;
+            place = page.next.and_then(|next| self.place_of(next));
+        }
+        Ok(all)
+    }
+
+    /// Returns a list of manifests, or `None` if the registry has nothing there.
+    fn page(self: &Arc<Self>, at: &Place, most_bytes: u64, until: Instant) -> Result<Option<Page>, Failure> {
         let accepted = [(header::ACCEPT, HeaderValue::from_static(MANIFEST_LIST))];
-        let reply = request(self.client(), &place, &Method::GET, &accepted, None, until)?;
+        let reply = request(self.client(), at, &Method::GET, &accepted, None, until)?;
         match reply.status {
             StatusCode::OK => {
-                let url = reply.url.clone();
-                let bytes = reply.read_all(MOST_LIST_BYTES, until)?;
-                let list: List = serde_json::from_slice(&bytes)
+                let (url, next) = (reply.url.clone(), next(&reply));
+                let bytes = reply.read_all(most_bytes, until)?;
+                let list = serde_json::from_slice(&bytes)
                     .map_err(|error| server(&url, &format!("invalid list of manifests: {error}")))?;
-                Ok(Some(list.manifests))
+                Ok(Some(Page { list, len_bytes: bytes.len() as u64, next }))
             }
-            StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED => {
+            StatusCode::NOT_FOUND => {
                 reply.finish();
                 Ok(None)
             }
@@ -92,7 +112,7 @@ impl Registry {
     }
 
     /// Stores a manifest that refers to another. Its blobs are there already. Where the registry does
-    /// not list it itself, replaces those of its kind in the list under the tag.
+    /// not list it itself, replaces those of its kind in the list under the tag. All else there stays.
     pub(crate) fn refer(self: &Arc<Self>, new: &NewReferrer<'_>, until: Instant) -> Result<Vec<u8>, Failure> {
         let (subject, subject_bytes) = new.subject;
         let (blob, blob_bytes) = new.blob;
@@ -112,16 +132,18 @@ impl Registry {
             return Ok(bytes);
         }
         let tag = fallback_tag(subject);
-        let mut all = self.list(&format!("manifests/{tag}"), until)?.unwrap_or_default();
-        all.retain(|referrer| referrer.artifact_type != new.kind);
-        all.push(Referrer {
-            media_type: MANIFEST.to_owned(),
-            digest: sum.to_string(),
-            size: bytes.len() as u64,
-            artifact_type: new.kind.to_owned(),
-            annotations: new.annotations.clone(),
-        });
-        let list = json!({ "schemaVersion": 2, "mediaType": MANIFEST_LIST, "manifests": all });
+        let place = self.place(&format!("manifests/{tag}"))?;
+        let none = || json!({ "schemaVersion": 2, "mediaType": MANIFEST_LIST, "manifests": [] });
+        let mut list = self.page(&place, MOST_LIST_BYTES, until)?.map_or_else(none, |page| page.list);
+        let Some(all) = list.get_mut("manifests").and_then(Value::as_array_mut) else {
+            let what = "the tag of what refers to the image stands for something else, which stays";
+            return Err(server(&place.url(&Method::GET), what).into());
+        };
+        all.retain(|one| one.get("artifactType").and_then(Value::as_str) != Some(new.kind));
+        let mut entry = descriptor(MANIFEST, sum, bytes.len() as u64);
+        entry["artifactType"] = new.kind.into();
+        entry["annotations"] = json!(new.annotations);
+        all.push(entry);
         self.put(&tag, MANIFEST_LIST, list.to_string().as_bytes(), until)?;
         Ok(bytes)
     }
@@ -137,6 +159,20 @@ impl Registry {
             _ => Err(reply.failure("the registry refuses")),
         }
     }
+}
+
+/// Returns where the next page of a list is.
+fn next(reply: &Reply) -> Option<Url> {
+    let mut rest = reply.header(header::LINK)?;
+    while let Some((_, link)) = rest.split_once('<') {
+        let (target, after) = link.split_once('>')?;
+        let (notes, others) = after.split_once(',').unwrap_or((after, ""));
+        if notes.split(';').any(|note| matches!(note.trim(), "rel=\"next\"" | "rel=next")) {
+            return reply.url.join(target).ok();
+        }
+        rest = others;
+    }
+    None
 }
 
 fn descriptor(kind: &str, sum: Sum, size: u64) -> serde_json::Value {

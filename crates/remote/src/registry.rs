@@ -118,6 +118,11 @@ impl Registry {
         Ok(Place { registry: Arc::clone(self), url })
     }
 
+    /// Returns the place with a URL, if it is at this registry.
+    pub(crate) fn place_of(self: &Arc<Self>, url: Url) -> Option<Place> {
+        same(&url, &self.base).then(|| Place { registry: Arc::clone(self), url })
+    }
+
     pub(crate) fn blob(self: &Arc<Self>, sum: Sum) -> Result<Place> {
         self.place(&format!("blobs/{sum}"))
     }

@@ -78,13 +78,15 @@ pub struct Remote {
     fixed: Option<Location>,
     /// Which layer of which repository it is.
     origin: Option<(Reference, Layer)>,
+    /// The sum of the blob, if something other than the blob's own server vouches for it.
+    sum: Option<Sum>,
     identity: String,
     extension: Option<&'static str>,
 }
 
 impl Remote {
     fn new(image: Arc<Blob>, identity: String) -> Self {
-        Self { image, devices: Vec::new(), fixed: None, origin: None, identity, extension: None }
+        Self { image, devices: Vec::new(), fixed: None, origin: None, sum: None, identity, extension: None }
     }
 
     /// Returns the image's blob.
@@ -135,7 +137,7 @@ impl ReadAt for Remote {
     }
 
     fn blob_sha256(&self) -> Option<[u8; 32]> {
-        self.origin.as_ref().map(|(_, layer)| layer.blob.into())
+        self.sum.map(Into::into)
     }
 }
 
@@ -317,7 +319,7 @@ impl Opener<'_> {
         let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
         let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
         let recorder = self.options.recorder.as_ref();
-        let touches = recorder.map(|recorder| recorder.begin(sum));
+        let touches = recorder.and_then(|recorder| recorder.begin(sum));
         let number = touches.as_ref().map(|touches| touches.number());
         let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, touches));
         if let (Some(recorder), Some(number)) = (recorder, number) {
@@ -334,8 +336,7 @@ impl Opener<'_> {
         of: Sum,
         find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
     ) -> Option<mpsc::Sender<Blobs>> {
-        let key = format!("followed {of}");
-        let is_followed = self.cache().is_some_and(|cache| cache.name(&key).is_some());
+        let is_followed = self.cache().is_some_and(|cache| cache.is_followed(of));
         if !self.options.follows_traces || self.options.is_offline || is_followed {
             return None;
         }
@@ -347,7 +348,7 @@ impl Opener<'_> {
         let (give, take) = mpsc::channel();
         let cache = self.cache().cloned();
         let ended = move || {
-            cache.iter().for_each(|cache| cache.set_name(&key, of));
+            cache.iter().for_each(|cache| cache.set_followed(of));
             drop(right);
         };
         follow::start(Arc::clone(&self.client), take, find, ended);
@@ -384,12 +385,16 @@ impl Opener<'_> {
             following = follow(last);
         }
         let mut room = MOST_INDEX_BYTES;
-        let mut opened = |layer: Layer| {
+        let mut opened = |layer: Layer, is_vouched: bool| {
             let remote = self.layer(&registry, &layer, &mut room)?;
-            Result::Ok(Remote { origin: Some((reference.clone(), layer)), ..remote })
+            let sum = is_vouched.then_some(layer.blob);
+            Result::Ok(Remote { origin: Some((reference.clone(), layer)), sum, ..remote })
         };
-        let image = opened(image)?;
-        let devices: Vec<_> = devices.into_iter().map(|device| opened(device).map(Arc::new)).collect::<Result<_>>()?;
+        // A manifest binds an index to the sum of a layer. That of a tag is the server's alone: the image
+        // that a layer is a device of must have the same one, or the user names it.
+        let image = opened(image, reference.manifest.is_some())?;
+        let devices = devices.into_iter().map(|device| opened(device, true).map(Arc::new));
+        let devices: Vec<_> = devices.collect::<Result<_>>()?;
         if let Some(following) = following {
             let _ = following.send(self.blobs.take());
         }

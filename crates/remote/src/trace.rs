@@ -15,6 +15,7 @@
 use std::{
     collections::{HashMap, HashSet},
     io::{self, Read, Write},
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -77,6 +78,10 @@ impl Trace {
         }
         let mut sums = vec![0; blobs * 32];
         from.read_exact(&mut sums)?;
+        let sums: Vec<_> = sums.as_chunks::<32>().0.iter().map(|sum| Sum(*sum)).collect();
+        if sums.iter().collect::<HashSet<_>>().len() < blobs {
+            return Err(wrong("invalid trace: a blob twice"));
+        }
         let mut entries = vec![0; chunks * 8];
         from.read_exact(&mut entries)?;
         let mut seen = HashSet::with_capacity(chunks);
@@ -89,7 +94,7 @@ impl Trace {
             }
             touches.push(touch);
         }
-        Ok(Self { blobs: sums.as_chunks::<32>().0.iter().map(|sum| Sum(*sum)).collect(), touches })
+        Ok(Self { blobs: sums, touches })
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -128,6 +133,8 @@ struct State {
     bytes: u64,
     /// Whether what is read now is part of what ends.
     is_started: bool,
+    /// Whether the trace was written.
+    is_ended: bool,
     /// The first and the last touch since then.
     first: Option<Instant>,
     last: Option<Instant>,
@@ -138,7 +145,7 @@ impl Touches {
     pub(crate) fn add(&self, chunks: impl IntoIterator<Item = usize>, bytes: impl Fn(usize) -> u64) {
         let mut state = lock(&self.log.0);
         let now = Instant::now();
-        if state.is_over(now) {
+        if state.is_ended || state.is_over(now) {
             return;
         }
         for chunk in chunks {
@@ -159,6 +166,12 @@ impl Touches {
 }
 
 impl State {
+    /// Takes what was noted. Nothing more is.
+    fn end(&mut self) -> Vec<Touch> {
+        (self.is_ended, self.seen) = (true, HashSet::new());
+        mem::take(&mut self.touches)
+    }
+
     fn is_over(&self, now: Instant) -> bool {
         let since = |time: Option<Instant>| time.map_or(Duration::ZERO, |time| now.saturating_duration_since(time));
         since(self.first) > LONGEST || since(self.last) > QUIET
@@ -166,11 +179,15 @@ impl State {
 }
 
 impl Recorder {
-    /// Returns how the next blob, which has this index, notes what is read of it.
-    pub(crate) fn begin(&self, index: Sum) -> Touches {
+    /// Returns how the next blob, which has this index, notes what is read of it. `None` if that is not
+    /// part of the trace.
+    pub(crate) fn begin(&self, index: Sum) -> Option<Touches> {
+        if lock(&self.log.0).is_started {
+            return None;
+        }
         let mut blobs = lock(&self.blobs);
         blobs.push((index, None));
-        Touches { log: Arc::clone(&self.log), blob: blobs.len() as u32 - 1 }
+        Some(Touches { log: Arc::clone(&self.log), blob: blobs.len() as u32 - 1 })
     }
 
     pub(crate) fn add(&self, touches: u32, blob: &Arc<Blob>) {
@@ -179,7 +196,8 @@ impl Recorder {
         }
     }
 
-    /// From now on, the time counts until nothing new is read: clients may come.
+    /// From now on, the time counts until nothing new is read: clients may come. What is opened later is
+    /// not part of the trace.
     pub fn start(&self) {
         lock(&self.log.0).is_started = true;
     }
@@ -190,13 +208,13 @@ impl Recorder {
         lock(&self.log.0).is_over(Instant::now())
     }
 
-    /// Writes the trace. Returns the number of chunks and their bytes.
+    /// Ends the recording, and writes the trace. Returns the number of chunks and their bytes.
     ///
     /// # Errors
     /// A chunk cannot be read anymore, or `to` fails.
     pub fn write(&self, to: &mut dyn Write) -> io::Result<(usize, u64)> {
-        let blobs: Vec<_> = lock(&self.blobs).clone();
-        let touches = lock(&self.log.0).touches.clone();
+        let touches = lock(&self.log.0).end();
+        let (blobs, touches) = used(mem::take(&mut *lock(&self.blobs)), &touches);
         let trace = Trace { blobs: blobs.iter().map(|(sum, _)| *sum).collect(), touches };
         if trace.blobs.len() > MOST_BLOBS {
             return Err(io::Error::other("a trace is of one image with its devices"));
@@ -222,6 +240,24 @@ impl Recorder {
         }
         Ok((trace.touches.len(), bytes))
     }
+}
+
+/// Returns the blobs that were touched, each once, and the touches with the numbers that these have.
+fn used<B>(blobs: Vec<(Sum, B)>, touches: &[Touch]) -> (Vec<(Sum, B)>, Vec<Touch>) {
+    let sums: Vec<_> = blobs.iter().map(|(sum, _)| *sum).collect();
+    let touched: HashSet<_> = touches.iter().map(|touch| sums[touch.blob as usize]).collect();
+    let mut numbers = HashMap::new();
+    let mut used = Vec::new();
+    for (sum, blob) in blobs {
+        if touched.contains(&sum) && !numbers.contains_key(&sum) {
+            numbers.insert(sum, used.len() as u32);
+            used.push((sum, blob));
+        }
+    }
+    let mut seen = HashSet::new();
+    let renumbered = touches.iter().map(|touch| Touch { blob: numbers[&sums[touch.blob as usize]], ..*touch });
+    let renumbered = renumbered.filter(|touch| seen.insert(*touch)).collect();
+    (used, renumbered)
 }
 
 impl Touches {
@@ -271,14 +307,27 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_touched_is_written() {
+        let sums = [b"a", b"b", b"a", b"c"].map(|of| Sum::of(of));
+        let touches = [(3, 5), (2, 1), (0, 2), (0, 1), (3, 1)].map(|(blob, chunk)| Touch { blob, chunk });
+        let (blobs, touches) = used(sums.into_iter().zip(0..).collect(), &touches);
+        assert_eq!(blobs, [(sums[0], 0), (sums[3], 3)]);
+        let touches: Vec<_> = touches.iter().map(|touch| (touch.blob, touch.chunk)).collect();
+        assert_eq!(touches, [(1, 5), (0, 1), (0, 2), (1, 1)]);
+        let twice = Trace { blobs: vec![sums[0], sums[2]], touches: Vec::new() };
+        Trace::read(&mut &twice.encode()[..]).expect_err("a blob twice");
+    }
+
+    #[test]
     fn a_start_is_over_when_it_is_quiet() {
         let recorder = Recorder::default();
-        let touches = recorder.begin(Sum::of(b"a"));
+        let touches = recorder.begin(Sum::of(b"a")).expect("in time");
         touches.add([3, 1, 3], |_| 10);
         let later = |time: Duration| lock(&recorder.log.0).is_over(Instant::now() + time);
         assert!(!later(LONGEST * 2), "no client has come");
         recorder.start();
         assert!(!later(LONGEST * 2));
+        assert!(recorder.begin(Sum::of(b"b")).is_none());
         touches.add([1, 4], |_| 10);
         assert!(!later(QUIET / 2) && later(QUIET * 2));
         let chunks: Vec<_> = lock(&recorder.log.0).touches.iter().map(|touch| touch.chunk).collect();

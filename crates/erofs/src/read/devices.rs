@@ -167,8 +167,8 @@ fn check(number: u16, source: &dyn ReadAt, len_bytes: u64, wanted: Identity) -> 
                 Some(found) => found,
                 None if source.is_far() => {
                     return wrong(format!(
-                        "is named by the SHA-256 sum {wanted}, with which only a file or a layer in a registry can \
-                        be compared"
+                        "is named by the SHA-256 sum {wanted}, with which only a file can be compared, or an image in \
+                        a registry whose URL ends with @sha256:DIGITS, the sum of its manifest"
                     ));
                 }
                 None => sha256(source, len_bytes)?,

@@ -47,7 +47,6 @@ impl File {
     }
 
     /// Returns the image that contains the file.
-    /// Returns the image that contains the file.
     pub fn image(&self) -> &Image {
         &self.data.image
     }

@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use pagefold_remote::{Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push};
+use pagefold_remote::{
+    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push, push_trace,
+};
 use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::{
     registry::Registry,
@@ -41,9 +43,9 @@ fn image_file(folder: &Path, image: &[u8]) -> std::path::PathBuf {
 }
 
 #[derive(Default)]
-struct Contents {
-    blobs: HashMap<String, Vec<u8>>,
-    manifests: HashMap<String, Vec<u8>>,
+pub(crate) struct Contents {
+    pub(crate) blobs: HashMap<String, Vec<u8>>,
+    pub(crate) manifests: HashMap<String, Vec<u8>>,
     links: u32,
 }
 
@@ -70,7 +72,7 @@ fn registry(contents: Arc<Mutex<Contents>>, elsewhere: String, requests_of_a_tok
     })
 }
 
-fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply {
+pub(crate) fn answer(request: &Request, contents: &mut Contents, elsewhere: &str) -> Reply {
     let Some(rest) = request.path.strip_prefix("/v2/a/b/") else { return Reply::status(404) };
     let (kind, name) = rest.split_once('/').expect("a kind");
     match (&*request.method, kind, name) {
@@ -167,6 +169,24 @@ fn changed_manifests_are_refused() {
     contents.lock().expect("not poisoned").manifests.values_mut().for_each(|bytes| bytes.push(b' '));
     let Err(error) = open(&fixed, &Options::default()) else { panic!("refused") };
     assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
+    // Nor is a trace stored with them, also if only a list refers to them.
+    let Location::Oci(reference) = &fixed else { panic!("a registry") };
+    let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let list = serde_json::json!({"schemaVersion": 2, "manifests": [{
+        "digest": reference.manifest.expect("a sum").to_string(), "size": 1,
+        "platform": {"architecture": architecture, "os": "linux"},
+    }]});
+    contents.lock().expect("not poisoned").manifests.insert("list".to_owned(), list.to_string().into());
+    let trace = folder.path().join("trace");
+    fs::write(&trace, b"pgftrac1\0\0\0\0\0\0\0\0").expect("a file");
+    let requests = || server.requests().iter().filter(|request| request.method != "GET").count();
+    let before = requests();
+    for location in [fixed.to_string(), format!("oci://{}/a/b:list", server.address)] {
+        let (trace, location) = (File::open(&trace).expect("a file"), Location::parse(&location).expect("a location"));
+        let error = push_trace(&trace, "x", &location, &Options::default()).expect_err("refused");
+        assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
+    }
+    assert_eq!(requests(), before);
 }
 
 #[test]
@@ -270,10 +290,13 @@ fn devices_that_a_registry_has_are_not_sent() {
     });
     let folder = tempfile::tempdir().expect("a folder");
     let base = bytes(400_000, 7);
-    pushed(&image_file(folder.path(), &base), &format!("oci://{}/a/b:base", server.address));
+    let fixed = pushed(&image_file(folder.path(), &base), &format!("oci://{}/a/b:base", server.address)).fixed;
     let image = bytes(50_000, 8);
     let image = image_part(&image_file(folder.path(), &image));
-    let base = opened(&format!("oci://{}/a/b:base", server.address), |_| {});
+    // What a tag leads to only says of itself which blob it is.
+    let tagged = opened(&format!("oci://{}/a/b:base", server.address), |_| {});
+    assert_eq!(tagged.blob_sha256(), None);
+    let base = opened(&fixed.to_string(), |_| {});
     let device = || [Part::of_remote(&base).expect("a layer")];
     assert_eq!(base.blob_sha256(), Some(device()[0].sum().into()));
     let first = stored(&image, &device(), &format!("oci://{}/c/d:1", server.address));

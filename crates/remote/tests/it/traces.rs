@@ -3,8 +3,8 @@
 use std::{
     fs::{self, File},
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -14,13 +14,13 @@ use pagefold_remote::{Cache, Location, Options, Recorder, Remote, open, push_tra
 use pagefold_storage::ReadAt;
 use pagefold_testing::{
     registry::Registry,
-    web::{Reply, Server},
+    web::{Reply, Request, Server},
 };
 use proptest::prelude::*;
 
 use crate::{
     reading::{bytes, compare, index_of, opened},
-    registries::pushed,
+    registries::{Contents, answer, pushed},
 };
 
 /// Where a start reads.
@@ -44,6 +44,32 @@ fn recorded(url: &str, image: &[u8]) -> Vec<u8> {
     let (chunks, bytes) = recorder.write(&mut trace).expect("a trace");
     assert!((10..20).contains(&chunks) && bytes < 250_000, "{chunks} chunks, {bytes} bytes");
     trace
+}
+
+/// A server opens other images later: neither these nor those that nothing reads are in a trace, and none
+/// stays open for it.
+#[test]
+fn a_trace_is_of_what_is_opened_first() {
+    let (image, other) = (bytes(2_000_000, 9), bytes(100_000, 10));
+    let server = Server::of_files([
+        ("/a.chunk-index", index_of(&image)),
+        ("/a", image.clone()),
+        ("/b.chunk-index", index_of(&other)),
+        ("/b", other),
+    ]);
+    let recorder = Arc::new(Recorder::default());
+    let record = |path: &str| opened(&server.url(path), |options| options.recorder = Some(Arc::clone(&recorder)));
+    let [unused, remote] = ["/b", "/a"].map(record);
+    recorder.start();
+    let later = record("/b");
+    later.read_exact_at(&mut [0; 100], 0).expect("a read");
+    read(&remote, &image);
+    let mut trace = Vec::new();
+    recorder.write(&mut trace).expect("a trace");
+    assert_eq!(trace[8], 1);
+    for remote in [unused, remote, later] {
+        assert_eq!(Arc::strong_count(remote.blob()), 1);
+    }
 }
 
 /// Opens an image whose trace is followed, and waits until this number of bytes has arrived.
@@ -93,9 +119,42 @@ fn a_trace_brings_what_a_start_reads() {
         }
         assert!(Instant::now() < deadline, "the trace is asked for again");
     }
+    // What was evicted is fetched along it again.
+    cache.prune(0).expect("pruned");
+    followed(&fixed, &cache, chunk_bytes);
 }
 
-/// Servers that start together ask for a trace once.
+/// A trace that is not there yet, or that arrives in part, is asked for again.
+#[test]
+fn a_trace_may_come_later() {
+    let image = bytes(2_000_000, 8);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let (index, content, asked) = (index_of(&image), image.clone(), AtomicUsize::new(0));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => match asked.fetch_add(1, Relaxed) {
+            0 => Reply::status(404),
+            1 => Reply { cut: Some(100), ..Reply::file(request, &trace) },
+            _ => Reply::file(request, &trace),
+        },
+        _ => Reply::file(request, &index),
+    });
+    let (_folder, cache) = cache();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut open = Vec::new();
+    while open.iter().map(|remote: &Remote| remote.blob().fetched().bytes).sum::<u64>() < chunk_bytes {
+        assert!(Instant::now() < deadline, "the trace is not asked for again");
+        open.push(followed(&server.url("/a"), &cache, 0));
+        thread::sleep(Duration::from_millis(20));
+    }
+    read(&open[0], &image);
+    assert!(server.requests().iter().all(|request| request.path != "/a"));
+}
+
+/// Servers that start together ask for a trace once, and one does not wait for what another's is about to
+/// bring.
 #[test]
 fn one_server_of_a_cache_follows_a_trace() {
     let image = bytes(2_000_000, 6);
@@ -112,9 +171,13 @@ fn one_server_of_a_cache_follows_a_trace() {
     let first = followed(&server.url("/a"), &cache, 1);
     let other = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
     let second = followed(&server.url("/a"), &other, 0);
-    stall.store(false, Relaxed);
-    read(&first, &image);
+    let start = Instant::now();
     read(&second, &image);
+    // Far less than a server is waited for.
+    assert!(start.elapsed() < Duration::from_secs(30), "the read waits for another server");
+    read(&first, &image);
+    assert!(stall.load(Relaxed));
+    stall.store(false, Relaxed);
     assert_eq!(server.requests().iter().filter(|request| request.path == "/a.trace").count(), 1);
 }
 
@@ -135,6 +198,42 @@ fn a_trace_that_stalls_stops_no_read() {
     read(&remote, &image);
     assert!(stall.load(Relaxed));
     compare(&image, &remote, 2, 3);
+    stall.store(false, Relaxed);
+}
+
+/// However many of its chunks a stalled trace announced, reads of them wait once.
+#[test]
+fn a_trace_that_stalls_is_waited_for_once() {
+    const BYTES: usize = 900_000;
+    let image = bytes(1_000_000, 7);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let recorder = Arc::new(Recorder::default());
+    let remote = opened(&plain.url("/a"), |options| options.recorder = Some(Arc::clone(&recorder)));
+    recorder.start();
+    remote.read_exact_at(&mut vec![0; BYTES], 0).expect("a read");
+    let mut trace = Vec::new();
+    let (chunks, _) = recorder.write(&mut trace).expect("a trace");
+    assert!(chunks > 50);
+    let stall = Arc::new(AtomicBool::new(true));
+    let (index, content, stalls) = (index_of(&image), image.clone(), Arc::clone(&stall));
+    let server = Server::start(move |request| match &*request.path {
+        "/a" => Reply::file(request, &content),
+        "/a.trace" => Reply { stall: Some((40_000, Arc::clone(&stalls))), ..Reply::file(request, &trace) },
+        _ => Reply::file(request, &index),
+    });
+    for len in [BYTES, BYTES / 100] {
+        let (_folder, cache) = cache();
+        let remote = followed(&server.url("/a"), &cache, 1);
+        let start = Instant::now();
+        let mut found = vec![0; BYTES];
+        for (number, part) in found.chunks_mut(len).enumerate() {
+            remote.read_exact_at(part, (number * len) as u64).expect("a read");
+        }
+        assert!(found == image[..BYTES]);
+        // A wait for each chunk would last longer.
+        assert!(start.elapsed() < Duration::from_secs(20), "each chunk is waited for");
+    }
+    assert!(stall.load(Relaxed));
     stall.store(false, Relaxed);
 }
 
@@ -203,4 +302,90 @@ fn a_registry_keeps_traces() {
     assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
     let Ok(remote) = open(&other, &Options::default()) else { panic!("an image") };
     assert_eq!(remote.len_bytes().expect("a length"), 100_000);
+}
+
+/// How a registry answers questions for what refers to a manifest.
+#[derive(Clone, Copy, Debug)]
+enum Referrers {
+    Refused,
+    InPages,
+}
+
+/// A registry without the API for referrers, or that has it in pages, and keeps a tag for the list.
+fn registry_with(how: Referrers, contents: &Arc<Mutex<Contents>>) -> (Server, Server) {
+    let blobs = Arc::clone(contents);
+    let elsewhere = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let (inner, link) = (Arc::clone(contents), elsewhere.url(""));
+    let server = Server::start(move |request| {
+        let contents = &mut inner.lock().expect("not poisoned");
+        let Some(rest) = request.path.strip_prefix("/v2/a/b/referrers/") else {
+            let is_tag = request.path.contains("/manifests/sha256-") && request.method == "GET";
+            return match how {
+                Referrers::InPages if is_tag && contents.manifests.contains_key("in pages") => Reply::status(404),
+                _ => answer(request, contents, &link),
+            };
+        };
+        let (page, next) = match (how, rest.split_once("page=")) {
+            (Referrers::Refused, _) => return Reply::status(403),
+            (_, Some((_, "2"))) => {
+                let of = rest.split('?').next().expect("a sum").replace(':', "-");
+                (contents.manifests.get(&of).cloned().unwrap_or_default(), 3)
+            }
+            // Without end.
+            (_, page) => {
+                let list = r#"{"manifests": [{"digest": 5}, {"artifactType": "other", "digest": "", "size": 0}]}"#;
+                (list.into(), page.map_or(2, |_| 3))
+            }
+        };
+        let link = format!(
+            "</v2/a/b/x>; rel=\"prev\", <{}?page={next}>; rel=\"next\"",
+            request.path.split('?').next().expect("a path")
+        );
+        Reply { body: page, ..Reply::status(200) }.with("link", link)
+    });
+    (server, elsewhere)
+}
+
+/// Registries that refuse the API for referrers have a list under a tag. What others put there stays.
+#[test]
+fn a_trace_is_found_in_pages_and_by_tag() {
+    for how in [Referrers::Refused, Referrers::InPages] {
+        let contents = Arc::<Mutex<Contents>>::default();
+        let (server, _elsewhere) = registry_with(how, &contents);
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, image) = (folder.path().join("file"), bytes(2_000_000, 11));
+        fs::write(&path, &image).expect("a file");
+        let fixed = pushed(&path, &format!("oci://{}/a/b:1", server.address)).fixed;
+        let Location::Oci(reference) = &fixed else { panic!("a registry") };
+        let trace = recorded(&fixed.to_string(), &image);
+        let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+        fs::write(&path, &trace).expect("a file");
+        let push = || push_trace(&File::open(&path).expect("a file"), "x", &fixed, &Options::default());
+        let tag = reference.manifest.expect("a sum").to_string().replace(':', "-");
+        let put = |text: &str| {
+            contents.lock().expect("not poisoned").manifests.insert(tag.clone(), text.into());
+        };
+        put(r#"{"schemaVersion": 2, "layers": []}"#);
+        let error = push().expect_err("refused");
+        assert!(error.to_string().contains("stands for something else"), "{error}");
+        let others = serde_json::json!({"digest": "sha512:x", "size": 7, "artifactType": "y", "data": "eA=="});
+        put(&serde_json::json!({"schemaVersion": 2, "manifests": [others], "annotations": {"a": "b"}}).to_string());
+        // The newer one replaces the older one.
+        for _ in 0..2 {
+            push().expect("pushed");
+        }
+        let list: serde_json::Value =
+            serde_json::from_slice(&contents.lock().expect("not poisoned").manifests[&tag]).expect("a list");
+        let all = list["manifests"].as_array().expect("entries");
+        assert!(all.len() == 2 && all[0] == others && list["annotations"]["a"] == "b", "{list}");
+        contents.lock().expect("not poisoned").manifests.insert("in pages".to_owned(), Vec::new());
+        let (_folder, cache) = cache();
+        let remote = followed(&fixed.to_string(), &cache, chunk_bytes);
+        read(&remote, &image);
+        let asked = |request: &&Request| request.path.contains("/referrers/");
+        assert!(server.requests().iter().filter(asked).count() <= 16);
+    }
 }

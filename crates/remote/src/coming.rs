@@ -1,0 +1,86 @@
+//! What a trace is about to bring, and whether it does.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+/// So long a read waits for chunks that a trace announced.
+pub(crate) const ANNOUNCED: Duration = Duration::from_millis(500);
+
+/// A trace is given up if reads waited so often for chunks that did not come in time.
+const MOST_LATE: u32 = 3;
+
+/// What a trace is about to bring of a blob.
+#[derive(Default)]
+pub(crate) struct Coming {
+    /// Chunks that arrive soon. Reads do not wait for them.
+    chunks: HashSet<usize>,
+    /// When they were announced, or a chunk arrived last.
+    moved: Option<Instant>,
+    /// Whether a read waited too long, and no chunk has arrived since.
+    is_late: bool,
+    times_late: u32,
+}
+
+impl Coming {
+    /// Announces chunks instead of those before.
+    pub(crate) fn announce(&mut self, chunks: impl IntoIterator<Item = usize>, now: Instant) {
+        self.chunks = chunks.into_iter().collect();
+        self.moved = Some(now);
+    }
+
+    /// Notes that a chunk arrived.
+    pub(crate) fn arrived(&mut self, now: Instant) {
+        (self.moved, self.is_late) = (Some(now), false);
+    }
+
+    /// Notes that a chunk did not arrive in time.
+    pub(crate) fn missed(&mut self) {
+        self.times_late += u32::from(!self.is_late);
+        self.is_late = true;
+    }
+
+    /// Returns whether reads do not wait for chunks that were announced.
+    pub(crate) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    /// Returns whether reads are faster without the trace.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.times_late >= MOST_LATE
+    }
+
+    /// Returns whether a chunk arrives soon, so that it need not be fetched ahead.
+    pub(crate) fn has(&self, chunk: usize, now: Instant) -> bool {
+        let is_moving = self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < ANNOUNCED);
+        is_moving && !self.is_late && self.chunks.contains(&chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads that wait together are late together. What is late, or has not moved for a while, holds
+    /// nothing up.
+    #[test]
+    fn what_is_late_is_not_waited_for() {
+        let (mut coming, start) = (Coming::default(), Instant::now());
+        assert!(!coming.has(1, start));
+        coming.announce([1, 2], start);
+        assert!(coming.has(1, start) && !coming.has(3, start) && !coming.has(1, start + ANNOUNCED));
+        coming.arrived(start + ANNOUNCED);
+        assert!(coming.has(2, start + ANNOUNCED) && !coming.is_late());
+        for time in 1..=MOST_LATE {
+            for _ in 0..5 {
+                coming.missed();
+                assert!(coming.is_late() && !coming.has(2, start + ANNOUNCED));
+                assert_eq!(coming.is_hopeless(), time == MOST_LATE);
+            }
+            coming.arrived(start);
+            assert!(!coming.is_late());
+        }
+        assert!(coming.is_hopeless());
+    }
+}
