@@ -58,6 +58,13 @@ fn with_tls(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates
     }
 }
 
+fn with_metrics(sockets: Sockets, args: &Args) -> Sockets {
+    args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
+        MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
+        MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
+    })
+}
+
 impl Place {
     /// Claims the place. From now on, other commands wait for this server.
     pub(super) fn claim(args: &Args) -> anyhow::Result<Self> {
@@ -136,7 +143,8 @@ impl Place {
     /// directory.
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
-            return Ok(with_tls(Sockets::new(), args, certificates));
+            // The other sockets are those of the other server.
+            return Ok(with_metrics(with_tls(Sockets::new(), args, certificates), args));
         }
         let mut sockets = match (self.passed.take(), &self.directory) {
             (Some(passed), _) => Sockets::new().passed(passed),
@@ -146,11 +154,7 @@ impl Place {
         sockets = args.unix.iter().fold(sockets, |sockets, path| sockets.unix_for(path, args.permissions()));
         sockets = args.tcp.iter().fold(sockets, |sockets, address| sockets.tcp(*address));
         sockets = args.vsock.iter().fold(sockets, |sockets, &VsockArg { cid, port }| sockets.vsock(cid, port));
-        sockets = with_tls(sockets, args, certificates);
-        sockets = args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
-            MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
-            MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
-        });
+        sockets = with_metrics(with_tls(sockets, args, certificates), args);
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }
