@@ -5,7 +5,8 @@
 //! ```
 //!
 //! A client that takes too long is dropped, and so is the one that has been there the longest if there
-//! are too many. What is sent is made at most as often as [`REST`] says, and clients share it.
+//! are too many. What is sent is made at most as often as [`REST`] says, once in each format, and clients
+//! share it.
 
 use std::{
     io::{self, Read, Write},
@@ -43,7 +44,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How many times as long as they took to make, metrics are given to further clients. Making them takes
 /// 5 % of a CPU at most, however often clients ask.
 const REST: u32 = 20;
-/// Answers that slow clients may keep in memory in addition to the last one.
+/// Answers that slow clients may keep in memory in addition to the latest of each format.
 const MOST_OLD_ANSWERS: usize = 1;
 /// How long no client is accepted after the system failed to accept one.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -148,7 +149,8 @@ impl Exporter {
             listeners,
             source,
             clients: Vec::new(),
-            last: None,
+            latest: Vec::new(),
+            rests_until: Instant::now(),
             paused_until: None,
         };
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(move || server.run())?;
@@ -175,8 +177,6 @@ struct Answer {
     text: String,
     /// When it was made.
     at: Instant,
-    /// When it is too old for further clients.
-    until: Instant,
 }
 
 /// A client, in the order in which they came.
@@ -292,7 +292,10 @@ struct Server {
     listeners: Vec<Listener>,
     source: Arc<dyn Source>,
     clients: Vec<Client>,
-    last: Option<Arc<Answer>>,
+    /// What further clients get: at most one answer of each format.
+    latest: Vec<Arc<Answer>>,
+    /// When these are too old. Until then, each format is made once.
+    rests_until: Instant,
     paused_until: Option<Instant>,
 }
 
@@ -307,7 +310,7 @@ impl Server {
             }
             let now = Instant::now();
             self.clients.retain(|client| !matches!(client.state, State::Gone) && client.deadline > now);
-            self.last = self.last.take().filter(|last| last.until > now);
+            self.drop_latest(now);
             for number in accepts {
                 self.accept(number);
             }
@@ -324,7 +327,8 @@ impl Server {
         fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, listens)));
         fds.extend(self.clients.iter().map(|client| PollFd::new(&client.socket, client.flags())));
         let deadlines = self.clients.iter().map(|client| client.deadline).chain(self.paused_until);
-        let next = deadlines.chain(self.last.as_ref().map(|last| last.until)).min();
+        let rest = Some(self.rests_until).filter(|_| !self.latest.is_empty());
+        let next = deadlines.chain(rest).min();
         let timeout = next.map(|next| next.saturating_duration_since(now));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -377,27 +381,36 @@ impl Server {
         self.clients[number].send()
     }
 
+    /// Drops answers that are too old for further clients.
+    fn drop_latest(&mut self, now: Instant) {
+        if self.rests_until <= now {
+            self.latest.clear();
+        }
+    }
+
     /// Returns the metrics, as they are now or were a moment ago.
     fn metrics(&mut self, format: Format) -> Arc<Answer> {
         let at = Instant::now();
-        let last = self.last.take().filter(|last| last.format == format && last.until > at);
-        if let Some(last) = last {
-            self.last = Some(Arc::clone(&last));
-            return last;
+        self.drop_latest(at);
+        if let Some(latest) = self.latest.iter().find(|latest| latest.format == format) {
+            return Arc::clone(latest);
         }
         self.drop_old_answers();
         let mut text = Text::new(format);
         self.source.write(&mut text);
         let text = text.finish();
-        let answer = Arc::new(Answer { format, text, at, until: Instant::now() + at.elapsed() * REST });
-        self.last = Some(Arc::clone(&answer));
+        let answer = Arc::new(Answer { format, text, at });
+        self.latest.push(Arc::clone(&answer));
+        // Another format that was made before lengthens the rest.
+        self.rests_until = self.rests_until.max(at) + at.elapsed() * (REST + 1);
         answer
     }
 
     /// Drops clients that have been taking old answers for the longest.
     fn drop_old_answers(&mut self) {
+        let is_latest = |answer: &Arc<Answer>| self.latest.iter().any(|latest| Arc::ptr_eq(latest, answer));
         let made = |client: &Client| match &client.state {
-            State::Sends(Sending { answer: Some(answer), .. }) => Some(answer.at),
+            State::Sends(Sending { answer: Some(answer), .. }) if !is_latest(answer) => Some(answer.at),
             _ => None,
         };
         let mut all: Vec<_> = self.clients.iter().filter_map(made).collect();

@@ -319,6 +319,7 @@ impl Server {
         let (begun, dedupe) = (AtomicBool::new(false), self.0.dedupe);
         let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls, dedupe };
         let start = incoming.as_ref().map_or(start, Incoming::start);
+        let start_time = incoming.as_ref().map_or(start_time, Incoming::start_time);
         let ends = ending.clone();
         let listened =
             Listened { addresses, server, ending: ends, verifies_peers, files, devices, start, start_time, giving };

@@ -107,11 +107,31 @@ impl Machine {
         self.status("Seccomp").is_some_and(|mode| mode == "2")
     }
 
-    /// Returns the hard limit of a resource in `/proc/self/limits`. `None`: unlimited or unknown.
+    /// Returns the limit of a resource in `/proc/self/limits`, which applies to a process that does not
+    /// raise it. `None`: unlimited or unknown.
+    pub(super) fn limit(&self, resource: &str) -> Option<u64> {
+        self.limit_column(resource, 0)
+    }
+
+    /// Returns the hard limit, to which a server raises what it needs.
     pub(super) fn most(&self, resource: &str) -> Option<u64> {
+        self.limit_column(resource, 1)
+    }
+
+    fn limit_column(&self, resource: &str, column: usize) -> Option<u64> {
         let limits = self.read("proc/self/limits")?;
         let values = limits.lines().find_map(|line| line.strip_prefix(resource))?;
-        values.split_whitespace().nth(1)?.parse().ok()
+        values.split_whitespace().nth(column)?.parse().ok()
+    }
+
+    /// Returns whether this is the user of the installed service, whose service manager passes it sockets.
+    pub(super) fn gets_sockets(&self) -> bool {
+        let users = self.read("etc/passwd").unwrap_or_default();
+        let number = users.lines().find_map(|line| line.strip_prefix("pagefold:")?.split(':').nth(1));
+        let is_user = number.is_some_and(|number| number.parse().ok() == self.user());
+        let folders = ["etc", "usr/lib", "usr/local/lib"].map(|folder| format!("{folder}/systemd/system"));
+        let units = ["pagefold.socket", "pagefold-control.socket"];
+        is_user && units.iter().all(|unit| folders.iter().any(|folder| self.exists(&format!("{folder}/{unit}"))))
     }
 
     pub(super) fn release(&self) -> Option<String> {

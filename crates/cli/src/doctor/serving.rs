@@ -74,6 +74,16 @@ fn kernel(machine: &Machine) -> Check {
 }
 
 fn directory(machine: &Machine) -> Check {
+    let check = own_directory(machine);
+    if check.status != Missing || !machine.gets_sockets() {
+        return check;
+    }
+    // Only a server that is started by hand needs one.
+    let found = format!("pagefold.socket and pagefold-control.socket pass a server its sockets; {}", check.found);
+    Check { status: Limited, found, ..check }
+}
+
+fn own_directory(machine: &Machine) -> Check {
     let check = |status, found: String| Check::new("directory", ALWAYS, status, found);
     let path = match &machine.directory {
         Err(why) => return check(Missing, why.clone()).advice("give --dir DIR, or set XDG_RUNTIME_DIR"),
@@ -136,11 +146,11 @@ fn overcommit(machine: &Machine) -> Check {
 }
 
 fn address_space(machine: &Machine) -> Check {
-    match machine.most("Max address space") {
+    match machine.limit("Max address space") {
         None => Check::new("address-space", ALWAYS, Works, "not limited"),
-        Some(most) => {
+        Some(limit) => {
             let found =
-                format!("limited to {}: a server reserves addresses for all that it may store", size::show(most));
+                format!("limited to {}: a server reserves addresses for all that it may store", size::show(limit));
             Check::new("address-space", ALWAYS, Limited, found).advice("remove the limit (ulimit -v, LimitAS=)")
         }
     }

@@ -61,7 +61,11 @@ impl Tree {
     }
 
     fn limits(&self, value: &str) {
-        let line = |name: &str| format!("{name:<26}{value:<21}{value:<21}units\n");
+        self.soft_limits(value, value);
+    }
+
+    fn soft_limits(&self, soft: &str, hard: &str) {
+        let line = |name: &str| format!("{name:<26}{soft:<21}{hard:<21}units\n");
         let names = ["Max open files", "Max locked memory", "Max address space"];
         self.write("proc/self/limits", &names.map(line).concat());
     }
@@ -141,6 +145,10 @@ fn a_user_without_rights_learns_which() {
     tree.is("open-files", Limited, "LimitNOFILE=");
     tree.limits("63");
     tree.is("open-files", Missing, "LimitNOFILE=");
+    // A server raises some limits, but not that of addresses.
+    tree.soft_limits("63", "unlimited");
+    tree.is("address-space", Limited, "limited to 63 B");
+    tree.is("open-files", Works, "any number");
 }
 
 #[test]
@@ -173,6 +181,26 @@ fn the_directory_is_one_that_serve_would_take() {
     tree.machine.directory = Err("no directory for the server's sockets".to_owned());
     tree.is("directory", Missing, "XDG_RUNTIME_DIR");
     assert!(tree.check("directory").is_needed());
+}
+
+#[test]
+fn the_user_of_the_service_gets_sockets_instead_of_a_directory() {
+    let mut tree = Tree::whole();
+    tree.write("proc/self/status", "Uid:\t990\t990\t990\t990\n");
+    tree.machine.directory = Err("no directory for the server's sockets".to_owned());
+    tree.write("etc/passwd", "root:x:0:0::/root:/bin/sh\npagefold:x:990:990::/var/cache/pagefold:/usr/sbin/nologin\n");
+    tree.write("usr/lib/systemd/system/pagefold.socket", "");
+    tree.is("directory", Missing, "XDG_RUNTIME_DIR");
+    tree.write("usr/lib/systemd/system/pagefold-control.socket", "");
+    tree.is("directory", Limited, "pass a server its sockets; no directory");
+    // As root made it.
+    tree.machine.directory = Ok("/run/pagefold".into());
+    tree.write("run/pagefold/nbd.sock", "");
+    if geteuid().as_raw() != 990 {
+        tree.is("directory", Limited, "belongs to user");
+    }
+    tree.write("proc/self/status", "Uid:\t1990\t1990\t1990\t1990\n");
+    tree.is("directory", Missing, "belongs to user");
 }
 
 #[test]

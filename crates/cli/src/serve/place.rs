@@ -65,6 +65,13 @@ fn with_tls(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates
     }
 }
 
+fn with_metrics(sockets: Sockets, args: &Args) -> Sockets {
+    args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
+        MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
+        MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
+    })
+}
+
 impl Place {
     /// Claims the place. From now on, other commands wait for this server.
     pub(super) fn claim(args: &Args) -> anyhow::Result<Self> {
@@ -143,6 +150,7 @@ impl Place {
     /// directory.
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
+            // The other sockets are those of the other server.
             return Ok(with_metrics(with_tls(Sockets::new(), args, certificates), args));
         }
         let mut sockets = match (self.passed.take(), &self.directory) {

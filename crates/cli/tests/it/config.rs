@@ -34,6 +34,16 @@ fn a_server_has_what_its_file_describes() {
         assert!(said.contains(words), "{words} is not in {said}");
     }
     assert!(!socket.exists(), "the check makes no socket");
+    let more = ["--metrics", "9809", "--metrics", "/run/m.sock", "--vhost-user", "/run/vm", "--files", "/run/files"];
+    let said = run(pagefold().args(["serve", "--check-config", "--config", &config]).args(more));
+    for words in [
+        "metrics       127.0.0.1:9809",
+        "metrics       /run/m.sock",
+        "vhost-user    /run/vm",
+        "files         /run/files",
+    ] {
+        assert!(said.contains(words), "{words} is not in {said}");
+    }
     let server = Server::start(&["--config", &config, "--codec", "lzo"]);
     let disks = run(&mut server.ask(&["disks", "--json"]));
     let named = |name: &str| -> serde_json::Value {

@@ -429,3 +429,22 @@ fn sockets_are_those_that_were_asked_for() {
     assert!(message.contains("a path") || message.contains("the path"), "{message}");
     drop(TcpStream::connect(address));
 }
+
+/// Another time of the start would mean that the disks are lost.
+#[test]
+fn a_process_that_takes_over_has_the_first_ones_time() {
+    let (mut server, _folder, socket) = server();
+    let path = socket.to_str().expect("a plain path").to_owned();
+    let time = |metrics: &Metrics| metrics.get("pagefold_start_time_seconds", &[]);
+    let first = time(&scrape(&socket)).expect("a time");
+    for _ in 0..2 {
+        server.take_over(&["--metrics", &path]);
+        // The new process makes the socket once the former one has ended.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < deadline, "no metrics");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(time(&scrape(&socket)), Some(first));
+    }
+}

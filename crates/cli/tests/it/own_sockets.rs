@@ -152,6 +152,44 @@ fn sockets_have_safe_permissions_whatever_the_umask() {
     }
 }
 
+/// A server whose group is already right gives no file another one, which a service's filter of system
+/// calls may forbid.
+#[test]
+fn sockets_of_the_own_group_need_no_right_to_change_groups() {
+    let test = "sockets_of_the_own_group_need_no_right_to_change_groups";
+    let Some([strace]) = programs(test, ["strace"]) else { return };
+    let traced = || {
+        let mut command = Command::new(&strace);
+        let calls = "?chown,?lchown,fchown,fchownat";
+        command.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
+        command.args(["-e", &format!("inject={calls}:error=EPERM")]);
+        command
+    };
+    if !traced().arg("true").output().expect("a start").status.success() {
+        return skip_for_good(test, "no process can be traced here");
+    }
+    let folder = TempDir::new().expect("a folder");
+    fs::write(folder.path().join("file"), "").expect("a file");
+    let own = fs::metadata(folder.path().join("file")).expect("the file").gid();
+    let serve = |group: u32| {
+        let add = format!(
+            "test -S vm/a.sock && exec '{}' add b --size 1M --socket b.sock --mode 0660 --group {group} --control \"$control\"",
+            env!("CARGO_BIN_EXE_pagefold")
+        );
+        let mut command = traced();
+        command.arg(env!("CARGO_BIN_EXE_pagefold")).args(["serve", "--size", "1M", "--name", "a", "--mode", "0660"]);
+        command.args(["--group", &group.to_string(), "--dir", "run", "--unix", "more", "--vhost-user", "vm"]);
+        command.args(["--metrics", "./metrics.sock", "--run", &add]).current_dir(&folder);
+        command.output().expect("a start")
+    };
+    let output = serve(own);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // The stand-in for such a filter works.
+    let output = serve(own + 1);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("not permitted"), "{said}");
+}
+
 /// An address for other machines comes with a warning, and with a URI that works.
 #[test]
 fn addresses_beyond_loopback_are_warned_of() {

@@ -75,6 +75,8 @@ fn everything_is_installed_and_uninstalled() {
         "opt/pagefold/lib/tmpfiles.d/pagefold.conf",
         "opt/pagefold/share/bash-completion/completions/pagefold",
         "opt/pagefold/share/man/man1/pagefold.1",
+        "opt/pagefold/share/pagefold/grafana/pagefold.json",
+        "opt/pagefold/share/pagefold/prometheus/alerts.yml",
     ] {
         assert!(installed.contains(&format!("./{file}")), "{file} is not in {installed:?}");
     }
@@ -147,7 +149,8 @@ fn the_units_are_sound_and_hardened() {
     verify
         .args(["verify", "--recursive-errors=no", "--man=no"])
         .env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()));
-    let output = verify.arg(units.join("pagefold.service")).output().expect("a start");
+    let all = ["pagefold.service", "pagefold.socket", "pagefold-control.socket"].map(|name| units.join(name));
+    let output = verify.args(all).output().expect("a start");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let own: Vec<_> = said.lines().filter(|line| line.contains("pagefold")).collect();
     assert!(own.is_empty(), "{said}");
@@ -220,7 +223,23 @@ in_root pagefold diff job-2 --dir /run/pagefold/disks >/dev/null && echo serves
 in_root pagefold stop --dir /run/pagefold/disks >/dev/null
 wait $server || true
 
+# With a stand-in for systemd: a service that was removed starts when it is installed again, also with
+# its former configuration, and one that has failed does not.
+mkdir -p "$root/run/systemd/system"
+for name in systemctl deb-systemd-invoke; do
+  rm -f "$root/usr/bin/$name"
+done
+printf '#!/bin/sh\ncase "$*" in *is-failed*) test -e /tmp/failed ;; esac\n' >"$root/usr/bin/systemctl"
+printf '#!/bin/sh\necho "$*" >>/tmp/invoked\n' >"$root/usr/bin/deb-systemd-invoke"
+chmod 755 "$root/usr/bin/systemctl" "$root/usr/bin/deb-systemd-invoke"
 in_root dpkg --no-triggers --remove pagefold >/dev/null 2>&1
+install /tmp/packages/b.deb
+touch "$root/tmp/failed"
+install /tmp/packages/b.deb
+in_root dpkg --no-triggers --remove pagefold >/dev/null 2>&1
+cat "$root/tmp/invoked"
+rm -r "$root/tmp/invoked" "$root/tmp/failed" "$root/usr/bin/systemctl" "$root/usr/bin/deb-systemd-invoke" \
+  "$root/run/systemd/system"
 ls "$root/etc/pagefold"
 in_root dpkg --no-triggers --purge pagefold >dpkg.log 2>&1 || { cat dpkg.log; exit 1; }
 rm -r "$root/tmp/packages" "$root/tmp/disk.img" "$root/var/lib/disk.erofs"
@@ -266,6 +285,9 @@ NAME base job-1 job-2
 0.1.1
 1
 serves
+stop pagefold.service pagefold.socket pagefold-control.socket
+start pagefold.socket pagefold-control.socket pagefold.service
+stop pagefold.service pagefold.socket pagefold-control.socket
 serve.toml
 left:
 ";

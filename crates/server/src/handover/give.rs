@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use pagefold_control::{Batch, Code, Failure, HandingOver};
@@ -208,6 +208,7 @@ fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: 
         connections: listened.server.connections_limit() as u64,
         waits: table.room.is_some(),
         uptime_ms: u64::try_from(listened.start.elapsed().as_millis()).unwrap_or(u64::MAX),
+        start_time_ns: listened.start_time.duration_since(UNIX_EPOCH).ok().and_then(|at| at.as_nanos().try_into().ok()),
         tls: giving.tls,
         listeners: handed.listeners.iter().map(|(state, _)| state.clone()).collect(),
         clients: handed.clients.iter().map(|(state, _)| state.clone()).collect(),

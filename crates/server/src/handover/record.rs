@@ -29,6 +29,9 @@ pub(crate) struct Record {
     /// Whether writes beyond a limit wait.
     pub(crate) waits: bool,
     pub(crate) uptime_ms: u64,
+    /// When the first server began to listen, in Unix time.
+    #[serde(default)]
+    pub(crate) start_time_ns: Option<u64>,
     /// Whether clients can use TLS.
     pub(crate) tls: bool,
     /// The descriptors are those of these, in this order.

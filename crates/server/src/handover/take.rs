@@ -7,7 +7,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use pagefold_base::Base;
@@ -46,6 +46,7 @@ pub(crate) struct Incoming {
     sockets: Handed<OwnedFd>,
     control: Option<(ControlState, OwnedFd)>,
     start: Instant,
+    start_time: SystemTime,
 }
 
 /// A server that continues another one, which is paused, and what else has come from it.
@@ -70,8 +71,8 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let Parts { server, process, pid, sockets, control, belongings, start, tls, program } = parts;
-    let incoming = Incoming { channel, process, sockets, control, start };
+    let Parts { server, process, pid, sockets, control, belongings, start, start_time, tls, program } = parts;
+    let incoming = Incoming { channel, process, sockets, control, start, start_time };
     Ok(Received { server, incoming, belongings, tls, program, pid })
 }
 
@@ -84,6 +85,7 @@ struct Parts {
     control: Option<(ControlState, OwnedFd)>,
     belongings: Belongings,
     start: Instant,
+    start_time: SystemTime,
     tls: bool,
     program: String,
 }
@@ -127,9 +129,16 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     let control = record.control.zip(next(lists[3]).pop());
     let belongings = Belongings { files: record.files.into_iter().zip(next(lists[4])).collect(), texts: record.texts };
     let now = Instant::now();
-    let start = now.checked_sub(Duration::from_millis(record.uptime_ms)).unwrap_or(now);
+    let uptime = Duration::from_millis(record.uptime_ms);
+    let start = now.checked_sub(uptime).unwrap_or(now);
+    // The same value as before: another one would look like another server.
+    let start_time = match record.start_time_ns {
+        Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
+        None => SystemTime::now().checked_sub(uptime),
+    };
+    let start_time = start_time.unwrap_or(UNIX_EPOCH);
     let (tls, program) = (record.tls, record.program);
-    Ok(Parts { server, process, pid, sockets, control, belongings, start, tls, program })
+    Ok(Parts { server, process, pid, sockets, control, belongings, start, start_time, tls, program })
 }
 
 impl Incoming {
@@ -154,6 +163,11 @@ impl Incoming {
     /// Returns when the first server began to listen.
     pub(crate) fn start(&self) -> Instant {
         self.start
+    }
+
+    /// Returns the same by the clock of the system.
+    pub(crate) fn start_time(&self) -> SystemTime {
+        self.start_time
     }
 
     /// Says that this process can serve, and returns when it may: the other one never serves again.
@@ -344,8 +358,8 @@ mod tests {
         let (own, other) = UnixStream::pair().expect("sockets");
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
-        let (sockets, control, start) = (Handed::default(), None, Instant::now());
-        (Incoming { channel, process, sockets, control, start }, other)
+        let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
+        (Incoming { channel, process, sockets, control, start, start_time }, other)
     }
 
     /// Two processes never serve at the same time, and one does if the other is gone.

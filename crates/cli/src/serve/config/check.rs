@@ -6,7 +6,7 @@ use pagefold_control::{Batch, DiskKind, DiskRecord};
 use pagefold_server::{Manage, MemoryLimit};
 
 use super::{
-    super::{Args, new_server, serve_files},
+    super::{Args, new_server, options::MetricsArg, serve_files},
     AtStart,
 };
 use crate::{
@@ -35,6 +35,12 @@ pub(in super::super) fn check(args: &Args, at_start: &AtStart) -> anyhow::Result
     args.unix.iter().try_for_each(|path| say("unix", &path.display().to_string()))?;
     args.tcp.iter().try_for_each(|address| say("tcp", &address.to_string()))?;
     args.vsock.iter().try_for_each(|vsock| say("vsock", &vsock.port.to_string()))?;
+    args.vhost_user.iter().try_for_each(|path| say("vhost-user", &path.display().to_string()))?;
+    args.files_in.iter().try_for_each(|path| say("files", &path.display().to_string()))?;
+    args.metrics.iter().try_for_each(|metrics| match metrics {
+        MetricsArg::Unix(path) => say("metrics", &path.display().to_string()),
+        MetricsArg::Tcp(address) => say("metrics", &address.to_string()),
+    })?;
     let limit = match args.memory_limit {
         None | Some(MemoryLimit::Half) => "half of the memory of the machine or of the control group".to_owned(),
         Some(MemoryLimit::Bytes(bytes)) => size::written(bytes),

@@ -14,11 +14,15 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{ArgMatches, Args as _, Command, parser::ValueSource};
+use pagefold_control::Add;
 
 pub(super) use self::check::check;
 pub(crate) use self::tables::AtStart;
-use self::{document::Document, tables::Tables};
-use super::Args;
+use self::{
+    document::{Document, Entry},
+    tables::{SocketDefaults, Tables},
+};
+use super::{Args, options::parse_base};
 use crate::{complaint, misuse};
 
 /// Options whose keys a disk on the command line replaces: it is the same disk, or those of `export`.
@@ -54,7 +58,6 @@ pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtS
 /// the file has made at the start.
 fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>, AtStart)> {
     let command = command();
-    let mut at_start = Tables::read(document)?;
     let mut words = Vec::new();
     for entry in document.top() {
         if Tables::KINDS.contains(&entry.key) {
@@ -66,12 +69,10 @@ fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>
             words.extend(of_option);
         }
     }
-    if given.has_disks() {
-        at_start.disks.clear();
-    }
-    if given.has("files") {
-        at_start.bases.clear();
-    }
+    // The options are valid.
+    let sockets = SocketDefaults { mode: given.or_of("mode", document)?, group: given.or_of("group", document)? };
+    let mut at_start = Tables::read(document, &sockets)?;
+    at_start.replace(given.has_disks(), given.has("files"), &given.names());
     Ok((words, AtStart(at_start)))
 }
 
@@ -90,6 +91,25 @@ impl Given<'_> {
 
     fn has_disks(&self) -> bool {
         self.has("size") || self.has("export")
+    }
+
+    /// Returns the text of an option, or that of its key in the file.
+    fn or_of(&self, id: &str, document: &Document) -> anyhow::Result<Option<String>> {
+        if self.has(id) {
+            let text = self.0.get_raw(id).and_then(|mut values| values.next());
+            return Ok(text.and_then(OsStr::to_str).map(str::to_owned));
+        }
+        document.top().iter().find(|entry| entry.key == id).map(Entry::text).transpose()
+    }
+
+    /// Returns the names of disks and bases.
+    fn names(&self) -> Vec<String> {
+        let disks = self.0.get_many::<Add>("export").into_iter().flatten().map(|disk| disk.name.clone());
+        let disk = self.0.get_one::<String>("name").filter(|_| self.has("size")).cloned();
+        let files = self.0.get_many::<OsString>("files").into_iter().flatten();
+        // A FILE that has no name is refused later.
+        let bases = files.filter_map(|file| Some(parse_base(file.clone(), None).ok()?.name));
+        disks.chain(disk).chain(bases).collect()
     }
 
     fn replaces(&self, key: &str, id: &str) -> bool {

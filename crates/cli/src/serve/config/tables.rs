@@ -1,6 +1,6 @@
 //! Disks, bases and forks that a configuration file has made at the start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::anyhow;
 use pagefold_base::Format;
@@ -33,6 +33,13 @@ impl<T> Placed<T> {
     }
 }
 
+/// The options `mode` and `group`, checked.
+#[derive(Clone, Default)]
+pub(super) struct SocketDefaults {
+    pub(super) mode: Option<String>,
+    pub(super) group: Option<String>,
+}
+
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) disks: Vec<Placed<Add>>,
@@ -46,7 +53,8 @@ const COMMON: [&str; 5] = ["connections", "rate", "socket", "mode", "group"];
 impl Tables {
     pub(super) const KINDS: [&str; 3] = ["disk", "base", "fork"];
 
-    pub(super) fn read(document: &Document) -> anyhow::Result<Self> {
+    /// Reads the tables. `sockets` are the mode and the group of sockets whose tables have none.
+    pub(super) fn read(document: &Document, sockets: &SocketDefaults) -> anyhow::Result<Self> {
         let mut found = Self::default();
         let mut names = HashMap::new();
         for entry in document.top().iter().filter(|entry| Self::KINDS.contains(&entry.key)) {
@@ -54,7 +62,7 @@ impl Tables {
             let tables = tables.ok_or_else(|| entry.wrong(format!("write [[{}]], once for each", entry.key)))?;
             for table in tables {
                 let place = document.place(table.span());
-                let read = Reader::new(document, table, entry.key)?;
+                let read = Reader::new(document, table, entry.key, sockets)?;
                 let named = match entry.key {
                     "disk" => {
                         let what = read.disk()?;
@@ -83,6 +91,28 @@ impl Tables {
             }
         }
         Ok(found)
+    }
+}
+
+impl Tables {
+    /// Drops what the command line replaces, and forks of that. `given` are the names that it has instead.
+    pub(super) fn replace(&mut self, disks: bool, bases: bool, given: &[String]) {
+        let mut gone = HashSet::new();
+        if disks {
+            gone.extend(self.disks.drain(..).map(|disk| disk.what.name));
+        }
+        if bases {
+            gone.extend(self.bases.drain(..).map(|base| base.what.name));
+        }
+        gone.retain(|name| !given.contains(name));
+        self.forks.retain(|fork| {
+            let Fork { from, names, .. } = &fork.what;
+            let stays = !gone.contains(from);
+            if !stays {
+                gone.extend(names.iter().cloned());
+            }
+            stays
+        });
     }
 }
 
@@ -129,10 +159,16 @@ struct Reader<'a> {
     table: &'a Table,
     kind: &'a str,
     entries: Vec<Entry<'a>>,
+    sockets: &'a SocketDefaults,
 }
 
 impl<'a> Reader<'a> {
-    fn new(document: &'a Document, table: &'a Table, kind: &'a str) -> anyhow::Result<Self> {
+    fn new(
+        document: &'a Document,
+        table: &'a Table,
+        kind: &'a str,
+        sockets: &'a SocketDefaults,
+    ) -> anyhow::Result<Self> {
         let own: &[&str] = match kind {
             "disk" => &["name", "size", "limit", "read-only"],
             "base" => &["name", "file", "format", "device"],
@@ -144,7 +180,7 @@ impl<'a> Reader<'a> {
             let codec = if entry.key == "codec" { "all disks have the server's codec; " } else { "" };
             return Err(entry.wrong(format!("unknown key; {codec}known keys of [[{kind}]]: {}", known.join(", "))));
         }
-        Ok(Self { document, table, kind, entries })
+        Ok(Self { document, table, kind, entries, sockets })
     }
 
     fn entry(&self, key: &str) -> Option<&Entry<'a>> {
@@ -183,7 +219,8 @@ impl<'a> Reader<'a> {
             return alone.map_or(Ok(None), |entry| Err(entry.wrong("is of the disk's own socket: give 'socket' too")));
         };
         let path = std::path::absolute(&path)?.display().to_string();
-        Ok(Some(DiskSocket { path, mode, group }))
+        let SocketDefaults { mode: common_mode, group: common_group } = self.sockets.clone();
+        Ok(Some(DiskSocket { path, mode: mode.or(common_mode), group: group.or(common_group) }))
     }
 
     fn disk(&self) -> anyhow::Result<Add> {

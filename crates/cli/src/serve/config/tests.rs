@@ -183,11 +183,43 @@ fn tables_mean_what_the_commands_mean() {
     assert_eq!(fork.socket.as_ref().and_then(|socket| socket.mode.as_deref()), Some("0660"));
 
     // A disk, or a file, on the command line replaces those of the file.
-    for (more, disks, bases) in
-        [(&["--size", "1G"][..], 0, 1), (&["--export", "name=x,size=1G"], 0, 1), (&["/x.img"], 1, 0)]
-    {
-        let (_, AtStart(found)) = expanded(text, more).expect("a configuration");
-        assert_eq!((found.disks.len(), found.bases.len(), found.forks.len()), (disks, bases, 1), "{more:?}");
+    // Forks of these go with them, and so do forks of forks, unless the new one has the name.
+    let text = format!(
+        "{text}\n[[fork]]\nfrom = \"job-2\"\nname = \"job-3\"\n[[fork]]\nfrom = \"scratch\"\nname = \"of-scratch\"\n"
+    );
+    for (more, disks, bases, forks) in [
+        (&["--size", "1G"][..], 0, 1, 2),
+        (&["--export", "name=x,size=1G"], 0, 1, 2),
+        (&["--export", "name=scratch,size=1G"], 0, 1, 3),
+        (&["/x.img"], 1, 0, 1),
+        (&["/x.img", "/y/debian.img"], 1, 0, 3),
+        (&["debian=/x.img", "--size", "1G", "--name", "scratch"], 0, 0, 3),
+        (&["/x.img", "--size", "1G"], 0, 0, 0),
+    ] {
+        let (_, AtStart(found)) = expanded(&text, more).expect("a configuration");
+        assert_eq!((found.disks.len(), found.bases.len(), found.forks.len()), (disks, bases, forks), "{more:?}");
+    }
+}
+
+/// A disk's own socket has the mode and the group of the options, unless its table has others.
+#[test]
+fn sockets_of_tables_have_the_mode_and_group_of_the_others() {
+    let tables = "[[disk]]\nname = 'a'\nsize = 512\nsocket = '/run/a.sock'\n\
+        [[base]]\nname = 'b'\nfile = '/b'\nsocket = '/run/b.sock'\nmode = '0666'\n\
+        [[fork]]\nfrom = 'a'\nname = 'c'\nsocket = '/run/c.sock'\ngroup = 1\n";
+    for (top, more, mode, group) in [
+        ("", &[][..], None, None),
+        ("mode = '0660'\ngroup = 0\n", &[], Some("0660"), Some("0")),
+        ("group = 0\n", &["--mode", "0640"], Some("0640"), Some("0")),
+        ("mode = '0660'\n", &["--mode=0640", "--group=2"], Some("0640"), Some("2")),
+    ] {
+        let (_, AtStart(found)) = expanded(&format!("{top}{tables}"), more).expect("a configuration");
+        let sockets = [&found.disks[0].what.socket, &found.bases[0].what.socket, &found.forks[0].what.socket];
+        let found = sockets.map(|socket| {
+            let socket = socket.as_ref().expect("a socket");
+            (socket.mode.as_deref(), socket.group.as_deref())
+        });
+        assert_eq!(found, [(mode, group), (Some("0666"), group), (mode, Some("1"))], "{top} {more:?}");
     }
 }
 
