@@ -65,13 +65,6 @@ fn with_tls(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates
     }
 }
 
-fn with_metrics(sockets: Sockets, args: &Args) -> Sockets {
-    args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
-        MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
-        MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
-    })
-}
-
 impl Place {
     /// Claims the place. From now on, other commands wait for this server.
     pub(super) fn claim(args: &Args) -> anyhow::Result<Self> {

@@ -66,12 +66,12 @@ main() { systemctl show -p MainPID --value pagefold; }
 changed() { [ "$(main)" != "$1" ]; }
 systemctl is-active pagefold
 pagefold add data --size 1G >/dev/null
-pagefold add own --size 1M --socket /run/pagefold/disks/own.sock --mode 0660 --group pagefold
+pagefold add own --size 1M --socket /run/pagefold/disks/own.sock --mode 0660 --group pagefold >/dev/null
 stat -c '%U %G %a' /run/pagefold/disks/own.sock
 
 # A restart that its clients do not notice, and an upgrade.
 uri='nbd+unix:///data?socket=/run/pagefold/nbd.sock'
-fio --name=load --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --size=64M --time_based --runtime=6 --verify=crc32c \
+fio --name=load --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --size=64M --time_based --runtime=4 --verify=crc32c \
   --verify_backlog=64 --iodepth=8 --output=/results/fio &
 load=$!
 sleep 1
