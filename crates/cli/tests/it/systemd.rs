@@ -108,7 +108,9 @@ fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
     let Some([first, second]) = packages() else { return };
     let folder = TempDir::new().expect("a folder");
     let results = folder.path().join("results");
-    ["layers", "results"].map(|name| fs::create_dir(folder.path().join(name)).expect("a folder"));
+    for name in ["layers", "results"] {
+        fs::create_dir(folder.path().join(name)).expect("a folder");
+    }
     for (package, name) in [(first, "a.deb"), (second, "b.deb")] {
         fs::copy(package, folder.path().join(name)).expect("a copy");
     }
