@@ -63,6 +63,7 @@ pub(crate) enum MediaType {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let location = Location::parse(&args.location).map_err(misuse)?;
+    args.remote.must_send("push")?;
     if let Some(image) = &args.image {
         let name = || pagefold_storage::shown(image);
         let opened = Opened::open(image, &args.devices, &args.remote)?;
