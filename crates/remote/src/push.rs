@@ -82,23 +82,32 @@ pub fn push(image: &Part, devices: &[Part], location: &Location, options: &PushO
         ))),
         Location::S3 { bucket, key, index: None } => to_bucket(image, location, bucket, key, options),
         Location::Oci(reference @ Reference { manifest: None, .. }) => {
-            if devices.len() > MOST_DEVICES {
-                return Err(wrong(format!(
-                    "the image has {} devices, of which {MOST_DEVICES} can be read: 'pagefold freeze' without \
-                    --backing writes an image that has none",
-                    devices.len()
-                )));
-            }
-            let index_bytes: u64 = devices.iter().chain([image]).map(Part::index_bytes).sum();
-            if index_bytes > MOST_INDEX_BYTES {
-                return Err(wrong("the chunk indexes exceed 64 MiB together".to_owned()));
-            }
+            check_bounds(Some(image), devices, location)?;
             to_registry(image, devices, reference, options)
         }
         Location::S3 { .. } | Location::Oci(_) => {
             Err(wrong("a sum names what exists: push to a tag or a key alone".to_owned()))
         }
     }
+}
+
+/// Checks that an image with these devices, which may be unfinished, can be read once it is at `location`.
+///
+/// # Errors
+/// [`Error::Location`]: it has too many devices, or their indexes are too long together.
+pub fn check_bounds(image: Option<&Part>, devices: &[Part], location: &Location) -> Result<()> {
+    let wrong = |what: String| Err(Error::Location { location: location.to_string(), what });
+    if devices.len() > MOST_DEVICES {
+        return wrong(format!(
+            "the image has {} devices, of which {MOST_DEVICES} can be read: 'pagefold freeze' without --backing \
+            writes an image that has none",
+            devices.len()
+        ));
+    }
+    if devices.iter().chain(image).map(Part::index_bytes).sum::<u64>() > MOST_INDEX_BYTES {
+        return wrong("the chunk indexes exceed 64 MiB together".to_owned());
+    }
+    Ok(())
 }
 
 fn to_bucket(image: &Part, location: &Location, bucket: &str, key: &str, options: &PushOptions) -> Result<Pushed> {

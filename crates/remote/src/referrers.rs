@@ -39,7 +39,7 @@ pub(crate) struct Referrer {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A list of manifests, with all that whoever stored it put there.
+/// A list of manifests, with all that others stored in it.
 struct Page {
     list: Value,
     len_bytes: u64,

@@ -28,26 +28,47 @@ use crate::{
     tell,
 };
 
+/// Returns a part of the help, if the program has images in registries.
+#[cfg(feature = "remote")]
+macro_rules! of_remote {
+    ($text:literal) => {
+        $text
+    };
+}
+
+#[cfg(not(feature = "remote"))]
+macro_rules! of_remote {
+    ($text:literal) => {
+        ""
+    };
+}
+
 /// Save the contents of a disk as an image
 #[derive(clap::Args)]
 #[command(
     visible_alias = "commit",
     group = ArgGroup::new("destination").required(true),
-    after_help = "Examples:
+    after_help = concat!(
+        "Examples:
   pagefold freeze job-2 -o job-2.erofs
   pagefold freeze job-2 --codec zstd,3 --cluster 64K -o job-2.erofs
   pagefold freeze job-2 --backing -o job-2.erofs
   pagefold freeze job-2 -o job-2.qcow2
   pagefold freeze job-2 -o job-2.img
-  pagefold freeze job-2 --push oci://registry.example/disks/job-2:1
-
+",
+        of_remote!("  pagefold freeze job-2 --push oci://registry.example/disks/job-2:1\n"),
+        "
 The disk stays in use: the image holds its contents at the instant the command started. An EROFS \
 image holds the disk as its only file, disk.img, and 'pagefold serve job-2.erofs' serves it. \
 Unchanged clusters of the base are copied without recompression, unless --codec or --cluster is \
 given. An image is complete by itself, unless --backing is given: 'pagefold serve job-2.erofs \
---device debian.erofs' then needs the base too. With --push, the base goes to the registry together \
-with the image, and 'pagefold serve oci://registry.example/disks/job-2:1' needs nothing else. Equal contents and equal options give identical \
-images."
+--device debian.erofs' then needs the base too. ",
+        of_remote!(
+            "With --push, the base goes to the registry together with the image, and 'pagefold serve \
+oci://registry.example/disks/job-2:1' needs nothing else. "
+        ),
+        "Equal contents and equal options give identical images."
+    )
 )]
 pub(crate) struct Args {
     /// The disk

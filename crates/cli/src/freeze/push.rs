@@ -37,6 +37,7 @@ impl Args {
             matches!(location, Location::Oci(_)),
             misuse(anyhow!("--push stores in a registry: give oci://REGISTRY/REPOSITORY:TAG"))
         );
+        self.remote.must_send("--push")?;
         let asked = self.asked_for_push().map_err(misuse)?;
         let name = location.to_string();
         let frozen = Frozen::of_client(self.peer.connect()?, &self.name)?;
@@ -50,6 +51,8 @@ impl Args {
             }
         };
         let devices = base.as_ref().map_or_else(|| Ok(Vec::new()), layers_of).with_context(within)?;
+        // Before the image is built.
+        pagefold_remote::check_bounds(None, &devices, &location)?;
         let options = match (&base, asked) {
             (Some(base), _) => BuildOptions {
                 threads: self.threads,

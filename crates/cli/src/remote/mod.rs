@@ -9,7 +9,7 @@ pub(crate) mod record;
 
 use std::{env, io, path::PathBuf, sync::Arc};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use pagefold_remote::{Cache, Location, Options, Recorder, Remote};
 use pagefold_storage::Storage;
 use rustix::process::geteuid;
@@ -83,6 +83,12 @@ impl CacheArgs {
 }
 
 impl RemoteArgs {
+    /// Checks that requests are allowed, which `what` consists of.
+    pub(crate) fn must_send(&self, what: &str) -> anyhow::Result<()> {
+        ensure!(!self.offline, misuse(anyhow!("{what} sends to a server, but --offline allows no requests")));
+        Ok(())
+    }
+
     /// Opens an image.
     pub(crate) fn open(&self, url: &str) -> io::Result<Arc<dyn Storage>> {
         Ok(Arc::new(self.open_remote(url).map_err(|error| io::Error::other(crate::message(&error)))?))

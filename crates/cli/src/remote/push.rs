@@ -1,8 +1,12 @@
 //! `pagefold push`: stores an image in a registry or a bucket.
 
-use std::{fs::File, io::Write, path::PathBuf};
+use std::{
+    fs::File,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use pagefold_remote::{Location, MediaTypes, Options, Part, PushOptions};
 
@@ -11,7 +15,6 @@ use crate::{log, misuse, output::output, size, storage::RemoteArgs};
 
 /// Store an EROFS image, with its chunk index, in a registry or a bucket
 #[derive(clap::Args)]
-#[command(allow_missing_positional = true)]
 #[command(after_help = "Examples:
   pagefold push debian.erofs oci://registry.example/disks/debian:13
   pagefold push debian.erofs s3://bucket/debian.erofs
@@ -26,13 +29,13 @@ prints the location with the SHA-256 sum that stands for these bytes alone.
 Credentials are those of docker or podman for a registry; for S3, AWS_ACCESS_KEY_ID and \
 AWS_SECRET_ACCESS_KEY, or the profile that AWS_PROFILE names.")]
 pub(crate) struct Args {
-    /// The image; with --trace, one that is there already unless given
-    #[arg(value_name = "IMAGE", required_unless_present = "trace")]
-    image: Option<PathBuf>,
+    /// The image; with --trace, it may be left out if it is at LOCATION already
+    #[arg(value_name = "IMAGE")]
+    first: PathBuf,
 
     /// Where to: oci://REGISTRY/REPOSITORY:TAG or s3://BUCKET/KEY
-    #[arg(value_name = "LOCATION")]
-    location: String,
+    #[arg(value_name = "LOCATION", required_unless_present = "trace")]
+    second: Option<String>,
 
     /// Store with the image what 'pagefold serve --record' wrote: the next start on another machine
     /// fetches along it
@@ -61,9 +64,24 @@ pub(crate) enum MediaType {
     Containerd,
 }
 
+impl Args {
+    /// Returns the image, unless only a trace is pushed, and where to.
+    fn image_and_location(&self) -> anyhow::Result<(Option<&Path>, &str)> {
+        match &self.second {
+            Some(location) => Ok((Some(&self.first), location)),
+            None => {
+                let location = self.first.to_str().ok_or_else(|| misuse(anyhow!("LOCATION is not text")))?;
+                Ok((None, location))
+            }
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let location = Location::parse(&args.location).map_err(misuse)?;
-    if let Some(image) = &args.image {
+    let (image, location) = args.image_and_location()?;
+    let location = Location::parse(location).map_err(misuse)?;
+    args.remote.must_send("push")?;
+    if let Some(image) = image {
         let name = || pagefold_storage::shown(image);
         let opened = Opened::open(image, &args.devices, &args.remote)?;
         let devices = match location {
@@ -78,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let file = File::open(trace).with_context(|| name.clone())?;
         let pushed = pagefold_remote::push_trace(&file, &name, &location, &Options::default())?;
         log::line(&format!("{location}: sent a trace of {}", size::show(pushed.bytes)));
-        if args.image.is_none() {
+        if image.is_none() {
             print(&pushed.fixed)?;
         }
     }

@@ -149,7 +149,7 @@ fn only_what_changed_is_pushed() {
         let base = at(&format!("base-{number}.erofs"));
         run(pagefold().arg("pack").args(pack).args([&at("disk.img"), "-o", &base]));
         let base_url = registry.url(&format!("disks/base-{number}:13"));
-        machine.run(&["push", &base, &base_url]);
+        let base_fixed = machine.run(&["push", &base, &base_url]);
         let server = machine.serve(&[&base_url]);
         let base_name = format!("base-{number}");
         machine.ask(&server, &["fork", &base_name, "job"]);
@@ -199,6 +199,11 @@ fn only_what_changed_is_pushed() {
         assert!(other.bytes(&["cat", &format!("{}:/disk.img", image.display()), "--device", text(device)]) == expected);
         let message = run_to_fail(pagefold().args(["ls", text(image), "--device", &base]));
         assert!(message.contains("device 1 has the SHA-256 sum"), "{message}");
+        // A tag leads to what its registry says.
+        let args = ["ls", text(image), "--device"];
+        let message = run_to_fail(other.with_cache(pagefold()).args(args).arg(&base_url));
+        assert!(message.contains("@sha256:DIGITS"), "{message}");
+        assert_eq!(other.run(&["ls", text(image), "--device", base_fixed.trim_end()]), "disk.img\n");
         let before = registry.sent_bytes();
         let again = registry.url(&format!("jobs/job-{number}:again"));
         let pushed = other.run(&["push", text(image), "--device", text(device), &again]);
@@ -328,6 +333,7 @@ fn wrong_devices_are_not_pushed() {
         (&["--push", "s3://bucket/key"][..], "--push stores in a registry"),
         (&["--push", &url, "-o", "file"], "cannot be used with"),
         (&["--push", &url, "--backing"], "leave out --backing"),
+        (&["--push", &url, "--offline"], "--offline allows no requests"),
         (&["--push", &url, "--force"], "--force is for -o"),
         (&["--push", &url, "--format", "raw"], "--push is for --format erofs"),
         (&["--media-type", "spec", "-o", "file"], "--push"),

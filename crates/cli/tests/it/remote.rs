@@ -200,6 +200,8 @@ fn errors_say_what_to_do() {
     let image = folder.path().join("tree.erofs");
     let message = run_to_fail(pagefold().arg("push").arg(&image).arg("https://host/x"));
     assert!(message.contains("pagefold index"), "{message}");
+    let message = run_to_fail(pagefold().arg("push").arg(&image).args(["oci://127.0.0.1:1/x", "--offline"]));
+    assert!(message.contains("--offline allows no requests"), "{message}");
     let message = run_to_fail(pagefold().arg("index").arg(&image).arg("-o").arg(&image));
     assert!(message.contains("input") || message.contains("the image"), "{message}");
     fs::remove_file(folder.path().join("tree.erofs.chunk-index")).expect("removed");

@@ -12,7 +12,8 @@ use std::{
 };
 
 use pagefold_remote::{
-    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, open, push, push_trace,
+    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, check_bounds, open, push,
+    push_trace,
 };
 use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::{
@@ -360,4 +361,6 @@ fn blobs_stay_as_they_are() {
     let location = Location::parse(&registry.url("x/y:2")).expect("a location");
     let error = push(&image, &many, &location, &options).expect_err("too many").to_string();
     assert!(error.contains("65 devices, of which 64 can be read"), "{error}");
+    assert_eq!(check_bounds(None, &many, &location).expect_err("too many").to_string(), error);
+    check_bounds(None, &many[1..], &location).expect("as many as can be read");
 }
