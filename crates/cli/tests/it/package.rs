@@ -134,6 +134,13 @@ fn the_units_are_sound_and_hardened() {
     let said = String::from_utf8_lossy(&output.stdout);
     let last = said.lines().rev().find(|line| line.contains("Overall exposure")).unwrap_or_default();
     assert!(output.status.success() && !last.is_empty(), "more than 2.0: {said}");
+    let text = |name: &str| fs::read_to_string(units.join(name)).expect("a unit");
+    for name in ["pagefold.socket", "pagefold-control.socket"] {
+        // No client may start a server with empty disks in place of one that has ended.
+        assert!(text(name).lines().any(|line| line == "BindsTo=pagefold.service"), "{name}");
+    }
+    let service = text("pagefold.service");
+    assert!(service.lines().any(|line| line == "Requires=pagefold.socket pagefold-control.socket"), "{service}");
     // The program must exist for this check.
     for name in ["pagefold.service", "pagefold.socket", "pagefold-control.socket"] {
         let path = units.join(name);

@@ -122,7 +122,16 @@ impl Impostor {
     fn begin(server: &Server) -> Self {
         let mut control = Control::connect(&server.control(), Duration::from_secs(30)).expect("a server");
         let (own, other) = UnixStream::pair().expect("sockets");
-        let handing: HandingOver = control.call_with(&Ask::TakeOver {}, Some(other.as_fd())).expect("it begins");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let handing: HandingOver = loop {
+            match control.call_with(&Ask::TakeOver {}, Some(other.as_fd())) {
+                // It has not noticed yet that the one before is gone.
+                Err(error) if error.to_string().contains("handed over already") && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                begun => break begun.expect("it begins"),
+            }
+        };
         assert_eq!(handing.pid, server.pid());
         own.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         Self { socket: own, _control: control }
