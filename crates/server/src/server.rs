@@ -100,9 +100,14 @@ impl ControlSocket {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the server has created the socket's file.
+    /// Returns whether the server has created the socket's file, which is still there.
     pub(crate) fn owns_file(&self) -> bool {
-        self.file().is_some()
+        self.file().as_ref().is_some_and(SocketFile::is_there)
+    }
+
+    /// Takes the file over from another process.
+    pub(crate) fn own_file(&self) {
+        self.file().iter_mut().for_each(SocketFile::own);
     }
 
     /// Leaves the file to another process.

@@ -42,7 +42,7 @@ impl Taken {
     /// Listens where the other server has listened, which ends. Of `sockets`, addresses have no effect.
     ///
     /// # Errors
-    /// The other server goes on, unless the error is that no thread could be started.
+    /// The other server goes on.
     pub fn listen(self, sockets: Sockets) -> Result<Listening, Error> {
         let Received { server, incoming, pid, program, .. } = self.0;
         let clients = incoming.clients();
