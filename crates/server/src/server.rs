@@ -76,7 +76,7 @@ pub(crate) struct Giving {
     pub(crate) dedupe: bool,
 }
 
-/// Called with the process that is about to serve.
+/// Called with the process that serves now.
 pub(crate) type WhenGiven = Box<dyn Fn(u32) + Send + Sync>;
 
 /// A control socket that is not served yet.
@@ -128,8 +128,9 @@ impl Server {
     /// # Errors
     /// See [`NewPoolError`].
     pub fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections } =
-            config;
+        let Config {
+            codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections, ..
+        } = config;
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();

@@ -34,11 +34,6 @@ impl Taken {
         std::mem::take(&mut self.0.belongings)
     }
 
-    /// Returns whether clients can use TLS.
-    pub fn uses_tls(&self) -> bool {
-        self.0.tls
-    }
-
     /// Listens where the other server has listened, which ends. Of `sockets`, addresses have no effect.
     ///
     /// # Errors

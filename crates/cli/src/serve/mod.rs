@@ -31,7 +31,7 @@ use pagefold_control::check_name;
 use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{
-    Add, Address, BaseFile, Certificates, Code, Config, Ending, Manage, MemoryLimit, Observer, Server, Taken, WhenFull,
+    Add, Address, BaseFile, Certificates, Code, Config, Ending, Manage, MemoryLimit, Observer, Server, WhenFull,
     parse_group, parse_mode,
 };
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -331,6 +331,7 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
+        config.has_certificates = self.tls_certificates.is_some();
         config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
@@ -441,9 +442,6 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log, remote.clone()))?) } else { None };
-    if taken.as_ref().is_some_and(Taken::uses_tls) && certificates.is_none() {
-        return Err(misuse(anyhow!("clients of the running server may use TLS: give --tls-certificates DIR")));
-    }
     let server = match &taken {
         Some(taken) => taken.server().clone(),
         None => new_server(args, at_start, args.config(log, remote))?,

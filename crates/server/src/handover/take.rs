@@ -58,7 +58,6 @@ pub(crate) struct Received {
     pub(crate) server: Server,
     pub(crate) incoming: Incoming,
     pub(crate) belongings: Belongings,
-    pub(crate) tls: bool,
     pub(crate) program: String,
     pub(crate) pid: Pid,
 }
@@ -75,9 +74,9 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let Parts { server, process, pid, sockets, control, belongings, start, tls, program } = parts;
+    let Parts { server, process, pid, sockets, control, belongings, start, program } = parts;
     let incoming = Incoming { channel, process, sockets, control, start };
-    Ok(Received { server, incoming, belongings, tls, program, pid })
+    Ok(Received { server, incoming, belongings, program, pid })
 }
 
 /// What has come on a channel.
@@ -89,7 +88,6 @@ struct Parts {
     control: Option<(ControlState, OwnedFd)>,
     belongings: Belongings,
     start: Instant,
-    tls: bool,
     program: String,
 }
 
@@ -100,6 +98,9 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     if record.version != VERSION {
         let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
         return Err(TakeOverError::Cannot(what));
+    }
+    if record.tls && !config.has_certificates {
+        return Err(TakeOverError::NoCertificates);
     }
     // The descriptors of its clients are this process's now.
     let allow = config.when_connections.as_ref();
@@ -133,8 +134,8 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     let belongings = Belongings { files: record.files.into_iter().zip(next(lists[4])).collect(), texts: record.texts };
     let now = Instant::now();
     let start = now.checked_sub(Duration::from_millis(record.uptime_ms)).unwrap_or(now);
-    let (tls, program) = (record.tls, record.program);
-    Ok(Parts { server, process, pid, sockets, control, belongings, start, tls, program })
+    let program = record.program;
+    Ok(Parts { server, process, pid, sockets, control, belongings, start, program })
 }
 
 impl Incoming {
