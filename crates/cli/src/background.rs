@@ -74,16 +74,29 @@ pub(crate) fn announce() -> anyhow::Result<()> {
     leave_terminal().context("cannot detach from the terminal")
 }
 
+/// Leaves the session of the first process, whose signals from a terminal then do not reach this one.
+pub(crate) fn leave_session() -> anyhow::Result<()> {
+    new_session().context("cannot begin a session")
+}
+
+fn new_session() -> io::Result<()> {
+    match rustix::process::setsid() {
+        // It has one already.
+        Err(_) if rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid()) => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
+
 fn leave_terminal() -> io::Result<()> {
-    rustix::process::setsid()?;
+    new_session()?;
     // Otherwise, the file system of the directory in which this was started could not be unmounted.
     rustix::process::chdir("/")?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     let mut out = io::stdout().lock();
-    out.write_all(READY)?;
-    out.flush()?;
+    let said = out.write_all(READY).and_then(|()| out.flush());
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    Ok(())
+    // It fails if the first process is gone.
+    said
 }

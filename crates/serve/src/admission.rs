@@ -451,6 +451,16 @@ impl Keeper<Stream> for Seat {
 
     fn watch(connection: &Arc<Served>) -> bool {
         let seat = connection.keeper();
-        seat.control.resting.add(seat.number, connection)
+        let rests = seat.control.resting.add(seat.number, connection);
+        // The pause for which its leader has stopped may have ended before it rested.
+        if rests && connection.is_parked() {
+            seat.nudge();
+        }
+        rests
+    }
+
+    fn nudge(&self) {
+        self.control.resting.has_parked.store(true, Ordering::SeqCst);
+        self.control.wake();
     }
 }

@@ -43,7 +43,7 @@ mod task;
 use std::{
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -97,6 +97,10 @@ pub(crate) trait Keeper<T>: Send + Sync + Sized + 'static {
     /// Calls [`Connection::resume`] when data arrive or the stream ends. Returns `false` if it will
     /// not.
     fn watch(connection: &Arc<Connection<T, Self>>) -> bool;
+
+    /// Calls [`Connection::resume`] soon if the connection rests although it
+    /// [can continue](Connection::is_parked).
+    fn nudge(&self);
 }
 
 /// Keeps nothing; connections never rest.
@@ -106,6 +110,8 @@ impl<T> Keeper<T> for mpsc::Sender<()> {
     fn watch(_: &Arc<Connection<T, Self>>) -> bool {
         false
     }
+
+    fn nudge(&self) {}
 }
 
 /// One connection in transmission, shared by its threads.
@@ -191,6 +197,10 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     fn rest_if_idle(&self) {
         if !self.client.is_busy() && self.lock_work().is_none() {
             self.transport.rest();
+        }
+        if self.has_unsent() {
+            // The pause for which it was kept may have ended.
+            self.keeper.nudge();
         }
     }
 
@@ -321,9 +331,19 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         *self.sending() = output;
     }
 
-    /// Returns whether it can continue without anything that arrives.
+    /// Returns whether it can continue without anything that arrives. A thread that is sending at this
+    /// moment looks again when it is done.
     pub(crate) fn is_parked(&self) -> bool {
-        !self.parked().is_empty() || !self.sending().is_empty()
+        !self.parked().is_empty() || self.has_unsent() || self.transport.holds_data()
+    }
+
+    /// Returns whether a thread that has sent left something; never waits for one that sends.
+    fn has_unsent(&self) -> bool {
+        match self.sending.try_lock() {
+            Ok(unsent) => !unsent.is_empty(),
+            Err(TryLockError::Poisoned(poisoned)) => !poisoned.into_inner().is_empty(),
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// Passes what another server needs to continue a connection that rests.

@@ -13,7 +13,10 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -33,7 +36,7 @@ use crate::{
     listen::Listener,
     negotiate::{Ended, Negotiation, Session},
     newcomer::{Handshake, Newcomer, Place, Progress},
-    pause::{PauseError, Shared},
+    pause::{Ask, PauseError, Shared},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -67,6 +70,8 @@ const LEAST_LISTENER: u64 = 1 << 63;
 /// Connections that rest, and what watches them.
 pub(crate) struct Resting {
     epoll: OwnedFd,
+    /// Some may be able to go on without anything that arrives.
+    pub(crate) has_parked: AtomicBool,
     state: Mutex<RestingState>,
 }
 
@@ -88,7 +93,7 @@ impl Resting {
     pub(crate) fn new(wake: &OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
-        Ok(Self { epoll, state: Mutex::default() })
+        Ok(Self { epoll, has_parked: AtomicBool::new(false), state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, RestingState> {
@@ -238,11 +243,15 @@ impl Events {
             for event in &events {
                 self.handle(event.data.u64());
             }
-            if let Some(deadline) = self.control.pause.asked() {
-                if !self.pause(deadline) {
-                    break;
+            match self.control.pause.asked() {
+                Ask::Nothing => {}
+                Ask::GoOn => self.go_on(),
+                Ask::Pause(deadline) => {
+                    if !self.pause(deadline) {
+                        break;
+                    }
+                    self.go_on();
                 }
-                self.go_on();
             }
             self.on_time(Instant::now());
             self.start_ready();
@@ -262,6 +271,11 @@ impl Events {
                     entry.negotiator = Negotiator::Here(newcomer);
                     self.proceed(number, result);
                 }
+            }
+            // After a pause, all that can go on does.
+            let Control { common, resting, .. } = &*self.control;
+            if !common.is_pausing() && resting.has_parked.swap(false, Ordering::SeqCst) {
+                self.ready.extend(resting.take_parked());
             }
         } else if number >= LEAST_LISTENER {
             self.accept(listener_number(number));
@@ -535,7 +549,7 @@ impl Events {
     /// Pauses until the pause ends. Returns whether the server goes on.
     fn pause(&mut self, deadline: Instant) -> bool {
         let found = self.settle(deadline).and_then(|()| self.hand_over());
-        self.control.clone().pause.wait(found)
+        self.control.clone().pause.wait(deadline, found)
     }
 
     /// Continues all clients after a pause.

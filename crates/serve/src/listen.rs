@@ -90,7 +90,7 @@ impl Drop for SocketFile {
         }
         // Without the lock, the file stays and the next server finds it stale.
         let Ok(_lock) = lock_directory(&self.path) else { return };
-        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode) {
+        if self.is_there() {
             // The file may already be gone.
             let _ = fs::remove_file(&self.path);
         }
@@ -101,6 +101,11 @@ impl SocketFile {
     /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns whether the file is still there, and was not replaced.
+    pub fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode)
     }
 
     /// Describes the file of a socket that another server has created. It stays when this is dropped,
@@ -265,7 +270,7 @@ impl Listener {
     }
 
     pub(crate) fn state(&self, export: Option<String>) -> ListenerState {
-        let owns_file = self.file().is_some();
+        let owns_file = self.file().as_ref().is_some_and(SocketFile::is_there);
         ListenerState { path: self.path.clone(), owns_file, vsock: self.vsock, export }
     }
 

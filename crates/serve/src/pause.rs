@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! running → asked: no request begins → paused: nothing is in progress → running
-//!                                                                     → given away
+//!                                    → cancelled → running             → given away
 //! ```
 
 use std::{
@@ -48,12 +48,23 @@ pub(crate) struct Pause {
     changed: Condvar,
 }
 
+/// What the server's thread has to do.
+pub(crate) enum Ask {
+    Nothing,
+    /// Pause until this time.
+    Pause(Instant),
+    /// Continue what has stopped for a pause.
+    GoOn,
+}
+
 #[derive(Default)]
 enum State {
     #[default]
     Running,
     /// It has to be paused until this time.
     Asked(Instant),
+    /// It was asked, and nobody waits for its pause any more. Whatever has stopped for it has to go on.
+    Cancelled,
     /// It does nothing. `None`: what was found has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
     /// It never goes on.
@@ -71,15 +82,29 @@ impl Pause {
         self.changed.notify_all();
     }
 
-    /// For the server's thread: returns until when it has to pause, if it has to.
-    pub(crate) fn asked(&self) -> Option<Instant> {
-        if let State::Asked(deadline) = *self.lock() { Some(deadline) } else { None }
+    /// For the server's thread: returns what it has to do.
+    pub(crate) fn asked(&self) -> Ask {
+        let mut state = self.lock();
+        match *state {
+            State::Asked(deadline) => Ask::Pause(deadline),
+            State::Cancelled => {
+                *state = State::Running;
+                Ask::GoOn
+            }
+            _ => Ask::Nothing,
+        }
     }
 
-    /// For the server's thread: reports what was found, and waits until the pause ends. Returns whether
-    /// the server goes on.
-    pub(crate) fn wait(&self, found: Result<Handed<Shared>, PauseError>) -> bool {
+    /// For the server's thread: reports what was found until `deadline`, and waits until the pause ends.
+    /// Returns whether the server goes on; it does so immediately if that pause was given up.
+    pub(crate) fn wait(&self, deadline: Instant, found: Result<Handed<Shared>, PauseError>) -> bool {
         let mut state = self.lock();
+        if !matches!(*state, State::Asked(asked) if asked == deadline) {
+            if matches!(*state, State::Cancelled) {
+                *state = State::Running;
+            }
+            return true;
+        }
         *state = State::Paused(Some(found));
         self.changed.notify_all();
         while matches!(*state, State::Paused(_)) {
@@ -117,10 +142,15 @@ pub struct Paused {
 
 impl Paused {
     pub(crate) fn begin(control: &Arc<Control>, patience: Duration) -> Result<Self, PauseError> {
+        // Before anything stops for the pause.
+        let (_, tls) = control.seats();
+        if tls > 0 {
+            return Err(PauseError::Tls(tls));
+        }
         let pause = &control.pause;
         let mut state = pause.lock();
         match *state {
-            State::Running => {}
+            State::Running | State::Cancelled => {}
             State::Asked(_) | State::Paused(_) => return Err(PauseError::Paused),
             State::Given | State::Ended => return Err(PauseError::NotRunning),
         }
@@ -134,8 +164,11 @@ impl Paused {
         let found = found.unwrap_or(Err(PauseError::NotRunning));
         if found.is_err() && !matches!(*state, State::Ended) {
             control.common.pausing.store(false, Ordering::SeqCst);
-            *state = State::Running;
+            let is_asked = matches!(*state, State::Asked(_));
+            *state = if is_asked { State::Cancelled } else { State::Running };
             pause.changed.notify_all();
+            // If it has not seen that it was asked.
+            control.wake();
         }
         drop(state);
         Ok(Self { control: Arc::clone(control), handed: found? })
@@ -168,5 +201,38 @@ impl Drop for Paused {
 impl fmt::Debug for Paused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Paused").field("clients", &self.handed.clients.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The server's thread may settle only after nobody waits for it any more.
+    #[test]
+    fn the_servers_thread_waits_only_for_those_that_wait_for_it() {
+        let pause = Pause::default();
+        let (first, second) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+        let is_asked = |until: Instant| matches!(pause.asked(), Ask::Pause(found) if found == until);
+        pause.set(State::Asked(first));
+        assert!(is_asked(first));
+        pause.set(State::Cancelled);
+        assert!(pause.wait(first, Ok(Handed::default())), "it goes on");
+        assert!(matches!(pause.asked(), Ask::Nothing), "it has gone on");
+        pause.set(State::Cancelled);
+        assert!(matches!(pause.asked(), Ask::GoOn), "it has not seen that it was asked");
+        assert!(matches!(pause.asked(), Ask::Nothing));
+        // What was found for the first pause is not the answer for the second.
+        pause.set(State::Asked(second));
+        assert!(pause.wait(first, Ok(Handed::default())));
+        assert!(is_asked(second));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| pause.wait(second, Err(PauseError::Tls(1))));
+            while !matches!(*pause.lock(), State::Paused(Some(Err(_)))) {
+                std::thread::yield_now();
+            }
+            pause.set(State::Given);
+            assert!(!waits.join().expect("a thread"));
+        });
     }
 }

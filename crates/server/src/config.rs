@@ -25,6 +25,8 @@ pub struct Config {
     pub when_full: WhenFull,
     /// Bounds on the resources of clients.
     pub clients: Limits,
+    /// Whether clients will be able to use TLS. Without it, a server whose clients can is not taken over.
+    pub has_certificates: bool,
     /// Receives a line about each thing that the server does.
     pub observer: Observer,
     /// Opens what bases are read from. The default opens files.
@@ -68,6 +70,7 @@ impl Default for Config {
             base_cache_bytes: None,
             when_full: WhenFull::default(),
             clients: Limits::default(),
+            has_certificates: false,
             observer: Observer::default(),
             open: Arc::new(pagefold_storage::open),
             when_connections: None,

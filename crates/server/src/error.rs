@@ -63,6 +63,9 @@ pub enum TakeOverError {
     /// This program cannot continue with something.
     #[error("this program cannot continue: {0}")]
     Cannot(String),
+    /// Its clients can use TLS, and this program has no certificates.
+    #[error("clients of the running server may use TLS, which needs certificates")]
+    NoCertificates,
     /// The server has not said that it has ended, and its process exists.
     #[error("the server has not given its disks away")]
     NotGiven,

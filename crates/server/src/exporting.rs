@@ -91,9 +91,10 @@ impl Exporting {
 
     /// The same with sockets that another process has, which is about to end: a thread opens them as soon
     /// as it can. If that fails, the server goes on without them.
-    pub(crate) fn when_free(server: &Server, sockets: Vec<MetricsSocket>) -> Result<Self, Error> {
+    pub(crate) fn when_free(server: &Server, sockets: Vec<MetricsSocket>) -> Self {
         let slot = Arc::new(Mutex::new(None));
         if !sockets.is_empty() {
+            let observer = server.0.observer.clone();
             let (server, weak) = (server.clone(), Arc::downgrade(&slot));
             let open = move || {
                 let start = Instant::now();
@@ -113,9 +114,11 @@ impl Exporting {
                     thread::sleep(PAUSE);
                 }
             };
-            thread::Builder::new().name("metrics-open".to_owned()).spawn(open).map_err(no_thread)?;
+            if let Err(error) = thread::Builder::new().name("metrics-open".to_owned()).spawn(open) {
+                observer.warn(&format!("metrics are not exported: cannot start a thread: {error}"));
+            }
         }
-        Ok(Self { _exported: slot })
+        Self { _exported: slot }
     }
 }
 

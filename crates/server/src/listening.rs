@@ -5,16 +5,14 @@ use std::{
     net::SocketAddr,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime},
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
 use pagefold_executor::{ClientLimits, Executor, Memory};
-use pagefold_serve::{
-    ClientEvent, Passed, Permissions, Refused, Server as NbdServer, SocketFile, TakenSocket, listen_privately,
-};
+use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, TakenSocket, listen_privately};
 
 #[cfg(feature = "tls")]
 use pagefold_serve::Certificates;
@@ -50,8 +48,12 @@ pub struct Sockets {
     obstacles: Obstacles,
     when_stopping: Option<WhenStopping>,
     when_given: Option<WhenGiven>,
+    gives_up: Option<GivesUp>,
     belongings: Belongings,
 }
+
+/// Says why a server is not taken over after all.
+type GivesUp = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 #[cfg(feature = "tls")]
 struct Tls {
@@ -182,6 +184,14 @@ impl Sockets {
         self
     }
 
+    /// Asks `why` just before this server takes another one over: if it returns something, the other one
+    /// goes on.
+    #[must_use]
+    pub fn gives_up_if(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.gives_up = Some(Box::new(why));
+        self
+    }
+
     /// Hands these over with the server.
     #[must_use]
     pub fn belongings(mut self, belongings: Belongings) -> Self {
@@ -221,6 +231,13 @@ struct Control {
     path: Option<PathBuf>,
 }
 
+/// A control socket with a thread that waits until it may serve. If this is dropped, the thread ends.
+struct Prepared {
+    control: Control,
+    socket: ControlSocket,
+    begin: mpsc::Sender<()>,
+}
+
 impl Server {
     /// Opens sockets. The observer learns where the server listens, and its disks.
     ///
@@ -244,6 +261,7 @@ impl Server {
             obstacles,
             when_stopping,
             when_given,
+            gives_up,
             belongings,
             ..
         } = sockets;
@@ -331,15 +349,17 @@ impl Server {
             let adopted = self.0.disks.table().adopt_socket(&export, ServedSocket::taken(path, socket));
             adopted.map_err(|failure| TakeOverError::Invalid(failure.to_string()))?;
         }
+        let control = control.map(|control| self.prepare_control(control)).transpose()?;
+        let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         if let Some(incoming) = incoming {
-            incoming.confirm()?;
+            // From here on, the disks are only here: nothing may fail.
+            incoming.confirm(&|| gives_up.as_ref()?())?;
         }
-        let control = control.map(|control| self.serve_control(control)).transpose()?;
+        let control = control.map(|control| self.serve_control(control));
         let exporting = match opened_metrics {
             Some(open) => Exporting::start(self, open)?,
-            None => Exporting::when_free(self, metrics)?,
+            None => Exporting::when_free(self, metrics),
         };
-        let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         let listening = Listening {
             server: self.clone(),
             ending,
@@ -353,28 +373,39 @@ impl Server {
         Ok(listening)
     }
 
-    fn serve_control(&self, opened: OpenedControl) -> Result<Control, Error> {
-        let OpenedControl { listener, mut file, path } = opened;
-        file.iter_mut().for_each(SocketFile::own);
+    /// Starts the thread of the control socket, which serves once it is [asked to](Self::serve_control).
+    fn prepare_control(&self, opened: OpenedControl) -> Result<Prepared, Error> {
+        let OpenedControl { listener, file, path } = opened;
         let failed = |source| Error::System { what: "cannot listen on the control socket", source };
         let kept = listener.try_clone().map_err(failed)?;
         let manage = Arc::new(self.clone()) as Arc<dyn Manage>;
         let server = ControlServer::new(listener, manage, env!("CARGO_PKG_VERSION"), ControlLimits::default());
         let server = server.map_err(failed)?;
         let (handle, observer) = (server.handle(), self.0.observer.clone());
+        let (begin, may_begin) = mpsc::channel();
         let serve = move || {
-            if let Err(error) = server.run() {
+            // Otherwise the server does not listen after all.
+            if may_begin.recv().is_ok()
+                && let Err(error) = server.run()
+            {
                 observer.error(&format!("the control socket failed: {error}"));
             }
         };
         let thread = thread::Builder::new().name("control".to_owned()).spawn(serve).map_err(no_thread)?;
+        let socket =
+            ControlSocket { handle: handle.clone(), listener: kept, path: path.clone(), file: Mutex::new(file) };
+        Ok(Prepared { control: Control { handle, thread, path }, socket, begin })
+    }
+
+    fn serve_control(&self, Prepared { control, socket, begin }: Prepared) -> Control {
+        socket.own_file();
         if let Some(listened) = self.0.listened.get() {
-            let socket =
-                ControlSocket { handle: handle.clone(), listener: kept, path: path.clone(), file: Mutex::new(file) };
             // It is set once.
             let _ = listened.giving.control.set(socket);
         }
-        Ok(Control { handle, thread, path })
+        // The thread waits for this.
+        let _ = begin.send(());
+        control
     }
 }
 

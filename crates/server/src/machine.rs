@@ -36,12 +36,32 @@ impl Memory {
     /// Returns the memory of the machine, or of the narrowest control group around this process, of a
     /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not tell.
     pub fn under(root: &Path) -> Option<Self> {
-        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_bytes(&text));
+        Self::all(root, "MemTotal:").into_iter().min_by_key(|memory| memory.bytes)
+    }
+
+    /// Returns how much memory a process next to this one can get, and where it is the least; `None` if
+    /// the system does not tell.
+    pub(crate) fn available() -> Option<Self> {
+        Self::available_under(Path::new("/"))
+    }
+
+    fn available_under(root: &Path) -> Option<Self> {
+        let left = Self::all(root, "MemAvailable:").into_iter().map(|memory| {
+            let used_bytes = memory.limit_file.as_deref().map_or(0, |file| used_bytes(root, file));
+            Self { bytes: memory.bytes.saturating_sub(used_bytes), ..memory }
+        });
+        left.min_by_key(|memory| memory.bytes)
+    }
+
+    /// Returns the machine's memory, which is that of a line of `/proc/meminfo`, and the limits of control
+    /// groups.
+    fn all(root: &Path, line: &str) -> Vec<Self> {
+        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| line_bytes(&text, line));
         let machine = machine.map(|bytes| Self { bytes, limit_file: None });
         let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
         let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
         let limits = mounts.lines().filter_map(Mount::parse).flat_map(|mount| mount.limits(root, &groups));
-        machine.into_iter().chain(limits).min_by_key(|memory| memory.bytes)
+        machine.into_iter().chain(limits).collect()
     }
 
     /// Returns the limit of a server for which none is given: half of the memory, in whole pages.
@@ -58,9 +78,22 @@ impl Memory {
     }
 }
 
-fn total_bytes(meminfo: &str) -> Option<u64> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+fn line_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Returns what the group with this limit uses, without the caches of files, which make room.
+fn used_bytes(root: &Path, limit_file: &Path) -> u64 {
+    let group = limit_file.parent().and_then(|group| group.strip_prefix("/").ok()).unwrap_or(Path::new(""));
+    let read = |name: &str| fs::read_to_string(root.join(group).join(name)).ok();
+    let used = read("memory.current").or_else(|| read("memory.usage_in_bytes"));
+    let used = used.and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
+    let stat = read("memory.stat").unwrap_or_default();
+    let line = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    // Those of the groups inside have the prefix in version 1, and are included in version 2.
+    let cached = ["inactive_file", "active_file"].map(|name| line(&format!("total_{name}")).or_else(|| line(name)));
+    cached.into_iter().flatten().fold(used, u64::saturating_sub)
 }
 
 /// A mounted hierarchy of control groups with limits of memory.
@@ -220,6 +253,28 @@ mod tests {
             ];
             assert_eq!(found(&files), Some((GIB, "/sys/fs/cgroup/memory.max".to_owned())), "{group} {mounted}");
         }
+    }
+
+    #[test]
+    fn what_is_available_is_the_least_that_is_left() {
+        let available = |own: &str, used: &str, stat: &str| {
+            let meminfo = "MemTotal: 25165824 kB\nMemAvailable:   8388608 kB\n";
+            let files = [
+                ("proc/meminfo", meminfo),
+                ("proc/self/cgroup", "0::/a\n"),
+                ("proc/self/mountinfo", V2),
+                ("sys/fs/cgroup/a/memory.max", own),
+                ("sys/fs/cgroup/a/memory.current", used),
+                ("sys/fs/cgroup/a/memory.stat", stat),
+            ];
+            Memory::available_under(system(&files).path()).map(|memory| memory.bytes)
+        };
+        assert_eq!(available("max\n", "1\n", ""), Some(8 * GIB));
+        assert_eq!(available("4294967296\n", "1073741824\n", ""), Some(3 * GIB));
+        let stat = "anon 5\ninactive_file 536870912\nactive_file 536870912\n";
+        assert_eq!(available("4294967296\n", "3221225472\n", stat), Some(2 * GIB));
+        assert_eq!(available("1073741824\n", "3221225472\n", ""), Some(0));
+        assert_eq!(available("4294967296\n", "x\n", "inactive_file x\n"), Some(4 * GIB));
     }
 
     #[test]

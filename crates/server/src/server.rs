@@ -76,7 +76,7 @@ pub(crate) struct Giving {
     pub(crate) dedupe: bool,
 }
 
-/// Called with the process that is about to serve.
+/// Called with the process that serves now.
 pub(crate) type WhenGiven = Box<dyn Fn(u32) + Send + Sync>;
 
 /// A control socket that is not served yet.
@@ -100,9 +100,14 @@ impl ControlSocket {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the server has created the socket's file.
+    /// Returns whether the server has created the socket's file, which is still there.
     pub(crate) fn owns_file(&self) -> bool {
-        self.file().is_some()
+        self.file().as_ref().is_some_and(SocketFile::is_there)
+    }
+
+    /// Takes the file over from another process.
+    pub(crate) fn own_file(&self) {
+        self.file().iter_mut().for_each(SocketFile::own);
     }
 
     /// Leaves the file to another process.
@@ -123,8 +128,9 @@ impl Server {
     /// # Errors
     /// See [`NewPoolError`].
     pub fn new(config: Config) -> Result<Self, NewPoolError> {
-        let Config { codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections } =
-            config;
+        let Config {
+            codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections, ..
+        } = config;
         let (limit_bytes, limit_line) = memory_limit(limit);
         let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();

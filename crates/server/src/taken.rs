@@ -34,15 +34,10 @@ impl Taken {
         std::mem::take(&mut self.0.belongings)
     }
 
-    /// Returns whether clients can use TLS.
-    pub fn uses_tls(&self) -> bool {
-        self.0.tls
-    }
-
     /// Listens where the other server has listened, which ends. Of `sockets`, addresses have no effect.
     ///
     /// # Errors
-    /// The other server goes on, unless the error is that no thread could be started.
+    /// The other server goes on.
     pub fn listen(self, sockets: Sockets) -> Result<Listening, Error> {
         let Received { server, incoming, pid, program, .. } = self.0;
         let clients = incoming.clients();

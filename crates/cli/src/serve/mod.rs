@@ -20,7 +20,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
 };
 
@@ -31,7 +31,7 @@ use pagefold_control::check_name;
 use pagefold_disk::NewPoolError;
 use pagefold_serve::{Limits, Permissions};
 use pagefold_server::{
-    Add, Address, BaseFile, Certificates, Code, Config, Manage, MemoryLimit, Observer, Server, Taken, WhenFull,
+    Add, Address, BaseFile, Certificates, Code, Config, Ending, Manage, MemoryLimit, Observer, Server, WhenFull,
     parse_group, parse_mode,
 };
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -331,6 +331,7 @@ impl Args {
             WhenFullArg::Wait => WhenFull::Wait,
         };
         config.clients = self.limits();
+        config.has_certificates = self.tls_certificates.is_some();
         config.open = Arc::new(move |name| storage::open(name, &remote));
         config.observer = Observer::new(move |level, line| log.write(level.into(), line));
         config.when_connections = Some(Arc::new(|count| descriptors::allow(count, Limits::default())));
@@ -441,9 +442,6 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log, remote.clone()))?) } else { None };
-    if taken.as_ref().is_some_and(Taken::uses_tls) && certificates.is_none() {
-        return Err(misuse(anyhow!("clients of the running server may use TLS: give --tls-certificates DIR")));
-    }
     let server = match &taken {
         Some(taken) => taken.server().clone(),
         None => new_server(args, at_start, args.config(log, remote))?,
@@ -457,10 +455,16 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         serve_files(&server, &files, at_start)?;
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
-    let mut signals = signals::catch().context("cannot catch signals")?;
+    let signals = Arc::new(Mutex::new(signals::catch().context("cannot catch signals")?));
     let belongings = place.belongings()?;
     let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));
     sockets = sockets.belongings(belongings).when_given(|pid| notify(&format!("MAINPID={pid}")));
+    let early = Arc::clone(&signals);
+    sockets = sockets.gives_up_if(move || {
+        let mut signals = early.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = signals.pending().map(signals::name).find(|name| *name != "SIGHUP");
+        ending.map(|name| format!("it has received {name}"))
+    });
     if args.run.is_some() {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     }
@@ -472,15 +476,11 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
     sockets = sockets.transport(BlockDevices::default());
-    let mut listening = match taken {
-        Some(taken) => taken.listen(sockets)?,
-        None => server.listen(sockets)?,
-    };
-    place.own()?;
-    recording.as_ref().map_or(Ok(()), |recording| recording.start())?;
-    let ending = listening.ending();
-    let on_signal = ending.clone();
+    let (to_signals, from_server) = mpsc::channel::<Ending>();
     let catch = move || {
+        // Otherwise the server does not listen.
+        let Ok(on_signal) = from_server.recv() else { return };
+        let mut signals = signals.lock().unwrap_or_else(PoisonError::into_inner);
         for signal in signals.forever() {
             match signals::name(signal) {
                 "SIGHUP" => {
@@ -500,14 +500,36 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         }
     };
     thread::Builder::new().name("signals".to_owned()).spawn(catch).context("cannot start a thread")?;
-    let _pid_file = pid_file.map(PidFile::write).transpose()?;
+    if args.announce && taken.is_some() {
+        // From here on, what ends the first process does not end this one.
+        background::leave_session()?;
+    }
+    let mut listening = match taken {
+        Some(taken) => taken.listen(sockets)?,
+        None => server.listen(sockets)?,
+    };
+    let ending = listening.ending();
+    // The thread waits for it.
+    let _ = to_signals.send(ending.clone());
+    // The disks of a server that was taken over are only here, so it goes on whatever fails.
+    let or_go_on = |result: anyhow::Result<()>| match result {
+        Err(error) if args.take_over => {
+            log.warn(&format!("{error:#}"));
+            Ok(())
+        }
+        result => result,
+    };
+    or_go_on(place.own())?;
+    or_go_on(recording.as_ref().map_or(Ok(()), |recording| recording.start()))?;
+    let mut written = None;
+    or_go_on(pid_file.map_or(Ok(()), |file| PidFile::write(file).map(|file| written = Some(file))))?;
     let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
     notify(&format!("{main}READY=1"));
     if args.announce {
         if !log.has_sink() {
             log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");
         }
-        background::announce()?;
+        or_go_on(background::announce())?;
         log.leave_stderr();
     }
     let files = args.files_in.as_deref().map(absolute).unwrap_or_default();
@@ -518,6 +540,8 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let served = listening.run();
     if listening.was_given() {
         // What is left of this server is the other's.
+        recording.iter().for_each(|recording| recording.finish());
+        drop(written);
         std::process::exit(0);
     }
     let code = running.map_or(Ok(0), Running::end);

@@ -11,7 +11,11 @@ use std::{
         },
     },
     sync::OnceLock,
+    time::Duration,
 };
+
+/// How long a manager may take to receive.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The socket of a server that this one continues, if it has none of its own.
 static TAKEN: OnceLock<String> = OnceLock::new();
@@ -36,6 +40,8 @@ pub(crate) fn notify(state: &str) {
         path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path)),
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
+        // A manager that does not receive keeps nobody waiting for long.
+        let _ = socket.set_write_timeout(Some(PATIENCE));
         let _ = socket.send_to_addr(state.as_bytes(), &address);
     }
 }

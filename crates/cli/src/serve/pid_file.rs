@@ -1,15 +1,21 @@
 //! The file with a server's process ID.
 
 use std::{
-    fs,
+    fs::{self, File, TryLockError},
     io::Write,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use anyhow::Context;
 use pagefold_output::{Draft, Inputs, NewFile, Written};
 use tempfile::NamedTempFile;
+
+/// How often, and with which pause, the directory's lock is tried.
+const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// A file with the process id, removed when this value is dropped.
 pub(super) struct PidFile(PathBuf);
@@ -27,6 +33,7 @@ impl PidFile {
         let mut draft = NamedTempFile::new_in(file.folder()).with_context(failed)?;
         writeln!(draft, "{}", std::process::id()).with_context(failed)?;
         draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
+        let _lock = lock(file.folder());
         file.take(Draft::Named(draft))?;
         Ok(Self(file.path().to_owned()))
     }
@@ -34,10 +41,25 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
+        let _lock = self.0.parent().and_then(lock);
         // Another server's file is left alone. A missing file needs no removal.
         let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
         if own {
             let _ = fs::remove_file(&self.0);
         }
     }
+}
+
+/// Locks a directory against other servers that write or remove their files there at this moment, if
+/// that is possible in a short time.
+fn lock(folder: &Path) -> Option<File> {
+    let folder = File::open(folder).ok()?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match folder.try_lock() {
+            Ok(()) => return Some(folder),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(_)) => return None,
+        }
+    }
+    None
 }

@@ -9,17 +9,20 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use pagefold_control::Client;
 use pagefold_serve::Passed;
-use pagefold_server::{Belongings, Certificates, Config, Sockets, Taken};
+use pagefold_server::{Belongings, Certificates, Config, Sockets, TakeOverError, Taken};
 use tempfile::TempDir;
 
 use super::{
     Args, notify,
     options::{MetricsArg, TlsArg, VsockArg},
 };
-use crate::server_directory::{self, ServerDirectory};
+use crate::{
+    misuse,
+    server_directory::{self, ServerDirectory},
+};
 
 /// How long a server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -87,7 +90,10 @@ impl Place {
             None => server_directory::control_socket(&server_directory::path(args.dir.as_deref())?),
         };
         let mut client = Client::connect(&path, TIMEOUT).context("there is no server to take over")?;
-        Ok(Taken::from_server(&mut client, config)?)
+        Taken::from_server(&mut client, config).map_err(|error| match error {
+            TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
+            error => error.into(),
+        })
     }
 
     /// Begins the place of a server that continues another one.

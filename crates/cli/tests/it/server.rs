@@ -77,7 +77,13 @@ impl Server {
     /// reported; it must have ended well.
     pub(crate) fn take_over(&mut self, args: &[&str]) -> String {
         let mut command = pagefold();
-        command.args(["serve", "--take-over"]).args(args).arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
+        command.args(["serve", "--take-over"]).args(args);
+        self.take_over_with(command)
+    }
+
+    /// The same with a command that lacks the place.
+    pub(crate) fn take_over_with(&mut self, mut command: Command) -> String {
+        command.arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
         let mut next = command.spawn().expect("pagefold starts");
         let deadline = Instant::now() + Duration::from_secs(60);
         let status = loop {

@@ -202,6 +202,42 @@ fn a_new_process_that_ends_early_harms_nobody() {
     succeeds(client);
 }
 
+/// Once the other one is gone, the disks are only in the new process: it goes on although it can tell
+/// its first process nothing any more.
+#[test]
+fn a_new_process_serves_whatever_fails_afterwards() {
+    let mut server = Server::start(&["--export", "name=kept,size=32M"]);
+    let pid_file = server.folder().join("pid");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = pagefold();
+    command.args(["serve", "--take-over", "--detach", "--announce", "--pid-file"]).arg(&pid_file).stdout(writer);
+    server.take_over_with(command);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while fs::read_to_string(&pid_file).ok() != Some(format!("{}\n", server.pid())) {
+        assert!(Instant::now() < deadline, "no pid file");
+        thread::sleep(Duration::from_millis(5));
+    }
+    // That it could not tell its first process comes after the file.
+    run(&mut server.ask(&["add", "more", "--size", "1M"]));
+    thread::sleep(Duration::from_millis(100));
+    assert!(server.is_running());
+    assert_eq!(disks(&server).len(), 2);
+    // The file of a process that was taken over is removed.
+    server.take_over(&[]);
+    assert!(!pid_file.exists());
+    // One that a next process has written is not.
+    for _ in 0..3 {
+        server.take_over(&["--pid-file", pid_file.to_str().expect("a plain path")]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while fs::read_to_string(&pid_file).ok() != Some(format!("{}\n", server.pid())) {
+            assert!(Instant::now() < deadline, "no pid file");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert!(server.is_running());
+}
+
 #[test]
 fn what_cannot_be_handed_over_is_named() {
     let vhost = tempfile::tempdir().expect("a folder");

@@ -250,6 +250,35 @@ fn nothing_is_lost_or_done_twice_under_load() {
     }
 }
 
+/// A connection stops for a pause at any moment, also when the pause has been cancelled already.
+#[test]
+fn a_pause_that_fails_stops_nobody() {
+    let device = Ram::shared(64 << 20);
+    let server = Running::of(Arc::clone(&device) as _);
+    let clients: Vec<_> = (0..4_u64).map(|number| (number, server.simple())).collect();
+    let replies = AtomicUsize::new(0);
+    let mut failed = 0;
+    thread::scope(|scope| {
+        let replies = &replies;
+        let threads: Vec<_> = clients
+            .into_iter()
+            .map(|(number, raw)| scope.spawn(move || load(raw, number * (16 << 20), number as u8, replies)))
+            .collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            match server.handle.pause(Duration::ZERO).map(drop) {
+                Ok(()) => {}
+                Err(PauseError::Busy(_)) => failed += 1,
+                Err(PauseError::Tls(_)) => assert!(is_over_tls()),
+                Err(error) => panic!("{error}"),
+            }
+            // Others need the CPU too.
+            thread::sleep(Duration::from_micros(200));
+        }
+    });
+    println!("{failed} pauses have failed");
+    server.assert_alive();
+}
+
 /// Writes and reads back, with eight requests in flight.
 fn load(mut raw: Raw, offset: u64, seed: u8, replies: &AtomicUsize) {
     for round in 0..12_u8 {

@@ -9,8 +9,9 @@
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
+    net::Shutdown,
     os::{
-        fd::{BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
 };
@@ -83,6 +84,12 @@ impl Channel {
         stream.set_read_timeout(Some(STEP))?;
         stream.set_write_timeout(Some(STEP))?;
         Ok(Self(stream))
+    }
+
+    /// Lets neither end send any more. What has been sent can still be received.
+    pub(crate) fn shut_down(&self) {
+        // It fails if the other end is closed.
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 
     /// Lets the kernel say who sends.
@@ -170,6 +177,12 @@ impl Channel {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(Message { kind, bytes, descriptors, sender })
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

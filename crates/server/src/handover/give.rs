@@ -3,14 +3,18 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use pagefold_control::{Batch, Code, Failure, HandingOver};
 use pagefold_disk::{RamDisk, export_disks};
-use pagefold_serve::{Handed, PauseError, Shared};
+use pagefold_serve::{Handed, PauseError, Paused, Shared};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
@@ -21,6 +25,7 @@ use crate::{
     Server,
     backing::BaseDisk,
     disk::Disk,
+    machine::Memory,
     server::{Giving, Listened},
 };
 
@@ -29,6 +34,13 @@ const COMMANDS: Duration = Duration::from_secs(10);
 
 /// How long requests in progress may take to end. Their clients, and others, wait.
 const REQUESTS: Duration = Duration::from_secs(1);
+
+/// The longest pause, and how many stored bytes allow a second more.
+const PAUSE: Duration = Duration::from_secs(60);
+const BYTES_PER_SECOND: u64 = 128 << 20;
+
+/// Pause between two looks whether the pause is too long, or the server stops.
+const TICK: Duration = Duration::from_millis(50);
 
 /// Begins to hand a server over to the process at the other end of `socket`. The server goes on if that
 /// fails.
@@ -75,12 +87,22 @@ fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
     if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
         return Some(format!("base '{name}' is not a file with a name of UTF-8"));
     }
+    let needed_bytes = stored_bytes(server);
+    if let Some(memory) = Memory::available().filter(|memory| memory.bytes < needed_bytes) {
+        let needed = pagefold_size::show(needed_bytes);
+        return Some(format!("for a while, both processes store {needed}, and less is left: {memory}"));
+    }
     listened.giving.obstacles.first()
+}
+
+/// Returns the memory that the other process will need.
+fn stored_bytes(server: &Server) -> u64 {
+    server.0.disks.table().pool.stats().spent_bytes
 }
 
 /// Hands the server over. Returns why not: it then goes on.
 fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Result<(), String> {
-    let Giving { control, when_given, .. } = &listened.giving;
+    let Giving { control, .. } = &listened.giving;
     let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
     let commands = commands.transpose()?;
     // A command may just have begun something.
@@ -89,6 +111,47 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
     }
     let start = Instant::now();
     let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
+    let most = PAUSE + Duration::from_secs(stored_bytes(server) / BYTES_PER_SECOND);
+    let (end, has_ended) = mpsc::channel::<()>();
+    let is_late = AtomicBool::new(false);
+    let transferred = thread::scope(|scope| {
+        let watch = || {
+            let has_ended = has_ended;
+            while has_ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                is_late.store(start.elapsed() > most, Ordering::SeqCst);
+                if is_late.load(Ordering::SeqCst) || listened.ending.has_begun() {
+                    // Nothing that is sent later arrives, GO neither.
+                    return channel.shut_down();
+                }
+            }
+        };
+        let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
+        watches.map_err(|error| format!("cannot start a thread: {error}"))?;
+        let transferred = transfer(server, listened, channel, &paused, pid);
+        drop(end);
+        transferred
+    });
+    transferred.map_err(|why| match is_late.into_inner() {
+        _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
+        true => format!("the pause has taken more than {} s", most.as_secs()),
+        false => why,
+    })?;
+    // From here on, the other process serves. This one may end when the server is given away.
+    let paused_ms = start.elapsed().as_secs_f64() * 1e3;
+    server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
+    if let Some(control) = control.get() {
+        control.leave_file();
+    }
+    if let Some(commands) = commands {
+        commands.give_away();
+    }
+    paused.give_away();
+    Ok(())
+}
+
+/// Sends everything, and GO once the other process is ready.
+fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Paused, pid: u32) -> Result<(), String> {
+    let when_given = &listened.giving.when_given;
     let sent = send(server, listened, channel, paused.handed());
     sent.map_err(|error| format!("the other process does not receive: {error}"))??;
     let message = channel.receive().map_err(|error| format!("the other process is not ready: {error}"))?;
@@ -109,16 +172,6 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
         }
         return Err(format!("the other process has ended: {error}"));
     }
-    // From here on, the other process serves. This one may end when the server is given away.
-    let paused_ms = start.elapsed().as_secs_f64() * 1e3;
-    server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
-    if let Some(control) = control.get() {
-        control.leave_file();
-    }
-    if let Some(commands) = commands {
-        commands.give_away();
-    }
-    paused.give_away();
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     sync::Arc,
@@ -17,11 +17,13 @@ use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     net::UCred,
     process::{Pid, PidfdFlags, geteuid, pidfd_open},
 };
 
 use super::{
+    STEP,
     channel::{Channel, Kind, Message, PoolReader},
     record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
 };
@@ -37,6 +39,9 @@ use crate::{
 
 /// How long the server's process may take to end after the connection to it broke.
 const END: Duration = Duration::from_secs(2);
+
+/// Pause between two looks whether this process gives up.
+const TICK: Duration = Duration::from_millis(50);
 
 /// What has come from the other process, until it has ended.
 pub(crate) struct Incoming {
@@ -54,7 +59,6 @@ pub(crate) struct Received {
     pub(crate) server: Server,
     pub(crate) incoming: Incoming,
     pub(crate) belongings: Belongings,
-    pub(crate) tls: bool,
     pub(crate) program: String,
     pub(crate) pid: Pid,
 }
@@ -71,9 +75,9 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let Parts { server, process, pid, sockets, control, belongings, start, start_time, tls, program } = parts;
+    let Parts { server, process, pid, sockets, control, belongings, start, start_time, program } = parts;
     let incoming = Incoming { channel, process, sockets, control, start, start_time };
-    Ok(Received { server, incoming, belongings, tls, program, pid })
+    Ok(Received { server, incoming, belongings, program, pid })
 }
 
 /// What has come on a channel.
@@ -86,7 +90,6 @@ struct Parts {
     belongings: Belongings,
     start: Instant,
     start_time: SystemTime,
-    tls: bool,
     program: String,
 }
 
@@ -97,6 +100,9 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     if record.version != VERSION {
         let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
         return Err(TakeOverError::Cannot(what));
+    }
+    if record.tls && !config.has_certificates {
+        return Err(TakeOverError::NoCertificates);
     }
     // The descriptors of its clients are this process's now.
     let allow = config.when_connections.as_ref();
@@ -137,8 +143,8 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
         None => SystemTime::now().checked_sub(uptime),
     };
     let start_time = start_time.unwrap_or(UNIX_EPOCH);
-    let (tls, program) = (record.tls, record.program);
-    Ok(Parts { server, process, pid, sockets, control, belongings, start, start_time, tls, program })
+    let program = record.program;
+    Ok(Parts { server, process, pid, sockets, control, belongings, start, start_time, program })
 }
 
 impl Incoming {
@@ -170,21 +176,51 @@ impl Incoming {
         self.start_time
     }
 
-    /// Says that this process can serve, and returns when it may: the other one never serves again.
-    pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
+    /// Says that this process can serve, and returns when it may: the other one never serves again. Fails
+    /// if `gives_up` has a reason before.
+    pub(crate) fn confirm(self, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
+        self.confirm_within(STEP, gives_up)
+    }
+
+    /// The same; the answer may take `time`.
+    fn confirm_within(self, time: Duration, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
         let Self { channel, process, .. } = self;
+        if let Some(why) = gives_up() {
+            return Err(TakeOverError::Cannot(why));
+        }
         channel.send(Kind::Ready, &[]).map_err(TakeOverError::Broken)?;
+        let deadline = Instant::now() + time;
+        let mut why = None;
+        while why.is_none()
+            && Instant::now() < deadline
+            && !wait_for(&[channel.as_fd(), process.as_fd()], TICK.min(time))
+        {
+            why = gives_up();
+        }
+        // Whatever has been sent can still be received, and nothing can be sent any more.
+        channel.shut_down();
         match channel.receive() {
             Ok(message) if message.kind == Kind::Go => Ok(()),
             Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
             Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
-            // It may have ended after it was told, or may go on.
-            Err(_) => {
-                let mut polled = [PollFd::new(&process, PollFlags::IN)];
-                let time = Timespec { tv_sec: END.as_secs() as i64, tv_nsec: 0 };
-                let is_gone = poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0);
-                if is_gone { Ok(()) } else { Err(TakeOverError::NotGiven) }
-            }
+            Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
+            // It has not said GO and cannot say it any more. If it is not gone, it goes on.
+            Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
+            Err(_) => Err(TakeOverError::NotGiven),
+        }
+    }
+}
+
+/// Waits until one of these is readable or has ended. Returns whether one is.
+fn wait_for(all: &[BorrowedFd<'_>], time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    let mut polled: Vec<_> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut polled, Some(&left)) {
+            Err(Errno::INTR) => {}
+            result => return result.is_ok_and(|ready| ready > 0),
         }
     }
 }
@@ -349,7 +385,10 @@ fn add(
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command};
+    use std::{
+        cell::Cell,
+        process::{Child, Command},
+    };
 
     use super::*;
 
@@ -368,22 +407,39 @@ mod tests {
         let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Go, &[]).expect("sent");
-        asks.confirm().expect("it may serve");
+        asks.confirm(&|| None).expect("it may serve");
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
 
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Failed, b"no").expect("sent");
-        assert!(matches!(asks.confirm(), Err(TakeOverError::Refused(why)) if why == "no"));
+        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Refused(why)) if why == "no"));
 
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Pool, &[]).expect("sent");
-        assert!(matches!(asks.confirm(), Err(TakeOverError::Invalid(_))));
+        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Invalid(_))));
 
         // It has read that this process is ready, and says nothing.
         let (asks, other) = incoming(&other_process);
         let end = std::thread::spawn(move || drop(other.receive()));
-        assert!(matches!(asks.confirm(), Err(TakeOverError::NotGiven)));
+        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
+
+        // It is too slow: what it says afterwards fails, so that it goes on.
+        let (asks, other) = incoming(&other_process);
+        assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
+        assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
+        assert!(other.send(Kind::Go, &[]).is_err());
+
+        // It gives up before or after it is ready.
+        let (asks, other) = incoming(&other_process);
+        assert!(matches!(asks.confirm(&|| Some("why".to_owned())), Err(TakeOverError::Cannot(why)) if why == "why"));
+        assert!(other.receive().is_err());
+        let (asks, other) = incoming(&other_process);
+        let asked = Cell::new(0);
+        let gives_up = || (asked.replace(asked.get() + 1) > 0).then(|| "why".to_owned());
+        assert!(matches!(asks.confirm(&gives_up), Err(TakeOverError::Cannot(why)) if why == "why"));
+        assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
+        assert!(other.send(Kind::Go, &[]).is_err());
 
         let (asks, other) = incoming(&other_process);
         let end = std::thread::spawn(move || {
@@ -391,7 +447,7 @@ mod tests {
             other_process.kill().expect("a process");
             other_process.wait().expect("an end");
         });
-        asks.confirm().expect("the other one is gone");
+        asks.confirm(&|| None).expect("the other one is gone");
         end.join().expect("an end");
     }
 
