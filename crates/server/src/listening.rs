@@ -169,8 +169,7 @@ impl Sockets {
         self
     }
 
-    /// Calls `tell` when the server is about to be handed over to the process with the passed id, which
-    /// then serves; and with the id of this process if that fails after all.
+    /// Calls `tell` when the server was handed over to the process with the passed id, which serves now.
     #[must_use]
     pub fn when_given(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.when_given = Some(Box::new(tell));

@@ -102,7 +102,7 @@ fn stored_bytes(server: &Server) -> u64 {
 
 /// Hands the server over. Returns why not: it then goes on.
 fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Result<(), String> {
-    let Giving { control, .. } = &listened.giving;
+    let Giving { control, when_given, .. } = &listened.giving;
     let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
     let commands = commands.transpose()?;
     // A command may just have begun something.
@@ -127,7 +127,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
         };
         let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
         watches.map_err(|error| format!("cannot start a thread: {error}"))?;
-        let transferred = transfer(server, listened, channel, &paused, pid);
+        let transferred = transfer(server, listened, channel, &paused);
         drop(end);
         transferred
     });
@@ -137,6 +137,9 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
         false => why,
     })?;
     // From here on, the other process serves. This one may end when the server is given away.
+    if let Some(tell) = when_given {
+        tell(pid);
+    }
     let paused_ms = start.elapsed().as_secs_f64() * 1e3;
     server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
     if let Some(control) = control.get() {
@@ -150,8 +153,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
 }
 
 /// Sends everything, and GO once the other process is ready.
-fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Paused, pid: u32) -> Result<(), String> {
-    let when_given = &listened.giving.when_given;
+fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Paused) -> Result<(), String> {
     let sent = send(server, listened, channel, paused.handed());
     sent.map_err(|error| format!("the other process does not receive: {error}"))??;
     let message = channel.receive().map_err(|error| format!("the other process is not ready: {error}"))?;
@@ -163,16 +165,7 @@ fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Pa
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    if let Some(tell) = when_given {
-        tell(pid);
-    }
-    if let Err(error) = channel.send(Kind::Go, &[]) {
-        if let Some(tell) = when_given {
-            tell(std::process::id());
-        }
-        return Err(format!("the other process has ended: {error}"));
-    }
-    Ok(())
+    channel.send(Kind::Go, &[]).map_err(|error| format!("the other process has ended: {error}"))
 }
 
 /// The disks of the pool's stream, and their bases.
