@@ -236,7 +236,7 @@ mkdir -p "$root/run/systemd/system"
 for name in systemctl deb-systemd-invoke; do
   rm -f "$root/usr/bin/$name"
 done
-printf '#!/bin/sh\ncase "$*" in *is-failed*) test -e /tmp/failed ;; esac\n' >"$root/usr/bin/systemctl"
+printf '#!/bin/sh\ncase "$*" in *is-failed*) test -e /tmp/failed ;; *is-active*) false ;; esac\n' >"$root/usr/bin/systemctl"
 printf '#!/bin/sh\necho "$*" >>/tmp/invoked\n' >"$root/usr/bin/deb-systemd-invoke"
 chmod 755 "$root/usr/bin/systemctl" "$root/usr/bin/deb-systemd-invoke"
 in_root dpkg --no-triggers --remove pagefold >/dev/null 2>&1
