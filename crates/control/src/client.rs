@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::{net::sockopt::socket_peercred, process::Uid};
+use rustix::{net::sockopt::set_socket_passcred, process::Uid};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
@@ -97,9 +97,15 @@ impl Client {
         }
     }
 
-    /// Returns the user whose process listens on the socket.
-    pub fn server_user(&self) -> io::Result<Uid> {
-        Ok(socket_peercred(&self.stream)?.uid)
+    /// Returns the user whose process answers. (The socket itself names who called `listen`, such as the
+    /// service manager.)
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn server_user(&mut self) -> Result<Uid, ClientError> {
+        set_socket_passcred(&self.stream, true).map_err(|error| ClientError::Io(error.into()))?;
+        self.call::<Value>(&Command::List {})?;
+        self.lines.sender().ok_or_else(|| ClientError::Foreign("its user is unknown".to_owned()))
     }
 
     /// Executes a command and returns its result: the record that the corresponding method of

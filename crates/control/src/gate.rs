@@ -109,6 +109,8 @@ mod tests {
                 sender.send(gate.pass().is_some()).expect("a receiver");
                 sender.send(gate.pass().is_some()).expect("a receiver");
             });
+            let nothing = passed.recv_timeout(Duration::from_millis(20));
+            assert!(nothing.is_err(), "something passes while it is paused");
             drop(pause);
             assert!(passed.recv().expect("it goes on"));
         });

@@ -16,6 +16,7 @@ use rustix::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
         recvmsg, sendmsg,
     },
+    process::Uid,
 };
 
 /// Maximum length of a request in bytes, including the line end.
@@ -54,6 +55,8 @@ pub(crate) struct Lines {
     bytes: Vec<u8>,
     /// The last file that came with them.
     passed: Option<OwnedFd>,
+    /// Who sent the last bytes, if the socket asks the kernel for it.
+    sender: Option<Uid>,
 }
 
 impl Lines {
@@ -100,14 +103,21 @@ impl Lines {
         self.passed.take()
     }
 
+    /// Returns the user who sent the last bytes, if the socket asks the kernel for it.
+    pub(crate) fn sender(&self) -> Option<Uid> {
+        self.sender
+    }
+
     fn receive(&mut self, stream: &UnixStream, chunk: &mut [u8]) -> Result<usize, Errno> {
-        // The kernel closes further files.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        // Further files are closed.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(stream, &mut [IoSliceMut::new(chunk)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                self.passed = files.last().or(self.passed.take());
+            match message {
+                RecvAncillaryMessage::ScmRights(files) => self.passed = files.last().or(self.passed.take()),
+                RecvAncillaryMessage::ScmCredentials(sender) => self.sender = Some(sender.uid),
+                _ => {}
             }
         }
         Ok(received.bytes)

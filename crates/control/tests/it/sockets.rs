@@ -16,6 +16,11 @@ use pagefold_control::{
     Add, Client, ClientError, Code, Command, Compacted, DiskRecord, Failure, Limits, Listing, MAX_REQUEST_BYTES,
     Manage, Model, NewDevice, Resize, Resized, Server, ServerHandle, Stopping,
 };
+use pagefold_testing::skip_for_good;
+use rustix::{
+    process::{Uid, geteuid},
+    thread::set_thread_res_uid,
+};
 use tempfile::TempDir;
 
 const TIME: Duration = Duration::from_secs(20);
@@ -216,6 +221,32 @@ fn what_is_not_a_server_is_called_so() {
         });
         assert!(error.contains(what), "{error}");
     }
+}
+
+/// Behind a socket of the service manager, which is root, a server is still the user that it is.
+#[test]
+fn a_servers_user_is_the_one_who_answers() {
+    let server = Running::start(Limits::default());
+    assert_eq!(server.client().server_user().expect("a user"), geteuid());
+    if !geteuid().is_root() {
+        return skip_for_good("a_servers_user_is_the_one_who_answers", "only root changes its user");
+    }
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let other = Uid::from_raw(65_533);
+    let user = thread::scope(|scope| {
+        scope.spawn(|| {
+            // Only of this thread.
+            set_thread_res_uid(other, other, other).expect("root may");
+            let (mut client, _) = listener.accept().expect("a client");
+            client.write_all(b"{\"name\":\"pagefold\",\"protocol\":1,\"version\":\"1\"}\n").expect("a greeting");
+            BufReader::new(client.try_clone().expect("a socket")).read_line(&mut String::new()).expect("a request");
+            client.write_all(b"{\"id\":1,\"result\":{}}\n").expect("an answer");
+        });
+        Client::connect(&path, TIME).expect("a client").server_user()
+    });
+    assert_eq!(user.expect("a user"), other);
 }
 
 /// Clients that hold instants keep neither others out nor, if there are too many, other freezes
