@@ -27,6 +27,7 @@ use crate::{
     pins::Pin,
     prefetch::{LINE_BYTES, prefetch},
     stats::DiskStats,
+    status::{ChangedRun, Status, StatusRun},
     streams::{Coder, Taken},
     tree::{Changing, EntryPlace, Found, Tree},
 };
@@ -85,39 +86,6 @@ impl From<Full> for Error {
     fn from(_: Full) -> Self {
         Self::Full
     }
-}
-
-/// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// Nothing; reads as zeros.
-    Empty,
-    /// Discarded, on a disk that is [over](crate::Pool::disk_over) something; reads as zeros.
-    Hole,
-    /// A page of zeros.
-    Zero,
-    /// A page.
-    Data,
-}
-
-/// Consecutive slots with the same status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StatusRun {
-    /// The status of each slot.
-    pub status: Status,
-    /// The number of slots, at least 1.
-    pub slots: u64,
-}
-
-/// Consecutive slots of which all or none were changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChangedRun {
-    /// Whether the slots were changed.
-    pub changed: bool,
-    /// The number of slots, at least 1.
-    pub slots: u64,
 }
 
 /// An array of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping a disk
@@ -786,17 +754,6 @@ impl Disk {
         let locked = crate::lock::Locked::lock(place.word).expect("a leaf");
         let entry = change(locked.entry());
         locked.replace(entry);
-    }
-}
-
-impl Status {
-    fn of(entry: Entry) -> Self {
-        match entry {
-            Entry::Empty => Self::Empty,
-            Entry::Hole => Self::Hole,
-            Entry::Same(Fill::ZERO) => Self::Zero,
-            _ => Self::Data,
-        }
     }
 }
 
