@@ -41,6 +41,22 @@ pub(crate) enum IndexPlace {
     Apart(Sum, u64),
 }
 
+impl IndexPlace {
+    pub(crate) fn sum(&self) -> Sum {
+        match self {
+            Self::Inside(_, sum) | Self::Apart(sum, _) => *sum,
+        }
+    }
+
+    /// Returns the length of the index.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Inside(range, _) => range.end - range.start,
+            Self::Apart(_, size_bytes) => *size_bytes,
+        }
+    }
+}
+
 /// An image with the devices that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layers {

@@ -49,7 +49,7 @@ pub use error::{Error, Result};
 pub use index::{Index, MOST_CHUNK_BYTES, MOST_INDEX_BYTES};
 pub use location::{Location, Reference};
 pub use part::Part;
-pub use push::{MediaTypes, PushOptions, Pushed, check_bounds, push};
+pub use push::{MediaTypes, PushOptions, Pushed, check, push};
 pub use push_trace::push_trace;
 pub use remote::{INDEX_SUFFIX, Options, Remote, open};
 pub use sum::Sum;

@@ -118,11 +118,7 @@ impl Part {
 
     /// Returns the length of the index.
     pub(crate) fn index_bytes(&self) -> u64 {
-        match &self.layer.index {
-            Some(IndexPlace::Inside(range, _)) => range.end - range.start,
-            Some(IndexPlace::Apart(_, size_bytes)) => *size_bytes,
-            None => 0,
-        }
+        self.layer.index.as_ref().map_or(0, IndexPlace::len_bytes)
     }
 
     /// Returns the blobs that the part consists of, with their lengths.

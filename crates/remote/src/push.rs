@@ -74,29 +74,37 @@ pub struct Pushed {
 /// # Errors
 /// [`Error`]. What was sent until then may remain, but nothing refers to it.
 pub fn push(image: &Part, devices: &[Part], location: &Location, options: &PushOptions) -> Result<Pushed> {
-    let wrong = |what: String| Error::Location { location: location.to_string(), what };
+    check(Some(image), devices, location)?;
     match location {
-        Location::Web { .. } => Err(wrong(format!(
-            "push stores to oci:// and s3://; for a web server, copy the image and the {INDEX_SUFFIX} that \
-            'pagefold index' makes"
-        ))),
-        Location::S3 { bucket, key, index: None } => to_bucket(image, location, bucket, key, options),
-        Location::Oci(reference @ Reference { manifest: None, .. }) => {
-            check_bounds(Some(image), devices, location)?;
-            to_registry(image, devices, reference, options)
-        }
-        Location::S3 { .. } | Location::Oci(_) => {
-            Err(wrong("a sum names what exists: push to a tag or a key alone".to_owned()))
-        }
+        Location::S3 { bucket, key, .. } => to_bucket(image, location, bucket, key, options),
+        Location::Oci(reference) => to_registry(image, devices, reference, options),
+        Location::Web { .. } => Err(no_push(location)),
     }
 }
 
-/// Checks that an image with these devices, which may be unfinished, can be read once it is at `location`.
+fn no_push(location: &Location) -> Error {
+    let what = format!(
+        "push stores to oci:// and s3://; for a web server, copy the image and the {INDEX_SUFFIX} that \
+         'pagefold index' makes"
+    );
+    Error::Location { location: location.to_string(), what }
+}
+
+/// Checks that an image with these devices, which may be unfinished, can be stored at `location` and read
+/// there.
 ///
 /// # Errors
-/// [`Error::Location`]: it has too many devices, or their indexes are too long together.
-pub fn check_bounds(image: Option<&Part>, devices: &[Part], location: &Location) -> Result<()> {
+/// [`Error::Location`]: nothing is stored at such a location, or the image has too many devices, or their
+/// indexes are too long together.
+pub fn check(image: Option<&Part>, devices: &[Part], location: &Location) -> Result<()> {
     let wrong = |what: String| Err(Error::Location { location: location.to_string(), what });
+    match location {
+        Location::Web { .. } => return Err(no_push(location)),
+        Location::S3 { index: None, .. } | Location::Oci(Reference { manifest: None, .. }) => {}
+        Location::S3 { .. } | Location::Oci(_) => {
+            return wrong("a sum names what exists: push to a tag or a key alone".to_owned());
+        }
+    }
     if devices.len() > MOST_DEVICES {
         return wrong(format!(
             "the image has {} devices, of which {MOST_DEVICES} can be read: 'pagefold freeze' without --backing \
@@ -123,16 +131,8 @@ fn to_bucket(image: &Part, location: &Location, bucket: &str, key: &str, options
     }
     let client = Client::new();
     let store = Arc::new(Store::of_environment(bucket)?);
-    let put = |key: String, body: &Outgoing<'_>| {
-        let object = Object { store: Arc::clone(&store), key };
-        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
-        Patience::opening(options.patience).repeat(|until| {
-            let reply = request(&client, &object, &Method::PUT, &kind, Some(body), until)?;
-            match reply.status {
-                StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
-                _ => Err(reply.failure("the server refuses")),
-            }
-        })
+    let put = |key, body: &Outgoing<'_>| {
+        put_object(&client, &Object { store: Arc::clone(&store), key }, body, options.patience)
     };
     put(key.to_owned(), &Outgoing { len_bytes: size_bytes, open: &|| image_bytes(&**bytes, size_bytes) })?;
     let body = Outgoing { len_bytes: index.len() as u64, open: &|| memory_bytes(index) };
@@ -165,28 +165,40 @@ fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &
         name: Location::Oci(reference.clone()).to_string(),
         what: error.to_string(),
     })?;
-    storing.patience().repeat(|until| storing.registry.set_manifest(&reference.last(), &manifest, until))?;
+    storing.patience().repeat(|until| storing.registry.set_manifest(&reference.last(), MANIFEST, &manifest, until))?;
     let fixed = Location::Oci(Reference { manifest: Some(Sum::of(&manifest)), ..reference.clone() });
     let of_manifest = manifest.len() as u64;
     Ok(Pushed { fixed, bytes: storing.bytes + of_manifest, sent_bytes: storing.sent_bytes + of_manifest })
 }
 
-/// An image that is being stored in a repository.
-struct Storing<'a> {
-    client: Arc<Client>,
-    registry: Arc<Registry>,
-    options: &'a PushOptions,
-    bytes: u64,
-    sent_bytes: u64,
+/// Stores an object in a bucket.
+pub(crate) fn put_object(client: &Client, object: &Object, body: &Outgoing<'_>, patience: Duration) -> Result<()> {
+    let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
+    Patience::opening(patience).repeat(|until| {
+        let reply = request(client, object, &Method::PUT, &kind, Some(body), until)?;
+        match reply.status {
+            StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
+            _ => Err(reply.failure("the server refuses")),
+        }
+    })
+}
+
+/// What is being stored in a repository.
+pub(crate) struct Storing<'a> {
+    pub(crate) client: Arc<Client>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) options: &'a PushOptions,
+    pub(crate) bytes: u64,
+    pub(crate) sent_bytes: u64,
 }
 
 impl Storing<'_> {
-    fn patience(&self) -> Patience {
+    pub(crate) fn patience(&self) -> Patience {
         Patience::opening(self.options.patience)
     }
 
     /// Stores a blob, unless the repository has it, or the registry has it in the repository `from`.
-    fn store(&mut self, sum: Sum, body: &Outgoing<'_>, from: Option<&str>) -> Result<()> {
+    pub(crate) fn store(&mut self, sum: Sum, body: &Outgoing<'_>, from: Option<&str>) -> Result<()> {
         self.bytes += body.len_bytes;
         let is_there = self.patience().repeat(|until| self.registry.has(sum, until))?;
         if !is_there && self.patience().repeat(|until| self.registry.upload(sum, body, from, until))? {

@@ -3,26 +3,22 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Cursor, Read},
-    ops::Range,
-    os::unix::fs::FileExt,
+    io::Read,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use ureq::http::{HeaderValue, Method, StatusCode, header};
-
 use crate::{
-    access::{Access, request},
+    access::Access,
     error::{Error, Result},
     http::{Client, Outgoing},
     image::{Contents, IndexPlace, Layers, contents},
-    location::Location,
+    location::{Location, Reference},
+    part::{image_bytes, memory_bytes},
     patience::Patience,
-    push::Pushed,
+    push::{PushOptions, Pushed, Storing, put_object},
     referrers::{CREATED, NO_CONFIG, NewReferrer},
     registry::Registry,
-    remote::Options,
     s3::{Object, Store},
     sum::{Sum, Summing},
     trace::{TRACE_SUFFIX, Trace},
@@ -51,17 +47,17 @@ impl Registry {
     }
 }
 
-/// Stores the trace in `file`, whose name is `path`, with the image at `location`, which must be there.
+/// Stores the trace in `file`, whose name is `path`, with the image at `location`. In a registry, that
+/// image must be there.
 ///
 /// # Errors
-/// [`Error`]; the trace is of another image, or not a trace.
-pub fn push_trace(file: &File, path: &str, location: &Location, options: &Options) -> Result<Pushed> {
+/// [`Error`]; it is not a trace; in a registry also, it is the trace of another image.
+pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOptions) -> Result<Pushed> {
     let failed = |source| Error::Io { path: path.to_owned(), source };
     let size_bytes = file.metadata().map_err(failed)?.len();
-    let trace = Trace::read(&mut part(file, 0..size_bytes)).map_err(failed)?;
+    let trace = Trace::read(&mut image_bytes(file, size_bytes)).map_err(failed)?;
     let client = Arc::new(Client::new());
-    let patience = || Patience::opening(options.patience);
-    let body = Outgoing { len_bytes: size_bytes, open: &|| part(file, 0..size_bytes) };
+    let body = Outgoing { len_bytes: size_bytes, open: &|| image_bytes(file, size_bytes) };
     let wrong = |what: &str| Error::Location { location: location.to_string(), what: what.to_owned() };
     match location {
         Location::Web { .. } => {
@@ -70,20 +66,14 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &Option
         Location::S3 { bucket, key, .. } => {
             let object =
                 Object { store: Arc::new(Store::of_environment(bucket)?), key: format!("{key}{TRACE_SUFFIX}") };
-            let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
-            patience().repeat(|until| {
-                let reply = request(&client, &object, &Method::PUT, &kind, Some(&body), until)?;
-                match reply.status {
-                    StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(()),
-                    _ => Err(reply.failure("the server refuses")),
-                }
-            })?;
+            put_object(&client, &object, &body, options.patience)?;
             Ok(Pushed { fixed: location.clone(), bytes: size_bytes, sent_bytes: size_bytes })
         }
         Location::Oci(reference) => {
-            let registry = Arc::new(Registry::new(client, reference)?);
+            let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
+            let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
             let find = |last: &str, sum: Option<Sum>| {
-                let (manifest, _) = patience().repeat(|until| registry.manifest(last, until))?;
+                let (manifest, _) = storing.patience().repeat(|until| storing.registry.manifest(last, until))?;
                 match sum.is_none_or(|sum| sum == Sum::of(&manifest)) {
                     true => Ok(manifest),
                     false => Err(Error::Sum { url: location.to_string(), what: "the manifest".to_owned() }),
@@ -99,42 +89,31 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &Option
             if !trace.blobs.iter().all(|blob| indexes(&layers).any(|index| index == *blob)) {
                 return Err(wrong(&format!("{path} is a trace of another image")));
             }
-            let mut sent_bytes = 0;
-            let mut store = |sum: Sum, body: &Outgoing<'_>| {
-                if !patience().repeat(|until| registry.has(sum, until))? {
-                    patience().repeat(|until| registry.upload(sum, body, None, until))?;
-                    sent_bytes += body.len_bytes;
-                }
-                Result::Ok(())
-            };
             let blob = sum_of(file, size_bytes).map_err(failed)?;
-            store(blob, &body)?;
-            let open = || -> Box<dyn Read> { Box::new(Cursor::new(NO_CONFIG)) };
-            store(Sum::of(NO_CONFIG), &Outgoing { len_bytes: NO_CONFIG.len() as u64, open: &open })?;
+            storing.store(blob, &body, None)?;
+            let config = Outgoing { len_bytes: NO_CONFIG.len() as u64, open: &|| memory_bytes(NO_CONFIG) };
+            storing.store(Sum::of(NO_CONFIG), &config, None)?;
             let new = NewReferrer {
                 kind: TRACE,
                 subject: (Sum::of(&manifest), manifest.len() as u64),
                 blob: (blob, size_bytes),
                 annotations: [(CREATED.to_owned(), now()), (TRACE_BLOB.to_owned(), blob.to_string())].into(),
             };
-            let manifest = patience().repeat(|until| registry.refer(&new, until))?;
-            let (bytes, sent_bytes) = (size_bytes, sent_bytes + manifest.len() as u64);
-            let mut fixed = reference.clone();
-            fixed.manifest = Some(new.subject.0);
-            Ok(Pushed { fixed: Location::Oci(fixed), bytes, sent_bytes })
+            let manifest = storing.patience().repeat(|until| storing.registry.refer(&new, until))?;
+            let sent_bytes = storing.sent_bytes + manifest.len() as u64;
+            let fixed = Reference { manifest: Some(new.subject.0), ..reference.clone() };
+            Ok(Pushed { fixed: Location::Oci(fixed), bytes: size_bytes, sent_bytes })
         }
     }
 }
 
 fn indexes(layers: &Layers) -> impl Iterator<Item = Sum> {
     let all = layers.devices.iter().chain([&layers.image]);
-    all.filter_map(|layer| match layer.index.as_ref()? {
-        IndexPlace::Inside(_, sum) | IndexPlace::Apart(sum, _) => Some(*sum),
-    })
+    all.filter_map(|layer| layer.index.as_ref().map(IndexPlace::sum))
 }
 
 fn sum_of(file: &File, size_bytes: u64) -> std::io::Result<Sum> {
-    let (mut summing, mut from) = (Summing::default(), part(file, 0..size_bytes));
+    let (mut summing, mut from) = (Summing::default(), image_bytes(file, size_bytes));
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         match from.read(&mut piece)? {
@@ -162,25 +141,6 @@ fn date(seconds: u64) -> String {
     let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
     let year = era * 400 + year + u64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60)
-}
-
-/// Returns a reader of a part of a file, independent of others.
-fn part(file: &File, range: Range<u64>) -> Box<dyn Read + '_> {
-    Box::new(Part { file, range })
-}
-
-struct Part<'a> {
-    file: &'a File,
-    range: Range<u64>,
-}
-
-impl Read for Part<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let len = (self.range.end - self.range.start).min(buf.len() as u64) as usize;
-        let len = self.file.read_at(&mut buf[..len], self.range.start)?;
-        self.range.start += len as u64;
-        Ok(len)
-    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! What refers to a manifest in a registry: with the API of version 1.1 of the protocol, or with the
 //! tag that stands for it in older registries.
 
-use std::{collections::BTreeMap, io::Read, sync::Arc, thread, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Instant};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use ureq::http::{HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
     access::{Access, request},
-    http::{Outgoing, Reply, server},
+    http::{Reply, server},
     patience::Failure,
     registry::{MANIFEST, MANIFEST_LIST, Place, Registry},
     sum::Sum,
@@ -127,7 +127,7 @@ impl Registry {
         });
         let bytes = manifest.to_string().into_bytes();
         let sum = Sum::of(&bytes);
-        let reply = self.put(&sum.to_string(), MANIFEST, &bytes, until)?;
+        let reply = self.set_manifest(&sum.to_string(), MANIFEST, &bytes, until)?;
         if reply.headers.contains_key("oci-subject") {
             return Ok(bytes);
         }
@@ -144,20 +144,8 @@ impl Registry {
         entry["artifactType"] = new.kind.into();
         entry["annotations"] = json!(new.annotations);
         all.push(entry);
-        self.put(&tag, MANIFEST_LIST, list.to_string().as_bytes(), until)?;
+        self.set_manifest(&tag, MANIFEST_LIST, list.to_string().as_bytes(), until)?;
         Ok(bytes)
-    }
-
-    fn put(self: &Arc<Self>, last: &str, kind: &'static str, bytes: &[u8], until: Instant) -> Result<Reply, Failure> {
-        let open = || -> Box<dyn Read> { Box::new(std::io::Cursor::new(bytes.to_vec())) };
-        let body = Outgoing { len_bytes: bytes.len() as u64, open: &open };
-        let kind: [(HeaderName, HeaderValue); 1] = [(header::CONTENT_TYPE, HeaderValue::from_static(kind))];
-        let place = self.place(&format!("manifests/{last}"))?;
-        let reply = request(self.client(), &place, &Method::PUT, &kind, Some(&body), until)?;
-        match reply.status {
-            StatusCode::CREATED | StatusCode::OK | StatusCode::NO_CONTENT => Ok(reply),
-            _ => Err(reply.failure("the registry refuses")),
-        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     error::{Error, Result},
     http::{Client, Outgoing, Reply, same, server},
     location::{Location, Reference, is_loopback},
+    part::memory_bytes,
     patience::Failure,
     sum::Sum,
     tokens::Tokens,
@@ -187,17 +188,22 @@ impl Registry {
     }
 
     /// Stores a manifest under a tag or its sum.
-    pub(crate) fn set_manifest(self: &Arc<Self>, last: &str, bytes: &[u8], until: Instant) -> Result<(), Failure> {
-        let open = || -> Box<dyn std::io::Read> { Box::new(std::io::Cursor::new(bytes.to_vec())) };
-        let body = Outgoing { len_bytes: bytes.len() as u64, open: &open };
-        let kind: [(HeaderName, HeaderValue); 1] = [(header::CONTENT_TYPE, HeaderValue::from_static(MANIFEST))];
+    pub(crate) fn set_manifest(
+        self: &Arc<Self>,
+        last: &str,
+        media_type: &'static str,
+        bytes: &[u8],
+        until: Instant,
+    ) -> Result<Reply, Failure> {
+        let body = Outgoing { len_bytes: bytes.len() as u64, open: &|| memory_bytes(bytes) };
+        let kind: [(HeaderName, HeaderValue); 1] = [(header::CONTENT_TYPE, HeaderValue::from_static(media_type))];
         let place = self.place(&format!("manifests/{last}"))?;
         self.created(request(&self.client, &place, &Method::PUT, &kind, Some(&body), until)?)
     }
 
-    fn created(&self, reply: Reply) -> Result<(), Failure> {
+    fn created(&self, reply: Reply) -> Result<Reply, Failure> {
         match reply.status {
-            StatusCode::CREATED | StatusCode::OK | StatusCode::NO_CONTENT => Ok(()),
+            StatusCode::CREATED | StatusCode::OK | StatusCode::NO_CONTENT => Ok(reply),
             _ => Err(reply.failure("the registry refuses")),
         }
     }

@@ -434,10 +434,7 @@ impl Opener<'_> {
             let what = "no chunk index, so that nothing can be verified";
             return Err(Error::Manifest { name: self.name(), what: what.to_owned() });
         };
-        let (sum, size) = match place {
-            IndexPlace::Inside(range, sum) => (sum, range.end - range.start),
-            IndexPlace::Apart(sum, size) => (sum, *size),
-        };
+        let (sum, size) = (place.sum(), place.len_bytes());
         let too_long = || Error::Manifest {
             name: self.name(),
             what: "the chunk indexes of its layers exceed 64 MiB together".to_owned(),
@@ -445,7 +442,7 @@ impl Opener<'_> {
         if size > *room {
             return Err(too_long());
         }
-        let index = match self.cache().and_then(|cache| cache.index(*sum)) {
+        let index = match self.cache().and_then(|cache| cache.index(sum)) {
             Some(index) => index,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
@@ -456,7 +453,7 @@ impl Opener<'_> {
                         part(&ranges, range.clone(), until)
                     }
                 })?;
-                if Sum::of(&bytes) != *sum {
+                if Sum::of(&bytes) != sum {
                     return Err(Error::Sum { url: self.name(), what: "the chunk index".to_owned() });
                 }
                 Index::decode(&bytes, &self.name())?
@@ -468,7 +465,7 @@ impl Opener<'_> {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        let image = self.blob(*sum, index, Box::new(registry.blob(layer.blob)?));
+        let image = self.blob(sum, index, Box::new(registry.blob(layer.blob)?));
         Ok(Remote::new(image, sum.to_string()))
     }
 }

@@ -39,6 +39,7 @@ impl Args {
         );
         self.remote.must_send("--push")?;
         let asked = self.asked_for_push().map_err(misuse)?;
+        pagefold_remote::check(None, &[], &location)?;
         let name = location.to_string();
         let frozen = Frozen::of_client(self.peer.connect()?, &self.name)?;
         let described = frozen.described();
@@ -52,7 +53,7 @@ impl Args {
         };
         let devices = base.as_ref().map_or_else(|| Ok(Vec::new()), layers_of).with_context(within)?;
         // Before the image is built.
-        pagefold_remote::check_bounds(None, &devices, &location)?;
+        pagefold_remote::check(None, &devices, &location)?;
         let options = match (&base, asked) {
             (Some(base), _) => BuildOptions {
                 threads: self.threads,
@@ -91,7 +92,7 @@ impl Args {
 
 /// Returns what the image of a base consists of in a registry.
 fn layers_of(base: &BaseImage) -> anyhow::Result<Vec<Part>> {
-    let Some((own, devices)) = base.parts().split_first() else { return Ok(Vec::new()) };
-    let own = parts::part(own, &[0; 64], devices)?;
-    Ok([vec![own], parts::devices(devices, &base.device_tags())?].into_iter().flatten().collect())
+    // Nothing names the base's own blob yet.
+    let tags: Vec<_> = std::iter::once([0; 64]).chain(base.device_tags()).collect();
+    parts::devices(base.parts(), &tags)
 }

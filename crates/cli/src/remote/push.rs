@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
-use pagefold_remote::{Location, MediaTypes, Options, Part, PushOptions};
+use pagefold_remote::{Location, MediaTypes, Part, PushOptions};
 
 use super::parts::Opened;
 use crate::{log, misuse, output::output, size, storage::RemoteArgs};
@@ -82,6 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let location = Location::parse(location).map_err(misuse)?;
     args.remote.must_send("push")?;
     if let Some(image) = image {
+        pagefold_remote::check(None, &[], &location)?;
         let name = || pagefold_storage::shown(image);
         let opened = Opened::open(image, &args.devices, &args.remote)?;
         let devices = match location {
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(trace) = &args.trace {
         let name = trace.display().to_string();
         let file = File::open(trace).with_context(|| name.clone())?;
-        let pushed = pagefold_remote::push_trace(&file, &name, &location, &Options::default())?;
+        let pushed = pagefold_remote::push_trace(&file, &name, &location, &PushOptions::default())?;
         log::line(&format!("{location}: sent a trace of {}", size::show(pushed.bytes)));
         if image.is_none() {
             print(&pushed.fixed)?;

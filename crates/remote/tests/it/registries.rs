@@ -12,8 +12,7 @@ use std::{
 };
 
 use pagefold_remote::{
-    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, check_bounds, open, push,
-    push_trace,
+    Cache, Clusters, Location, MediaTypes, Options, Part, PushOptions, Pushed, Sum, check, open, push, push_trace,
 };
 use pagefold_storage::{ReadAt, Storage};
 use pagefold_testing::{
@@ -184,7 +183,7 @@ fn changed_manifests_are_refused() {
     let before = requests();
     for location in [fixed.to_string(), format!("oci://{}/a/b:list", server.address)] {
         let (trace, location) = (File::open(&trace).expect("a file"), Location::parse(&location).expect("a location"));
-        let error = push_trace(&trace, "x", &location, &Options::default()).expect_err("refused");
+        let error = push_trace(&trace, "x", &location, &PushOptions::default()).expect_err("refused");
         assert!(error.to_string().contains("manifest differs from its SHA-256"), "{error}");
     }
     assert_eq!(requests(), before);
@@ -361,6 +360,6 @@ fn blobs_stay_as_they_are() {
     let location = Location::parse(&registry.url("x/y:2")).expect("a location");
     let error = push(&image, &many, &location, &options).expect_err("too many").to_string();
     assert!(error.contains("65 devices, of which 64 can be read"), "{error}");
-    assert_eq!(check_bounds(None, &many, &location).expect_err("too many").to_string(), error);
-    check_bounds(None, &many[1..], &location).expect("as many as can be read");
+    assert_eq!(check(None, &many, &location).expect_err("too many").to_string(), error);
+    check(None, &many[1..], &location).expect("as many as can be read");
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_remote::{Cache, Location, Options, Recorder, Remote, open, push_trace};
+use pagefold_remote::{Cache, Location, Options, PushOptions, Recorder, Remote, open, push_trace};
 use pagefold_storage::ReadAt;
 use pagefold_testing::{
     registry::Registry,
@@ -290,11 +290,11 @@ fn a_registry_keeps_traces() {
     let file = folder.path().join("trace");
     fs::write(&file, &trace).expect("a file");
     let file = File::open(&file).expect("a file");
-    let error = push_trace(&file, "x", &other, &Options::default()).expect_err("of another image");
+    let error = push_trace(&file, "x", &other, &PushOptions::default()).expect_err("of another image");
     assert!(error.to_string().contains("another image"), "{error}");
     // The newer one replaces the older one.
     for _ in 0..2 {
-        push_trace(&file, "x", &location, &Options::default()).expect("pushed");
+        push_trace(&file, "x", &location, &PushOptions::default()).expect("pushed");
     }
     let (_folder, cache) = cache();
     let remote = followed(&location.to_string(), &cache, chunk_bytes);
@@ -363,7 +363,7 @@ fn a_trace_is_found_in_pages_and_by_tag() {
         let trace = recorded(&fixed.to_string(), &image);
         let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
         fs::write(&path, &trace).expect("a file");
-        let push = || push_trace(&File::open(&path).expect("a file"), "x", &fixed, &Options::default());
+        let push = || push_trace(&File::open(&path).expect("a file"), "x", &fixed, &PushOptions::default());
         let tag = reference.manifest.expect("a sum").to_string().replace(':', "-");
         let put = |text: &str| {
             contents.lock().expect("not poisoned").manifests.insert(tag.clone(), text.into());
