@@ -178,31 +178,27 @@ impl ClientState {
             }
             Ok(Unfinished { pieces, left_bytes })
         });
-        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None }, output))
+        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None, is_paced: false }, output))
     }
 }
 
 /// Bytes as hexadecimal digits.
 mod hex {
-    use std::fmt::Write;
-
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+
     pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        let mut text = String::with_capacity(2 * bytes.len());
-        for byte in bytes {
-            // A string takes everything.
-            let _ = write!(text, "{byte:02x}");
-        }
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        let text: String = digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect();
         serializer.serialize_str(&text)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let pairs = text.as_bytes().chunks(2).map(|pair| {
-            let pair = str::from_utf8(pair).ok().filter(|pair| pair.len() == 2 && !pair.starts_with('+'))?;
-            u8::from_str_radix(pair, 16).ok()
-        });
-        pairs.collect::<Option<_>>().ok_or_else(|| D::Error::custom("not an even number of hexadecimal digits"))
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let digit = |byte: u8| Some(char::from(byte).to_digit(16)? as u8);
+        let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect::<Option<_>>();
+        bytes.filter(|_| rest.is_empty()).ok_or_else(|| D::Error::custom("not an even number of hexadecimal digits"))
     }
 }

@@ -261,7 +261,11 @@ impl Deadline {
     ) -> io::Result<&'a [u8]> {
         let mut silence: Option<Deadline> = None;
         while !bytes.is_empty() {
-            let left = silence.unwrap_or(self).left()?.min(self.left()?);
+            let left = self.left()?;
+            let left = match silence {
+                Some(silence) => left.min(silence.left()?),
+                None => left,
+            };
             let left = if transport.can_send_again() { left.min(TICK) } else { left };
             match transport.send(bytes, left) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

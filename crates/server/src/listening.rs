@@ -333,8 +333,8 @@ impl Server {
         };
         let transports = Started::start(transports, &host)?;
         let Host { files, devices, obstacles, .. } = host;
-        let (begun, dedupe) = (AtomicBool::new(false), self.0.dedupe);
-        let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls, dedupe };
+        let begun = AtomicBool::new(false);
+        let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls };
         let start = incoming.as_ref().map_or(start, Incoming::start);
         let start_time = incoming.as_ref().map_or(start_time, Incoming::start_time);
         let ends = ending.clone();

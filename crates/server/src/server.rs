@@ -71,9 +71,8 @@ pub(crate) struct Giving {
     pub(crate) obstacles: Arc<Obstacles>,
     pub(crate) belongings: Belongings,
     pub(crate) when_given: Option<WhenGiven>,
-    /// Whether clients can use TLS, and equal pages are stored once.
+    /// Whether clients can use TLS.
     pub(crate) tls: bool,
-    pub(crate) dedupe: bool,
 }
 
 /// Called with the process that serves now.

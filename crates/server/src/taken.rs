@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pagefold_control::{Batch, Client};
+use pagefold_control::Client;
 
 use crate::{
     Belongings, Config, Error, Listening, Server, Sockets, TakeOverError,
@@ -42,7 +42,7 @@ impl Taken {
         let Received { server, incoming, pid, program, .. } = self.0;
         let clients = incoming.clients();
         let listening = server.open(sockets, Some(incoming))?;
-        let disks = server.0.disks.table().batch(Batch { after: None, most: usize::MAX }).len();
+        let disks: u64 = server.0.disks.kinds().iter().sum();
         let pid = pid.as_raw_pid();
         let line = format!("took over process {pid}, pagefold {program}: {disks} disks, {clients} clients of NBD");
         server.0.observer.info(&line);

@@ -89,8 +89,9 @@ pub(crate) struct Parked {
     /// Received bytes that were not used.
     pub(crate) input: Vec<u8>,
     pub(crate) unfinished: Option<Unfinished>,
-    /// The request at the front of `input`, if it was counted.
+    /// The request at the front of `input`, if it was counted, and whether it has had its turn.
     pub(crate) arrived: Option<Arrived>,
+    pub(crate) is_paced: bool,
 }
 
 impl Parked {
@@ -146,13 +147,13 @@ impl<T: Transport> Leader<T> {
     /// Continues where a leader has stopped.
     pub(super) fn resume(&mut self, parked: Parked) {
         self.input.replay(parked.input);
-        (self.unfinished, self.arrived) = (parked.unfinished, parked.arrived);
+        (self.unfinished, self.arrived, self.is_paced) = (parked.unfinished, parked.arrived, parked.is_paced);
     }
 
     /// Takes what is left after [`Led::Paused`].
     pub(super) fn park(&mut self) -> Parked {
         let (unfinished, arrived) = (self.unfinished.take(), self.arrived.take());
-        Parked { input: self.input.take_unconsumed(), unfinished, arrived }
+        Parked { input: self.input.take_unconsumed(), unfinished, arrived, is_paced: self.is_paced }
     }
 
     /// Serves until nothing is left to be done.
@@ -383,7 +384,7 @@ impl<T: Transport> Leader<T> {
     ) -> Result<(), Ended> {
         if let Err(ended) = self.receive_payload(connection, &mut unfinished) {
             // Its header is no longer at the front.
-            (self.unfinished, self.arrived) = (Some(unfinished), None);
+            (self.unfinished, self.arrived, self.is_paced) = (Some(unfinished), None, false);
             return Err(ended);
         }
         let Unfinished { pieces, .. } = unfinished;

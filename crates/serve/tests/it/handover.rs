@@ -161,8 +161,6 @@ fn all_states(event: Event) {
     assert_eq!(large.chunk().error().0, 28);
     // A reply that the peer has not read yet.
     large.request(command::READ, 0, 12, 8192, payload.len() as u32);
-    let start = Instant::now();
-    while world.handle().connections() == 0 && start.elapsed() < Duration::from_secs(1) {}
     thread::sleep(Duration::from_millis(50));
     world.happens();
     large.request(command::READ, 0, 13, 8192, 4096);
@@ -275,7 +273,8 @@ fn a_pause_that_fails_stops_nobody() {
             thread::sleep(Duration::from_micros(200));
         }
     });
-    println!("{failed} pauses have failed");
+    // Those over TLS are refused before anything pauses.
+    assert!(is_over_tls() || failed > 0, "no pause has failed");
     server.assert_alive();
 }
 

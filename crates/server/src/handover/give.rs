@@ -245,7 +245,7 @@ fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: 
     Ok(Record {
         version: VERSION,
         program: env!("CARGO_PKG_VERSION").to_owned(),
-        pool: PoolState { codec: table.pool.codec_name(), dedupe: giving.dedupe },
+        pool: PoolState { codec: table.pool.codec_name(), dedupe: server.0.dedupe },
         bases: bases.collect::<Result<_, _>>()?,
         disks: disk_states.collect::<Result<_, String>>()?,
         id: table.id(),
