@@ -53,19 +53,17 @@ struct OfTaken {
     notify_socket: Option<String>,
 }
 
-fn with_metrics(sockets: Sockets, args: &Args) -> Sockets {
+/// Adds what belongs to the process and is not handed over: certificates and sockets for metrics.
+fn of_the_process(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates>>) -> Sockets {
+    let sockets = match (certificates, args.tls) {
+        (None, _) => sockets,
+        (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
+        (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
+    };
     args.metrics.iter().fold(sockets, |sockets, metrics| match metrics {
         MetricsArg::Unix(path) => sockets.metrics_unix(path, args.permissions()),
         MetricsArg::Tcp(address) => sockets.metrics_tcp(*address),
     })
-}
-
-fn with_tls(sockets: Sockets, args: &Args, certificates: Option<Arc<Certificates>>) -> Sockets {
-    match (certificates, args.tls) {
-        (None, _) => sockets,
-        (Some(certificates), TlsArg::Require) => sockets.tls(certificates),
-        (Some(certificates), TlsArg::On) => sockets.tls_optional(certificates),
-    }
 }
 
 impl Place {
@@ -150,7 +148,7 @@ impl Place {
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
             // The other sockets are those of the other server.
-            return Ok(with_metrics(with_tls(Sockets::new(), args, certificates), args));
+            return Ok(of_the_process(Sockets::new(), args, certificates));
         }
         let mut sockets = match (self.passed.take(), &self.directory) {
             (Some(passed), _) => Sockets::new().passed(passed),
@@ -160,7 +158,7 @@ impl Place {
         sockets = args.unix.iter().fold(sockets, |sockets, path| sockets.unix_for(path, args.permissions()));
         sockets = args.tcp.iter().fold(sockets, |sockets, address| sockets.tcp(*address));
         sockets = args.vsock.iter().fold(sockets, |sockets, &VsockArg { cid, port }| sockets.vsock(cid, port));
-        sockets = with_metrics(with_tls(sockets, args, certificates), args);
+        sockets = of_the_process(sockets, args, certificates);
         if let Some(listener) = self.control.take() {
             return Ok(sockets.control_on(listener));
         }

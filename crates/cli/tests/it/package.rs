@@ -43,8 +43,19 @@ static PACKAGES: LazyLock<Option<(TempDir, [PathBuf; 2])>> = LazyLock::new(|| {
     Some((folder, [first, second]))
 });
 
-pub(crate) fn packages() -> Option<&'static [PathBuf; 2]> {
+fn packages() -> Option<&'static [PathBuf; 2]> {
     PACKAGES.as_ref().map(|(_, packages)| packages)
+}
+
+/// Returns a folder with the packages a.deb and b.deb, and with these empty folders.
+pub(crate) fn folder_with_packages(folders: &[&str]) -> Option<TempDir> {
+    let packages = packages()?;
+    let folder = TempDir::new().expect("a folder");
+    folders.iter().for_each(|name| fs::create_dir(folder.path().join(name)).expect("a folder"));
+    for (package, name) in packages.iter().zip(["a.deb", "b.deb"]) {
+        fs::copy(package, folder.path().join(name)).expect("a copy");
+    }
+    Some(folder)
 }
 
 /// Returns the files below a directory.
@@ -268,12 +279,7 @@ fn the_package_installs_serves_upgrades_and_purges() {
     if programs(test, wanted).is_none() {
         return;
     }
-    let Some([first, second]) = packages() else { return };
-    let folder = TempDir::new().expect("a folder");
-    fs::create_dir(folder.path().join("layers")).expect("a folder");
-    for (package, name) in [(first, "a.deb"), (second, "b.deb")] {
-        fs::copy(package, folder.path().join(name)).expect("a copy");
-    }
+    let Some(folder) = folder_with_packages(&["layers"]) else { return };
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", LIFE, "sh"]).arg(folder.path());
     let output = command.output().expect("a start");

@@ -104,7 +104,11 @@ fn images_in_a_bucket() {
         let other = TempDir::new().expect("a folder");
         let run = |args: &[&str]| output(moto.pagefold(other.path()).args(args));
         fs::remove_file(&copy).expect("removed");
-        run(&["serve", "s3://disks/disk.erofs", "--run", &format!("nbdcopy \"$uri\" {copy}")]);
+        // The trace is noted as followed once all of it was read.
+        let followed = "for try in $(seq 200); do ls \"$PAGEFOLD_CACHE\"/followed/* && break; sleep .05; done >&2";
+        run(&["serve", "s3://disks/disk.erofs", "--run", &format!("{followed}; nbdcopy \"$uri\" {copy}")]);
+        let marks = fs::read_dir(other.path().join("followed")).expect("a folder");
+        assert_eq!(marks.count(), 1, "the trace is not followed");
         assert!(fs::read(&copy).expect("a copy")[..bytes.len()] == bytes);
     }
     let message = run_to_fail(moto.pagefold(cache.path()).args(["ls", "s3://disks/none.erofs"]));

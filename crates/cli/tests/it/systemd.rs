@@ -4,9 +4,8 @@ use std::{fs, process::Command};
 
 use pagefold_testing::{programs, skip_for_good};
 use rustix::process::geteuid;
-use tempfile::TempDir;
 
-use crate::package::{packages, said};
+use crate::package::{folder_with_packages, said};
 
 /// Starts a systemd in a copy of this machine that is thrown away, with only the package's service and
 /// the steps below. $1 is a folder with a.deb, b.deb, steps.sh, and the empty folders layers and results.
@@ -107,15 +106,8 @@ fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
     if programs(test, wanted).is_none() {
         return;
     }
-    let Some([first, second]) = packages() else { return };
-    let folder = TempDir::new().expect("a folder");
+    let Some(folder) = folder_with_packages(&["layers", "results"]) else { return };
     let results = folder.path().join("results");
-    for name in ["layers", "results"] {
-        fs::create_dir(folder.path().join(name)).expect("a folder");
-    }
-    for (package, name) in [(first, "a.deb"), (second, "b.deb")] {
-        fs::copy(package, folder.path().join(name)).expect("a copy");
-    }
     fs::write(folder.path().join("steps.sh"), STEPS).expect("a file");
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]);
