@@ -43,8 +43,9 @@ fn changes(disk: &Disk) -> Vec<ChangedRun> {
 
 /// Returns a pool made from a stream of this one, and compares their figures.
 pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
-    let stream = exported(pool, disks);
+    // Before, as the compactor may take more for a moment while the stream is written.
     let max_bytes = pool.stats().mem_used_max;
+    let stream = exported(pool, disks);
     let imported = Pool::import(config, &mut &stream[..]).expect("a pool");
     imported.pool.check().expect("consistent");
     pool.compact();
