@@ -6,19 +6,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::{Duration, Instant},
+    sync::{Mutex, PoisonError, Weak},
 };
 
 use crate::{
-    budget::Full,
-    core::Core,
-    layers::{LayerId, Layers, Sums},
-    leaves::LEAF_BYTES,
+    entry::LayerId,
+    tree::{LEAF_BYTES, Layers, Sums},
 };
-
-/// How long objects are moved after clean pages were discarded for memory that is not an object's.
-const COMPACT_TIME: Duration = Duration::from_millis(2);
 
 /// A user of clean disks.
 pub trait Reclaim: Send + Sync {
@@ -63,22 +57,5 @@ impl Clean {
     pub(crate) fn reclaim(&self) -> bool {
         let user = self.user.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
         user.is_some_and(|user| user.reclaim())
-    }
-}
-
-impl Core {
-    /// Retries an attempt to take memory that is not an object's, as long as there are clean pages
-    /// to discard. The caller must not hold a stream, an entry or a lock of the pool.
-    pub(crate) fn reclaiming<T, E: From<Full> + PartialEq>(
-        self: &Arc<Self>,
-        mut attempt: impl FnMut() -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut done = attempt();
-        while done.as_ref().is_err_and(|error| *error == Full.into()) && self.clean.reclaim() {
-            // What was discarded leaves segments partly empty.
-            self.compact(Instant::now().checked_add(COMPACT_TIME));
-            done = attempt();
-        }
-        done
     }
 }

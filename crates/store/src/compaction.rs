@@ -1,33 +1,30 @@
-//! Which threads move objects, and when.
+//! Which threads free what became unused and move objects, and when.
 //!
 //! | pressure | free bytes of a shard             | who empties segments                          |
 //! |----------|-----------------------------------|-----------------------------------------------|
-//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | no thread                                     |
 //! | soft     | above                             | the pool's background thread                  |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
 //! One thread at a time compacts a shard, down to 1/30 + 16 KiB. Near the memory limit, the
-//! background thread also empties segments when little budget is left (`budget.rs`), and a writer
-//! without room empties them itself, in a shard that no other thread is compacting. An object moves
-//! while its entry is locked, for the time of a copy; no reader waits for that.
+//! background thread also empties segments when little budget is left (`limit/budget.rs`), and a
+//! writer without room empties them itself, in a shard that no other thread is compacting. An
+//! object moves while its entry is locked, for the time of a copy; no reader waits for that.
 
 use std::{
-    mem, process,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{
-            AtomicU32,
-            Ordering::{AcqRel, Relaxed, Release},
-        },
-    },
-    thread::{self, JoinHandle},
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 use crate::{
+    background::{Chores, Turn},
     core::Core,
     entry::Entry,
-    heap::{Goal, Location, Owner, Owners, Pressure},
+    heap::{Goal, Owners, Pressure},
+    limit::Full,
+    memory::malloc,
+    tree::Unused,
 };
 
 /// Objects that a writer moves if the pressure is hard.
@@ -44,50 +41,111 @@ const LOOKS_WITHOUT_GAIN: u32 = 3;
 /// Pause of the background thread if a pool's pressure persists although nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// How long objects are moved after clean pages were discarded for memory that is not an object's.
+const RECLAIM_TIME: Duration = Duration::from_millis(2);
+
+/// Parts freed in one batch, by the thread that drops them or between two checks of the background
+/// thread.
+const BATCH_PARTS: usize = 64;
+
+/// Freeing.
+impl Core {
+    /// Frees unused parts and objects: a small batch immediately, the rest in the background.
+    pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
+        if self.free_some(&mut unused) {
+            self.leave_later(unused);
+        }
+    }
+
+    /// Ends a disk that left `unused`.
+    pub(crate) fn end_disk(self: &Arc<Self>, unused: Unused) {
+        self.leave(unused);
+        if self.background.count_dropped() {
+            self.background.notify(self);
+        }
+    }
+
+    /// Queues everything for the background thread and frees nothing yet.
+    pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
+        if !unused.is_empty() {
+            self.background.leave(unused);
+            self.background.notify_again(self);
+        }
+    }
+
+    /// Frees everything in `unused`.
+    pub(crate) fn free_all(self: &Arc<Self>, unused: &mut Unused) {
+        while self.free_some(unused) {}
+    }
+
+    fn free_some(self: &Arc<Self>, unused: &mut Unused) -> bool {
+        let parts = self.parts();
+        let more = (0..BATCH_PARTS).all(|_| parts.free_one(unused));
+        self.free_unread(&mut unused.words);
+        more
+    }
+
+    /// Frees a batch of what dropped disks left. Returns whether more is left.
+    pub(crate) fn free_left(self: &Arc<Self>, turn: &Turn<'_>) -> bool {
+        self.background.free_left(turn, |unused| self.free_some(unused))
+    }
+
+    /// Frees a batch for a caller that needs room. Returns whether it may have freed some.
+    pub(crate) fn has_freed(self: &Arc<Self>) -> bool {
+        let some = self.background.has_leftovers();
+        if some {
+            self.free_left(&self.pause());
+        }
+        some
+    }
+
+    /// Waits until nobody reads the objects of `words`, which were swapped out of their slots, then
+    /// frees them and clears the list.
+    fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
+        if words.is_empty() {
+            return;
+        }
+        self.streams.wait_for_readers(words);
+        words.drain(..).for_each(|word| self.free(Entry::decode(word)));
+        self.relieve();
+    }
+
+    /// Frees what the table of equal pages' hints has beyond its share of the pool's memory.
+    fn shrink_equals(&self) {
+        if let Some(equals) = &self.equals {
+            equals.shrink(&self.budget);
+        }
+    }
+}
+
+/// Compaction.
 impl Core {
     /// Has memory that frees have left partly empty compacted, if there is pressure.
     pub(crate) fn relieve(self: &Arc<Self>) {
         match self.heap.pressure() {
             Pressure::None => {}
-            Pressure::Soft => self.tell(),
+            Pressure::Soft => self.background.notify(self),
             Pressure::Hard => {
                 // The background thread frees what dropped disks left, which empties segments anyway.
-                if self.left.load(Relaxed) == 0 {
+                if !self.background.has_leftovers() {
                     self.heap.compact(&**self, Goal::Relief, HELP_OBJECTS);
                 }
-                self.tell_again();
+                self.background.notify_again(self);
             }
         }
     }
 
-    /// Like [`tell`](Self::tell), also if the thread that was notified is that of a process from
-    /// which this one was forked.
-    pub(crate) fn tell_again(self: &Arc<Self>) {
-        if self.background.is_lost() {
-            self.told.store(false, Relaxed);
-        }
-        self.tell();
-    }
-
-    /// Notifies the background thread that there is work.
-    pub(crate) fn tell(self: &Arc<Self>) {
-        // All threads read `told` frequently, so its line is not written without need.
-        if !self.told.load(Relaxed) && !self.told.swap(true, AcqRel) {
-            self.background.tell(self);
-        }
-    }
-
     /// Keeps the background thread from moving objects of this pool while the guard lives.
-    pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
-        self.turning.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn pause(&self) -> Turn<'_> {
+        self.background.pause()
     }
 
     /// Moves objects until that frees no more memory, or until `end`. Returns whether more work is
     /// left.
     pub(crate) fn compact(self: &Arc<Self>, end: Option<Instant>) -> bool {
-        let turning = self.pause();
-        while self.free_left(&turning) {}
-        drop(turning);
+        let turn = self.pause();
+        while self.free_left(&turn) {}
+        drop(turn);
         self.settle();
         let (mut least, mut without_gain) = (self.heap.account().held_bytes, 0);
         while without_gain < LOOKS_WITHOUT_GAIN && self.heap.compact(&**self, Goal::Densest, LOOK_OBJECTS) {
@@ -102,165 +160,40 @@ impl Core {
         false
     }
 
-    /// Frees what the table of equal pages' hints has beyond its share of the pool's memory.
-    fn shrink_equals(&self) {
-        if let Some(equals) = &self.equals {
-            equals.shrink(&self.budget);
+    /// Retries an attempt to take memory that is not an object's, as long as there are clean pages
+    /// to discard. The caller must not hold a stream, an entry or a lock of the pool.
+    pub(crate) fn reclaiming<T, E: From<Full> + PartialEq>(
+        self: &Arc<Self>,
+        mut attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut done = attempt();
+        while done.as_ref().is_err_and(|error| *error == Full.into()) && self.clean.reclaim() {
+            // What was discarded leaves segments partly empty.
+            self.compact(Instant::now().checked_add(RECLAIM_TIME));
+            done = attempt();
         }
+        done
     }
 }
 
-impl Owners for Core {
-    fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize> {
-        self.leaves.find(owner, at).map(|(_, entry)| entry.object_bytes())
-    }
-
-    fn repoint(
-        &self,
-        owner: Owner,
-        from: Location,
-        to: Location,
-        len_bytes: usize,
-        copy: &mut dyn FnMut(),
-    ) -> Option<u64> {
-        let locked = self.leaves.try_lock(owner, from)?;
-        let old = locked.entry();
-        if old.object_bytes() != len_bytes {
-            return None;
-        }
-        copy();
-        locked.replace(old.moved(to));
-        Some(old.encode())
-    }
-
-    fn wait_for_readers(&self, words: &[u64]) {
-        self.streams.wait_for_readers(words);
-    }
-
-    fn settle(&self) {
-        self.streams.release_all(None, |word| self.free(Entry::decode(word)));
-    }
-}
-
-impl Core {
-    /// Moves some objects, for the background thread. Returns whether there is more work at once.
+impl Chores for Core {
     fn turn(self: &Arc<Self>) -> bool {
-        self.told.store(false, Release);
-        let turning = self.pause();
-        if self.free_left(&turning) {
+        let turn = self.background.begin_turn();
+        if self.free_left(&turn) {
             return true;
         }
-        self.give_back_small();
+        if self.background.forget_many() {
+            malloc::give_back();
+        }
         self.shrink_equals();
         if self.heap.compact(&**self, Goal::Relief, TURN_OBJECTS) {
             return true;
         }
-        drop(turning);
+        drop(turn);
         if self.heap.pressure() > Pressure::None {
             thread::sleep(PAUSE);
         }
         false
-    }
-}
-
-/// The thread that compacts a pool in the background. It starts when there is work for the first
-/// time, and ends with the pool.
-#[derive(Default)]
-pub(crate) struct Background {
-    worker: Mutex<Option<Worker>>,
-    /// The process that has started the thread. A fork of it has the pool, but no such thread.
-    process: AtomicU32,
-}
-
-struct Worker {
-    process: u32,
-    turns: Arc<Turns>,
-    thread: JoinHandle<()>,
-}
-
-/// Whether a pool has work, and whether it ends.
-#[derive(Default)]
-struct Turns {
-    state: Mutex<TurnsState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct TurnsState {
-    waiting: bool,
-    ended: bool,
-}
-
-impl Background {
-    /// Returns whether the thread was left behind in the process from which this one was forked.
-    fn is_lost(&self) -> bool {
-        let process = self.process.load(Relaxed);
-        process != 0 && process != process::id()
-    }
-
-    /// Notifies the thread that there is work. If it cannot be started, only writers compact.
-    fn tell(&self, core: &Arc<Core>) {
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_lost() {
-            // There is nothing to end or to release.
-            mem::forget(worker.take());
-        }
-        if worker.is_none() {
-            *worker = Worker::start(core);
-            self.process.store(worker.as_ref().map_or(0, |worker| worker.process), Relaxed);
-        }
-        if let Some(worker) = &*worker {
-            worker.turns.change(|state| state.waiting = true);
-        }
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let is_lost = self.is_lost();
-        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(worker) = worker else { return };
-        if is_lost {
-            mem::forget(worker);
-            return;
-        }
-        worker.turns.change(|state| state.ended = true);
-        // The thread itself may have had the pool's last reference.
-        if worker.thread.thread().id() != thread::current().id() {
-            // A panic of the thread has already been reported.
-            let _ = worker.thread.join();
-        }
-    }
-}
-
-impl Worker {
-    fn start(core: &Arc<Core>) -> Option<Self> {
-        let turns = Arc::<Turns>::default();
-        let (own, core) = (Arc::clone(&turns), Arc::downgrade(core));
-        let run = move || {
-            while own.wait() {
-                // Between two turns, nothing here keeps the pool.
-                while core.upgrade().is_some_and(|core| core.turn()) {}
-            }
-        };
-        let thread = thread::Builder::new().name("pagefold-compact".into()).spawn(run).ok()?;
-        Some(Self { process: process::id(), turns, thread })
-    }
-}
-
-impl Turns {
-    fn change(&self, change: impl FnOnce(&mut TurnsState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_one();
-    }
-
-    /// Waits for work. Returns false at the end of the pool.
-    fn wait(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.changed.wait_while(state, |state| !state.waiting && !state.ended);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        state.waiting = false;
-        !state.ended
     }
 }
 
@@ -269,7 +202,14 @@ mod tests {
     use pagefold_codec::{Lz4, Page};
 
     use super::*;
-    use crate::{Disk, Pool, PoolConfig, cpus::fake, lock::Locked, one::One, sync::AtomicU64};
+    use crate::{
+        Disk, Pool, PoolConfig,
+        cpus::fake,
+        entry::Locked,
+        heap::{Location, Owner},
+        sync::AtomicU64,
+        tests::One,
+    };
 
     const LEN: usize = 100;
 

@@ -11,28 +11,19 @@
 //! A failure before the swap leaves the old page in place. Lock order: stream, entry, heap.
 #![allow(unsafe_code)] // an object is owned by the holder of its entry: see the SAFETY comments
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use pagefold_codec::{PAGE_SIZE, Page, Stream, fill, same_filled};
 
 use crate::{
-    budget::{Budget, Full},
+    background::Background,
     clean::Clean,
-    common::Common,
-    compaction::Background,
-    entry::{Entry, Fill, GONE},
-    equals::{Equals, Sum},
-    heap::{Heap, Location, Owner},
-    layers::{LayerId, Layers},
-    leaves::{LEAF_BYTES, Leaves},
-    lock::Locked,
-    malloc,
-    parts::{Counts, Parts, Unused},
-    streams::{Coder, Kept, Streams, Taken, Working},
-    training::{Trained, Trainee, Training, prepare},
+    entry::{Entry, Fill, GONE, LayerId, Locked},
+    equal::{Common, Equals, Sum},
+    heap::{Heap, Location, Owner, Owners},
+    limit::{Budget, Full},
+    streams::{Coder, Kept, Streams, Taken, Trained, Trainee, Training, Working, prepare},
+    tree::{EntryCounter, LEAF_BYTES, Layers, PartStorage, Parts, Unused},
 };
 
 /// Objects longer than this are stored raw: they save almost nothing and would cost a decode on
@@ -41,7 +32,7 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
 /// See the module documentation.
 pub(crate) struct Core {
-    pub(crate) leaves: Leaves,
+    pub(crate) leaves: PartStorage,
     pub(crate) layers: Layers,
     pub(crate) common: Common,
     pub(crate) clean: Clean,
@@ -53,30 +44,12 @@ pub(crate) struct Core {
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
     pub(crate) beside_bytes: AtomicU64,
-    /// Whether the background thread has been notified of the pressure.
-    pub(crate) told: AtomicBool,
     pub(crate) background: Background,
-    /// Held by a thread that moves objects in the background or frees what dropped disks left.
-    pub(crate) turning: Mutex<()>,
-    /// What dropped disks left to be freed. `left` counts these lists, including the one that is
-    /// being freed.
-    pub(crate) unused: Mutex<Vec<Unused>>,
-    pub(crate) left: AtomicUsize,
-    /// Disks dropped since the allocator last returned its free memory.
-    pub(crate) gone: AtomicU32,
 }
-
-/// Dropped disks after which the allocator returns its free memory: each disk leaves about a
-/// hundred bytes in small blocks.
-const GONE_MANY: u32 = 1000;
 
 /// Entries compared with a written page. Two different pages with one hash are so rare that further
 /// candidates are never equal.
 const EQUALS_MAX: usize = 2;
-
-/// Parts freed in one batch, by the thread that drops them or between two checks of the background
-/// thread.
-const PARTS_AT_ONCE: usize = 64;
 
 /// An object that cannot be decoded, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +76,7 @@ impl From<Full> for Failed {
 
 /// The result of compressing a page. The object's bytes are in the coder.
 #[derive(Clone, Copy)]
-pub(crate) enum Made {
+pub(crate) enum Compressed {
     /// One word, repeated.
     Same(Fill),
     /// An object, compressed with the tables of this number.
@@ -155,7 +128,39 @@ impl Trainee for Core {
     }
 }
 
-impl Counts for Core {
+impl Owners for Core {
+    fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize> {
+        self.leaves.find(owner, at).map(|(_, entry)| entry.object_bytes())
+    }
+
+    fn repoint(
+        &self,
+        owner: Owner,
+        from: Location,
+        to: Location,
+        len_bytes: usize,
+        copy: &mut dyn FnMut(),
+    ) -> Option<u64> {
+        let locked = self.leaves.try_lock(owner, from)?;
+        let old = locked.entry();
+        if old.object_bytes() != len_bytes {
+            return None;
+        }
+        copy();
+        locked.replace(old.moved(to));
+        Some(old.encode())
+    }
+
+    fn wait_for_readers(&self, words: &[u64]) {
+        self.streams.wait_for_readers(words);
+    }
+
+    fn settle(&self) {
+        self.streams.release_all(None, |word| self.free(Entry::decode(word)));
+    }
+}
+
+impl EntryCounter for Core {
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry) {
         self.count(layer, 0, old, new);
     }
@@ -166,77 +171,6 @@ impl Core {
     pub(crate) fn parts(&self) -> Parts<'_> {
         let Self { leaves, layers, budget, common, .. } = self;
         Parts { leaves, layers, budget, counts: self, common }
-    }
-
-    /// Frees unused parts and objects: a small batch at once, the rest in the background.
-    pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
-        if self.free_some(&mut unused) {
-            self.leave_later(unused);
-        }
-    }
-
-    /// Ends a disk that left `unused`.
-    pub(crate) fn end_disk(self: &Arc<Self>, unused: Unused) {
-        self.leave(unused);
-        if self.gone.fetch_add(1, Relaxed) + 1 >= GONE_MANY {
-            self.tell();
-        }
-    }
-
-    /// If many disks have been dropped, makes the allocator return its free memory.
-    pub(crate) fn give_back_small(&self) {
-        if self.gone.load(Relaxed) >= GONE_MANY {
-            self.gone.store(0, Relaxed);
-            malloc::give_back();
-        }
-    }
-
-    /// Queues everything for the background thread and frees nothing at once.
-    pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
-        if !unused.is_empty() {
-            self.left.fetch_add(1, Relaxed);
-            self.unused().push(unused);
-            self.tell_again();
-        }
-    }
-
-    /// Frees everything in `unused`.
-    pub(crate) fn free_all(self: &Arc<Self>, unused: &mut Unused) {
-        while self.free_some(unused) {}
-    }
-
-    fn free_some(self: &Arc<Self>, unused: &mut Unused) -> bool {
-        let parts = self.parts();
-        let more = (0..PARTS_AT_ONCE).all(|_| parts.free_one(unused));
-        self.free_unread(&mut unused.words);
-        more
-    }
-
-    /// Frees a batch of what dropped disks left. Returns whether more is left. `_turn` is the guard
-    /// of [`turning`](Self::turning).
-    pub(crate) fn free_left(self: &Arc<Self>, _turn: &MutexGuard<'_, ()>) -> bool {
-        let unused = self.unused().pop();
-        if let Some(mut unused) = unused {
-            if self.free_some(&mut unused) {
-                self.unused().push(unused);
-                return true;
-            }
-            self.left.fetch_sub(1, Relaxed);
-        }
-        self.left.load(Relaxed) > 0
-    }
-
-    /// Frees a batch for a caller that needs room at once. Returns whether it may have freed some.
-    pub(crate) fn has_freed(self: &Arc<Self>) -> bool {
-        let some = self.left.load(Relaxed) > 0;
-        if some {
-            self.free_left(&self.pause());
-        }
-        some
-    }
-
-    fn unused(&self) -> MutexGuard<'_, Vec<Unused>> {
-        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the bytes of a layer's parts. A disk must hold the layer.
@@ -276,17 +210,17 @@ impl Core {
     }
 
     /// Compresses `page`.
-    pub(crate) fn compress(&self, coder: &mut Coder, page: &Page) -> Made {
+    pub(crate) fn compress(&self, coder: &mut Coder, page: &Page) -> Compressed {
         let training = self.training.as_ref();
         if let Some(fill) = same_filled(page).and_then(Fill::new) {
-            return Made::Same(fill);
+            return Compressed::Same(fill);
         }
         let tables = training.map_or(0, Training::current);
         let is_ready = prepare(training, &mut *coder.stream, &mut coder.trained, tables);
         debug_assert!(is_ready, "the current tables are kept");
         match coder.stream.compress(page, &mut coder.object[..OBJECT_MAX]) {
-            Some(len_bytes) => Made::Object { tables, len_bytes },
-            None => Made::Raw,
+            Some(len_bytes) => Compressed::Object { tables, len_bytes },
+            None => Compressed::Raw,
         }
     }
 
@@ -296,20 +230,20 @@ impl Core {
     pub(crate) fn build(
         self: &Arc<Self>,
         number: u64,
-        made: Made,
+        made: Compressed,
         coder: &mut Coder,
         kept: &mut Kept,
         replaced_bytes: usize,
     ) -> Result<Entry, Full> {
         let len_bytes = match made {
-            Made::Same(fill) => return Ok(Entry::Same(fill)),
-            Made::Object { len_bytes, .. } => len_bytes,
-            Made::Raw => PAGE_SIZE,
+            Compressed::Same(fill) => return Ok(Entry::Same(fill)),
+            Compressed::Object { len_bytes, .. } => len_bytes,
+            Compressed::Raw => PAGE_SIZE,
         };
         if let Some(training) = &self.training {
             training.offer(&mut coder.trained, number, self);
         }
-        let (leaf, _) = Leaves::leaf_of(number);
+        let (leaf, _) = PartStorage::leaf_of(number);
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
         if !self.budget.admits(grows_bytes, replaced_bytes == 0) {
             return Err(Full);
@@ -323,7 +257,7 @@ impl Core {
             }
         };
         Ok(match made {
-            Made::Object { tables, .. } => Entry::Object { tables, len_bytes, at },
+            Compressed::Object { tables, .. } => Entry::Object { tables, len_bytes, at },
             _ => Entry::Raw { at },
         })
     }
@@ -333,15 +267,15 @@ impl Core {
     ///
     /// # Safety
     /// As for [`decode`](Self::decode).
-    pub(crate) unsafe fn is_same(&self, entry: Entry, made: Made, coder: &mut Coder, page: &Page) -> bool {
+    pub(crate) unsafe fn is_same(&self, entry: Entry, made: Compressed, coder: &mut Coder, page: &Page) -> bool {
         let (at, len_bytes, object) = match (entry, made) {
-            (Entry::Same(old), Made::Same(new)) => return old == new,
-            (Entry::Object { tables: old, len_bytes: old_bytes, at }, Made::Object { tables, len_bytes })
+            (Entry::Same(old), Compressed::Same(new)) => return old == new,
+            (Entry::Object { tables: old, len_bytes: old_bytes, at }, Compressed::Object { tables, len_bytes })
                 if (old, old_bytes) == (tables, len_bytes) =>
             {
                 (at, len_bytes, &coder.object[..len_bytes])
             }
-            (Entry::Raw { at }, Made::Raw) => (at, PAGE_SIZE, &page[..]),
+            (Entry::Raw { at }, Compressed::Raw) => (at, PAGE_SIZE, &page[..]),
             _ => return false,
         };
         // SAFETY: guaranteed by the caller.
@@ -428,7 +362,7 @@ impl Core {
         match (old, below) {
             (Entry::Empty, Below::Unknown) => return Err(Failed::Nothing),
             (Entry::Empty, Below::Page(below)) => page.copy_from_slice(below),
-            _ => self.decode_held(old, Leaves::leaf_of(number).1, coder, page).map_err(Failed::Corrupt)?,
+            _ => self.decode_held(old, PartStorage::leaf_of(number).1, coder, page).map_err(Failed::Corrupt)?,
         }
         change(page);
         let made = self.compress(coder, page);
@@ -445,7 +379,7 @@ impl Core {
     /// Replaces entry `number`, which the caller holds, with `new`, and frees the old object as
     /// soon as nobody reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
-        let (leaf, index) = Leaves::leaf_of(number);
+        let (leaf, index) = PartStorage::leaf_of(number);
         let layer = self.leaves.layer(leaf);
         let old = locked.replace(new);
         self.count(layer, taken.number(), old, new);
@@ -515,23 +449,12 @@ impl Core {
         shared.map(Equal::Shared)
     }
 
-    /// Counts that `new` replaced `old` in a layer.
+    /// EntryCounter that `new` replaced `old` in a layer.
     pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         self.layers.replaced(layer, hint, old, new);
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }
-    }
-
-    /// Waits until nobody reads the objects of `words`, which were swapped out of their slots, then
-    /// frees them and clears the list.
-    pub(crate) fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
-        if words.is_empty() {
-            return;
-        }
-        self.streams.wait_for_readers(words);
-        words.drain(..).for_each(|word| self.free(Entry::decode(word)));
-        self.relieve();
     }
 
     /// Rewrites some objects whose tables are being retired.

@@ -111,7 +111,7 @@ mod tests {
     use pagefold_codec::{PAGE_SIZE, Page};
 
     use super::*;
-    use crate::{PoolConfig, one::One};
+    use crate::{PoolConfig, tests::One};
 
     /// Writes and reads pages from threads that appear to run on the CPUs `ids`, then checks the
     /// store.

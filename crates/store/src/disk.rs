@@ -17,19 +17,14 @@ use std::{
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
 use crate::{
-    budget::{Full, Purpose},
-    core::{Below, Core, Corrupt, Equal, Failed, Made},
-    entry::{Entry, Fill},
+    core::{Below, Compressed, Core, Corrupt, Equal, Failed},
+    entry::{ChangedRun, Entry, Fill, LayerId, Pin, Status, StatusRun},
     heap::Location,
-    layers::{LayerId, Sums},
-    leaves::LEAF_SLOTS,
-    parts::{HOLE, NOTHING, entry_below},
-    pins::Pin,
-    prefetch::{LINE_BYTES, prefetch},
+    limit::{Full, Purpose},
+    memory::{LINE_BYTES, prefetch},
     stats::DiskStats,
-    status::{ChangedRun, Status, StatusRun},
     streams::{Coder, Taken},
-    tree::{Changing, EntryPlace, Found, Tree},
+    tree::{Changing, EntryPlace, HOLE, LEAF_SLOTS, NOTHING, SlotPlace, Sums, Tree, entry_below},
 };
 
 /// A read prefetches its whole object: a decoder that fetches the lines one by one waits for each.
@@ -305,15 +300,15 @@ impl Disk {
         loop {
             let version = tree.version();
             let place = match tree.find(&core.leaves, slot) {
-                Found::Entry(place) => place,
-                Found::None { place, .. } if tree.is(version) => {
+                SlotPlace::Entry(place) => place,
+                SlotPlace::None { place, .. } if tree.is(version) => {
                     let is_held = entry_below(place) != Entry::Empty;
                     if ZEROS || is_held {
                         page.fill(0);
                     }
                     return Ok(is_held);
                 }
-                Found::None { .. } => continue,
+                SlotPlace::None { .. } => continue,
             };
             let mut looked = place.look(&core.leaves);
             let entry = looked.entry();
@@ -379,7 +374,7 @@ impl Disk {
         // The entry is fetched into the cache while the page is compressed.
         let mut version = tree.version();
         let mut found = tree.find(&core.leaves, slot);
-        if let Found::Entry(place) = found {
+        if let SlotPlace::Entry(place) = found {
             prefetch(ptr::from_ref(place.word).cast());
         }
         let mut taken = core.streams.take(0, &core.budget)?;
@@ -389,7 +384,7 @@ impl Disk {
             .filter(|_| !self.clean && same_filled(page).is_none())
             .map(|equals| (equals, equals.sum(page)));
         if let Some((equals, sum)) = sum {
-            let own = if let Found::Entry(place) = found { Some(place.number()) } else { None };
+            let own = if let SlotPlace::Entry(place) = found { Some(place.number()) } else { None };
             match core.find_equal(equals, sum, page, own, &mut taken) {
                 Some(Equal::Own) if tree.is(version) => return Ok(()),
                 Some(Equal::Shared(shared)) => return self.put_shared(slot, shared, taken),
@@ -402,7 +397,7 @@ impl Disk {
             version = tree.version();
             found = tree.find(&core.leaves, slot);
         }
-        if let Found::Entry(place) = found
+        if let SlotPlace::Entry(place) = found
             && self.has(place, version, made, page, &mut working.coder, pin)
         {
             return Ok(());
@@ -476,7 +471,7 @@ impl Disk {
         &self,
         place: EntryPlace<'_>,
         version: u64,
-        made: Made,
+        made: Compressed,
         page: &Page,
         coder: &mut Coder,
         pin: &mut Pin<'_>,
@@ -487,8 +482,10 @@ impl Disk {
             return false;
         }
         let may_be = match (looked.entry(), made) {
-            (Entry::Object { len_bytes, .. }, Made::Object { len_bytes: new_bytes, .. }) => len_bytes == new_bytes,
-            (Entry::Raw { .. }, Made::Raw) | (Entry::Same(_), Made::Same(_)) => true,
+            (Entry::Object { len_bytes, .. }, Compressed::Object { len_bytes: new_bytes, .. }) => {
+                len_bytes == new_bytes
+            }
+            (Entry::Raw { .. }, Compressed::Raw) | (Entry::Same(_), Compressed::Same(_)) => true,
             _ => false,
         };
         if !may_be {
@@ -750,8 +747,8 @@ impl Disk {
     /// Changes the slot's entry, as damaged memory would.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
-        let Found::Entry(place) = self.tree.find(&self.core.leaves, slot) else { panic!("a slot with a leaf") };
-        let locked = crate::lock::Locked::lock(place.word).expect("a leaf");
+        let SlotPlace::Entry(place) = self.tree.find(&self.core.leaves, slot) else { panic!("a slot with a leaf") };
+        let locked = crate::entry::Locked::lock(place.word).expect("a leaf");
         let entry = change(locked.entry());
         locked.replace(entry);
     }

@@ -57,53 +57,32 @@
 //! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
 //! memory is reported as [`Error::Corrupt`] as far as the codec can detect it.
 
-mod budget;
+mod background;
 mod clean;
-mod common;
 mod compaction;
 mod core;
 mod cpus;
 mod disk;
 mod entry;
-mod equals;
-#[cfg(all(test, not(loom)))]
-mod faults;
+mod equal;
 mod handover;
 mod heap;
-mod layers;
-mod leaves;
-mod lock;
-mod malloc;
+mod limit;
 mod memory;
-#[cfg(all(test, loom))]
-mod models;
-#[cfg(all(test, loom))]
-mod models_common;
-mod objects;
-#[cfg(all(test, not(loom)))]
-mod one;
-mod parts;
-mod pins;
 mod pool;
-mod prefetch;
-mod region;
-mod reserved;
-mod slab;
 mod stats;
-mod status;
 mod streams;
 mod sync;
-mod training;
-#[cfg(all(test, not(loom)))]
-mod training_tests;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 pub use clean::Reclaim;
 pub use disk::{Disk, Error, Slot};
+pub use entry::{ChangedRun, Status, StatusRun};
 pub use handover::{ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool};
-pub use malloc::keep_no_large_blocks;
-pub use objects::{Object, Objects};
+pub use heap::{Object, Objects};
+pub use memory::malloc::keep_no_large_blocks;
 pub use pagefold_codec::{PAGE_SIZE, Page};
 pub use pool::{NewPoolError, Pool, PoolConfig};
 pub use stats::{DiskStats, Figure, Stats};
-pub use status::{ChangedRun, Status, StatusRun};

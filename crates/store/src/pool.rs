@@ -1,11 +1,10 @@
 //! A pool: one memory limit, one set of streams and tables and one heap for any number of disks.
 
 use std::{
-    fmt,
-    io::{self, Read},
+    fmt, io,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -13,22 +12,17 @@ use std::{
 use pagefold_codec::{Codec, Fold, PAGE_SIZE};
 
 use crate::{
-    budget::{Budget, Purpose},
+    background::Background,
     clean::{Clean, Reclaim},
-    common::Common,
-    compaction::Background,
     core::Core,
     disk::{Disk, Error},
     entry::Entry,
-    equals::{Equals, Seeds},
-    handover::{self, ImportError, ImportedPool},
+    equal::{Common, Equals, Seeds},
     heap::Heap,
-    layers::{Layers, Sums},
-    leaves::Leaves,
-    memory,
+    limit::{Budget, Purpose, machine},
     stats::Stats,
-    streams::Streams,
-    training::{Plan, Training},
+    streams::{Plan, Streams, Training},
+    tree::{Layers, PartStorage, Sums},
 };
 
 /// The most memory that heap and leaves take for the first page of the first disk.
@@ -147,7 +141,7 @@ impl Pool {
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
         let heap = Heap::new(Arc::clone(&budget)).map_err(NewPoolError::AddressSpace)?;
-        let leaves = Leaves::new().map_err(NewPoolError::AddressSpace)?;
+        let leaves = PartStorage::new().map_err(NewPoolError::AddressSpace)?;
         let layers = Layers::new(streams.cpus()).map_err(NewPoolError::AddressSpace)?;
         let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
         let needed = needed_bytes(empty_bytes, &streams);
@@ -158,7 +152,7 @@ impl Pool {
         // The first number's page of counters belongs to the pool, so the first disk costs no more
         // than later ones.
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
-        let most = memory::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
+        let most = machine::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
         let equals = if dedupe { Some(Equals::new(most, seeds).map_err(NewPoolError::AddressSpace)?) } else { None };
         Ok(Self(Arc::new(Core {
             leaves,
@@ -171,12 +165,7 @@ impl Pool {
             training,
             budget,
             beside_bytes: AtomicU64::new(0),
-            told: AtomicBool::new(false),
             background: Background::default(),
-            turning: Mutex::default(),
-            unused: Mutex::default(),
-            left: AtomicUsize::new(0),
-            gone: AtomicU32::new(0),
         })))
     }
 
@@ -352,17 +341,6 @@ impl Pool {
             return Err(format!("entries add up to {found:?}, the counters have {counted:?}"));
         }
         Ok(())
-    }
-
-    /// Makes a pool from the stream that [`export`](Self::export) wrote, with its disks. The codec
-    /// must be the one of that pool, and the memory limit leave room for all that it holds.
-    ///
-    /// `input` is untrusted. Nothing after the end of the stream is read.
-    ///
-    /// # Errors
-    /// See [`ImportError`].
-    pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
-        handover::import(config, input)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

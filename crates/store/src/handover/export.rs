@@ -19,16 +19,13 @@ use super::{
 };
 use crate::{
     core::Core,
-    entry::Entry,
-    equals::{Equals, Seeds},
+    entry::{Entry, LayerId, Locked},
+    equal::{Equals, Seeds},
     heap::Owner,
-    layers::LayerId,
-    leaves::{LEAF_SLOTS, Leaves, PartId},
-    lock::Locked,
-    parts::{HOLE as HOLE_PLACE, NOTHING, names_part},
     pool::Pool,
+    streams::Training,
     sync::Ordering::Acquire,
-    training::Training,
+    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, names_part},
 };
 
 impl Pool {

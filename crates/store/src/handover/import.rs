@@ -32,19 +32,16 @@ use super::{
     blocks::{BlockReader, Fields},
 };
 use crate::{
-    budget::Purpose,
     core::Core,
     disk::{Disk, SLOTS_MAX},
-    entry::{Entry, Fill},
-    equals::{Seeds, Sum},
+    entry::{Entry, Fill, LayerId},
+    equal::{Seeds, Sum},
     heap::Owner,
-    layers::LayerId,
-    leaves::{LEAF_SLOTS, Leaves, PartId},
-    parts::{HOLE as HOLE_PLACE, NOTHING, names_part},
+    limit::Purpose,
     pool::{Pool, PoolConfig},
+    streams::{History, NUMBERS},
     sync::Ordering::{Relaxed, Release},
-    training::{History, NUMBERS},
-    tree::{Tree, levels},
+    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, Tree, levels, names_part},
 };
 
 /// The most leaves: an entry has 24 bits for the number of one.
@@ -95,8 +92,21 @@ struct Import<'a> {
     objects: u64,
 }
 
+impl Pool {
+    /// Makes a pool from the stream that [`export`](Self::export) wrote, with its disks. The codec
+    /// must be the one of that pool, and the memory limit leave room for all that it holds.
+    ///
+    /// `input` is untrusted. Nothing after the end of the stream is read.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+        import(config, input)
+    }
+}
+
 /// See [`Pool::import`].
-pub(crate) fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
     let mut reader = BlockReader::begin(input)?;
     let mut head = read_header(&mut reader)?;
     let asked = config.codec_name();

@@ -43,8 +43,6 @@ use crate::{
     pool::{NewPoolError, Pool},
 };
 
-pub(crate) use self::import::import;
-
 /// The first bytes of a stream.
 const MAGIC: [u8; 8] = *b"pagefold";
 
@@ -174,8 +172,8 @@ impl ImportError {
     }
 }
 
-impl From<crate::budget::Full> for ImportError {
-    fn from(_: crate::budget::Full) -> Self {
+impl From<crate::limit::Full> for ImportError {
+    fn from(_: crate::limit::Full) -> Self {
         Self::Full
     }
 }

@@ -22,7 +22,7 @@
 use std::io;
 
 use super::owners::Owner;
-use crate::region::Region;
+use crate::memory::Region;
 
 /// Bytes of a segment, in which blocks lie side by side.
 pub(super) const SEGMENT: u32 = 64 << 10;

@@ -16,7 +16,7 @@ use super::{
     owners::{Goal, Location, Owner, Owners, Pressure},
     shard::{Emptying, Resident, Shard, Wanted},
 };
-use crate::budget::{Full, Purpose};
+use crate::limit::{Full, Purpose};
 
 /// The least free bytes that make a segment worth emptying: to relieve a shard, and to make it as
 /// dense as possible.

@@ -31,7 +31,7 @@ use super::{
     delayed::{DELAYED, Delayed},
     owners::Owner,
 };
-use crate::budget::{Budget, Full, Purpose};
+use crate::limit::{Budget, Full, Purpose};
 
 /// Bytes accounted for at once: at least a page, and a whole segment in a large shard with much
 /// room below the limit: fewer updates of the shared counter, and fewer system calls. The unused

@@ -19,8 +19,8 @@ use super::{
     shard::{HOLD_PART, Shard, Wanted},
 };
 use crate::{
-    budget::{Budget, Full, Purpose},
     cpus::fake,
+    limit::{Budget, Full, Purpose},
 };
 
 struct Subject {

@@ -16,17 +16,12 @@ use std::sync::Arc;
 use loom::{cell::UnsafeCell, model::Builder, thread};
 
 use crate::{
-    budget::{Budget, Purpose},
-    common::Common,
-    entry::{Entry, Fill},
+    entry::{Entry, Fill, LayerId, Locked, Pin, Pins},
+    equal::Common,
     heap::Location,
-    layers::{LayerId, Layers},
-    leaves::{LEAF_SLOTS, Leaves},
-    lock::Locked,
-    parts::{Counts, NOTHING, Parts, Unused},
-    pins::{Pin, Pins},
+    limit::{Budget, Purpose},
     sync::{Ordering::Acquire, yield_now},
-    tree::{EntryPlace, Found, Tree},
+    tree::{EntryCounter, EntryPlace, LEAF_SLOTS, Layers, NOTHING, PartStorage, Parts, SlotPlace, Tree, Unused},
 };
 
 pub(crate) const POISON: u64 = u64::MAX;
@@ -37,7 +32,7 @@ const SLOTS: u64 = 8;
 
 /// A disk of a pool whose heap is an array: the caller chooses an object's place.
 pub(crate) struct World {
-    pub(crate) leaves: Leaves,
+    pub(crate) leaves: PartStorage,
     layers: Layers,
     budget: Budget,
     common: Common,
@@ -53,7 +48,7 @@ fn entry(at: u64) -> Entry {
     Entry::Object { tables: 0, len_bytes: 100, at: Location::new(at) }
 }
 
-impl Counts for World {
+impl EntryCounter for World {
     fn replaced(&self, _: LayerId, _: Entry, _: Entry) {}
 }
 
@@ -64,7 +59,7 @@ impl World {
         let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
         let common = Common::new(layers.take(&budget).expect("no limit"));
         let tree = Tree::new(layers.take(&budget).expect("no limit"));
-        let (leaves, pins) = (Leaves::new().expect("leaves"), Pins::new(pins));
+        let (leaves, pins) = (PartStorage::new().expect("leaves"), Pins::new(pins));
         let world = Self { leaves, layers, budget, common, tree, pins, objects };
         Locked::lock(world.place(&world.tree, SLOT).word).expect("a leaf").replace(entry(0));
         Arc::new(world)
@@ -98,7 +93,7 @@ impl World {
     pub(crate) fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
         loop {
             let version = tree.version();
-            let Found::Entry(place) = tree.find(&self.leaves, slot) else {
+            let SlotPlace::Entry(place) = tree.find(&self.leaves, slot) else {
                 if tree.is(version) {
                     return None;
                 }
@@ -159,7 +154,7 @@ impl World {
         };
         let old = locked.replace(entry(at));
         drop(pin);
-        self.let_go(old, Leaves::leaf_of(place.number()).1, retired);
+        self.let_go(old, PartStorage::leaf_of(place.number()).1, retired);
     }
 
     fn let_go(&self, old: Entry, index: usize, retired: &mut Vec<u64>) {
@@ -190,7 +185,7 @@ impl World {
         };
         let old = locked.replace(shared);
         drop(pin);
-        self.let_go(old, Leaves::leaf_of(place.number()).1, retired);
+        self.let_go(old, PartStorage::leaf_of(place.number()).1, retired);
         true
     }
 
@@ -567,7 +562,7 @@ fn updates_add_up_across_a_fork() {
             let count = if let Entry::Same(fill) = entry { fill.word() } else { 0 };
             let old = locked.replace(Entry::Same(Fill::new(count + 1).expect("a small number")));
             drop(pin);
-            world.parts().let_go(old, Leaves::leaf_of(place.number()).1, &mut Unused::default());
+            world.parts().let_go(old, PartStorage::leaf_of(place.number()).1, &mut Unused::default());
         };
         let other = thread::spawn({
             let world = Arc::clone(&world);

@@ -39,12 +39,12 @@ use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream, Tables, same_filled};
 
 use crate::{
-    budget::{Budget, Full, Purpose},
     entry::Entry,
-    leaves::Leaves,
-    malloc,
+    limit::{Budget, Full, Purpose},
+    memory::malloc,
     stats::Stats,
     sync::wait_for,
+    tree::PartStorage,
 };
 
 /// The most tables of a pool at a time, including the codec's initial ones: 0.05 to 1.7 MiB each.
@@ -454,7 +454,7 @@ impl Training {
 
     /// Returns entries whose objects are to be rewritten, so that the oldest number becomes free:
     /// few at a time, and usually none.
-    pub(crate) fn to_rewrite(&self, leaves: &Leaves) -> impl Iterator<Item = u64> {
+    pub(crate) fn to_rewrite(&self, leaves: &PartStorage) -> impl Iterator<Item = u64> {
         let leaving = self.leaving.load(Acquire);
         let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, leaves.end()) };
         let next = move || {

@@ -3,8 +3,7 @@
 use std::{ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
-    Disk, Error, ExportedDisk, ImportedPool, Pool, PoolConfig, Slot, Stats, budget::Budget, entry::Entry,
-    training::Plan,
+    Disk, Error, ExportedDisk, ImportedPool, Pool, PoolConfig, Slot, Stats, entry::Entry, limit::Budget, streams::Plan,
 };
 
 pub(crate) struct One {

@@ -27,9 +27,8 @@ use foldhash::{SharedSeed, quality::FoldHasher};
 use pagefold_codec::{PAGE_SIZE, Page};
 
 use crate::{
-    budget::{Budget, Purpose},
-    memory,
-    reserved::Reserved,
+    limit::{Budget, Purpose, machine},
+    memory::Reserved,
 };
 
 /// Hints per bucket. A bucket is a cache line.
@@ -84,7 +83,7 @@ impl Equals {
     /// # Errors
     /// The process cannot reserve the address space.
     pub(crate) fn new(memory_bytes: u64, seeds: Seeds) -> io::Result<Self> {
-        let room = (memory::address_space() / 32) as u64;
+        let room = (machine::address_space() / 32) as u64;
         let most = ((memory_bytes / SHARE).min(room) / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
         let hints = Reserved::at_most(most, least)?;

@@ -10,7 +10,8 @@ use std::{
 use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
 use proptest::prelude::*;
 
-use crate::{Error, PoolConfig, entry::Entry, one::One, training::Plan};
+use super::one::One;
+use crate::{Error, PoolConfig, entry::Entry, streams::Plan};
 
 /// Trains as often as possible.
 const OFTEN: Plan = Plan { sample_pages: 96, first_stride: 1, stride: 1, max_stride: 2 };

@@ -17,8 +17,8 @@
 use std::{collections::BTreeSet, sync::PoisonError};
 
 use crate::{
+    entry::LayerId,
     heap::Owner,
-    layers::LayerId,
     sync::{Mutex, MutexGuard},
 };
 

@@ -15,10 +15,8 @@ use std::{
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
-use crate::{
-    memory,
-    prefetch::{LINE_BYTES, prefetch},
-};
+use super::prefetch::{LINE_BYTES, prefetch};
+use crate::limit::machine;
 
 /// The front ends at a multiple of this: the largest page of any Linux.
 const STEP: usize = 64 << 10;
@@ -50,7 +48,7 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reserves `len_bytes` of address space, of which nothing is enabled.
     pub(crate) fn reserve(len_bytes: usize) -> io::Result<Self> {
-        Self::reserve_charged(len_bytes, memory::is_charged_unused())
+        Self::reserve_charged(len_bytes, machine::is_charged_unused())
     }
 
     fn reserve_charged(len_bytes: usize, is_charged: bool) -> io::Result<Self> {

@@ -29,6 +29,7 @@ mod block;
 mod delayed;
 mod emptying;
 mod mutex;
+mod objects;
 mod owners;
 mod shard;
 #[cfg(all(test, not(loom)))]
@@ -45,6 +46,7 @@ use std::{
     },
 };
 
+pub use self::objects::{Object, Objects};
 pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
 use self::{
     block::{BlockKind, Blocks, HEADER_BYTES, NIL, SEGMENT},
@@ -52,10 +54,9 @@ use self::{
     shard::{Shard, Wanted},
 };
 use crate::{
-    budget::{Budget, Full, Purpose},
     cpus::Cpus,
-    memory,
-    region::Region,
+    limit::{Budget, Full, Purpose, machine},
+    memory::Region,
 };
 use crossbeam_utils::CachePadded;
 
@@ -191,7 +192,7 @@ impl Heap {
     /// The process cannot reserve [`SPAN_MIN`] of address space.
     pub(crate) fn new(budget: Arc<Budget>) -> io::Result<Self> {
         let cpus = Cpus::new();
-        let room = memory::address_space() / 4 / cpus.count();
+        let room = machine::address_space() / 4 / cpus.count();
         let mut span = (1 << (room | 1).ilog2()).clamp(SPAN_MIN, SPAN_MAX);
         while let Err(error) = Region::reserve(span as usize) {
             span /= 2;
@@ -199,7 +200,7 @@ impl Heap {
                 return Err(error);
             }
         }
-        let memory_bytes = memory::bytes().unwrap_or(MEMORY_UNKNOWN);
+        let memory_bytes = machine::bytes().unwrap_or(MEMORY_UNKNOWN);
         let count =
             (memory_bytes.div_ceil(span - u64::from(SEGMENT)) + cpus.count() as u64).min((1 << Location::BITS) / span);
         Ok(Self {

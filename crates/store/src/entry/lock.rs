@@ -5,8 +5,8 @@
 //! were compared for zram, this is the one that needs no memory of its own; the crate `published`
 //! has the others.
 
+use super::{Entry, GONE, LOCK};
 use crate::{
-    entry::{Entry, GONE, LOCK},
     heap::Location,
     sync::{
         AtomicU64,

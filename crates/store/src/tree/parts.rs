@@ -21,14 +21,15 @@
 //! second checks them after it has locked the entry. So the later of the two finds that it is the
 //! last.
 
+use super::{
+    layers::Layers,
+    storage::{LEAF_SLOTS, PartId, PartStorage},
+};
 use crate::{
-    budget::{Budget, Full, Purpose},
-    common::Common,
-    entry::Entry,
+    entry::{Entry, LayerId, Locked},
+    equal::Common,
     heap::Owner,
-    layers::{LayerId, Layers},
-    leaves::{LEAF_SLOTS, Leaves, PartId},
-    lock::Locked,
+    limit::{Budget, Full, Purpose},
     sync::{
         Ordering::{AcqRel, Acquire, Relaxed, Release},
         fence,
@@ -53,7 +54,7 @@ pub(crate) fn entry_below(place: u64) -> Entry {
 }
 
 /// The counter of what entries hold.
-pub(crate) trait Counts {
+pub(crate) trait EntryCounter {
     /// Counts that `new` replaced `old` in a layer.
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry);
 }
@@ -61,10 +62,10 @@ pub(crate) trait Counts {
 /// The parts of a pool, and what is needed to create and free them.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
-    pub(crate) leaves: &'a Leaves,
+    pub(crate) leaves: &'a PartStorage,
     pub(crate) layers: &'a Layers,
     pub(crate) budget: &'a Budget,
-    pub(crate) counts: &'a dyn Counts,
+    pub(crate) counts: &'a dyn EntryCounter,
     pub(crate) common: &'a Common,
 }
 
@@ -293,7 +294,7 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// There is no memory for an entry; nothing has changed.
     pub(crate) fn share(&self, number: u64, locked: Locked<'a>, set_owner: impl FnOnce(Owner)) -> Result<Entry, Full> {
-        let (leaf, index) = Leaves::leaf_of(number);
+        let (leaf, index) = PartStorage::leaf_of(number);
         let held = locked.entry();
         let len_bytes = held.object_bytes();
         debug_assert!(len_bytes > 0, "an object is shared");
@@ -303,7 +304,7 @@ impl<'a> Parts<'a> {
         }
         let (number, room) = self.take_common()?;
         let shared = Entry::Shared { number, len_bytes };
-        set_owner(Leaves::leaf_of(number).0);
+        set_owner(PartStorage::leaf_of(number).0);
         self.counts.replaced(self.common.layer(), room.entry(), held);
         room.replace(held);
         self.replace(leaf, locked, shared);
@@ -340,12 +341,12 @@ impl<'a> Parts<'a> {
         for _ in 0..2 {
             self.link(leaf, index);
         }
-        Ok((Leaves::entry_number(leaf, index), locked))
+        Ok((PartStorage::entry_number(leaf, index), locked))
     }
 
     /// Removes a sharer of an object. The last one empties the object's entry.
     pub(crate) fn unshare(&self, number: u64, unused: &mut Unused) {
-        let (leaf, index) = Leaves::leaf_of(number);
+        let (leaf, index) = PartStorage::leaf_of(number);
         let Some(locked) = Locked::lock(self.leaves.word(number)) else { unreachable!("the link kept the leaf") };
         let Some(counts) = self.leaves.counts(leaf) else { unreachable!("the link was counted") };
         let lives = self.leaves.lives(leaf);

@@ -11,6 +11,8 @@
 //! one was compared with for zram.
 #![allow(unsafe_code)] // the working state belongs to the holder of its pin
 
+mod training;
+
 use std::{
     cell::UnsafeCell,
     iter,
@@ -26,13 +28,12 @@ use std::{
 use crossbeam_utils::CachePadded;
 use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 
+pub(crate) use self::training::{History, NUMBERS, Plan, Trained, Trainee, Training, prepare};
 use crate::{
-    budget::{Budget, Full, Purpose},
     cpus::Cpus,
-    layers::LayerId,
-    pins::{Pin, Pins},
+    entry::{LayerId, Pin, Pins},
+    limit::{Budget, Full, Purpose},
     sync::wait_for,
-    training::Trained,
 };
 
 /// If this many threads find their CPU's stream taken within this many milliseconds, CPUs share one

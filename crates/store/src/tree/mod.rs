@@ -39,16 +39,21 @@
 //! changed sees the change, and the forker waits for all others. So at the instant of the fork no
 //! change is half done, and nothing that the fork shares changes afterwards.
 
+mod layers;
+mod parts;
+mod storage;
+
 use std::sync::PoisonError;
 
+use self::storage::FAN_BITS;
+pub(crate) use self::{
+    layers::{Layers, Sums},
+    parts::{EntryCounter, HOLE, NOTHING, Parts, Unused, entry_below, names_part},
+    storage::{LEAF_BYTES, LEAF_SLOTS, PartId, PartStorage},
+};
 use crate::{
-    budget::{Full, Purpose},
-    entry::{Entry, Fill, MARKS},
-    layers::LayerId,
-    leaves::{FAN_BITS, LEAF_SLOTS, Leaves, PartId},
-    lock::Locked,
-    parts::{HOLE, NOTHING, Parts, Unused, entry_below, names_part},
-    pins::Pin,
+    entry::{Entry, Fill, LayerId, Locked, MARKS, Pin},
+    limit::{Full, Purpose},
     sync::{
         AtomicU32, AtomicU64, Mutex, MutexGuard,
         Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -85,7 +90,7 @@ pub(crate) struct EntryPlace<'a> {
 
 /// The result of looking up a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Found<'a> {
+pub(crate) enum SlotPlace<'a> {
     /// An entry.
     Entry(EntryPlace<'a>),
     /// No leaf: the value of the place that would name one, or name a part `level` levels above it.
@@ -106,7 +111,7 @@ pub(crate) struct Changing<'a> {
 impl<'a> EntryPlace<'a> {
     /// Returns the entry's number in the pool.
     pub(crate) fn number(&self) -> u64 {
-        Leaves::entry_number(self.leaf.number(), self.index)
+        PartStorage::entry_number(self.leaf.number(), self.index)
     }
 
     /// Returns the leaf's number.
@@ -116,7 +121,7 @@ impl<'a> EntryPlace<'a> {
 
     /// Loads the entry, or the one that it leads to.
     #[inline]
-    pub(crate) fn look(self, leaves: &'a Leaves) -> Looked<'a> {
+    pub(crate) fn look(self, leaves: &'a PartStorage) -> Looked<'a> {
         let seen = self.word.load(Acquire);
         let looked = Looked { number: self.number(), word: self.word, seen, steps: [None; 2] };
         if looked.entry().is_elsewhere() { looked.follow(leaves) } else { looked }
@@ -146,8 +151,8 @@ impl<'a> Looked<'a> {
     }
 
     #[inline(never)]
-    fn follow(mut self, leaves: &'a Leaves) -> Self {
-        let index = Leaves::leaf_of(self.number).1;
+    fn follow(mut self, leaves: &'a PartStorage) -> Self {
+        let index = PartStorage::leaf_of(self.number).1;
         for at in 0..self.steps.len() {
             let word = match self.entry() {
                 Entry::Link(leaf) => &leaves.words(leaf)[index],
@@ -265,40 +270,40 @@ impl Tree {
 
     /// Looks the slot up. The result is valid if the version is unchanged afterwards.
     #[inline]
-    pub(crate) fn find<'a>(&self, leaves: &'a Leaves, slot: u64) -> Found<'a> {
+    pub(crate) fn find<'a>(&self, leaves: &'a PartStorage, slot: u64) -> SlotPlace<'a> {
         let (mut name, mut level) = split(self.root.load(Acquire));
         if !names_part(name) {
-            return Found::None { place: name, level: ALL };
+            return SlotPlace::None { place: name, level: ALL };
         }
         if slot >> (FAN_BITS * (level + 1)) != 0 {
-            return Found::None { place: NOTHING, level: ALL };
+            return SlotPlace::None { place: NOTHING, level: ALL };
         }
         loop {
             let place = &leaves.node(PartId::of(name).number())[index(slot, level)];
             name = place.load(Acquire);
             level -= 1;
             if !names_part(name) {
-                return Found::None { place: name, level };
+                return SlotPlace::None { place: name, level };
             }
             if level == 0 {
-                return Found::Entry(Self::place(leaves, place, PartId::of(name), slot));
+                return SlotPlace::Entry(Self::place(leaves, place, PartId::of(name), slot));
             }
         }
     }
 
-    fn place<'a>(leaves: &'a Leaves, place: &'a AtomicU64, leaf: PartId, slot: u64) -> EntryPlace<'a> {
+    fn place<'a>(leaves: &'a PartStorage, place: &'a AtomicU64, leaf: PartId, slot: u64) -> EntryPlace<'a> {
         let index = index(slot, 0);
         EntryPlace { place, leaf, index, word: &leaves.words(leaf.number())[index] }
     }
 
     /// Returns the slot's entry at some moment during the call, or the one that it leads to.
-    pub(crate) fn peek(&self, leaves: &Leaves, slot: u64) -> Entry {
+    pub(crate) fn peek(&self, leaves: &PartStorage, slot: u64) -> Entry {
         loop {
             let version = self.version();
             match self.find(leaves, slot) {
-                Found::None { place, .. } if self.is(version) => return entry_below(place),
-                Found::None { .. } => {}
-                Found::Entry(place) => {
+                SlotPlace::None { place, .. } if self.is(version) => return entry_below(place),
+                SlotPlace::None { .. } => {}
+                SlotPlace::Entry(place) => {
                     let looked = place.look(leaves);
                     if self.is_current(&looked, version) {
                         return looked.entry();
@@ -310,13 +315,13 @@ impl Tree {
 
     /// Returns the slot's entry or the one that it leads to, and how many slots from it on, at most
     /// `limit`, are certainly the same.
-    pub(crate) fn run(&self, leaves: &Leaves, slot: u64, limit: u64) -> (Entry, u64) {
+    pub(crate) fn run(&self, leaves: &PartStorage, slot: u64, limit: u64) -> (Entry, u64) {
         let (mut count, mut first) = (0, Entry::Empty);
         while count < limit {
             let (at, version) = (slot + count, self.version());
             let (entry, same) = match self.find(leaves, at) {
-                Found::None { place, level } => (entry_below(place), span(level) - at % span(level)),
-                Found::Entry(_) => (self.peek(leaves, at), 1),
+                SlotPlace::None { place, level } => (entry_below(place), span(level) - at % span(level)),
+                SlotPlace::Entry(_) => (self.peek(leaves, at), 1),
             };
             if !self.is(version) {
                 continue;
@@ -333,13 +338,13 @@ impl Tree {
 
     /// Returns whether one of `layers` has what the slot holds, or may have a hole there, and for
     /// how many slots from it on, at most `limit`, that is certain.
-    pub(crate) fn run_of(&self, leaves: &Leaves, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
+    pub(crate) fn run_of(&self, leaves: &PartStorage, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
         let (mut count, mut first) = (0, false);
         while count < limit {
             let (at, version) = (slot + count, self.version());
             let (is_of, same) = match self.find(leaves, at) {
-                Found::None { place, level } => (place == HOLE, span(level) - at % span(level)),
-                Found::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
+                SlotPlace::None { place, level } => (place == HOLE, span(level) - at % span(level)),
+                SlotPlace::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
                     Entry::Empty => (false, 1),
                     Entry::Link(leaf) => (layers.contains(&leaves.layer(leaf)), 1),
                     _ => (layers.contains(&leaves.layer(place.leaf())), 1),
@@ -359,16 +364,16 @@ impl Tree {
 
     /// Returns the place of the slot's entry if it is in a leaf that the disk may change.
     #[inline]
-    pub(crate) fn find_own<'a>(&self, leaves: &'a Leaves, slot: u64) -> Option<EntryPlace<'a>> {
+    pub(crate) fn find_own<'a>(&self, leaves: &'a PartStorage, slot: u64) -> Option<EntryPlace<'a>> {
         match self.find(leaves, slot) {
-            Found::Entry(place) if self.owns(leaves, place) => Some(place),
+            SlotPlace::Entry(place) if self.owns(leaves, place) => Some(place),
             _ => None,
         }
     }
 
     /// Returns whether `place` is in a leaf that the disk may change.
     #[inline]
-    pub(crate) fn owns(&self, leaves: &Leaves, place: EntryPlace<'_>) -> bool {
+    pub(crate) fn owns(&self, leaves: &PartStorage, place: EntryPlace<'_>) -> bool {
         leaves.layer(place.leaf()) == self.layer()
     }
 
@@ -377,7 +382,7 @@ impl Tree {
     #[inline]
     pub(crate) fn lock<'a>(
         &self,
-        leaves: &Leaves,
+        leaves: &PartStorage,
         place: EntryPlace<'a>,
         pin: &mut Pin<'_>,
         may: impl FnOnce() -> bool,

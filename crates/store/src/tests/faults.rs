@@ -7,7 +7,8 @@ use std::{
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{Disk, Error, Page, Pool, PoolConfig, one::One};
+use super::one::One;
+use crate::{Disk, Error, Page, Pool, PoolConfig};
 
 const SLOTS: u64 = 700;
 

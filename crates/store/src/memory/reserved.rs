@@ -11,7 +11,7 @@ mod rows {
         sync::atomic::{AtomicI64, AtomicU32, AtomicU64},
     };
 
-    use crate::region::Region;
+    use super::super::region::Region;
 
     /// The type of an array's elements.
     ///

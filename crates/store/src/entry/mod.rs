@@ -19,7 +19,19 @@
 //!
 //! The word 0 is not an entry: its leaf is unused ([`GONE`]).
 
+mod layer;
+mod lock;
+mod pins;
+mod status;
+
 use pagefold_codec::PAGE_SIZE;
+
+pub use self::status::{ChangedRun, Status, StatusRun};
+pub(crate) use self::{
+    layer::LayerId,
+    lock::Locked,
+    pins::{Pin, Pins},
+};
 
 use crate::heap::{Location, Owner};
 
@@ -60,8 +72,8 @@ pub(crate) enum Entry {
     Hole,
     /// The content of the entry with the same index in that leaf.
     Link(Owner),
-    /// The content of the pool's entry with that number (`common.rs`). `len_bytes` is the length of
-    /// its object when this entry was created.
+    /// The content of the pool's entry with that number (`equal/common.rs`). `len_bytes` is the
+    /// length of its object when this entry was created.
     Shared { number: u64, len_bytes: usize },
     /// A page of one repeated word.
     Same(Fill),

@@ -2,8 +2,8 @@
 //!
 //! A disk writes to a layer of its own. When it is forked, that layer becomes read-only, and the
 //! disk and its fork get a new layer each. Every leaf and node belongs to a layer: only that
-//! layer's disk may change it, and only while the layer is the disk's topmost one (`tree.rs`). A
-//! layer exists as long as its disk or any of its parts.
+//! layer's disk may change it, and only while the layer is the disk's topmost one
+//! (`tree/mod.rs`). A layer exists as long as its disk or any of its parts.
 
 use std::{
     io,
@@ -15,26 +15,10 @@ use std::{
 };
 
 use crate::{
-    budget::{Budget, Full, Purpose},
-    entry::Entry,
-    memory,
-    reserved::Reserved,
-    slab::Slab,
+    entry::{Entry, LayerId},
+    limit::{Budget, Full, Purpose, machine},
+    memory::{Reserved, Slab},
 };
-
-/// The number of a layer. Once the layer is gone, another layer may get its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LayerId(u32);
-
-impl LayerId {
-    pub(crate) fn of(number: u32) -> Self {
-        Self(number)
-    }
-
-    pub(crate) fn number(self) -> u32 {
-        self.0
-    }
-}
 
 /// The most layers, and how many there are at least if address space is scarce.
 const LAYERS_MAX: usize = 1 << 20;
@@ -92,7 +76,7 @@ impl Layers {
     pub(crate) fn new(cpus: usize) -> io::Result<Self> {
         let shares = cpus.next_power_of_two().min(SHARES_MAX);
         let each = shares * SHARE_COUNTERS;
-        let room = memory::address_space() / 16 / size_of::<AtomicI64>();
+        let room = machine::address_space() / 16 / size_of::<AtomicI64>();
         let counters = Reserved::at_most(room.min(LAYERS_MAX * each) / each * each, LAYERS_MIN * each)?;
         let holds = Reserved::new(counters.count() / each)?;
         let slab = Slab::new(holds.count(), shares * SHARE_BYTES, size_of::<AtomicU32>());
@@ -107,17 +91,17 @@ impl Layers {
             self.holds.enable(layers)
         })?;
         self.holds.all()[number as usize].store(1, Relaxed);
-        Ok(LayerId(number))
+        Ok(LayerId::of(number))
     }
 
     /// Adds a part to the layer.
     pub(crate) fn hold(&self, layer: LayerId) {
-        self.holds.all()[layer.0 as usize].fetch_add(1, Relaxed);
+        self.holds.all()[layer.number() as usize].fetch_add(1, Relaxed);
     }
 
     /// Removes a part or the disk from the layer. When it has neither, its number becomes free.
     pub(crate) fn give(&self, layer: LayerId, budget: &Budget) {
-        if self.holds.all()[layer.0 as usize].fetch_sub(1, Release) > 1 {
+        if self.holds.all()[layer.number() as usize].fetch_sub(1, Release) > 1 {
             return;
         }
         atomic::fence(Acquire);
@@ -125,12 +109,12 @@ impl Layers {
         for counter in self.counters_of(layer) {
             counter.store(0, Relaxed);
         }
-        self.slab.give(layer.0, budget, |first, count| self.counters.give_back(first * each, count * each));
+        self.slab.give(layer.number(), budget, |first, count| self.counters.give_back(first * each, count * each));
     }
 
     /// Returns the number of parts of a layer that a disk has.
     pub(crate) fn parts(&self, layer: LayerId) -> u64 {
-        u64::from(self.holds.all()[layer.0 as usize].load(Relaxed)) - 1
+        u64::from(self.holds.all()[layer.number() as usize].load(Relaxed)) - 1
     }
 
     /// Moves what an entry counts from one layer to another.
@@ -141,14 +125,14 @@ impl Layers {
 
     fn counters_of(&self, layer: LayerId) -> &[AtomicI64] {
         let each = self.shares * SHARE_COUNTERS;
-        &self.counters.all()[layer.0 as usize * each..][..each]
+        &self.counters.all()[layer.number() as usize * each..][..each]
     }
 
     /// Counts that `new` replaced `old` in a layer. `hint` is any number that differs between
     /// threads on different CPUs.
     #[inline]
     pub(crate) fn replaced(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
-        let first = (layer.0 as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;
+        let first = (layer.number() as usize * self.shares + (hint & (self.shares - 1))) * SHARE_COUNTERS;
         let share = &self.counters.all()[first..first + SHARE_COUNTERS];
         if old.is_shared() || new.is_shared() {
             add(share, shared_figures(old), shared_figures(new), SHARED_PAGES);
@@ -169,7 +153,10 @@ impl Layers {
 
     /// Returns what all layers hold; exact while no thread changes entries.
     pub(crate) fn total(&self) -> Sums {
-        (0..self.slab.end()).filter(|&number| self.slab.is_taken(number)).map(|number| self.sums(LayerId(number))).sum()
+        (0..self.slab.end())
+            .filter(|&number| self.slab.is_taken(number))
+            .map(|number| self.sums(LayerId::of(number)))
+            .sum()
     }
 
     /// Returns the bytes of the objects in a layer.

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use crate::{
-    models::{POISON, SLOT, World, check},
-    tree::Tree,
-};
+use super::models::{POISON, SLOT, World, check};
+use crate::tree::Tree;
 
 /// Creates a second disk whose slot shares the object of the first disk's.
 fn sharing(world: &World) -> Tree {
@@ -102,7 +100,7 @@ fn copy_against_share() {
         let world = World::new(3, 2);
         let fork = world.fork();
         let number = match world.tree.find(&world.leaves, SLOT) {
-            crate::tree::Found::Entry(place) => place.number(),
+            crate::tree::SlotPlace::Entry(place) => place.number(),
             found => panic!("{found:?}"),
         };
         let sharer = thread::spawn({

@@ -11,10 +11,8 @@ use std::{
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{
-    budget::Budget,
-    heap::{Heap, Location},
-};
+use super::{Heap, owners::Location};
+use crate::limit::Budget;
 
 /// Objects of 1 to 4096 bytes in a heap that never moves them. For benchmarks of the heap that
 /// pools use.

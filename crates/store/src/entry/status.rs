@@ -1,6 +1,6 @@
 //! What the slots of a disk hold.
 
-use crate::entry::{Entry, Fill};
+use super::{Entry, Fill};
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,14 +16,11 @@
 
 use crossbeam_utils::CachePadded;
 
-use crate::{
-    entry::{LOCK, MARKS},
-    layers::LayerId,
-    sync::{
-        AtomicU64,
-        Ordering::{Acquire, Relaxed, Release, SeqCst},
-        fence,
-    },
+use super::{LOCK, MARKS, layer::LayerId};
+use crate::sync::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    fence,
 };
 
 /// A free pin. Any other has the lock bit set, over the word that its holder reads (0 if it reads

@@ -13,7 +13,7 @@ use std::{io, sync::PoisonError};
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
-    budget::{Budget, Full, Purpose},
+    limit::{Budget, Full, Purpose},
     sync::{Mutex, MutexGuard},
 };
 

@@ -8,9 +8,9 @@
 //! counts  64 counts │ 64 counts │ …                     links to the entries of a leaf that has any
 //! ```
 //!
-//! A part is in use from its take to its give; afterwards any disk may take it. `tree.rs` says who
-//! may change it meanwhile. Its words stay mapped as long as the pool lives: a thread that accesses
-//! a part a moment too late sees [`GONE`] or another disk's words, but never anything else.
+//! A part is in use from its take to its give; afterwards any disk may take it. `tree/mod.rs` says
+//! who may change it in between. Its words stay mapped as long as the pool lives: a stale access
+//! reads [`GONE`] or another disk's words, never unmapped memory.
 //!
 //! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
 //! - **lives** of a leaf: the links to its entries, plus one while it has uses. At zero it is
@@ -23,14 +23,10 @@
 use std::{io, sync::atomic};
 
 use crate::{
-    budget::{Budget, Full, Purpose},
-    entry::{Entry, GONE},
+    entry::{Entry, GONE, LayerId, Locked},
     heap::{Location, Owner},
-    layers::LayerId,
-    lock::Locked,
-    memory,
-    reserved::Reserved,
-    slab::Slab,
+    limit::{Budget, Full, Purpose, machine},
+    memory::{Reserved, Slab},
     sync::{
         self, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
@@ -91,7 +87,7 @@ const COUNTS: usize = 3;
 
 /// See the module documentation. [`held_bytes`](Self::held_bytes) is counted in the budget.
 #[derive(Debug)]
-pub(crate) struct Leaves {
+pub(crate) struct PartStorage {
     words: Reserved<AtomicU64>,
     leaves: Reserved<[sync::AtomicU32; 4]>,
     leaf_slab: Slab,
@@ -103,14 +99,14 @@ pub(crate) struct Leaves {
     births: atomic::AtomicU32,
 }
 
-impl Leaves {
+impl PartStorage {
     /// Creates an empty set, with address space for as many parts as the machine's memory can hold.
     ///
     /// # Errors
     /// The process cannot reserve the address space.
     pub(crate) fn new() -> io::Result<Self> {
-        let useful = memory::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
-        let useful = useful.min(memory::address_space() / 4 / EACH_BYTES);
+        let useful = machine::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
+        let useful = useful.min(machine::address_space() / 4 / EACH_BYTES);
         let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
         let count = words.count() / LEAF_SLOTS;
         Ok(Self {

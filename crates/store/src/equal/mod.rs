@@ -1,0 +1,9 @@
+//! Equal pages: hints where one may be, and the objects that slots share.
+
+mod common;
+mod hints;
+
+pub(crate) use self::{
+    common::Common,
+    hints::{Equals, Seeds, Sum},
+};
