@@ -2,7 +2,7 @@
 //!
 //! | pressure | free bytes of a shard             | who empties segments                          |
 //! |----------|-----------------------------------|-----------------------------------------------|
-//! | none     | ≤ 1/24 of the live ones + 32 KiB  | nobody                                        |
+//! | none     | ≤ 1/24 of the live ones + 32 KiB  | no thread                                     |
 //! | soft     | above                             | the pool's background thread                  |
 //! | hard     | > 1/18 of the live ones + 64 KiB  | it, or a writer, [`HELP_OBJECTS`] per write   |
 //!
@@ -143,7 +143,7 @@ impl Owners for Core {
 }
 
 impl Core {
-    /// Moves some objects, for the background thread. Returns whether there is more work at once.
+    /// Moves some objects, for the background thread. Returns whether there is more work to do immediately.
     fn turn(self: &Arc<Self>) -> bool {
         self.told.store(false, Release);
         let turning = self.pause();

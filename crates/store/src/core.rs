@@ -168,7 +168,7 @@ impl Core {
         Parts { leaves, layers, budget, counts: self, common }
     }
 
-    /// Frees unused parts and objects: a small batch at once, the rest in the background.
+    /// Frees unused parts and objects: a small batch immediately, the rest in the background.
     pub(crate) fn leave(self: &Arc<Self>, mut unused: Unused) {
         if self.free_some(&mut unused) {
             self.leave_later(unused);
@@ -191,7 +191,7 @@ impl Core {
         }
     }
 
-    /// Queues everything for the background thread and frees nothing at once.
+    /// Queues everything for the background thread and frees nothing immediately.
     pub(crate) fn leave_later(self: &Arc<Self>, unused: Unused) {
         if !unused.is_empty() {
             self.left.fetch_add(1, Relaxed);
@@ -226,7 +226,7 @@ impl Core {
         self.left.load(Relaxed) > 0
     }
 
-    /// Frees a batch for a caller that needs room at once. Returns whether it may have freed some.
+    /// Frees a batch for a caller that needs room immediately. Returns whether it may have freed some.
     pub(crate) fn has_freed(self: &Arc<Self>) -> bool {
         let some = self.left.load(Relaxed) > 0;
         if some {
@@ -244,7 +244,7 @@ impl Core {
         self.layers.parts(layer) * LEAF_BYTES as u64
     }
 
-    /// Frees the object of an entry that is not in a slot and that nobody reads.
+    /// Frees the object of an entry that is not in a slot and that no thread reads.
     pub(crate) fn free(&self, entry: Entry) {
         if let Some((at, _)) = entry.object() {
             // SAFETY: the entry is not in a slot and no pin names it, so only the caller can reach
@@ -443,7 +443,7 @@ impl Core {
     }
 
     /// Replaces entry `number`, which the caller holds, with `new`, and frees the old object as
-    /// soon as nobody reads it.
+    /// soon as no thread reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
         let (leaf, index) = Leaves::leaf_of(number);
         let layer = self.leaves.layer(leaf);
@@ -456,7 +456,7 @@ impl Core {
         }
     }
 
-    /// Frees an object that was removed from its entry, as soon as nobody reads it.
+    /// Frees an object that was removed from its entry, as soon as no thread reads it.
     #[inline]
     fn retire(&self, word: u64, len_bytes: usize, taken: &mut Taken<'_>) {
         let keep = !self.budget.is_low();
@@ -523,7 +523,7 @@ impl Core {
         }
     }
 
-    /// Waits until nobody reads the objects of `words`, which were swapped out of their slots, then
+    /// Waits until no thread reads the objects of `words`, which were swapped out of their slots, then
     /// frees them and clears the list.
     pub(crate) fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
         if words.is_empty() {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A part is in use from its take to its give; afterwards any disk may take it. `tree.rs` says who
-//! may change it meanwhile. Its words stay mapped as long as the pool lives: a thread that accesses
+//! may change it until then. Its words stay mapped as long as the pool lives: a thread that accesses
 //! a part a moment too late sees [`GONE`] or another disk's words, but never anything else.
 //!
 //! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
@@ -257,7 +257,7 @@ impl Leaves {
         })
     }
 
-    /// Locks the entry of leaf `number` that names the object at `at`, if there is one and nobody
+    /// Locks the entry of leaf `number` that names the object at `at`, if there is one and no thread
     /// holds it.
     pub(crate) fn try_lock(&self, number: Owner, at: Location) -> Option<Locked<'_>> {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))
