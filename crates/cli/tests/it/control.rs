@@ -153,7 +153,7 @@ fn hostile_lines_get_an_error_and_others_are_served() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"].as_array().map(Vec::len), Some(1));
 }
 
-/// Clients that hold connections lock nobody out: the one that has been idle longest is closed.
+/// Clients that hold connections lock no other out: the one that has been idle longest is closed.
 #[test]
 fn idle_clients_give_way() {
     let server = Server::start(&["--size", "1M"]);

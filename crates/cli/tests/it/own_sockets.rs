@@ -214,7 +214,7 @@ fn addresses_beyond_loopback_are_warned_of() {
     }
 }
 
-/// A disk has at most the connections of its quota, and nobody's idle clients take all of them.
+/// A disk has at most the connections of its quota, and no disk's idle clients take all of them.
 #[test]
 fn one_disks_clients_do_not_shut_out_others() {
     let Some([nbdinfo]) = programs("one_disks_clients_do_not_shut_out_others", ["nbdinfo"]) else { return };
