@@ -55,7 +55,7 @@ pub(crate) enum Goal {
     Densest,
 }
 
-/// The owners of objects: the heap asks them about an object before it moves it, and tells them
+/// The owners of objects: the heap asks them about an object before it moves it, and notifies them
 /// when it does.
 pub(crate) trait Owners: Send + Sync {
     /// Returns the length of the object at `at`, if an entry of `owner` names it at some moment
