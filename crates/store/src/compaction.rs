@@ -60,7 +60,7 @@ impl Core {
         }
     }
 
-    /// Like [`tell`](Self::tell), also if the thread that was notified is that of a process from
+    /// Like [`Self::tell`], also if the thread that was notified is that of a process from
     /// which this one was forked.
     pub(crate) fn tell_again(self: &Arc<Self>) {
         if self.background.is_lost() {

@@ -227,7 +227,7 @@ fn one_disks_clients_do_not_shut_out_others() {
     assert_eq!(size(), "1048576\n");
     drop(idle);
     let said = run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "1M"]));
-    assert_eq!(said, "'a' may have at most 3 connections, and 1 MiB/s\n");
+    assert_eq!(said, "set the quota of 'a' to at most 3 connections and 1 MiB/s\n");
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut kept = Vec::new();
     // Those of before may take a moment to end.
