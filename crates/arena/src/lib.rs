@@ -2,7 +2,7 @@
 //! pieces.
 //!
 //! The first use of a page costs a fault and zeroing 4 KiB: 1.9 µs as measured, 1.1 µs if many are
-//! faulted in at once, and 0.65 µs as part of a huge page. So memory is populated a little ahead of
+//! faulted in together, and 0.65 µs as part of a huge page. So memory is populated a little ahead of
 //! its first use. A returned piece is lent again as it is.
 #![allow(unsafe_code)] // Parts of one mapping, lent to different owners; a prefetch hint.
 
@@ -68,7 +68,7 @@ struct ArenaCore {
     memory: OnceLock<Option<Arc<Memory>>>,
     /// Bytes at the front that have been given to lanes.
     taken: AtomicUsize,
-    /// Bytes that a lane takes at once.
+    /// Bytes that a lane takes in one step.
     extent: usize,
     lanes: Box<[Arc<Lane>]>,
 }
@@ -166,7 +166,7 @@ impl Arena {
     }
 }
 
-/// Prefetches all lines of `bytes` at once: a plain copy waits for one line after the other.
+/// Prefetches all lines of `bytes` together: a plain copy waits for one line after the other.
 pub fn fetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for line in bytes.chunks(GRAIN) {
@@ -213,7 +213,7 @@ impl Memory {
         Some(Self { start: NonNull::from(&mut mapping[before..]).cast(), mapping, before })
     }
 
-    /// Faults bytes in, as far as the system does that.
+    /// Faults bytes in, if the system does that.
     fn populate(&self, start: usize, len: usize) {
         #[cfg(target_os = "linux")]
         let _ = self.mapping.advise_range(memmap2::Advice::PopulateWrite, self.before + start, len);

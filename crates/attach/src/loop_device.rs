@@ -99,7 +99,7 @@ pub fn attach(file: &Path, read_only: bool, owner: Option<u32>) -> io::Result<u3
     Err(Errno::BUSY.into())
 }
 
-/// Takes the device's file from it, once nobody has the device open.
+/// Takes the device's file from it, once no program has the device open.
 ///
 /// # Errors
 /// The caller is not root, or there is no such device.

@@ -1,6 +1,6 @@
 //! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
 //! missing from the file is an error. So are the entries of a read that must not wait for storage:
-//! imago cannot tell whether it would.
+//! imago cannot say whether it would.
 
 use std::{collections::HashSet, io, path::Path, sync::Arc};
 

@@ -1,7 +1,7 @@
 //! The one table of magic numbers: which format a file's content shows, and which its name claims.
 //!
 //! A raw disk has no magic number, and its guest chooses its first and last bytes. The content of a
-//! file is therefore believed only as far as its name does not contradict it.
+//! file is therefore believed only if its name does not contradict it.
 
 use std::{ffi::OsStr, io, path::Path};
 

@@ -6,7 +6,7 @@ use pagefold_control::{Command, Compacted};
 
 use crate::{figure::Figure, output::output, peer::Peer, size};
 
-/// Duration of one request: short enough that nobody takes the server for dead.
+/// Duration of one request: short enough that no user takes the server for dead.
 const SECONDS: u64 = 10;
 
 /// Return unused memory to the system
@@ -16,7 +16,7 @@ const SECONDS: u64 = 10;
   pagefold compact --json
 
 The server compacts its memory by itself when about 4 % of it is unused. This command compacts \
-the rest at once, for example after large discards or before other programs need the memory. The \
+the rest immediately, for example after large discards or before other programs need the memory. The \
 disks stay in use, and their contents do not change.")]
 pub(crate) struct Args {
     #[command(flatten)]

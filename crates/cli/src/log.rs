@@ -186,7 +186,7 @@ impl Log {
 }
 
 impl Target {
-    /// Writes a line with the time. A pipe that nobody reads must not block a server.
+    /// Writes a line with the time. A pipe without a reader must not block a server.
     fn write_stderr(&mut self, level: Level, text: &str) {
         if !has_room() {
             self.lost += 1;
@@ -211,7 +211,7 @@ fn has_room() -> bool {
     let stderr = io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // If the system cannot tell, write.
+    // If the system does not say, write.
     poll(&mut polled, Some(&now)).map_or(true, |ready| ready > 0)
 }
 

@@ -11,7 +11,7 @@ pub(crate) fn output() -> BufWriter<Output> {
     BufWriter::new(Output(io::stdout().lock()))
 }
 
-/// Returns whether the error means that nobody reads the output anymore, which is not a failure.
+/// Returns whether the error means that the output has no reader anymore, which is not a failure.
 pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
         error.kind() == ErrorKind::BrokenPipe && error.get_ref().is_some_and(|inner| inner.is::<OutputError>())

@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let changes = source::tell_changes(&tree);
     ensure!(
         changes == 0,
-        "{}: written, but {changes} file{} of the source changed meanwhile",
+        "{}: written, but {changes} file{} of the source changed while packing",
         args.output.display(),
         if changes == 1 { "" } else { "s" }
     );

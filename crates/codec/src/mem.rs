@@ -2,7 +2,7 @@
 //! the codecs' match loops.
 //!
 //! All functions take raw pointers, because an LZ decoder's source and destination are parts of one
-//! buffer and may overlap; holding `&` and `&mut` to them at once would be undefined behaviour. A
+//! buffer and may overlap; holding `&` and `&mut` to them simultaneously would be undefined behaviour. A
 //! codec checks its bounds once for several of these calls. Integers are little-endian on every
 //! machine.
 #![allow(unsafe_code)] // Unaligned access; callers check bounds once per sequence.

@@ -2,7 +2,7 @@
 //!
 //! The implementation is our own, written from the facts of the format below, on which Linux's
 //! software 842 and IBM's units agree. The format is designed for hardware, which looks up all
-//! phrases of a block at once; in software it is here for comparison, as in zram's table of
+//! phrases of a block in parallel; in software it is here for comparison, as in zram's table of
 //! backends.
 //!
 //! # Format

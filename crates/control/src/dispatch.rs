@@ -63,7 +63,7 @@ const MAX_COMPACT_SECONDS: u64 = 60;
 ///
 /// Any input gets an answer. Input that is not a valid request gets an error with the code
 /// `invalid-request`, which names the field. The answer has the request's id, or `null` if there is
-/// no readable id. Since there is no connection here, an instant made by `freeze` ends at once.
+/// no readable id. Since there is no connection here, an instant made by `freeze` ends immediately.
 pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     let mut answer = String::new();
     let mut holding = Holding { held: &mut Vec::new(), may_hold: &|| true, passed: None };

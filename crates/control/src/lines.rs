@@ -45,7 +45,7 @@ pub(crate) struct Bounds {
     pub(crate) max_bytes: usize,
     /// Time within which the line must be complete.
     pub(crate) time: Duration,
-    /// Whether the time starts with the line's first byte, rather than at once.
+    /// Whether the time starts with the line's first byte, rather than immediately.
     pub(crate) idle: bool,
 }
 

@@ -20,8 +20,8 @@ pub struct Batch<'a> {
     pub most: usize,
 }
 
-/// Disks that can be managed while they are served. Methods are called from several threads at
-/// once.
+/// Disks that can be managed while they are served. Methods are called from several threads
+/// simultaneously.
 ///
 /// [`answer`](crate::answer) has validated the names and sizes passed in, but not whether a disk
 /// with that name exists. A method that fails has changed nothing.

@@ -160,7 +160,7 @@ impl ServerHandle {
         self.0.gate.pause(patience)
     }
 
-    /// Asks the server to stop and returns at once.
+    /// Asks the server to stop and returns immediately.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
         // This can fail only after 2^64 calls.
@@ -227,7 +227,7 @@ impl ServerCore {
         drop(spawned);
     }
 
-    /// Tells a client that it is not served. Does not block on a client that reads nothing: its
+    /// Notifies a client that it is not served. Does not block on a client that reads nothing: its
     /// socket has room for a line.
     fn refuse(&self, stream: &UnixStream, failure: &Failure) {
         let _ = send(stream, &self.greeting, MAKE_ROOM_TIME);

@@ -349,7 +349,7 @@ impl Filling<'_> {
         (start, self.kept.unit_bytes.min(self.kept.size_bytes - start) as usize)
     }
 
-    /// Keeps the unit's pages, as far as the pool has room for all of them. `bytes` are the unit's.
+    /// Keeps the unit's pages if the pool has room for all of them. `bytes` are the unit's.
     pub(crate) fn keep(self, bytes: &[u8]) {
         let slots = self.kept.slots(self.number);
         let (pages, end) = bytes.as_chunks::<PAGE_SIZE>();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 
-/// A device that tells transports where to wait for room. It wakes waiting requests when a part of
+/// A device that shows transports where to wait for room. It wakes waiting requests when a part of
 /// it is discarded, and when it is dropped. Other code that makes room must call
 /// [`Room::signal`](crate::Room::signal).
 #[derive(Debug)]

@@ -126,7 +126,7 @@ impl RamDisk {
         Ok(Self::of(disk, None, true, pool.clone(), size_bytes))
     }
 
-    /// Creates a disk in `pool` with the content and size of `base`, which nobody may change while
+    /// Creates a disk in `pool` with the content and size of `base`, which must not change while
     /// the disk or any fork of it exists. The digests of the base's pages, up to two bytes per
     /// page, are shared by this disk and its forks: so one unmodified disk and forks of it serve a
     /// base better than several such disks.
@@ -169,7 +169,7 @@ impl RamDisk {
         Ok(Self::of(disk, self.below.clone(), began_empty, self.pool.clone(), self.size_bytes()))
     }
 
-    /// Returns a fork that nobody may write to. As long as this disk exists, the fork's
+    /// Returns a read-only fork. As long as this disk exists, the fork's
     /// [changes](BlockDevice::changes) are those that this disk had at the instant of the fork.
     ///
     /// # Errors
@@ -335,7 +335,7 @@ impl RamDisk {
         buf: &mut [u8],
         fill: impl Fn(&Below, u64, &mut [u8]) -> Result<usize, Error>,
     ) -> Result<usize, Error> {
-        // The part of the request that is to be read from below, as far as it is known.
+        // The part of the request that is known to be read from below.
         let mut rest = 0..0;
         for part in parts(offset, buf.len()) {
             let is_held = self.read_part(&part, &mut buf[part.bytes.clone()])?;

@@ -34,7 +34,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Signals that there may be room. Costs a fence if nobody waits.
+    /// Signals that there may be room. Costs a fence if no thread waits.
     pub fn signal(&self) {
         fence(SeqCst);
         if self.waiting.load(Relaxed) != 0 {

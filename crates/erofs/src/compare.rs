@@ -1,6 +1,6 @@
 //! Compares an image with a tree: names, metadata, links and every byte of content.
 //!
-//! One thread walks both together and compares the inodes. Other threads compare content meanwhile.
+//! One thread walks both together and compares the inodes. Other threads compare content in parallel.
 //! The image is read by the regular reading code, and the tree's files are read again from their
 //! sources. The findings and their order do not depend on the number of threads.
 
@@ -22,7 +22,7 @@ const MAX_DIFFERENCES: usize = 1000;
 const PART_BYTES: u64 = 4 << 20;
 /// In files of this size, holes are found before the parts are. Then a hole takes no time.
 const LONG_BYTES: u64 = 256 << 20;
-/// Bytes read from both sides at once, so that they are compared while still in the CPU cache.
+/// Bytes read from both sides together, so that they are compared while still in the CPU cache.
 const PIECE_BYTES: usize = 512 << 10;
 
 /// Something that differs between an image and a tree.

@@ -147,7 +147,7 @@ impl<B: AsRef<[u8]>> Change<B> {
 }
 
 impl Change<&[u8]> {
-    /// Runs the change as far as it need not wait for storage or for room. A thread of the executor
+    /// Runs the part of the change that need not wait for storage or for room. A thread of the executor
     /// does the rest; if there is none, or no memory for a copy of the payload, this thread does.
     pub fn start<C: Completion>(mut self, mut completion: C) {
         let attempt = self.attempt(completion.client().device().as_deref(), Storage::DoNotWait);

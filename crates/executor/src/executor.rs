@@ -290,7 +290,7 @@ impl Shared {
             }
             state.threads += 1;
             drop(state);
-            // Nobody may count on the thread before it certainly exists.
+            // No caller may count on the thread before it certainly exists.
             Self::start(Thread { shared: Arc::clone(shared), is_free: false })?;
             state = shared.lock();
             state.free += 1;
@@ -384,7 +384,7 @@ impl Thread {
                 break;
             }
         }
-        // Under the lock, so that nobody counts on this thread any more.
+        // Under the lock, so that no caller counts on this thread any more.
         state.free -= 1;
         self.is_free = false;
         None
@@ -476,7 +476,7 @@ mod tests {
         assert!(executor.reserve().is_some());
     }
 
-    /// Nobody may count on a thread that another has not managed to start.
+    /// No caller may count on a thread that another has not managed to start.
     #[test]
     fn a_thread_that_cannot_be_started_gets_no_work() {
         let executor = executor(4, THREAD_BYTES);

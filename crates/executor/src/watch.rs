@@ -134,7 +134,7 @@ impl Watchers {
 
 impl State {
     /// Adds an event. Of an export that has come and gone unseen, none is left, so that no more events
-    /// are kept than exports exist or were seen, however long nobody takes any. Only renames are not
+    /// are kept than exports exist or were seen, however long they are not taken. Only renames are not
     /// bounded.
     fn tell(&mut self, event: &Event) {
         let is_own = |other: &Event| other.number() == event.number();
@@ -203,7 +203,7 @@ mod tests {
         assert!(export.open().is_none());
     }
 
-    /// While nobody looks, no more is kept than what there is.
+    /// While the watcher takes none, no more is kept than what there is.
     #[test]
     fn exports_that_come_and_go_unseen_are_forgotten() {
         let exports = Exports::new();
@@ -237,7 +237,7 @@ mod tests {
         thread::sleep(std::time::Duration::from_millis(20));
         stopper.stop();
         assert_eq!(waits.join().expect("no panic"), (Some(0), true));
-        // Nobody waits for a watch that is gone.
+        // No thread waits for a watch that is gone.
         exports.add(export("b")).expect("a name");
     }
 }

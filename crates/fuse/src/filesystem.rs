@@ -102,7 +102,7 @@ impl ImageFilesystem {
             return Ok(file);
         }
         let file = Arc::new(self.image.file(&self.inode(number)?)?);
-        // If a file is read completely at once, the kernel caches it.
+        // If a file is read completely in one request, the kernel caches it.
         if offset == 0 && len >= file.inode().size {
             return Ok(file);
         }

@@ -3,7 +3,7 @@
 //! The kernel wakes the thread that has slept longest on its device. If all threads slept there,
 //! each request of a single reader would go to another thread with cold caches, and a polling
 //! thread would compete with a sleeper that is woken needlessly for each request. So only as many
-//! threads wait on the device as recently had requests at once. The others rest here.
+//! threads wait on the device as recently had simultaneous requests. The others rest here.
 //!
 //! ```text
 //! all active threads are busy and a request waits:
@@ -54,7 +54,7 @@ struct CrewState {
     called: usize,
     /// The number of requests started.
     begun: u64,
-    /// Answers since all active threads were last busy at once, minus those already charged for
+    /// Answers since all active threads were last busy simultaneously, minus those already charged for
     /// threads that went to rest.
     spare: u32,
     watch: Watch,

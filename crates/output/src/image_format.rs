@@ -84,7 +84,7 @@ impl ImageFormat {
     }
 
     /// Returns the format of the output `path`: the `given` one, or the one that the name means.
-    /// `is_device` tells that it is a block device, which is a raw disk.
+    /// `is_device` says that it is a block device, which is a raw disk.
     ///
     /// # Errors
     /// [`Error::Name`]: name and format disagree, or neither says the format.

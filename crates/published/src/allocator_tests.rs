@@ -113,7 +113,7 @@ fn objects_of_several_threads_stay_apart() {
                         let new = heap.put(&content(owner, turn, len_bytes)).expect("memory");
                         // Mostly another thread's object.
                         let old =
-                            objects[owner as usize].lock().expect("nobody panics").replace((new, turn, len_bytes));
+                            objects[owner as usize].lock().expect("no thread panics").replace((new, turn, len_bytes));
                         if let Some((old, turn, len_bytes)) = old {
                             assert_eq!(heap.bytes(&old, &mut [0; PAGE_SIZE]), content(owner, turn, len_bytes));
                             heap.remove(old);

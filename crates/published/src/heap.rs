@@ -128,7 +128,7 @@ impl Heap {
         let object = self.room(bytes.len())?;
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
         let (to_front, to_rest) = bytes.split_at(front.len());
-        // SAFETY: the object was just allocated, so nobody else knows of these pieces, and no other
+        // SAFETY: the object was just allocated, so no other thread knows of these pieces, and no other
         // object overlaps them.
         unsafe {
             self.memory.write(front.start, to_front);
@@ -145,7 +145,7 @@ impl Heap {
         self.assert_own(object);
         let [front, rest] = self.allocator.pieces(object.at, object.len_bytes);
         // SAFETY: the pieces belong to the object, which stays live as long as it is borrowed, and
-        // nobody writes it after `put`.
+        // no thread writes it after `put`.
         let (front, rest) =
             unsafe { (self.memory.bytes(front.start, front.len()), self.memory.bytes(rest.start, rest.len())) };
         if rest.is_empty() {

@@ -70,7 +70,7 @@ pub trait Sealed {}
 
 /// A lock that is exclusive or, if it supports that, shared with other readers.
 pub trait Lock {
-    /// Waits until nobody holds the lock and takes it.
+    /// Waits until no thread holds the lock and takes it.
     fn lock(&self);
 
     /// Releases the lock. Later holders see what this holder has stored.

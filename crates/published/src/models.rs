@@ -11,7 +11,7 @@ struct Guarded<L> {
     value: Cell<u64>,
 }
 
-// SAFETY: loom fails the model when two threads use the cell at once.
+// SAFETY: loom fails the model when two threads use the cell simultaneously.
 unsafe impl<L> Sync for Guarded<L> {}
 
 impl<L: Lock> Guarded<L> {

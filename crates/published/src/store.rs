@@ -1,4 +1,4 @@
-//! The store: zram as it was between 2014 and 2016, as far as these comparisons need it.
+//! The store: zram as it was between 2014 and 2016, as these comparisons need it.
 //!
 //! ```text
 //! write:  take a stream; compress; put the object in the heap; give the stream back

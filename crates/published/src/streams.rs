@@ -82,7 +82,7 @@ impl Streams {
         Self { codec, shelf }
     }
 
-    /// Calls `work` with a stream that no other thread uses meanwhile, waiting for one if
+    /// Calls `work` with a stream that no other thread uses during the call, waiting for one if
     /// necessary.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Working) -> T) -> Result<T, StreamError> {
         match &self.shelf {
@@ -130,7 +130,7 @@ impl Streams {
             }
             list.waiting.push_back(own.get_or_insert_with(thread::current).clone());
             drop(list);
-            // Returns at once if the thread was woken in between.
+            // Returns immediately if the thread was woken in between.
             thread::park();
         }
     }

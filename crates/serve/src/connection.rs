@@ -8,7 +8,7 @@
 //!         requests that were received whole, and of which a CPU that is spare could run some:
 //!             share them: the leader and threads of the executor take one after another
 //!         for each other request of which enough is in the input buffer
-//!             small: run it as far as it need not wait for storage; its reply goes to the output
+//!             small: run it until it would wait for storage; its reply goes to the output
 //!                 buffer; a thread of the executor does the rest, and sends the reply
 //!             a large write, for each piece of its payload: receive it; if a CPU is spare, a thread
 //!                 of the executor writes it, otherwise the leader

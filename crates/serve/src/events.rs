@@ -515,7 +515,7 @@ impl Events {
         }
     }
 
-    /// Lets connections with data work, as far as memory and threads allow.
+    /// Lets connections with data work, if memory and threads allow.
     fn start_ready(&mut self) {
         let memory = Arc::clone(self.control.common.executor.memory());
         if self.control.common.is_pausing() {

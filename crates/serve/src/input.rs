@@ -169,7 +169,7 @@ impl<T: Transport> Input<T> {
         let received = self.source.receive(timeout, room)?;
         self.end += received;
         if self.end == self.buffer.as_ref().len() {
-            // More than this may arrive at once.
+            // More than this may arrive together.
             self.grow(share);
         }
         Ok(received)

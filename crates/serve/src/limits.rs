@@ -14,8 +14,9 @@ pub struct Limits {
     /// Additional connections for [private](crate::Export::private) exports alone.
     pub private: usize,
     /// Additional connections that have not chosen an export yet. Each needs a descriptor, and no
-    /// thread. When a further one arrives, the oldest of them is closed, once it has had some time. Silent peers therefore lock nobody out,
-    /// and clients that only query are answered even when all `connections` are in use.
+    /// thread. When a further one arrives, the oldest of them is closed, once it has had some time.
+    /// Silent peers therefore lock no other out, and clients that only query are answered even when
+    /// all `connections` are in use.
     pub negotiating: usize,
     /// Threads per connection: at most this many of its slow requests run in parallel.
     pub threads_per_connection: usize,

@@ -184,7 +184,7 @@ fn make(path: &Path, permissions: Permissions) -> Result<(UnixListener, SocketFi
     Ok((listener, file))
 }
 
-/// Creates the socket. Nobody can connect before the file has its permissions, since the socket does
+/// Creates the socket. No client can connect before the file has its permissions, since the socket does
 /// not listen before.
 fn listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -356,7 +356,7 @@ fn lock_directory(path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Removes the file of a socket that nobody listens on. The caller has locked the directory.
+/// Removes the file of a socket on which no server listens. The caller has locked the directory.
 fn remove_stale(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Unix { path: path.into(), source };
     if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {

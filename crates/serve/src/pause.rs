@@ -63,7 +63,7 @@ enum State {
     Running,
     /// It has to be paused until this time.
     Asked(Instant),
-    /// It was asked, and nobody waits for its pause any more. Whatever has stopped for it has to go on.
+    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to go on.
     Cancelled,
     /// It does nothing. `None`: what was found has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
@@ -113,7 +113,7 @@ impl Pause {
         !matches!(*state, State::Given)
     }
 
-    /// For the server's thread: nobody needs to wait for a pause any more.
+    /// For the server's thread: no thread needs to wait for a pause any more.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         if !matches!(*state, State::Given) {
@@ -208,7 +208,7 @@ impl fmt::Debug for Paused {
 mod tests {
     use super::*;
 
-    /// The server's thread may settle only after nobody waits for it any more.
+    /// The server's thread may settle only after no thread waits for it any more.
     #[test]
     fn the_servers_thread_waits_only_for_those_that_wait_for_it() {
         let pause = Pause::default();

@@ -364,7 +364,7 @@ impl Reading {
         self.fill_with(replies, session, device, true, |device, at, data| device.read(at, data).map(|()| true))
     }
 
-    /// The same, as far as it need not wait for storage.
+    /// The same, until it would wait for storage.
     pub(crate) fn try_fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,

@@ -260,7 +260,7 @@ impl Drop for Server {
 pub struct ServerHandle(Arc<Control>);
 
 impl ServerHandle {
-    /// Asks the server to stop and returns at once; [`Server::run`] returns when it has stopped.
+    /// Asks the server to stop and returns immediately; [`Server::run`] returns when it has stopped.
     ///
     /// No further connection is accepted. Received requests are answered. Then connections are
     /// closed, at the latest after [`Limits::stop_grace`].

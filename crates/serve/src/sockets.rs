@@ -50,7 +50,7 @@ impl Sockets {
         Ok(number)
     }
 
-    /// Removes a socket with its file. The socket itself closes when nobody uses it any more.
+    /// Removes a socket with its file. The socket itself closes when no thread uses it any more.
     pub(crate) fn remove(&self, number: u64) {
         let opened = self.lock().all.remove(&number);
         // Removing a file may take time, so no lock is held.

@@ -34,7 +34,7 @@ pub trait Transport: Send + Sync + 'static {
     fn shutdown(&self);
 
     /// Returns whether the peer will send nothing beyond what has already arrived. A transport that
-    /// cannot tell returns `false`.
+    /// cannot know returns `false`.
     fn has_ended(&self) -> bool {
         false
     }
@@ -72,7 +72,7 @@ impl Socket {
         if is_stream && !listens { Ok(Self(fd)) } else { Err(AdoptError::NotASocket("a client's socket")) }
     }
 
-    /// Connects to a Unix socket. Fails with [`io::ErrorKind::WouldBlock`] if nobody accepts within
+    /// Connects to a Unix socket. Fails with [`io::ErrorKind::WouldBlock`] if no server accepts within
     /// `timeout`.
     pub(crate) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Self> {
         let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -83,7 +83,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Sends small messages at once and detects peers that have vanished. Fails on non-TCP sockets.
+    /// Sends small messages immediately and detects peers that have vanished. Fails on non-TCP sockets.
     pub(crate) fn set_tcp_options(&self) -> io::Result<()> {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         sockopt::set_socket_keepalive(&self.0, true)?;
@@ -131,7 +131,7 @@ impl Socket {
         }
     }
 
-    /// Returns whether data have arrived that nobody has received.
+    /// Returns whether data have arrived that were not received.
     pub(crate) fn has_data(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         net::recv(&self.0, &mut [0], flags).is_ok_and(|(received, _)| received != 0)

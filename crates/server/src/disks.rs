@@ -249,7 +249,7 @@ impl Disks {
         self.instants.hold(&self.table.pool, name, &disk)
     }
 
-    /// Returns where the data of an instant are stored, as far as fits into one answer.
+    /// Returns where the data of an instant are stored, up to one answer's length.
     pub(crate) fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         self.instants.runs(export, offset_bytes)
     }

@@ -41,7 +41,7 @@ pub(crate) struct Exporting {
 }
 
 struct Exported {
-    /// Before the files: nobody listens any more when these are removed.
+    /// Before the files: no thread listens any more when these are removed.
     _exporter: Option<Exporter>,
     _files: Vec<SocketFile>,
 }

@@ -88,7 +88,7 @@ impl Instants {
         })
     }
 
-    /// Returns where the data of an instant are stored, starting at a byte, as far as fits into one
+    /// Returns where the data of an instant are stored, starting at a byte, up to the length of one
     /// answer.
     pub(crate) fn runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         let content = self.content(export)?;

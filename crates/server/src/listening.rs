@@ -521,7 +521,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
-        // Nobody can be told what failed.
+        // No caller is left to get the error.
         let _ = self.join();
     }
 }

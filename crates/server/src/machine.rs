@@ -28,19 +28,19 @@ impl fmt::Display for Memory {
 
 impl Memory {
     /// Returns the memory of this machine or of the narrowest control group around this process;
-    /// `None` if the system does not tell.
+    /// `None` if the system does not say.
     pub(crate) fn find() -> Option<Self> {
         Self::under(Path::new("/"))
     }
 
     /// Returns the memory of the machine, or of the narrowest control group around this process, of a
-    /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not tell.
+    /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not say.
     pub fn under(root: &Path) -> Option<Self> {
         Self::all(root, "MemTotal:").into_iter().min_by_key(|memory| memory.bytes)
     }
 
     /// Returns how much memory a process next to this one can get, and where it is the least; `None` if
-    /// the system does not tell.
+    /// the system does not say.
     pub(crate) fn available() -> Option<Self> {
         Self::available_under(Path::new("/"))
     }

@@ -88,7 +88,7 @@ impl Manage for Server {
     fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure> {
         let found = self.0.disks.rollback(name, snapshot, force)?;
         self.0.events.rollbacks.add(1);
-        self.0.observer.info(&format!("disk '{name}' rolled back to its snapshot '{snapshot}'"));
+        self.0.observer.info(&format!("rolled disk '{name}' back to its snapshot '{snapshot}'"));
         Ok(self.record(found))
     }
 
@@ -101,9 +101,9 @@ impl Manage for Server {
         let (found, file_users) = self.0.disks.remove(name, snapshots, force)?;
         let with = match found.snapshots {
             0 => String::new(),
-            count => format!(" with its snapshots, {count}"),
+            count => format!(" and its snapshots, {count}"),
         };
-        self.0.observer.info(&format!("disk '{name}' dropped{with}"));
+        self.0.observer.info(&format!("dropped disk '{name}'{with}"));
         Ok(Dropped { disk: self.record(found), file_users })
     }
 
@@ -111,20 +111,20 @@ impl Manage for Server {
         resize.check()?;
         let before_bytes = self.0.disks.resize(resize)?;
         let Resize { name, size_bytes, .. } = resize;
-        self.0.observer.info(&format!("disk '{name}' has {} now", pagefold_size::written(*size_bytes)));
+        self.0.observer.info(&format!("resized disk '{name}' to {}", pagefold_size::written(*size_bytes)));
         Ok(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
     }
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
         check_new_name(name, to)?;
         let socket = self.0.disks.rename(name, to)?;
-        self.0.observer.info(&format!("disk '{name}' renamed to '{to}'"));
+        self.0.observer.info(&format!("renamed disk '{name}' to '{to}'"));
         Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to, socket.as_deref()) })
     }
 
     fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure> {
         let found = self.0.disks.reset(name, force)?;
-        self.0.observer.info(&format!("disk '{name}' reset"));
+        self.0.observer.info(&format!("reset disk '{name}'"));
         Ok(self.record(found))
     }
 
@@ -134,9 +134,8 @@ impl Manage for Server {
         }
         let (before_bytes, spent_bytes) = self.0.disks.set_limit(name, limit_bytes)?;
         let what = name.map_or_else(|| "the server".to_owned(), |name| format!("disk '{name}'"));
-        let limit = limit_bytes
-            .map_or_else(|| "no limit".to_owned(), |bytes| format!("the limit {}", pagefold_size::written(bytes)));
-        self.0.observer.info(&format!("{what} has {limit} now"));
+        let limit = limit_bytes.map_or_else(|| "none".to_owned(), pagefold_size::written);
+        self.0.observer.info(&format!("set the limit of {what} to {limit}"));
         let warnings = if name.is_none() { self.limit_warnings(limit_bytes) } else { Vec::new() };
         Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
     }
@@ -152,7 +151,7 @@ impl Manage for Server {
         let refused = self.0.when_connections.as_ref().and_then(|prepare| prepare(count));
         self.0.disks.client_memory().set_connections(count);
         let before = listened.server.set_connections(count) as u64;
-        self.0.observer.info(&format!("the server allows {connections} connections now"));
+        self.0.observer.info(&format!("set the maximum number of connections to {connections}"));
         let warnings: Vec<_> = refused.into_iter().chain(self.0.disks.client_memory().warning()).collect();
         warnings.iter().for_each(|warning| self.0.observer.warn(warning));
         Ok(LimitedConnections { before, connections, warnings })
@@ -162,7 +161,7 @@ impl Manage for Server {
         quota.check()?;
         let name = &quota.name;
         let found = self.0.disks.set_quota(name, quota.of_disk())?;
-        self.0.observer.info(&format!("disk '{name}' may have {} now", words(quota.of_disk())));
+        self.0.observer.info(&format!("set the quota of disk '{name}' to {}", words(quota.of_disk())));
         Ok(self.record(found))
     }
 
@@ -178,7 +177,7 @@ impl Manage for Server {
     fn freeze(&self, name: &str) -> Result<(Instant, Held), Failure> {
         let (mut instant, held) = self.0.disks.freeze(name)?;
         self.0.events.freezes.add(1);
-        self.0.observer.debug(&format!("disk '{name}' frozen as export '{}'", instant.export));
+        self.0.observer.debug(&format!("froze disk '{name}' as export '{}'", instant.export));
         for address in self.addresses() {
             match address {
                 Address::Unix(path) => instant.sockets.extend(path.to_str().map(str::to_owned)),
@@ -199,7 +198,7 @@ impl Manage for Server {
         let found = self.0.disks.find(name)?;
         let export = self.0.disks.exports().get(name).ok_or_else(|| Failure::no_such_disk(name))?;
         self.devices()?.serve(&export, device, file).map_err(failed)?;
-        self.0.observer.info(&format!("disk '{name}' is served as device {number} of the kernel's ublk driver"));
+        self.0.observer.info(&format!("attached disk '{name}' as device {number} of the kernel's ublk driver"));
         Ok(self.record(found))
     }
 
@@ -212,7 +211,7 @@ impl Manage for Server {
         let found = self.0.disks.find(name)?;
         let export = self.0.disks.exports().get(name).ok_or_else(|| Failure::no_such_disk(name))?;
         self.devices()?.bind(&export, bind).map_err(failed)?;
-        self.0.observer.info(&format!("disk '{name}' is served as {device}"));
+        self.0.observer.info(&format!("attached disk '{name}' as {device}"));
         Ok(self.record(found))
     }
 

@@ -182,7 +182,7 @@ impl Server {
         let (clusters_bytes, clusters_limit_bytes) = caches.clusters_bytes();
         family.value(&[("cache", "clusters")], clusters_bytes);
         family.value(&[("cache", "pages")], caches.pages.used_bytes());
-        let help = "The most that this may be: clusters have it reserved while a base needs it, pages as far as disks \
+        let help = "The most that this may be: clusters have it reserved while a base needs it, pages if disks \
                     leave room.";
         let mut family = text.family("pagefold_base_cache_limit_bytes", Kind::Gauge, help);
         family.value(&[("cache", "clusters")], clusters_limit_bytes);

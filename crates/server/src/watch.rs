@@ -153,7 +153,7 @@ mod tests {
         assert!(lines(1, 3).contains("disk 'a': writes wait"));
         assert_eq!(lines(2, 1), "");
         assert!(lines(3, 0).contains("no longer wait"));
-        assert_eq!([lines(4, 1), lines(5, 0), lines(60, 1)].concat(), "", "told less than a minute ago");
+        assert_eq!([lines(4, 1), lines(5, 0), lines(60, 1)].concat(), "", "logged less than a minute ago");
         assert!(lines(61, 1).contains("writes wait"));
         assert!(lines(200, 0).contains("no longer wait"));
     }

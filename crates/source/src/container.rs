@@ -139,7 +139,7 @@ struct Found {
     names: Vec<String>,
     config: Config,
     layers: Vec<Blob>,
-    /// Tells images apart.
+    /// Distinguishes images.
     id: String,
 }
 

@@ -72,7 +72,7 @@ pub fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>
         Some(Compression::Lzma) => {
             let mut first = true;
             Box::new(Members::new(source, move |source| {
-                // The format has no magic number, so other data cannot be told from a second stream.
+                // The format has no magic number, so a second stream cannot be distinguished from other data.
                 if !std::mem::take(&mut first) {
                     return Err(invalid("data follow the LZMA stream"));
                 }

@@ -66,7 +66,7 @@ pub trait ReadAt: Send + Sync {
     /// Returns the bytes themselves if all of them are in memory, so that clusters are decoded
     /// directly from there. Otherwise returns `None`.
     ///
-    /// Implement this for a memory-mapped file only if nobody can truncate it: touching a page
+    /// Implement this for a memory-mapped file only if no program can truncate it: touching a page
     /// beyond the new end kills the process (`SIGBUS`). A [`File`] is read instead, and a truncated
     /// one returns an error.
     fn bytes_at(&self, _len: usize, _offset: u64) -> Option<&[u8]> {

@@ -4,7 +4,7 @@ use std::{any::Any, io, path::Path, sync::Arc};
 
 use crate::ReadAt;
 
-/// Bytes that nobody should change while they are in use: a file, or a blob elsewhere.
+/// Bytes that must not change while they are in use: a file, or a blob elsewhere.
 ///
 /// The defaults are those of a blob whose content cannot change.
 pub trait Storage: ReadAt + Any {
@@ -24,8 +24,8 @@ pub trait Storage: ReadAt + Any {
         self.is_changed()
     }
 
-    /// Returns the data or the hole that contains the byte at `at`, which is before the end, as far
-    /// as that is known without reading. A hole reads as zeros.
+    /// Returns the data or the hole that contains the byte at `at`, which is before the end, if
+    /// that is known without reading. A hole reads as zeros.
     fn stretch_at(&self, _at: u64) -> Stretch {
         Stretch { end: u64::MAX, is_hole: false }
     }

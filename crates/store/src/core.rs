@@ -178,7 +178,7 @@ impl Core {
         self.layers.parts(layer) * LEAF_BYTES as u64
     }
 
-    /// Frees the object of an entry that is not in a slot and that nobody reads.
+    /// Frees the object of an entry that is not in a slot and that no thread reads.
     pub(crate) fn free(&self, entry: Entry) {
         if let Some((at, _)) = entry.object() {
             // SAFETY: the entry is not in a slot and no pin names it, so only the caller can reach
@@ -377,7 +377,7 @@ impl Core {
     }
 
     /// Replaces entry `number`, which the caller holds, with `new`, and frees the old object as
-    /// soon as nobody reads it.
+    /// soon as no thread reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
         let (leaf, index) = PartStorage::leaf_of(number);
         let layer = self.leaves.layer(leaf);
@@ -390,7 +390,7 @@ impl Core {
         }
     }
 
-    /// Frees an object that was removed from its entry, as soon as nobody reads it.
+    /// Frees an object that was removed from its entry, as soon as no thread reads it.
     #[inline]
     fn retire(&self, word: u64, len_bytes: usize, taken: &mut Taken<'_>) {
         let keep = !self.budget.is_low();

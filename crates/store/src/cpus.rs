@@ -2,7 +2,7 @@
 //!
 //! The system's ids have gaps: a process may be restricted to some CPUs (affinity, cpusets), and
 //! sockets and siblings may be absent. CPUs are numbered from 0. Two of those known when the pool
-//! was created share a number only if there are more of them than the process may use at once (a
+//! was created share a number only if there are more of them than the process may use simultaneously (a
 //! CPU time quota). An id that was unknown then, or that appears later, gets one of the same
 //! numbers. A number is only a hint where to look first: a thread may run on another CPU before it
 //! has used the number.
@@ -25,7 +25,7 @@ pub(crate) struct Cpus {
 
 impl Cpus {
     /// Finds the CPUs that the calling thread may run on. The count is the number that the process
-    /// may use at once.
+    /// may use simultaneously.
     pub(crate) fn new() -> Self {
         #[cfg(all(test, not(loom)))]
         if let Some((ids, count)) = fake::machine() {
@@ -87,7 +87,7 @@ pub(crate) mod fake {
     }
 
     /// Lets pools created by this thread find CPUs with these ids, in ascending order, of which
-    /// `count` may be used at once.
+    /// `count` may be used simultaneously.
     pub(crate) fn set_machine(ids: impl IntoIterator<Item = usize>, count: usize) {
         MACHINE.set(Some((ids.into_iter().collect(), count)));
     }

@@ -210,7 +210,7 @@ impl Disk {
     }
 
     /// Clears slots. Like [`change`](Self::change), but uses the reserve for moving, as it frees
-    /// more memory than it takes, and frees everything at once. A disk far beyond its own limit
+    /// more memory than it takes, and frees everything immediately. A disk far beyond its own limit
     /// takes no memory for it.
     fn clear(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         if self.clean {
@@ -254,7 +254,7 @@ impl Disk {
     }
 
     /// Changes the number of slots. New slots are empty; removed slots lose their pages. Others may
-    /// use the disk meanwhile: their writes to removed slots are lost or rejected.
+    /// use the disk during that: their writes to removed slots are lost or rejected.
     ///
     /// # Errors
     /// - [`Error::TooLarge`]: the disk is unchanged.
@@ -267,7 +267,7 @@ impl Disk {
         }
         let before = self.slots.swap(slots, Release);
         if slots < before {
-            // Nobody may write to the removed slots meanwhile.
+            // No thread may write to the removed slots until they are cleared.
             self.clear(slots..before, before).inspect_err(|_| self.slots.store(before, Release))?;
         }
         Ok(())

@@ -55,7 +55,7 @@
 //! A background thread compacts memory that frees have left partly empty. Each pool has its own,
 //! started when there is work for the first time, which ends with the pool; a fork of the process
 //! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
-//! memory is reported as [`Error::Corrupt`] as far as the codec can detect it.
+//! memory is reported as [`Error::Corrupt`] if the codec can detect it.
 
 mod background;
 mod clean;

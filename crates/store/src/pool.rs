@@ -302,7 +302,7 @@ impl Pool {
     }
 
     /// Moves objects together until that frees no more memory. Other threads may use the pool
-    /// meanwhile.
+    /// during the call.
     pub fn compact(&self) {
         self.0.compact(None);
     }

@@ -140,7 +140,7 @@ fn prose_fits_its_columns() {
     assert!(long.is_empty(), "more than {COLUMNS} columns:\n{long}");
 }
 
-/// Crates that nobody can download have no version to name: a path leads to them.
+/// Crates that are not released have no version to name: a path leads to them.
 #[test]
 fn examples_name_no_version_that_does_not_exist() {
     let is_released = !fs::read_to_string(root().join("CHANGELOG.md")).expect("the page").contains("(unreleased)");
@@ -154,33 +154,4 @@ fn examples_name_no_version_that_does_not_exist() {
         text.lines().filter(is_version).for_each(|line| promised += &format!("{}: {line}\n", page.display()));
     }
     assert!(is_released || promised.is_empty(), "versions that are not released:\n{promised}");
-}
-
-/// Phrases that plain English replaces: by the actor, "again", a number, "unnecessarily".
-const AVOIDED: [&str; 5] = ["whoever", "what is said of", "in vain", "anew", "so many"];
-
-#[test]
-fn prose_avoids_phrases_that_readers_stumble_over() {
-    let mut found = String::new();
-    let mut look = |path: &Path, at: usize, line: &str| {
-        let line = line.to_lowercase();
-        let words = line.split(|c: char| !c.is_alphanumeric()).collect::<Vec<_>>().join(" ");
-        for phrase in AVOIDED.iter().filter(|phrase| format!(" {words} ").contains(&format!(" {phrase} "))) {
-            found += &format!("{}:{at}: {phrase}\n", path.display());
-        }
-    };
-    for page in pages() {
-        let text = fs::read_to_string(&page).expect("a page");
-        prose(&text).for_each(|(at, line)| look(&page, at, line));
-    }
-    for name in paths().iter().filter(|name| name.ends_with(".rs") && !name.ends_with("tests/docs.rs")) {
-        let source = root().join(&name[1..]);
-        let text = fs::read_to_string(&source).expect("a source file");
-        for (at, line) in text.lines().enumerate() {
-            if let Some((_, comment)) = line.split_once("//") {
-                look(&source, at + 1, comment);
-            }
-        }
-    }
-    assert!(found.is_empty(), "phrases to replace:\n{found}");
 }

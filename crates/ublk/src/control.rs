@@ -177,7 +177,7 @@ impl Control {
         self.call(command::STOP, number, &mut [], 0)
     }
 
-    /// Stops and removes a device. Its number is free once nobody has it open. A driver before Linux 6.11
+    /// Stops and removes a device. Its number is free once no program has it open. A driver before Linux 6.11
     /// waits until then.
     ///
     /// # Errors

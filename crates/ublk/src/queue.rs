@@ -99,7 +99,7 @@ impl Queue {
 
     /// Lets the queue's thread look around.
     pub(crate) fn wake(&self) {
-        // The counter cannot be full: nobody wakes a thread 2^64 times.
+        // The counter cannot be full: no thread is woken 2^64 times.
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 
@@ -289,7 +289,7 @@ impl Worker {
     }
 }
 
-/// Runs a change as far as it need not wait. If it is long, another thread does all of it.
+/// Runs a change until it would wait. If it is long, another thread does all of it.
 fn begin_change(change: Change<&[u8]>, reply: Reply, is_long: bool) {
     if is_long {
         if let Err((change, reply)) = change.hand_on(reply) {

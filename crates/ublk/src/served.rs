@@ -73,7 +73,7 @@ impl Served {
     pub fn start(file: File, layout: Layout, client: Arc<Client>) -> io::Result<Self> {
         let Layout { queues, depth } = layout;
         if !(1..=MAX_QUEUES).contains(&queues) || !(1..=MAX_DEPTH).contains(&depth) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no device has so many queues or requests"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many queues or requests for a ublk device"));
         }
         let (file, ended, threads) = (Arc::new(file), Arc::new(AtomicBool::new(false)), Arc::<Threads>::default());
         // Ends the other threads if one cannot start.

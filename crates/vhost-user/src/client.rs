@@ -207,7 +207,7 @@ impl Client {
     /// Connects to a socket, and starts the queues.
     ///
     /// # Errors
-    /// Nobody listens, or what the server offers is not enough.
+    /// No server listens, or what the server offers is not enough.
     pub fn connect(path: &Path, options: Options) -> Result<Self, Error> {
         let memory = Arc::new(shared_memory(u64::from(options.queues) * queue_bytes(&options), options.sealable)?);
         let queues: Result<_, _> = (0..options.queues).map(|number| Queue::new(number, &options, &memory)).collect();

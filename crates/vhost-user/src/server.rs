@@ -127,7 +127,7 @@ impl Reports {
     }
 }
 
-/// A disk's socket. When this is dropped, nobody can connect to it any more. A frontend that is
+/// A disk's socket. When this is dropped, no frontend can connect to it any more. A frontend that is
 /// connected stays, so that its guest gets errors for an export that was removed, and does not hang.
 pub struct Listening {
     shared: Arc<Shared>,

@@ -160,7 +160,7 @@ impl Session {
         match code {
             request::GET_FEATURES => return Ok(reply(features(self.context.export.is_read_only()))),
             request::SET_FEATURES => self.set_features(word(0)?)?,
-            // Nobody else can be the owner.
+            // No other process can be the owner.
             request::SET_OWNER => {}
             request::GET_PROTOCOL_FEATURES => return Ok(reply(protocol::ALL)),
             request::SET_PROTOCOL_FEATURES => {

@@ -99,7 +99,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // The counter cannot be full: nobody wakes a thread 2^64 times.
+        // The counter cannot be full: no thread is woken 2^64 times.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -187,7 +187,7 @@ impl Polling {
     }
 }
 
-/// Gives up a queue's requests if the thread panics, so that nobody waits for them.
+/// Gives up a queue's requests if the thread panics, so that no thread waits for them.
 struct IfPanics<'a>(&'a Vring);
 
 impl Drop for IfPanics<'_> {

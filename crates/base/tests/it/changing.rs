@@ -61,7 +61,7 @@ fn a_change_is_told_once() {
     file.write_all(&[2; 100]).expect("a write");
     let start = Instant::now();
     while told.lines().is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(30), "nothing is told");
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing is reported");
         base.read(4096, &mut buf).expect("a read");
         thread::sleep(Duration::from_millis(50));
     }

@@ -9,7 +9,7 @@ use pagefold_erofs::{BuildOptions, ScanOptions, Tree, build};
 use crate::{image_of, open};
 
 fn refused(path: &Path, options: &Options) -> OpenError {
-    match Base::open(path, options, &Cache::new(1 << 20), |line| panic!("told: {line}")) {
+    match Base::open(path, options, &Cache::new(1 << 20), |line| panic!("logged: {line}")) {
         Ok(base) => panic!("{base:?} was opened"),
         Err(error) => error,
     }
@@ -85,7 +85,7 @@ fn no_combination_of_content_and_name_is_misread() {
         for name in names {
             let path = folder.path().join(name);
             fs::write(&path, bytes).expect("a file");
-            let opened = Base::open(&path, &Options::default(), &Cache::new(1 << 20), |line| panic!("told: {line}"));
+            let opened = Base::open(&path, &Options::default(), &Cache::new(1 << 20), |line| panic!("logged: {line}"));
             let claims = !["d", "d.img", "d.raw", "d.iso", "d.txt"].contains(&name);
             match (opened, found) {
                 (Ok(base), None) => assert!(base.format() == Format::Raw && !claims, "{name}"),

@@ -78,7 +78,7 @@ fn a_raw_file_is_read_as_it_is() {
     let path = sparse_file(&folder, &content);
     let (base, told) = open(&path, &Options::default());
     check(&base, &content, 300);
-    assert!(hole_bytes(&base) > 100_000, "the file system tells of holes");
+    assert!(hole_bytes(&base) > 100_000, "the file system reports holes");
     assert!(told.lines().is_empty());
 }
 
@@ -154,7 +154,7 @@ fn images_that_share_a_cache_are_told_apart() {
             let content: Vec<u8> = plain.iter().map(|plain| plain ^ byte).collect();
             let options = BuildOptions { pcluster_bytes: 16 << 10, ..BuildOptions::default() };
             let image = image_of(&sparse_file(folder, &content), &options);
-            Base::open(&image, &Options::default(), &cache, |line| panic!("told: {line}")).expect("a base")
+            Base::open(&image, &Options::default(), &cache, |line| panic!("logged: {line}")).expect("a base")
         })
         .collect();
     for round in 0..2000_u64 {

@@ -294,7 +294,7 @@ fn pack_units(
     let image = memory_file()?;
     let Some(report) = build(&tree, options, &image).ok().filter(|_| !lens.is_empty()) else { return Ok(None) };
     let time = processor_time().saturating_sub(start);
-    // A batch of zeros extends the preceding data and begins no run. Nobody reads data there.
+    // A batch of zeros extends the preceding data and begins no run. No reader finds data there.
     if let Some(zeros) = zeros
         && report.data_bytes <= 2 * PAGE_BYTES
         && data_bytes > UNIT_BYTES / 2

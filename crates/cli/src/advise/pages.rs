@@ -51,7 +51,7 @@ struct Counted {
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) total: u64,
-    /// Number of pages with data, as far as they were scanned for zeros, and how many of them were
+    /// Number of pages with data, of those scanned for zeros, and how many of them were
     /// read.
     pub(super) data: Estimate,
     pub(super) sampled: u64,

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(connections) = args.connections {
         return args.asked.perform(&Command::LimitConnections { connections }, |limited: &LimitedConnections| {
             warn(&limited.warnings);
-            format!("the server allowed {} connections and allows {}", limited.before, limited.connections)
+            format!("changed the maximum number of connections from {} to {}", limited.before, limited.connections)
         });
     }
     let limit_bytes = args.limit.and_then(|limit| limit.0);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let spent = size::show(limited.spent_bytes);
             format!("; {spent} are in use: data stay, and writes that need more memory fail or wait")
         });
-        format!("{what} was {} and is {}{over}", show(limited.before_bytes), show(limited.limit_bytes))
+        format!("changed {what} from {} to {}{over}", show(limited.before_bytes), show(limited.limit_bytes))
     })
 }
 

@@ -65,6 +65,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             disk.max_connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
         let rate =
             disk.bytes_per_second.map_or_else(|| "any rate".to_owned(), |rate| format!("{}/s", size::written(rate)));
-        format!("'{}' may have {connections} connections, and {rate}", disk.name)
+        format!("set the quota of '{}' to {connections} connections and {rate}", disk.name)
     })
 }

@@ -23,7 +23,7 @@ use crate::{log, misuse, output::output, size, storage::RemoteArgs};
   pagefold push --trace boot.trace oci://registry.example/disks/debian:13
 
 The command sends only what the registry lacks. The devices of an image become layers before it, so \
-that whoever opens the image there needs no --device. A bucket gets the image alone. The command \
+that an image opened there needs no --device. A bucket gets the image alone. The command \
 prints the location with the SHA-256 sum that stands for these bytes alone.
 
 Credentials are those of docker or podman for a registry; for S3, AWS_ACCESS_KEY_ID and \

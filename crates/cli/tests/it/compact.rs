@@ -82,7 +82,7 @@ fn compact_gives_memory_back_and_changes_no_byte() {
         let expected = if number % 3 == 0 { vec![0; 4096] } else { page(number) };
         assert!(disk.read(number) == expected, "page {number} changed");
     }
-    // Again at once, with text output: there is nothing left to return.
+    // Again immediately, with text output: there is nothing left to return.
     let text = run(&mut server.ask(&["compact"]));
     assert!(text.starts_with("0 B given back"), "{text}");
 }

@@ -153,7 +153,7 @@ fn hostile_lines_get_an_error_and_others_are_served() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"].as_array().map(Vec::len), Some(1));
 }
 
-/// Clients that hold connections lock nobody out: the one that has been idle longest is closed.
+/// Clients that hold connections lock no other out: the one that has been idle longest is closed.
 #[test]
 fn idle_clients_give_way() {
     let server = Server::start(&["--size", "1M"]);
@@ -180,9 +180,9 @@ fn the_program_says_what_it_did() {
     assert!(said(&["disks", "b"]).contains("'b'  2 MiB, limit 1 MiB, "));
     assert_eq!(said(&["rename", "b", "c"]), format!("renamed 'b' to 'c': '{}'\n", server.uri("c")));
     assert_eq!(said(&["reset", "c"]), "reset 'c'\n");
-    assert_eq!(said(&["limit", "a", "none"]), "the limit of 'a' was none and is none\n");
-    assert_eq!(said(&["limit", "none"]), "the server's limit was 1 GiB and is none\n");
-    assert_eq!(said(&["limit", "--connections", "200"]), "the server allowed 128 connections and allows 200\n");
+    assert_eq!(said(&["limit", "a", "none"]), "changed the limit of 'a' from none to none\n");
+    assert_eq!(said(&["limit", "none"]), "changed the server's limit from 1 GiB to none\n");
+    assert_eq!(said(&["limit", "--connections", "200"]), "changed the maximum number of connections from 128 to 200\n");
     assert_eq!(said(&["resize", "c", "2M"]), "resized 'c' from 2 MiB to 2 MiB\n");
     assert_eq!(said(&["drop", "c"]), "dropped 'c', 2 MiB\n");
     for args in [&["drop", "c"][..], &["disks", "c"], &["remove", "c"]] {

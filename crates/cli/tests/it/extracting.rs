@@ -271,7 +271,7 @@ fn a_live_tree_is_packed_with_status_1_and_the_names_of_what_changed() {
         let line = format!("warning: {}: {what}\n", place.at(&format!("tree/{name}")));
         assert!(message.contains(&line), "{message}");
     }
-    assert!(message.contains("image: written, but 3 files of the source changed meanwhile\n"), "{message}");
+    assert!(message.contains("image: written, but 3 files of the source changed while packing\n"), "{message}");
     assert!(Path::new(&place.at("image")).exists());
     assert_eq!(output(pagefold().args(["ls", "-R", &place.at("image")])), "gone\nshrinks\nstays\n");
     let content = output(pagefold().args(["cat", &format!("{}:shrinks", place.at("image"))]));

@@ -118,7 +118,7 @@ fn writer(fio: &Path, server: &Server, disk: &str, seconds: u32) -> Ended {
 fn wait_for_writes(server: &Server, disk: &str, bytes: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while server.figure(disk, "orig_data_size") < bytes {
-        assert!(Instant::now() < deadline, "nobody writes");
+        assert!(Instant::now() < deadline, "no client writes");
         thread::sleep(Duration::from_millis(10));
     }
 }

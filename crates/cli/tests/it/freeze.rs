@@ -169,7 +169,7 @@ fn an_image_holds_what_the_disk_does() {
             frozen.ask(&["add", disk, "--base", text(&frozen.at(image))]);
             assert!(frozen.content(disk) == frozen.content("job"), "{image}");
         }
-        // Nobody reads an instant anymore.
+        // No client reads an instant anymore.
         let listed = frozen.ask(&["disks"]);
         assert!(!listed.contains("instant"), "{listed}");
     }
@@ -216,7 +216,7 @@ fn an_image_is_of_one_instant_of_a_disk_in_use() {
         rounds.push((pages[0], ahead));
         thread::sleep(Duration::from_millis(30));
     }
-    assert!(rounds.is_sorted() && rounds.first() != rounds.last(), "nothing was written meanwhile: {rounds:?}");
+    assert!(rounds.is_sorted() && rounds.first() != rounds.last(), "nothing was written during the freeze: {rounds:?}");
     drop(writer);
     feeder.join().expect("it ends");
 }

@@ -278,7 +278,7 @@ fn lists_of_many_disks_take_no_memory_while_nobody_reads_them() {
 fn disks_that_come_and_go_leave_no_memory_behind() {
     const DISKS: usize = 200;
     const CLIENTS: usize = 8;
-    // Nobody reads its messages about each disk.
+    // Its messages about each disk have no reader.
     let server = Server::start(&["--memory-limit", "64M", "--log", "warn"]);
     let name = |number: usize| format!("disk-{number}");
     let mut control = Control::open(&server);

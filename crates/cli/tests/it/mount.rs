@@ -598,7 +598,7 @@ fn hostile_metadata_neither_hangs_nor_kills_the_mount() {
     }
 }
 
-/// Reads everything below a directory as far as possible.
+/// Reads everything below a directory that can be read.
 fn walk(path: &Path, depth: usize) {
     let Ok(names) = fs::read_dir(path) else { return };
     for entry in names.map_while(Result::ok).take(100) {

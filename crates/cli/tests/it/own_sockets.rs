@@ -214,7 +214,7 @@ fn addresses_beyond_loopback_are_warned_of() {
     }
 }
 
-/// A disk has at most the connections of its quota, and nobody's idle clients take all of them.
+/// A disk has at most the connections of its quota, and no disk's idle clients take all of them.
 #[test]
 fn one_disks_clients_do_not_shut_out_others() {
     let Some([nbdinfo]) = programs("one_disks_clients_do_not_shut_out_others", ["nbdinfo"]) else { return };
@@ -227,7 +227,7 @@ fn one_disks_clients_do_not_shut_out_others() {
     assert_eq!(size(), "1048576\n");
     drop(idle);
     let said = run(&mut server.ask(&["quota", "a", "--connections", "3", "--rate", "1M"]));
-    assert_eq!(said, "'a' may have at most 3 connections, and 1 MiB/s\n");
+    assert_eq!(said, "set the quota of 'a' to at most 3 connections and 1 MiB/s\n");
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut kept = Vec::new();
     // Those of before may take a moment to end.

@@ -96,7 +96,7 @@ fn modes_are_restored_or_those_that_tar_would_give() {
     }
 }
 
-/// ACLs, in the image or of the target, grant nobody more than the umask allows.
+/// ACLs, in the image or of the target, grant no user more than the umask allows.
 #[test]
 fn acls_and_capabilities_bring_no_rights_back() {
     const TEST: &str = "acls_and_capabilities_bring_no_rights_back";

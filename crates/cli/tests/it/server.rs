@@ -216,7 +216,7 @@ pub(crate) fn connects(socket: &Path, child: &mut Child) {
             }
             panic!("it ended: {status}: {text}");
         }
-        assert!(Instant::now() < deadline, "nobody listens on {}", socket.display());
+        assert!(Instant::now() < deadline, "no server listens on {}", socket.display());
         thread::sleep(Duration::from_millis(5));
     }
 }

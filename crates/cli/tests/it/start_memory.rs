@@ -31,7 +31,7 @@ fn a_limit_that_is_set_later_is_warned_of_too() {
     let output = large.output().expect("a command");
     assert!(output.status.success());
     let (said, warned) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(said, "the server's limit was 1 GiB and is 99999 GiB\n");
+    assert_eq!(said, "changed the server's limit from 1 GiB to 99999 GiB\n");
     assert!(warned.contains("99999 GiB exceeds the "), "{warned}");
     let json = run(&mut server.ask(&["limit", "--connections", "1000000", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");

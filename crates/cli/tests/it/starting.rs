@@ -51,7 +51,7 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{own}\nTHP_enabled:\t0\n"), "{output:?}");
 }
 
-/// If nobody reads standard error, messages are lost and the server continues.
+/// If standard error has no reader, messages are lost and the server continues.
 #[test]
 fn a_server_whose_messages_nobody_reads_goes_on() {
     let server = Server::start(&[]);
@@ -218,7 +218,7 @@ fn a_service_manager_is_told() {
     assert_eq!(said(), "STOPPING=1");
     assert!(wait(&mut child.0).success());
     manager.set_nonblocking(true).expect("a flag");
-    assert!(manager.recv(&mut [0; 100]).is_err(), "it is told once");
+    assert!(manager.recv(&mut [0; 100]).is_err(), "it is notified once");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn passed_sockets_are_used_by_name() {
     let Some([activate, nbdinfo]) = programs(test, ["systemd-socket-activate", "nbdinfo"]) else { return };
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name);
-    let (data, control) = (at("data"), at("told"));
+    let (data, control) = (at("data"), at("control"));
     let child = Command::new(activate)
         .arg("--listen")
         .arg(&data)

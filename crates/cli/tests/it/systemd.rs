@@ -88,7 +88,7 @@ pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
 # After a crash no server with empty disks takes its place.
 kill -9 "$(main)"
 while systemctl -q is-active pagefold; do sleep 0.05; done
-pagefold disks 2>/dev/null || echo nobody
+pagefold disks 2>/dev/null || echo none
 ls /run/pagefold/*.sock 2>/dev/null || echo no sockets
 systemctl start pagefold
 pagefold disks 2>/dev/null
@@ -123,7 +123,7 @@ reloaded
 upgraded
 verified
 NAME data own 
-nobody
+none
 no sockets
 active
 ";

@@ -202,8 +202,8 @@ fn a_new_process_that_ends_early_harms_nobody() {
     succeeds(client);
 }
 
-/// Once the other one is gone, the disks are only in the new process: it goes on although it can tell
-/// its first process nothing any more.
+/// Once the other one is gone, the disks are only in the new process: it goes on although it cannot
+/// notify its first process any more.
 #[test]
 fn a_new_process_serves_whatever_fails_afterwards() {
     let mut server = Server::start(&["--export", "name=kept,size=32M"]);
@@ -218,7 +218,7 @@ fn a_new_process_serves_whatever_fails_afterwards() {
         assert!(Instant::now() < deadline, "no pid file");
         thread::sleep(Duration::from_millis(5));
     }
-    // That it could not tell its first process comes after the file.
+    // The line about its first process comes after the file.
     run(&mut server.ask(&["add", "more", "--size", "1M"]));
     thread::sleep(Duration::from_millis(100));
     assert!(server.is_running());
@@ -255,7 +255,7 @@ fn what_cannot_be_handed_over_is_named() {
     assert!(line.contains("no server to take over"), "{line}");
 }
 
-/// A stand-in for systemd is told the new main process by the old one, and that it is ready by the new
+/// The old process notifies a stand-in for systemd of the new main process, and the new one that it is ready
 /// one, which has the socket's name from the old one.
 #[test]
 fn a_service_manager_learns_the_new_process() {

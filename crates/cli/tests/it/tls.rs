@@ -35,7 +35,7 @@ impl Secure {
         Self { server: Server::start(&args), folder, authority }
     }
 
-    /// Returns the URI of a disk on TCP, as the server tells it.
+    /// Returns the URI of a disk on TCP, as the server reports it.
     fn uri(&self, name: &str) -> String {
         let uris = run(&mut self.server.ask(&["uri", "--all", name]));
         let uri = uris.lines().find(|uri| uri.starts_with("nbds://")).expect("a URI with TLS");

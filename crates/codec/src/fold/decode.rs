@@ -499,7 +499,7 @@ impl Token {
 ///
 /// # Safety
 /// `page` is a writable page, REACH bytes can be read before it, and the cursor belongs to
-/// `decoder`'s `input`. The cursor's streams can be read as far as the tokens that fill the page
+/// `decoder`'s `input`. The cursor's streams can be read up to the tokens that fill the page
 /// reach; with `CHECKED`, literals SLACK bytes past their end.
 #[inline(always)]
 unsafe fn fast<const KIND: usize, const CHECKED: bool, const REACH: usize>(

@@ -9,7 +9,7 @@
 //!     else it is the next whole byte
 //! ```
 //!
-//! The parts (bits, codes, whole bytes) are separate, so that many literals are merged at once: 64
+//! The parts (bits, codes, whole bytes) are separate, so that many literals are merged in one step: 64
 //! by AVX-512's byte expansion under a mask, or 8 by a shuffle for each of the 256 patterns of
 //! eight bits.
 #![allow(unsafe_code)] // Whole-register loads and stores past the ends, where both sides have room.

@@ -111,7 +111,7 @@ pub(super) fn table_page(seed: u64, fields: u64, values: u64, gaps: u64, varies:
     page_of(bytes)
 }
 
-/// Pages of all kinds in turns.
+/// Pages of all kinds, one after another.
 pub(super) fn page_of_any_kind(seed: u64) -> Page {
     match seed % 5 {
         0 => text_page(seed),

@@ -6,7 +6,7 @@
 //!     start of each token's extra bits := the sum of all previous widths
 //!     length, run, offset := their bases plus the bits there
 //!     start of each token's bytes := the sum of all previous runs and lengths
-//!     a repeated offset := that of the token found by following links, all tokens at once
+//!     a repeated offset := that of the token found by following links, all tokens in parallel
 //!     stop at END, or at the first token that begins at or after the page's end
 //! ```
 //!
@@ -38,7 +38,7 @@ const TOKENS_MAX: usize = PAGE_SIZE.div_ceil(LENGTH_MIN) + 1;
 /// Tokens in a register of 32-bit numbers.
 const LANES: usize = 16;
 
-/// Tokens looked up at once.
+/// Tokens looked up together.
 const BLOCK: usize = 64;
 
 /// How many bytes before the tokens' end [`Sequences::parse`] may read.

@@ -341,8 +341,8 @@ fn runs_and_matches_of_every_length_come_back() {
     }
 }
 
-/// Sixteen tokens are resolved at once: the last of them uses *last*, and all others *before*, as
-/// far as the group extends.
+/// Sixteen tokens are resolved together: the last of them uses *last*, and all others
+/// *before*, up to the end of the group.
 #[test]
 fn the_longest_chain_of_repeated_offsets_is_followed() {
     for shift in 0..32 {
@@ -536,7 +536,7 @@ fn tokens_of_a_page_of_words_are_as_many_as_it_says() {
 
 #[test]
 fn tokens_are_coded_if_that_makes_them_shorter() {
-    // Words of this many values in turns; the fewer there are, the fewer the sequences.
+    // Words of this many values alternate; the fewer there are, the fewer the sequences.
     for (values, is_coded) in [(2, false), (509, true)] {
         let words = (0..PAGE_SIZE / 8).map(|at| 0x7f00_0000 + 16 * (at * at % values) as u64);
         let object = round_trip(&page_of(words.flat_map(u64::to_le_bytes).collect::<Vec<_>>())).unwrap();

@@ -25,7 +25,7 @@ use crate::{PAGE_SIZE, mem};
 /// Maximum number of sequences: each is a match of at least [`LENGTH_MIN`] bytes.
 const SEQUENCES_MAX: usize = PAGE_SIZE / LENGTH_MIN + 1;
 
-/// Number of sequences converted at once.
+/// Number of sequences converted together.
 const LANES: usize = 16;
 
 /// Room for the extra bits of all sequences and for the width of a store.
@@ -227,7 +227,7 @@ mod x86 {
         }
     }
 
-    /// Does the same as [`emit_avx512`], eight sequences at once.
+    /// Does the same as [`emit_avx512`], eight sequences together.
     ///
     /// # Safety
     /// As for [`Emit::emit`].

@@ -24,10 +24,10 @@
 //!    longer ago (+4 %).
 //! 6. Window and literals are permuted separately, and the window last, under a mask: each window
 //!    follows from the previous one in 3 cycles (+5 to +7 %).
-//! 7. Both masks come from the order, whose bytes tell which of the three sources they belong to. A
+//! 7. Both masks come from the order, whose bytes say which of the three sources they belong to. A
 //!    column with a mask per token would cost ten more instructions for sixteen tokens, and a slow
 //!    load (+5 to +10 %).
-//! 8. Everything that can be computed for sixteen tokens at once is in a column, including offsets
+//! 8. Everything that can be computed for sixteen tokens together is in a column, including offsets
 //!    that repeat: 21 of 43 instructions per token remain (+9 % if another thread shares the core,
 //!    ±0 if none does).
 //! 9. The window after a long match is loaded from the match's source, and a long match up to the
@@ -238,7 +238,7 @@ impl Long {
                 && room >= run + length + 2 * WINDOW
                 && literals_left >= run + 2 * WINDOW
             {
-                // Copies 128 bytes at once, whatever the lengths: fewer branches than steps of 64.
+                // Copies 128 bytes together, whatever the lengths: fewer branches than steps of 64.
                 let mut done = 0;
                 while done < run {
                     _mm512_storeu_si512(op.add(done).cast(), _mm512_loadu_si512(literals.add(done).cast()));

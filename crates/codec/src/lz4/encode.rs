@@ -22,7 +22,7 @@
 //!    twice at matches of 7: two similar 8-byte words, and what follows, then mostly make one
 //!    sequence instead of two. 1 to 10 % fewer bytes, decoded 1.05 to 1.3× as fast.
 //! 2. Matches are extended backwards by 8 bytes, and forwards by 8, 32 and 64, with no branch
-//!    within a step on where they end; by 32 or 64 at once where the table says that most matches
+//!    within a step on where they end; by 32 or 64 together where the table says that most matches
 //!    are long, which is 1.2× as fast there.
 //! 3. One comparison per sequence shows that it ends far from the ends of input and output, because
 //!    the block so far is never longer than the input before it plus one byte in 255. Then 16 or 32

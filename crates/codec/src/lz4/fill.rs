@@ -45,7 +45,7 @@ const KEPT: usize = 57_344;
 /// Bytes before the input's end that are encoded in small steps.
 const NEAR_END: usize = 128;
 
-/// Literals copied at once.
+/// Literals copied together.
 const SHORT_LITERALS: usize = 32;
 
 /// Minimum match length, less the shortest match's, that needs a second length byte.

@@ -19,7 +19,7 @@ const CUT: Corrupt = Corrupt { what: "lzo stream is truncated" };
 const TOO_LONG: Corrupt = Corrupt { what: "lzo stream is longer than a page" };
 const TOO_FAR: Corrupt = Corrupt { what: "lzo match begins before the page" };
 
-/// Bytes copied at once.
+/// Bytes copied together.
 const WORD: usize = 16;
 
 /// Decodes `object` to exactly one page. After an error `page` holds the bytes decoded so far

@@ -37,7 +37,7 @@ const BOUND: usize = PAGE_SIZE + PAGE_SIZE / 16 + 64;
 /// Room past the worst case, for literals copied in whole words.
 const SLACK: usize = 32;
 
-/// Bytes copied at once.
+/// Bytes copied together.
 const WORD: usize = 16;
 
 /// Minimum length of a match.

@@ -40,7 +40,7 @@ pub(super) trait Isa {
     fn resolve(sequence: Sequence, recent: Self::Recent) -> (Step, Self::Recent);
 
     /// Decodes the first `count` of `literals`, at least [`SIXTEEN_FROM`](super::lanes::SIXTEEN_FROM),
-    /// from the sixteen lanes between the places `bounds`. May call `beside` meanwhile, any number of
+    /// from the sixteen lanes between the places `bounds`. May call `beside` while it waits, any number of
     /// times.
     fn decode_16<const N: usize>(
         lookups: &Lookups<N>,

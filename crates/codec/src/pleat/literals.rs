@@ -8,7 +8,7 @@
 //! Speed:
 //!
 //! 1. A look-up gives two literals if its bits contain both codes. The lanes are independent, so
-//!    the processor works on four at once; one refill serves five look-ups. See `sixteen` for more.
+//!    the processor works on four in parallel; one refill serves five look-ups. See `sixteen` for more.
 //! 2. No branch depends on a literal. An escape is a look-up like any other: it selects the context
 //!    in which the next 8 bits are a literal.
 //! 3. Lanes reach their ends side by side; masks keep a finished lane unchanged.
@@ -285,7 +285,7 @@ macro_rules! decode_lanes {
 }
 
 /// Decodes the first `count` of `literals` from the pairs of lanes between the places `bounds`. May
-/// call `beside` meanwhile, any number of times.
+/// call `beside` while it waits, any number of times.
 #[inline(always)]
 pub(super) fn decode<I: Isa, const N: usize>(
     lookups: &Lookups<N>,

@@ -5,7 +5,7 @@
 //! train:    sample pages -> dictionary, token codes, literal codes    (once per store)
 //! compress: page -> sequences -> symbols and extra bits -> the cheapest token and literal set,
 //!           or a literal code for this page -> bit streams
-//! decode:   literals first, all at once, on some machines beside the first sequences; then all
+//! decode:   literals first, all together, on some machines during the first sequences; then all
 //!           sequences, a token with its extra bits each; then two copies per sequence
 //! ```
 

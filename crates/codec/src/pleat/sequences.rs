@@ -4,7 +4,7 @@
 //! until the matches make up all bytes that are not literals:
 //!     token: looking up 10 bits gives a meaning and the code's length
 //!     extra bits: scattered over the meaning's mask and added to its base, they give run, length
-//!         and offset at once
+//!         and offset together
 //!     resolve the offset if it repeats one of the last three; update those
 //! for each sequence: copy the run of literals, then the match
 //! ```
@@ -51,7 +51,7 @@ pub(super) struct Step {
     pub(super) run: u16,
     pub(super) length: u16,
     pub(super) offset: u16,
-    /// Unused: makes a step a word, which is stored at once.
+    /// Unused: makes a step a word, which one instruction stores.
     pub(super) rest: u16,
 }
 

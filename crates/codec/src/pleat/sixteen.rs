@@ -1,9 +1,9 @@
-//! Decodes sixteen lanes of literals at once, with AVX-512: eight lanes that are read upwards and
+//! Decodes sixteen lanes of literals in parallel, with AVX-512: eight lanes that are read upwards and
 //! eight that are read downwards, each a number of a register.
 //!
 //! ```text
 //! step, until all lanes are at their ends:
-//!     four times, for eight lanes at once: gather the look-ups of the next bits; add their
+//!     four times, for eight lanes together: gather the look-ups of the next bits; add their
 //!         literals, two at most, to a word for each lane
 //!     scatter the words to where the lanes' next literals belong
 //! ```

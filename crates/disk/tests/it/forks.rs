@@ -28,7 +28,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Pages that were written or discarded since the fork are reported as changed, and no others,
-    /// whatever snapshots were taken meanwhile. A snapshot reports the changes of its instant, and
+    /// whatever snapshots were taken since. A snapshot reports the changes of its instant, and
     /// its fork no page but holes that the snapshot had.
     #[test]
     fn changes_are_what_was_written_since_the_fork(

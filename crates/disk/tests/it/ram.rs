@@ -109,7 +109,7 @@ fn extents_tell_holes_zeros_and_data() {
         heard < 2
     })
     .expect("a range of the disk");
-    assert_eq!(heard, 2, "it stops when told");
+    assert_eq!(heard, 2, "it stops when asked");
 }
 
 /// The first extents are reported without looking for the end of a long run.

@@ -236,7 +236,7 @@ mod tests {
             "user::rwx,user:lisa:r-x,group::r-x,mask::r-x,other::---",
             "user::rwx\nuser:lisa:r-x\ngroup::r-x\nmask::r-x\nother::---\n",
             "user::rwx,user:lisa:r-x:1000,group::r-x,mask::r-x,other::---",
-            "user::rwx,user:nobody-here:r-x:1000,group::r-x,mask::r-x,other::---",
+            "user::rwx,user:not-here:r-x:1000,group::r-x,mask::r-x,other::---",
             "user::rwx\nuser:1000:r-x\t#effective:r-x\ngroup::r-x\nmask:r-x\nother:---",
             "other::---, mask::r-x, group::r-x, user:1000:rx, u::rwx",
             "default:user::rwx,default:user:lisa:r-x,default:group::r-x,default:mask::r-x,default:other::---",

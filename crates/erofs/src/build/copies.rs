@@ -250,7 +250,7 @@ fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
     }));
 }
 
-/// Bytes that are read and written at once if the system cannot copy.
+/// Bytes that are read and written together if the system cannot copy.
 const TRANSFER_BYTES: u64 = 256 << 10;
 
 /// Copies `len` bytes at address `from` of a base's image to `at` in `out`. If both are in one file

@@ -149,7 +149,7 @@ struct Writer<'a> {
     zeros: Zeros,
 }
 
-/// Bytes that are read at once when a plain file is read again.
+/// Bytes that are read together when a plain file is read again.
 const READ_BYTES: u64 = 1 << 20;
 
 impl Writer<'_> {

@@ -26,7 +26,7 @@ pub(crate) enum Found {
 /// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored. Skips holes.
 /// Moves the file position.
 ///
-/// If others modify the file meanwhile, each byte has a value that it had at some time during the
+/// If others modify the file during a read, each byte has a value that it had at some time during the
 /// call. A file that ends early returns `UnexpectedEof`.
 pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
     let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -1,4 +1,4 @@
-//! Paths longer than the system accepts at once.
+//! Paths longer than one system call accepts.
 
 use std::ffi::OsStr;
 use std::io;

@@ -17,7 +17,7 @@ const GRAIN_BYTES: u64 = 4096;
 /// average, and a codec stores that many zeros in less.
 const LEAST_BLOCKS: u64 = 64;
 
-/// Bytes that are read at once.
+/// Bytes that are read together.
 const PIECE_BYTES: u64 = 4 << 20;
 
 struct Runs {

@@ -10,7 +10,7 @@ use pagefold_codec::lz4::in_place_margin;
 
 use crate::format::MAX_PCLUSTER_BYTES;
 
-/// Buffers of these lengths that no arena has room for are mapped with all pages at once
+/// Buffers of these lengths that no arena has room for are mapped with all pages present
 /// (`MAP_POPULATE`), which takes two thirds of the time of individual page faults. The claimed
 /// length of longer ones may be bogus, so they fault pages in as they fill, as huge pages if
 /// available.

@@ -151,8 +151,8 @@ impl<K: Copy + Eq + Hash, V> Cache<K, V> {
         })
     }
 
-    /// Reserves `cost` bytes for an entry with this hash. Evicts entries to make room as far as
-    /// possible.
+    /// Reserves `cost` bytes for an entry with this hash. Evicts entries to make as much of
+    /// that room as it can.
     fn reserve(&self, hash: u64, cost: usize) {
         let taken = |bytes: usize| bytes.checked_add(cost).filter(|sum| *sum <= self.limit);
         while self.bytes.fetch_update(Relaxed, Relaxed, taken).is_err() {

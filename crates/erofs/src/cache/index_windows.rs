@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::Result;
 
-/// The number of windows at the front of a file that stay in memory while it is open, as far as the
+/// The number of windows at the front of a file that stay in memory while it is open, if the
 /// budget of all open files permits.
 const KEPT_WINDOWS: u64 = 64;
 

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn threads_end_with_their_owner_and_no_other() {
         let [first, second] = [(); 2].map(|()| Workers::default());
-        assert!(first.decoders.get().is_none(), "nobody has needed them");
+        assert!(first.decoders.get().is_none(), "no reader has needed them");
         let busy = [first.enter(), first.enter()];
         let [first_idle, second_idle] = [&first, &second].map(Workers::idle_processors);
         assert_eq!(first_idle, second_idle.saturating_sub(1), "their readers are not the same");

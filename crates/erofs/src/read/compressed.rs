@@ -6,7 +6,7 @@
 //!     a fragment          is read from the packed inode
 //!     interlaced          is read from the image
 //!     part of a cluster   is copied out of the cluster, which is decoded whole and cached, or decoded
-//!                         as far as needed (`read_part`)
+//!                         up to what is needed (`read_part`)
 //!     whole clusters      that are adjacent in the file and in the image form a run: one read, then
 //!                         each is decoded to its place in the buffer
 //! ```
@@ -216,7 +216,7 @@ impl Data {
         [(at_end, end_pa), (at_front, pa + skipped.saturating_sub(front))]
     }
 
-    /// Fills `out` from the cache, from a cluster decoded only as far as needed, or from a cluster
+    /// Fills `out` from the cache, from a cluster decoded only up to what is needed, or from a cluster
     /// that is decoded and cached.
     fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
         let Place::Encoded { pa, plen, format, .. } = extent.place else {

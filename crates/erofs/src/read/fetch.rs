@@ -38,7 +38,7 @@ impl Image {
 }
 
 impl Data {
-    /// Fetches what reads of these ranges need, as far as they exist in the file.
+    /// Fetches what reads of these ranges need, of what exists in the file.
     pub(super) fn fetch(&self, ranges: impl Iterator<Item = Range<u64>>) {
         if !self.image.is_far() {
             return;

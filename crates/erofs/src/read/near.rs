@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// Reads of inodes, headers and a few indexes are never longer than this.
 pub(super) const SHORT_BYTES: usize = 512;
-/// Bytes that a thread reads at once for a short read, because a file's metadata is contiguous, and
+/// Bytes that a thread reads together for a short read, because a file's metadata is contiguous, and
 /// the files of a directory are adjacent.
 const NEAR_BYTES: u64 = 4096;
 /// Bytes read if the thread returns to an area: in a walk, a directory's inodes alternate with

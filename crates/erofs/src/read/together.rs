@@ -119,7 +119,7 @@ impl Data {
         found
     }
 
-    /// Fetches and decodes clusters, as far as they can be.
+    /// Fetches and decodes the clusters that can be.
     fn hold(&self, mut wanted: Vec<Shared>) -> Vec<Held> {
         let mut held = Vec::with_capacity(wanted.len());
         let clusters = self.image.clusters();
@@ -170,7 +170,7 @@ impl Data {
         Ok(())
     }
 
-    /// Decodes a cluster from its compressed bytes as far as it is wanted, or whole if it is worth
+    /// Decodes a cluster from its compressed bytes up to what is wanted, or whole if it is worth
     /// caching.
     fn decode_shared(&self, shared: &Shared, bytes: &[u8]) -> Result<HeldContent> {
         let Shared { extent, pa, format, to, .. } = shared;

@@ -315,7 +315,7 @@ impl Extents {
     }
 
     /// Returns the offset of a window's first cluster if it follows from preceding clusters. The
-    /// offsets of all windows are computed at once.
+    /// offsets of all windows are computed together.
     fn window_pa(&self, image: &Image, number: u64) -> Result<u64> {
         let Some(first) = self.first_pa.filter(|_| number > 0) else { return Ok(self.first_pa.unwrap_or(0)) };
         if let Some(pas) = self.window_pas.get() {

@@ -16,7 +16,7 @@
 //! acts as a worker until the segment is ready. So all threads stay busy regardless of their speed,
 //! a reader without workers is as fast as without readahead, and nothing is decoded twice.
 //!
-//! Several readers may read one file sequentially at once; each position is a stream. Reads through
+//! Several readers may read one file sequentially in parallel; each position is a stream. Reads through
 //! a kernel arrive slightly out of order, so a long read near an established stream belongs to it.
 
 use std::ops::{Range, RangeInclusive};

@@ -305,7 +305,7 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
         archive.write_all(&member(&records, "the-member", &content)).unwrap();
         Tree::from_tar(archive, &ScanOptions::default()).expect("a map of a hole");
     }
-    // Holes of any length take nothing, as far as the format goes.
+    // Holes of any length take nothing, up to the format's limit.
     let built = |size: &str, options: &BuildOptions| {
         let mut archive = tempfile::tempfile().unwrap();
         archive.write_all(&member(&[("GNU.sparse.size", size)], "a/member", &[])).unwrap();

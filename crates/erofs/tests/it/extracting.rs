@@ -145,7 +145,7 @@ fn nobody_gets_in_before_all_is_done() {
         let image = Image::open(watched).unwrap();
         let report = image.extract(&target, &ExtractOptions { threads, ..ExtractOptions::default() }).unwrap();
         assert!(report.problems.is_empty(), "{:?}", report.problems);
-        assert_same(&tree_of_directory(&source), &tree_of_directory(&target), "what nobody saw");
+        assert_same(&tree_of_directory(&source), &tree_of_directory(&target), "what no other user saw");
         // Another umask may change this.
         if fs::metadata(directory.path().join("tree")).unwrap().mode() & 0o777 == 0o755 {
             assert!(open_within.load(Ordering::Relaxed) > 0, "most directories have their modes from the start");

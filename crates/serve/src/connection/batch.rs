@@ -89,7 +89,7 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut Scratch) {
         let connection = &self.connection.0;
-        // The first one must help: nobody else may run the requests. Of the others, several may have
+        // The first one must help: no other thread may run the requests. Of the others, several may have
         // been on their way.
         let is_first = !self.has_helper.swap(true, Relaxed);
         let in_progress = if is_first { None } else { connection.client.try_begin_task() };

@@ -210,7 +210,7 @@ impl<T: Transport> Leader<T> {
         }
         let is_alert = executor.is_alert();
         // A single request goes to a helper if others of the connection are in progress. With one
-        // request at a time, nobody else gains from what it costs.
+        // request at a time, no other connection gains from what it costs.
         let is_dispatcher = is_alert && connection.client.is_busy();
         let is_single = unparsed.len() as u64 <= first.payload_bytes(headers).saturating_add(header_bytes as u64);
         if is_single && !is_dispatcher {

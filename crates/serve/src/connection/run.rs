@@ -1,4 +1,4 @@
-//! Small requests, run as far as they need not wait for storage.
+//! Small requests, run until they would wait for storage.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) fn is_small(request: &Request) -> bool {
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
-    /// Runs a small request that was checked and received whole, as far as it need not wait for
+    /// Runs a small request that was checked and received whole, until it would wait for
     /// storage. The reply is added to `replies`, which has room for it if there is memory. A read
     /// that must wait is added to `reads`; everything else that must wait is handed on.
     pub(super) fn run_small<B: AsRef<[u8]> + AsMut<[u8]>>(

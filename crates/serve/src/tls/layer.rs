@@ -204,7 +204,7 @@ impl Layer {
         }
     }
 
-    /// Decrypts what has been received, as far as `buf` has room. Returns the bytes written to it. An
+    /// Decrypts what has been received, until `buf` is full. Returns the bytes written to it. An
     /// error after some bytes is returned by the next call.
     fn open(&self, received: &mut Received, buf: &mut [u8]) -> io::Result<usize> {
         let mut found_bytes = received.take(buf);

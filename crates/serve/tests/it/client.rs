@@ -33,7 +33,7 @@ fn what_is_read_is_what_the_device_holds() {
     let error = client.read(5 << 20, &mut [0; 512]).unwrap_err();
     assert!(error.to_string().contains("byte 5242880: server error"), "{error}");
     client.read(0, &mut [0; 512]).unwrap();
-    // Many at once, in any order, and again after one of them was refused.
+    // Many in parallel, in any order, and again after one of them was refused.
     for refused in [false, true, false] {
         let places = (0..300u64).map(|number| (number * 7919 % 1000 * 5000, 1 + number as usize * 31 % 9000));
         let mut bufs: Vec<_> = places.map(|(offset, len)| (offset, vec![0; len])).collect();

@@ -1,4 +1,4 @@
-//! The replies of BLOCK_STATUS in each context, and in several at once.
+//! The replies of BLOCK_STATUS in each context, and in several together.
 
 use std::sync::Arc;
 

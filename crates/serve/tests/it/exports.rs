@@ -122,7 +122,7 @@ fn clients_of_a_removed_export_are_told_and_the_device_goes_with_its_last_reques
     wait_for("the request", || device.gate.waiting() == 1);
 
     drop(exports.remove("disk"));
-    assert_eq!(Arc::strong_count(&device), 2, "the request at work holds the device, and nobody else");
+    assert_eq!(Arc::strong_count(&device), 2, "the request at work holds the device, and no other owner");
     let mut late = server.greet();
     assert_eq!(size(&mut late, "disk"), None);
     // A new export under the old name changes nothing for them.

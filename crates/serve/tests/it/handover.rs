@@ -338,7 +338,7 @@ fn requests_that_do_not_end_keep_a_server_from_pausing() {
     server.assert_alive();
 }
 
-/// A server that cannot continue everything harms nobody.
+/// A server that cannot continue everything harms no client.
 #[test]
 fn a_server_that_is_not_bound_leaves_sockets_and_clients_alone() {
     if is_over_tls() {

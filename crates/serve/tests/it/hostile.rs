@@ -248,7 +248,7 @@ fn connections_that_spend_the_servers_memory_hold_up_no_other() {
     let server = Running::limited(Arc::clone(&device) as _, limits);
     let mut unread: Vec<_> = (0..3).map(|_| server.simple()).collect();
     for raw in &mut unread {
-        // The first is being sent, and its memory stays in use, because nobody reads it.
+        // The first is being sent, and its memory stays in use, because the client does not read it.
         for cookie in 0..3 {
             raw.request(command::READ, 0, cookie, 1, 20 << 20);
         }

@@ -59,7 +59,7 @@ impl Account for Ledger {
     }
 }
 
-/// Sends many large requests at once and reads all replies; checks that the data read are those
+/// Sends many large requests together and reads all replies; checks that the data read are those
 /// written.
 fn exercise(raw: &mut Raw, number: u8) {
     let bytes = vec![number | 1; 600_000];

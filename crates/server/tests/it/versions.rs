@@ -156,13 +156,13 @@ fn follow(world: &World, device: &dyn BlockDevice, content: &mut [u8], at: usize
     }
 }
 
-/// Returns the bytes from a page on, as far as a disk has them.
+/// Returns the bytes from a page on that a disk has.
 fn range(content: &[u8], page: u64, len: usize) -> (usize, usize) {
     let at = (page as usize * PAGE).min(content.len() - 1);
     (at, len.min(content.len() - at))
 }
 
-/// While its base stalls, a disk's reader waits, and nobody else.
+/// While its base stalls, a disk's reader waits, and no other client.
 fn stall(World { server, faulty, socket }: &World, model: &Model, name: &str, page: u64) {
     let content = &model[name].bytes;
     let (at, len) = range(content, page, PAGE);

@@ -23,7 +23,7 @@ pub(crate) struct Locked<'a> {
 }
 
 impl<'a> Locked<'a> {
-    /// Locks the entry, waiting until nobody else holds it. Returns `None` if its leaf is unused.
+    /// Locks the entry, waiting until no other thread holds it. Returns `None` if its leaf is unused.
     pub(crate) fn lock(word: &'a AtomicU64) -> Option<Self> {
         wait_for(|| {
             let value = word.load(Acquire);
@@ -38,14 +38,14 @@ impl<'a> Locked<'a> {
         })
     }
 
-    /// Locks the entry if its value is `entry` and nobody holds it.
+    /// Locks the entry if its value is `entry` and no thread holds it.
     pub(crate) fn try_lock(word: &'a AtomicU64, entry: Entry) -> Option<Self> {
         let value = entry.encode();
         word.compare_exchange(value, value | LOCK, Acquire, Relaxed).ok()?;
         Some(Self { word, value })
     }
 
-    /// Locks the entry if it names the object at `at` and nobody holds it.
+    /// Locks the entry if it names the object at `at` and no thread holds it.
     pub(crate) fn try_lock_object(word: &'a AtomicU64, at: Location) -> Option<Self> {
         let entry = Entry::decode(word.load(Relaxed));
         entry.object().filter(|&(named, _)| named == at)?;
@@ -65,7 +65,7 @@ impl<'a> Locked<'a> {
         old
     }
 
-    /// Ends the entry with its leaf: nobody can lock it any more.
+    /// Ends the entry with its leaf: no thread can lock it any more.
     pub(crate) fn end(mut self) {
         self.value = GONE;
     }

@@ -41,7 +41,7 @@ pub(crate) const LOCK: u64 = 1 << 63;
 /// The bits that can change while a slot keeps its object: lock and idle.
 pub(crate) const MARKS: u64 = 3 << 62;
 
-/// The value of all words of an unused leaf. Nobody locks such a word.
+/// The value of all words of an unused leaf. No thread locks such a word.
 pub(crate) const GONE: u64 = 0;
 
 const KIND_SHIFT: u32 = 60;

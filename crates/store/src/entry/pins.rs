@@ -11,7 +11,7 @@
 //!
 //! The reader writes its pin and then reads the entry; the writer writes the entry and then reads
 //! the pins. As all of these are sequentially consistent, one of them sees the other: a reader
-//! whose second load finds its word has a pin that every later scan sees. So nobody writes or frees
+//! whose second load finds its word has a pin that every later scan sees. So no thread writes or frees
 //! an object's bytes while they are read, and no reader waits.
 
 use crossbeam_utils::CachePadded;

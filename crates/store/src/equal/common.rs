@@ -12,7 +12,7 @@
 //!
 //! Entries are taken and emptied under one lock. It is acquired after an entry's lock and never
 //! before an entry's lock that may be held for long: its holder waits only for empty entries, which
-//! nobody holds for long.
+//! no thread holds for long.
 
 use std::{collections::BTreeSet, sync::PoisonError};
 
@@ -32,7 +32,7 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Creates a set without entries. Nobody else uses `layer`.
+    /// Creates a set without entries. No other thread uses `layer`.
     pub(crate) fn new(layer: LayerId) -> Self {
         Self { layer, roomy: Mutex::default() }
     }

@@ -158,7 +158,7 @@ impl Equals {
     /// Removes a wrong hint.
     pub(crate) fn forget(&self, sum: Sum, number: u64) {
         for hint in self.bucket(sum, self.buckets.load(Relaxed)) {
-            // A hint that another thread has stored meanwhile stays.
+            // A hint that another thread has stored since stays.
             let _ = hint.compare_exchange(sum.0 | number, 0, Relaxed, Relaxed);
         }
     }

@@ -217,7 +217,7 @@ impl Blocks {
         self.region.enable(end as usize)
     }
 
-    /// Faults in the memory of whole pages, which costs less at once than page by page.
+    /// Faults in the memory of whole pages, which costs less in one call than page by page.
     pub(super) fn make_present(&self, at: u32, len: u32) {
         self.region.make_present(at as usize, len as usize);
     }
@@ -237,7 +237,7 @@ impl Blocks {
     /// Returns the bytes of the live object whose body begins at `body`, if it is in one piece.
     ///
     /// # Safety
-    /// The object has `len_bytes`, and nobody writes or frees it while the slice lives.
+    /// The object has `len_bytes`, and no thread writes or frees it while the slice lives.
     pub(super) unsafe fn bytes(&self, body: u32, len_bytes: usize) -> Option<&[u8]> {
         match self.kind(body - HEADER_BYTES) {
             // SAFETY: guaranteed by the caller.
@@ -249,7 +249,7 @@ impl Blocks {
     /// Copies the live object whose body begins at `body` to `out`.
     ///
     /// # Safety
-    /// The object has `out.len()` bytes, and nobody writes or frees it during the call.
+    /// The object has `out.len()` bytes, and no thread writes or frees it during the call.
     pub(super) unsafe fn read(&self, body: u32, out: &mut [u8]) {
         let (front, rest) = self.pieces(body, out.len());
         let (to_front, to_rest) = out.split_at_mut(front.1);

@@ -462,7 +462,7 @@ impl Heap {
     }
 
     /// Does the same for a caller that is about to write the object: prefetches its lines, and
-    /// frees a delayed object meanwhile.
+    /// frees a delayed object while they arrive.
     pub(crate) fn alloc_to_write(&self, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         self.alloc_anywhere(Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store })
     }

@@ -2,7 +2,7 @@
 //!
 //! The standard library's mutex releases with an exchange, which waits until every earlier store
 //! has reached the cache. The code under a shard's lock ends with stores to lines that are seldom
-//! cached: those waits took two thirds of the time of a `free`. In return, nobody is woken: a
+//! cached: those waits took two thirds of the time of a `free`. In return, no thread is woken: a
 //! waiter spins, then yields the CPU, then sleeps briefly. A thread that takes the lock again and
 //! again, with little work in between, would starve others: it uses `lock_after_others`.
 #![allow(unsafe_code)] // lends the value behind the lock to its holder
@@ -50,12 +50,12 @@ impl<T> Mutex<T> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if no thread holds it.
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.held.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Guard(self))
     }
 
-    /// Takes the lock once nobody waits for it, or after a while: by then any sleeping waiter has
+    /// Takes the lock once no thread waits for it, or after a while: by then any sleeping waiter has
     /// tried again.
     pub(super) fn lock_after_others(&self) -> Guard<'_, T> {
         let mut looks = 0;

@@ -59,7 +59,7 @@ impl Objects {
     /// Stores `bytes` as an object, allocated like [`room`](Self::room).
     pub fn put(&self, bytes: &[u8]) -> Option<Object> {
         let object = self.room(bytes.len())?;
-        // SAFETY: just allocated with this length; nobody else knows of it.
+        // SAFETY: just allocated with this length; no other thread knows of it.
         unsafe { self.heap.write(object.at, bytes) };
         Some(object)
     }

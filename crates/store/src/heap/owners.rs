@@ -55,14 +55,14 @@ pub(crate) enum Goal {
     Densest,
 }
 
-/// The owners of objects: the heap asks them about an object before it moves it, and tells them
+/// The owners of objects: the heap asks them about an object before it moves it, and notifies them
 /// when it does.
 pub(crate) trait Owners: Send + Sync {
     /// Returns the length of the object at `at`, if an entry of `owner` names it at some moment
     /// during the call.
     fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize>;
 
-    /// If an entry of `owner` names the object of `len_bytes` at `from` and nobody holds the entry,
+    /// If an entry of `owner` names the object of `len_bytes` at `from` and no thread holds the entry,
     /// calls `copy`, makes the entry name `to`, and returns the entry's old word. The caller owns
     /// the old object once [`wait_for_readers`](Self::wait_for_readers) has returned.
     fn repoint(
@@ -74,7 +74,7 @@ pub(crate) trait Owners: Send + Sync {
         copy: &mut dyn FnMut(),
     ) -> Option<u64>;
 
-    /// Waits until nobody reads an object named by `words`, which [`repoint`](Self::repoint)
+    /// Waits until no thread reads an object named by `words`, which [`repoint`](Self::repoint)
     /// returned.
     fn wait_for_readers(&self, words: &[u64]);
 

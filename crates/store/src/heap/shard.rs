@@ -33,7 +33,7 @@ use super::{
 };
 use crate::limit::{Budget, Full, Purpose};
 
-/// Bytes accounted for at once: at least a page, and a whole segment in a large shard with much
+/// Bytes accounted for in one step: at least a page, and a whole segment in a large shard with much
 /// room below the limit: fewer updates of the shared counter, and fewer system calls. The unused
 /// part of the open segment is at most one in `HOLD_PART` of what the shard holds, and of the room.
 const HOLD_LEAST: u32 = PAGE_SIZE as u32;
@@ -420,7 +420,7 @@ impl Shard {
         }
     }
 
-    /// Returns the bytes that are accounted for at once: a power of two from a page to a segment.
+    /// Returns the bytes that are accounted for in one step: a power of two from a page to a segment.
     fn hold_step(&self, purpose: Purpose) -> u32 {
         // Moves take small steps, so that they give back at least almost as much as they take.
         if purpose != Purpose::Store {
@@ -506,7 +506,7 @@ impl Shard {
     }
 
     /// Frees an object, possibly later; [`free_delayed`](Self::free_delayed) frees the pending ones
-    /// at once.
+    /// immediately.
     pub(super) fn free_soon(&mut self, blocks: &Blocks, at: u32) {
         if self.live_bytes < DELAY_FROM {
             self.free(blocks, at);

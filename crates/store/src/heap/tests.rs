@@ -34,7 +34,7 @@ struct Map(Mutex<BTreeMap<Owner, Option<(Location, usize)>>>);
 
 impl Map {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Owner, Option<(Location, usize)>>> {
-        self.0.lock().expect("nobody panics with it")
+        self.0.lock().expect("no thread panics with it")
     }
 }
 
@@ -103,7 +103,7 @@ fn put(pool: &Heap, map: &Map, owner: Owner, version: u64, (at, len_bytes): (Loc
     unsafe { pool.write(at, &content(owner, version, len_bytes)) };
     let old = map.lock().insert(owner, Some((at, len_bytes)));
     if let Some((at, _)) = old.flatten() {
-        // SAFETY: out of the map, so nobody else uses it.
+        // SAFETY: out of the map, so no other thread uses it.
         unsafe { pool.free(at) };
     }
 }
@@ -111,7 +111,7 @@ fn put(pool: &Heap, map: &Map, owner: Owner, version: u64, (at, len_bytes): (Loc
 fn discard(pool: &Heap, map: &Map, owner: Owner) {
     let old = map.lock().remove(&owner);
     if let Some((at, _)) = old.flatten() {
-        // SAFETY: out of the map, so nobody else uses it.
+        // SAFETY: out of the map, so no other thread uses it.
         unsafe { pool.free(at) };
     }
 }
@@ -380,7 +380,7 @@ fn objects_are_freed_by_threads_of_other_cpus() {
                         let owner = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15 + 2 * thread) % u64::from(OWNERS);
                         let owner = owner as Owner;
                         let len_bytes = 1 + (turn.wrapping_mul(0xd1b5_4a32_d192_ed03) >> 50) as usize % 3000;
-                        let mut version = versions[owner as usize].lock().expect("nobody panics");
+                        let mut version = versions[owner as usize].lock().expect("no thread panics");
                         *version = (turn * THREADS + thread, len_bytes);
                         store(pool, map, owner, version.0, len_bytes).expect("no limit");
                     }
@@ -398,7 +398,7 @@ fn objects_are_freed_by_threads_of_other_cpus() {
     });
     pool.check().expect("consistent");
     assert!(resident_bytes(&pool) <= pool.account().held_bytes);
-    let found = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].lock().expect("nobody panics")));
+    let found = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].lock().expect("no thread panics")));
     let found: BTreeMap<_, _> = found.collect();
     verify(&pool, &map, &found).expect("all there");
     let objects: usize = found.values().map(|(_, len_bytes)| len_bytes + 30).sum();
@@ -444,7 +444,7 @@ fn objects_move_while_they_are_read_and_replaced() {
                     let owner = (((turn * 2_654_435_761) >> 7) % u64::from(OWNERS / 2)) as Owner * 2 + thread;
                     let len_bytes = 1 + (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize % 3000;
                     store(pool, map, owner, turn, len_bytes).expect("no limit");
-                    *versions[owner as usize].write().expect("nobody panics") = (turn, len_bytes);
+                    *versions[owner as usize].write().expect("no thread panics") = (turn, len_bytes);
                 }
                 stop.store(true, Relaxed);
             });
@@ -460,7 +460,7 @@ fn objects_move_while_they_are_read_and_replaced() {
         }
     });
     assert!(moved.into_inner() > 0);
-    let versions = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].read().expect("nobody panics")));
+    let versions = (0..OWNERS).map(|owner| (owner, *versions[owner as usize].read().expect("no thread panics")));
     verify(&pool, &map, &versions.filter(|(_, (_, len))| *len > 0).collect()).expect("all there");
 }
 
@@ -527,7 +527,7 @@ fn one_thread_at_a_time_relieves_a_shard() {
     let pool = unlimited();
     let objects: Vec<_> = (0..1000).map(|owner| pool.alloc(1000, owner).expect("no limit")).collect();
     for (owner, &at) in objects.iter().enumerate().filter(|(owner, _)| owner % 2 == 0) {
-        // SAFETY: each is freed once, and nobody uses it.
+        // SAFETY: each is freed once, and no thread uses it.
         unsafe { pool.free(at) };
         assert!(owner < 500 || pool.pressure() == Pressure::Hard);
     }

@@ -21,7 +21,7 @@ use crate::limit::machine;
 /// The front ends at a multiple of this: the largest page of any Linux.
 const STEP: usize = 64 << 10;
 
-/// The least and the most by which the front grows at once where enabled memory costs nothing
+/// The least and the most by which the front grows in one step where enabled memory costs nothing
 /// before its use, beyond an eighth of the front: each growth stops all page faults of the process
 /// for a moment.
 const AHEAD: RangeInclusive<usize> = 1 << 20..=8 << 20;
@@ -180,7 +180,7 @@ impl Region {
         let start = self.base.wrapping_add(offset).cast::<c_void>();
         // Only the first advice releases locked memory. Linux has it since 5.18.
         for advice in [Advice::LinuxDontneedLocked, Advice::LinuxDontNeed] {
-            // SAFETY: the range is in our mapping and nobody uses it. A failure only means that the
+            // SAFETY: the range is in our mapping and no thread uses it. A failure only means that the
             // pages stay.
             if unsafe { madvise(start, len_bytes, advice) }.is_ok() {
                 break;

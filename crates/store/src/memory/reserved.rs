@@ -68,7 +68,7 @@ mod rows {
         /// Releases the memory of whole pages: their elements become zero, even for threads that
         /// are reading them.
         pub(crate) fn give_back(&self, first: usize, count: usize) {
-            // SAFETY: a concurrent reader reads an atomic that becomes zero; nobody writes elements
+            // SAFETY: a concurrent reader reads an atomic that becomes zero; no thread writes elements
             // that are released, by the contract of the owner of their numbers (see `Slab`).
             unsafe { self.region.give_back(first * size_of::<T>(), count * size_of::<T>()) };
         }

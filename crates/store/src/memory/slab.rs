@@ -2,7 +2,7 @@
 //! and which pages have memory.
 //!
 //! A page whose parts are all free has no memory. Numbers on pages with memory are given out first,
-//! so that a slab stays small; all numbers stay below the most that were ever in use at once,
+//! so that a slab stays small; all numbers stay below the most that were ever in use simultaneously,
 //! rounded up to a page.
 //!
 //! `held_bytes = pages with a part in use × 4096 + capacity × extra_bytes`, all of it counted in

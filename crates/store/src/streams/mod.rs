@@ -47,7 +47,7 @@ const CROWDED_MS: u128 = 16;
 const STREAMS_PER_CPU: usize = 4;
 
 /// How often a thread that finds every stream taken yields before it sleeps: a preempted holder is
-/// soon done. If threads slept at once, each return would need a wake-up call (13 % less throughput
+/// soon done. If threads slept immediately, each return would need a wake-up call (13 % less throughput
 /// with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
@@ -57,7 +57,7 @@ const YIELDS_BEFORE_SLEEP: usize = 8;
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
 /// With this many bytes of kept objects, a stream checks sooner: while a large batch is kept, others
-/// take new memory, and when it is freed at once, it looks as if it needs compaction.
+/// take new memory, and when it is freed immediately, it looks as if it needs compaction.
 const RETIRED_BYTES: usize = 16 << 10;
 
 /// The longest sleep of a waiter before it checks again.
@@ -365,8 +365,8 @@ impl Streams {
     }
 
     /// Keeps the object of `word`, of `len_bytes`, which was swapped out of its entry, until no pin
-    /// names it. When enough objects are kept, or at once if `keep` is false, passes the words of
-    /// those that nobody reads to `free`.
+    /// names it. When enough objects are kept, or immediately if `keep` is false, passes the words of
+    /// those that no thread reads to `free`.
     pub(crate) fn retire(&self, kept: &mut Kept, word: u64, len_bytes: usize, keep: bool, free: impl FnMut(u64)) {
         kept.words.push(word);
         kept.bytes += len_bytes;
@@ -376,8 +376,8 @@ impl Streams {
         }
     }
 
-    /// Passes every kept word whose object nobody reads to `free`: those of `kept`, whose stream
-    /// the caller holds, and those of the streams that nobody holds.
+    /// Passes every kept word whose object no thread reads to `free`: those of `kept`, whose stream
+    /// the caller holds, and those of the streams that no thread holds.
     #[cold]
     pub(crate) fn release_all(&self, kept: Option<&mut Kept>, mut free: impl FnMut(u64)) {
         if let Some(kept) = kept {
@@ -400,7 +400,7 @@ impl Streams {
     }
 
     /// Passes every working state created so far to `change`, one after the other, as soon as
-    /// nobody holds it: every thread that held a stream before the call has given it back at some
+    /// no thread holds it: every thread that held a stream before the call has given it back at some
     /// time since.
     pub(crate) fn visit(&self, mut change: impl FnMut(&mut Working)) {
         for number in 0..self.len() {
@@ -412,13 +412,13 @@ impl Streams {
         }
     }
 
-    /// Waits until nobody reads an object of `words`, which were swapped out of their entries: at
+    /// Waits until no thread reads an object of `words`, which were swapped out of their entries: at
     /// most a decode each, unless a reader is preempted.
     pub(crate) fn wait_for_readers(&self, words: &[u64]) {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Waits until nobody writes to a layer that is no longer a disk's topmost one: at most a page
+    /// Waits until no thread writes to a layer that is no longer a disk's topmost one: at most a page
     /// change each, unless a writer is preempted.
     pub(crate) fn wait_for_writers(&self, layer: LayerId) {
         wait_for(|| (!self.pins.write_to(layer)).then_some(()));
@@ -436,7 +436,7 @@ impl Streams {
         budget.promise(((1 + more) * self.one_bytes).saturating_sub(self.used_bytes()));
     }
 
-    /// Creates a working state, or fails at once if there is no memory for it.
+    /// Creates a working state, or fails immediately if there is no memory for it.
     fn make(&self, budget: &Budget) -> Result<Working, Full> {
         let bytes = self.one_bytes;
         budget.take_promised(bytes).or_else(|Full| budget.take_for(Purpose::Keep, bytes))?;

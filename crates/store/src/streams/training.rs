@@ -16,7 +16,7 @@
 //!
 //! A number is free again once (1) it is not the current one, (2) every stream has since been given
 //! back, so that no writer is still about to use it, (3) no entry has it, and (4) every stream has
-//! been given back again, so that nobody still decodes an object that had it. While a stream is
+//! been given back again, so that no thread still decodes an object that had it. While a stream is
 //! held, neither (2) nor (4) can pass: so its holder may use what it looked up.
 //!
 //! Number 0 is the codec's initial tables. They are kept, because new streams have them. The sum of
@@ -100,7 +100,7 @@ pub(crate) trait Trainee: Send + Sync + 'static {
     /// Fills `page` from an entry. Returns false if it has no readable page.
     fn read_entry(&self, entry: u64, page: &mut Page) -> bool;
 
-    /// Passes every stream created so far to `change`, one after the other, as soon as nobody holds
+    /// Passes every stream created so far to `change`, one after the other, as soon as no thread holds
     /// it: every thread that held a stream before the call has given it back at some time since.
     fn visit_streams(&self, change: &mut dyn FnMut(&mut dyn Stream, &mut Trained));
 }
@@ -146,7 +146,7 @@ struct Sets {
 
 struct Sampling {
     entries: Vec<u64>,
-    /// Whether the trainer has a sample; no other is collected meanwhile.
+    /// Whether the trainer has a sample; no other is collected while it works.
     busy: bool,
 }
 
@@ -476,7 +476,7 @@ impl Training {
     }
 }
 
-/// Returns the pages of `entries`, as far as these still hold any that needs an object.
+/// Returns the pages of `entries`, those that these still hold and that need an object.
 fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     let mut pages = Vec::with_capacity(entries.len());
     for &entry in entries {

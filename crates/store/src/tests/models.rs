@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Objects are loom's cells: if a reader and a writer, or a reader and a freeing thread, access one
-//! object at once, the model fails. An object's value identifies the page; a freed object is
+//! object simultaneously, the model fails. An object's value identifies the page; a freed object is
 //! poisoned.
 
 #![allow(unsafe_code)] // cells that loom watches
@@ -208,7 +208,7 @@ impl World {
         }
     }
 
-    /// Frees unused parts, and their objects once nobody reads them.
+    /// Frees unused parts, and their objects once no thread reads them.
     fn free_all(&self, mut unused: Unused) {
         while self.parts().free_one(&mut unused) {}
         while self.pins.name_any(&unused.words) {
@@ -472,7 +472,7 @@ fn write_against_the_end_of_the_parts_above() {
             remover.join().expect("no panic");
             let seen = world.read(0);
             assert!(matches!(seen, None | Some(1)));
-            assert_eq!(world.value(1) == POISON, seen.is_none(), "what nobody can read is free");
+            assert_eq!(world.value(1) == POISON, seen.is_none(), "what no thread can read is free");
             world.end(&world.tree);
             assert_eq!((world.value(0), world.value(1)), (POISON, POISON));
             world.leaves.check().expect("consistent");
@@ -595,7 +595,7 @@ fn write_against_the_end_of_a_fork() {
         world.write(2, 2, 1, &mut Vec::new());
         ender.join().expect("no panic");
         assert_eq!(world.read(1), Some(2));
-        assert_eq!(world.value(0), POISON, "nobody needs it any more");
+        assert_eq!(world.value(0), POISON, "no thread needs it any more");
         world.end(&world.tree);
         assert_eq!((world.value(1), world.value(2)), (POISON, POISON));
         world.leaves.check().expect("consistent");
@@ -635,7 +635,7 @@ fn forks_part_at_once() {
         world.write(2, 2, 1, &mut Vec::new());
         other.join().expect("no panic");
         assert_eq!((world.read(0), world.read_slot(&fork, SLOT, 0)), (Some(2), Some(1)));
-        assert_eq!(world.value(0), POISON, "nobody needs it any more");
+        assert_eq!(world.value(0), POISON, "no thread needs it any more");
         world.leaves.check().expect("consistent");
     });
 }

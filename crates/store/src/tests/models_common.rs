@@ -54,7 +54,7 @@ fn write_against_share() {
     });
 }
 
-/// Both sharers of an object drop it at once: one of them frees it.
+/// Both sharers of an object drop it simultaneously: one of them frees it.
 #[test]
 fn both_let_go_at_once() {
     check(3, || {

@@ -11,10 +11,10 @@
 //!
 //! **Layers.** Every part belongs to a layer. A disk changes only parts of its own layer, under
 //! `changing` or with an entry held. A fork is a second tree with the same topmost part. Both disks
-//! get new layers, so from then on nobody may change a shared part: a writer first makes the parts
+//! get new layers, so from then on no disk may change a shared part: a writer first makes the parts
 //! on the way to it its own, from the top ([`Tree::own`]). It takes over a part that nothing else
 //! uses ([`Parts::adopt`]) and copies any other. So above a part of the disk's layer there are only
-//! such parts, and nobody else uses it.
+//! such parts, and no other thread uses it.
 //!
 //! **Late accesses.** A part without uses is freed, and any disk may then take it.
 //!
@@ -74,7 +74,7 @@ pub(crate) struct Tree {
     root: AtomicU64,
     version: AtomicU64,
     layer: AtomicU32,
-    /// The layers that the disk wrote to before, as far as parts of them are left. The disk holds
+    /// The layers that the disk wrote to before, of which parts are left. The disk holds
     /// each.
     changing: Mutex<Vec<LayerId>>,
 }
@@ -402,7 +402,7 @@ impl Tree {
         None
     }
 
-    /// Returns the layers that the disk writes to or has written to, as far as parts of them are
+    /// Returns the layers that the disk writes to or has written to, of which parts are
     /// left.
     pub(crate) fn layers(&self) -> Vec<LayerId> {
         let lineage = self.lineage();
@@ -413,7 +413,7 @@ impl Tree {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody changes the tree, then starts a change.
+    /// Waits until no thread changes the tree, then starts a change.
     pub(crate) fn change<'a>(&'a self, parts: Parts<'a>, purpose: Option<Purpose>) -> Changing<'a> {
         let lineage = self.lineage();
         Changing { tree: self, parts, layer: self.layer(), lineage, purpose, unused: Unused::default() }
@@ -605,7 +605,7 @@ impl<'a> Changing<'a> {
     }
 
     /// Makes the disk write to `layer` from now on, and freezes what the tree has. `wait` returns
-    /// when nobody writes to a layer. Returns whether `layer` was needed.
+    /// when no thread writes to a layer. Returns whether `layer` was needed.
     fn freeze(&mut self, layer: LayerId, mut wait: impl FnMut(LayerId)) -> bool {
         let before = self.layer;
         if self.parts.layers.parts(before) == 0 {
@@ -628,7 +628,7 @@ impl<'a> Changing<'a> {
 
     /// Creates a tree with the same content for a disk that writes to `theirs`. This tree's disk
     /// writes to `ours` from now on, unless it has changed nothing since it was last forked. `wait`
-    /// returns when nobody writes to a layer.
+    /// returns when no thread writes to a layer.
     pub(crate) fn fork(&mut self, ours: LayerId, theirs: LayerId, wait: impl FnMut(LayerId)) -> Tree {
         if !self.freeze(ours, wait) {
             self.parts.layers.give(ours, self.parts.budget);
@@ -644,7 +644,7 @@ impl<'a> Changing<'a> {
     }
 
     /// Moves the content of `other` to this tree, which leaves `other` empty; this tree's old
-    /// content becomes unused. Nobody else uses `other`. The disk writes to `layer` from now on,
+    /// content becomes unused. No other thread uses `other`. The disk writes to `layer` from now on,
     /// unless it has changed nothing.
     pub(crate) fn become_as(&mut self, other: &Tree, layer: LayerId, wait: impl FnMut(LayerId)) {
         if !self.freeze(layer, wait) {
@@ -655,7 +655,7 @@ impl<'a> Changing<'a> {
 }
 
 impl Tree {
-    /// Drops everything that the disk had. Nobody uses the disk any more.
+    /// Drops everything that the disk had. No thread uses the disk any more.
     pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
         let mut changing = self.change(parts, None);
         changing.set_root(NOTHING);

@@ -16,7 +16,7 @@
 //! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps
 //!   only its entries that have links. It is freed when the last of them is gone.
 //!
-//! Two threads may drop an entry at once: one removes the leaf's last use, the other the entry's
+//! Two threads may drop an entry simultaneously: one removes the leaf's last use, the other the entry's
 //! last link. Both hold the entry for this: the first has already decremented the uses, and the
 //! second checks them after it has locked the entry. So the later of the two finds that it is the
 //! last.
@@ -209,7 +209,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Frees a leaf of the caller's own, without links to it, if all its entries are `entry` and
-    /// nobody holds one. `detach` clears its place.
+    /// no thread holds one. `detach` clears its place.
     pub(crate) fn give_uniform(&self, leaf: PartId, entry: Entry, detach: impl FnOnce()) {
         let number = leaf.number();
         let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
@@ -253,7 +253,7 @@ impl<'a> Parts<'a> {
         true
     }
 
-    /// Copies `part` for `layer`. The caller uses `part`, and nobody changes it.
+    /// Copies `part` for `layer`. The caller uses `part`, and no thread changes it.
     pub(crate) fn copy(&self, part: PartId, level: u32, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
         if level == 0 {
             return self.copy_leaf(part, layer, purpose);
@@ -311,7 +311,7 @@ impl<'a> Parts<'a> {
         Ok(shared)
     }
 
-    /// Counts another link to an entry that stays meanwhile, in a leaf with counts.
+    /// Counts another link to an entry that stays during the call, in a leaf with counts.
     pub(crate) fn link(&self, leaf: Owner, index: usize) {
         let Some(counts) = self.leaves.counts(leaf) else { unreachable!("the leaf has counts") };
         counts[index].fetch_add(1, Relaxed);

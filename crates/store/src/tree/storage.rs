@@ -253,7 +253,7 @@ impl PartStorage {
         })
     }
 
-    /// Locks the entry of leaf `number` that names the object at `at`, if there is one and nobody
+    /// Locks the entry of leaf `number` that names the object at `at`, if there is one and no thread
     /// holds it.
     pub(crate) fn try_lock(&self, number: Owner, at: Location) -> Option<Locked<'_>> {
         self.find(number, at).and_then(|(word, _)| Locked::try_lock_object(word, at))

@@ -153,8 +153,8 @@ fn idle_disks_cost_next_to_nothing() {
     let each = (pool.stats().spent_bytes - before) / 10_000 + size_of::<Disk>() as u64;
     assert!(each <= 4096, "{each} bytes for each of 10,000 idle disks of 8 GiB");
     drop(disks);
-    // The numbers of layers keep a word each and their page's entry, for as many as there were at
-    // once, and a quarter more. With 8 CPUs or more, a page has the counters of four layers.
+    // The numbers of layers keep a word each and their page's entry, for the most that
+    // existed simultaneously, and a quarter more. With 8 CPUs or more, a page has the counters of four layers.
     assert!(pool.stats().spent_bytes <= before + 10_000 * 8, "{:?}", pool.stats());
     pool.check().expect("consistent");
 }

@@ -124,7 +124,7 @@ fn every_cpu_reads_at_the_limit() {
 }
 
 /// A full store takes no more pages, but those that it holds can be overwritten, without end and by
-/// many threads at once.
+/// many threads simultaneously.
 #[test]
 fn a_full_store_can_be_written_over() {
     let store = One::new(4096, PoolConfig::default().memory_limit(4 << 20));
@@ -214,7 +214,7 @@ fn cpus() -> u64 {
     thread::available_parallelism().map_or(1, usize::from) as u64
 }
 
-/// Takes `streams` streams at once, as far as that many are allowed.
+/// Takes `streams` streams simultaneously, or as many as are allowed.
 fn take_all_streams(store: &One, streams: u64) {
     thread::scope(|scope| {
         for slot in 0..streams {

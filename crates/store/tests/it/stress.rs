@@ -1,4 +1,4 @@
-//! The whole store at once: writers, readers and discards on many slots while objects are moved
+//! The whole store: writers, readers and discards on many slots while objects are moved
 //! continuously.
 
 use std::{

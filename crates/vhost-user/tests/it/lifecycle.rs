@@ -120,7 +120,7 @@ fn a_queue_stops_while_a_request_finds_no_room() {
                 client.stop(0).expect("it stops");
             }
         });
-        // The queue has been told to stop, most likely.
+        // The queue has been asked to stop, most likely.
         thread::sleep(Duration::from_millis(50));
         device.set_gate(true);
         stopping.join().expect("no panic");
