@@ -1,13 +1,6 @@
 //! The format of a base's file.
 
-use std::{fmt, io, path::Path, str::FromStr};
-
-use pagefold_storage::{ReadAt, Storage};
-
-use crate::{
-    OpenError,
-    signature::{Kind, Signature},
-};
+use std::{fmt, str::FromStr};
 
 /// The format of a base's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,40 +32,6 @@ impl Format {
             Self::Raw => "a raw disk",
             Self::Erofs => "an EROFS image",
             Self::Qcow2 => "a qcow2 image",
-        }
-    }
-
-    /// Returns whether `source` has the format's magic number from byte `start` on. A raw disk has
-    /// none.
-    ///
-    /// # Errors
-    /// The source cannot be read.
-    pub fn is_in(self, source: &dyn ReadAt, start: u64) -> io::Result<bool> {
-        Signature::of_kind(Kind::Base(self)).map_or(Ok(false), |signature| signature.is_in(source, start))
-    }
-
-    /// Returns the format of the storage that users call `path` if none was specified: its content
-    /// and its name, or [what else says it](Storage::extension), must agree. A raw disk needs no
-    /// particular name.
-    ///
-    /// # Errors
-    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file contains
-    /// something else than a base; [`OpenError::Io`] if it cannot be read.
-    pub fn of(path: &Path, storage: &dyn Storage) -> Result<Self, OpenError> {
-        let unfit = |what| Err(OpenError::Unfit { path: path.into(), what });
-        let content = Signature::of(storage, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;
-        let name = storage.extension().map_or_else(|| Signature::of_name(path), Signature::of_extension);
-        match content.map_or(Kind::Disk, Signature::kind) {
-            Kind::Disk => match name {
-                None => Ok(Self::Raw),
-                Some(named) => unfit(named.misnomer(path)),
-            },
-            Kind::Base(found) if content == name => Ok(found),
-            Kind::Base(found) => Err(OpenError::Doubtful { path: path.into(), found }),
-            Kind::Tar | Kind::Compressed(_) | Kind::Foreign => {
-                let found = content.map_or_else(String::new, |content| content.described(path));
-                unfit(format!("{found}; --format {} takes its bytes as they are", Self::Raw))
-            }
         }
     }
 }

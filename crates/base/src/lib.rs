@@ -35,6 +35,7 @@ mod format;
 mod holes;
 mod qcow2;
 mod raw;
+mod recognition;
 mod signature;
 
 pub use base::{Base, Options};

@@ -1,4 +1,4 @@
-//! Clients of exports: what one has in progress, what it holds, and how its changes end.
+//! Clients of exports: what one has in progress, and what it holds.
 
 use std::{
     fmt,
@@ -9,70 +9,14 @@ use std::{
             Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
         },
     },
-    thread,
 };
 
-use pagefold_disk::{Error, Waits};
-use rustix::io::Errno;
-
 use crate::{
-    change::{Attempt, Change, Storage},
     executor::{Batch, Executor, Reserved, Task},
     export::{Access, Device, Export},
     memory::Share,
     scratch::Scratch,
-    waiting::{RECHECK, RETRY_PAUSE},
 };
-
-/// Why a change failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Failed {
-    /// The device has refused it.
-    #[error(transparent)]
-    Device(#[from] Error),
-    /// The export was removed (ESHUTDOWN).
-    #[error("the export was removed")]
-    Removed,
-    /// The client has left, or the server stops, and there is no room yet (ESHUTDOWN).
-    #[error("the client is leaving, and the memory limit is still reached")]
-    Ended,
-}
-
-impl Failed {
-    /// Returns the number by which Linux calls the error.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Device(error) => error.errno(),
-            Self::Removed | Self::Ended => Errno::SHUTDOWN.raw_os_error(),
-        }
-    }
-}
-
-/// Who made a change, and what is done when it has ended: a transport replies. It is dropped without
-/// a result if the device panics.
-pub trait Completion: Send + 'static {
-    /// Returns the client that made the change.
-    fn client(&self) -> &Arc<Client>;
-
-    /// Returns whether the change must not wait for room any longer.
-    fn is_ending(&self) -> bool {
-        self.client().has_ended()
-    }
-
-    /// Takes the result, at most once. It may wait for the peer, as long as it has a time limit.
-    fn done(&mut self, result: Result<(), Failed>);
-}
-
-/// A completion that was called. It may be what keeps a transport from ending, so a thread drops it
-/// last.
-#[allow(dead_code, reason = "what it holds is only dropped")]
-pub(crate) enum Called<C> {
-    Own(C),
-    Boxed(Box<dyn Completion>),
-    /// It will be called later.
-    Not,
-}
 
 /// Why an export cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -249,31 +193,6 @@ impl Client {
     /// Returns whether it was ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
-    }
-
-    /// Waits for room in this thread until the change is done, or `ends` returns true. The caller has
-    /// a [`Waiting`](pagefold_disk::Waiting).
-    ///
-    /// # Errors
-    /// See [`Failed`].
-    pub fn outlast<B: AsRef<[u8]>>(
-        &self,
-        change: &mut Change<B>,
-        waits: &Waits,
-        ends: &dyn Fn() -> bool,
-    ) -> Result<(), Failed> {
-        loop {
-            let seen = waits.seen();
-            let attempt = change.attempt(self.device().as_deref(), Storage::Wait);
-            if let Attempt::Done(result) = attempt {
-                return result;
-            }
-            if ends() {
-                return Err(Failed::Ended);
-            }
-            thread::sleep(RETRY_PAUSE);
-            waits.sleep(seen, RECHECK);
-        }
     }
 }
 

@@ -17,7 +17,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt, io,
+    fmt,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -32,13 +32,11 @@ use std::{
 use memmap2::MmapMut;
 
 use crate::{
+    aside::SetAside,
     memory::{Memory, Taken},
     scratch::{SCRATCH_BYTES, Scratch},
-    waiting::WaitingChanges,
+    thread::{THREAD_BYTES, spawn},
 };
-
-/// Bytes that a thread takes besides: the part of its stack that is touched, and its records.
-pub const THREAD_BYTES: u64 = 32 << 10;
 
 /// A thread ends after it has been idle for this time.
 const IDLE: Duration = Duration::from_secs(1);
@@ -72,7 +70,7 @@ pub trait Batch: Send + Sync {
 pub struct Executor {
     shared: Arc<Shared>,
     /// The changes of all clients that wait for room.
-    pub(crate) waiting: Arc<WaitingChanges>,
+    pub(crate) waiting: Arc<SetAside>,
 }
 
 struct Shared {
@@ -397,11 +395,6 @@ impl Drop for Thread {
         state.threads -= 1;
         state.free -= isize::from(self.is_free);
     }
-}
-
-/// Starts a thread.
-pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
 #[cfg(test)]

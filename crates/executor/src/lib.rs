@@ -12,22 +12,30 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod aside;
 mod change;
 mod client;
+mod completion;
 mod executor;
 mod export;
+mod exports;
 mod memory;
 mod quota;
+mod running;
 mod scratch;
+mod thread;
 mod waiting;
 mod watch;
 
 pub use activity::{Activity, AllDone, Done, Latencies, Operation, SAMPLED, Started, Times};
 pub use change::{Attempt, Change, Keep, Payload, Storage};
-pub use client::{Client, ClientLimits, Completion, Failed, InProgress, OpenError, Thread};
-pub use executor::{Batch, Executor, Reserved, THREAD_BYTES, Task, Working, spawn};
-pub use export::{Access, Device, Export, ExportError, Exports, MAX_NAME_BYTES};
+pub use client::{Client, ClientLimits, InProgress, OpenError, Thread};
+pub use completion::{Completion, Failed};
+pub use executor::{Batch, Executor, Reserved, Task, Working};
+pub use export::{Access, Device, Export};
+pub use exports::{ExportError, Exports, MAX_NAME_BYTES};
 pub use memory::{Account, Claim, Growing, IDLE_BYTES, Lent, Memory, Share, Taken, WORK_BYTES};
 pub use quota::{LEAST_COST_BYTES, Quota, RateLimit, has_part};
 pub use scratch::{SCRATCH_BYTES, Scratch};
+pub use thread::{THREAD_BYTES, spawn};
 pub use watch::{Event, Stopper, Watch};

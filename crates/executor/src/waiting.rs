@@ -1,35 +1,24 @@
 //! Changes that wait for room.
 //!
-//! A change that waits occupies no thread: it is set aside here with its payload. One thread for each
-//! [`Room`](pagefold_disk::Room) retries those of all clients when there may be room. The clients'
-//! other requests continue, including those that make room. A change that cannot be set aside, because
-//! memory is short or too many of its client's wait, blocks the thread that runs it.
-//!
-//! ```text
-//! until nothing is set aside:
-//!     try what has not been tried since the last signal
-//!         there is room: a thread of the executor completes the change, which may wait for the peer
-//!         it would wait for storage, or is long: a thread of the executor runs the rest
-//!     sleep until there is a signal
-//! ```
-//!
-//! That thread waits for no device and no peer, so no client keeps another from its room.
+//! A change that waits occupies no thread: it is set aside with its payload, and retried when there
+//! may be room (`aside.rs`). The clients' other requests continue, including those that make room. A
+//! change that cannot be set aside, because memory is short or too many of its client's wait, blocks
+//! the thread that runs it.
 
 use std::{
-    collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::SeqCst},
+    sync::{Arc, atomic::Ordering::SeqCst},
     thread,
-    time::{Duration, Instant},
 };
 
 use pagefold_disk::{Waiting, Waits};
 
 use crate::{
+    aside::{Aside, RECHECK, RETRY_PAUSE, Retried, SetAside},
     change::{Attempt, Change, Keep, Payload, Storage},
-    client::{Called, Client, Completion, Failed, InProgress},
-    executor::{THREAD_BYTES, Task, spawn},
-    memory::{Memory, Taken},
+    client::{Client, InProgress},
+    completion::{Called, Completion, Failed},
+    executor::Task,
+    memory::Taken,
     scratch::Scratch,
 };
 
@@ -42,26 +31,6 @@ const ASIDE_BYTES: u64 = 512;
 
 /// Longer changes are not retried by the thread that serves all clients.
 const LONG_BYTES: u64 = 4 << 20;
-
-/// Room that appears without a signal (compaction, overwriting) and the end of a client are noticed
-/// within this time.
-pub(crate) const RECHECK: Duration = Duration::from_millis(500);
-
-/// Pause between two attempts if the first gained nothing: each discard of another client triggers
-/// an attempt.
-pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
-
-/// The changes of all clients that were set aside.
-#[derive(Default)]
-pub(crate) struct WaitingChanges(Mutex<Vec<Queue>>);
-
-/// Those that wait for the same room, and that its thread has not seen yet. The thread ends, and
-/// removes this, when none is left.
-struct Queue {
-    /// Of any device with this room.
-    waits: Arc<Waits>,
-    new: VecDeque<Stalled>,
-}
 
 /// A change that was set aside.
 struct Stalled {
@@ -94,6 +63,33 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.client.aside.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Client {
+    /// Waits for room in this thread until the change is done, or `ends` returns true. The caller has
+    /// a [`Waiting`](pagefold_disk::Waiting).
+    ///
+    /// # Errors
+    /// See [`Failed`].
+    pub fn outlast<B: AsRef<[u8]>>(
+        &self,
+        change: &mut Change<B>,
+        waits: &Waits,
+        ends: &dyn Fn() -> bool,
+    ) -> Result<(), Failed> {
+        loop {
+            let seen = waits.seen();
+            let attempt = change.attempt(self.device().as_deref(), Storage::Wait);
+            if let Attempt::Done(result) = attempt {
+                return result;
+            }
+            if ends() {
+                return Err(Failed::Ended);
+            }
+            thread::sleep(RETRY_PAUSE);
+            waits.sleep(seen, RECHECK);
+        }
     }
 }
 
@@ -137,7 +133,7 @@ pub(crate) fn set_aside<B: Keep, C: Completion>(
 fn put(stalled: Stalled) -> Option<Box<dyn Completion>> {
     let (seen, waits) = (stalled.seen, Arc::clone(&stalled.waits));
     let executor = Arc::clone(stalled.completion.client().executor());
-    match WaitingChanges::put(&executor.waiting, stalled, executor.memory()) {
+    match SetAside::put(&executor.waiting, stalled, executor.memory()) {
         Ok(()) => {
             // The thread may have gone back to sleep before the change was there.
             if Some(waits.seen()) != seen {
@@ -153,106 +149,16 @@ fn put(stalled: Stalled) -> Option<Box<dyn Completion>> {
     }
 }
 
-impl WaitingChanges {
-    fn lock(&self) -> MutexGuard<'_, Vec<Queue>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Aside for Stalled {
+    fn waits(&self) -> &Arc<Waits> {
+        &self.waits
     }
 
-    /// Adds a change. If no thread waits for its room yet, starts one; without one, returns the
-    /// change.
-    fn put(changes: &Arc<Self>, stalled: Stalled, memory: &Arc<Memory>) -> Result<(), Box<Stalled>> {
-        let mut queues = changes.lock();
-        if let Some(queue) = queues.iter_mut().find(|queue| queue.waits.shares_room(&stalled.waits)) {
-            queue.new.push_back(stalled);
-            return Ok(());
-        }
-        let waits = Arc::clone(&stalled.waits);
-        let (own, room) = (Arc::clone(changes), Arc::clone(&waits));
-        // It looks for the change only after the queues are unlocked.
-        let started = memory.lend(THREAD_BYTES).is_some_and(|taken| {
-            let body = move || {
-                let _taken = taken;
-                own.retry_all(&room);
-            };
-            spawn("waiter", body).is_ok()
-        });
-        if !started {
-            return Err(Box::new(stalled));
-        }
-        queues.push(Queue { waits, new: [stalled].into() });
-        Ok(())
+    fn is_due(&self, seen: u64) -> bool {
+        self.result.is_some() || self.seen != Some(seen)
     }
 
-    /// Moves new changes to those that the room's thread holds. Returns `false` if there are none at
-    /// all; the thread must then end.
-    fn gather(&self, waits: &Waits, held: &mut VecDeque<Stalled>) -> bool {
-        let mut queues = self.lock();
-        let Some(at) = queues.iter().position(|queue| queue.waits.shares_room(waits)) else { return false };
-        held.append(&mut queues[at].new);
-        if held.is_empty() {
-            queues.swap_remove(at);
-        }
-        !held.is_empty()
-    }
-
-    /// Retries the changes that wait for a room until none is left.
-    fn retry_all(&self, waits: &Waits) {
-        let mut held = VecDeque::new();
-        let mut rechecked = Instant::now();
-        while self.gather(waits, &mut held) {
-            let seen = waits.seen();
-            let is_recheck = rechecked.elapsed() >= RECHECK;
-            if is_recheck {
-                rechecked = Instant::now();
-            }
-            let (mut gained, mut failed, mut lacks_thread) = (false, false, false);
-            for _ in 0..held.len() {
-                let Some(stalled) = held.pop_front() else { break };
-                if !is_recheck && stalled.result.is_none() && stalled.seen == Some(seen) {
-                    held.push_back(stalled);
-                    continue;
-                }
-                // A device that panics takes only its own change.
-                match catch_unwind(AssertUnwindSafe(|| stalled.retry(seen))) {
-                    Ok(Retried::Gone) => gained = true,
-                    Ok(Retried::NoRoom(stalled)) => {
-                        failed = true;
-                        held.push_back(stalled);
-                    }
-                    Ok(Retried::NoThread(stalled)) => {
-                        lacks_thread = true;
-                        held.push_back(stalled);
-                    }
-                    Err(_) => {}
-                }
-            }
-            if lacks_thread || failed && !gained {
-                thread::sleep(RETRY_PAUSE);
-            }
-            if !lacks_thread {
-                waits.sleep(seen, RECHECK.saturating_sub(rechecked.elapsed()));
-            }
-        }
-    }
-
-    /// Makes all threads look whether clients have ended.
-    pub(crate) fn wake(&self) {
-        let rooms: Vec<_> = self.lock().iter().map(|queue| Arc::clone(&queue.waits)).collect();
-        rooms.iter().for_each(|waits| waits.signal());
-    }
-}
-
-/// What came of a change.
-enum Retried {
-    /// It is done, or a thread of the executor has it.
-    Gone,
-    NoRoom(Stalled),
-    /// No thread of the executor is free for what may take long.
-    NoThread(Stalled),
-}
-
-impl Stalled {
-    fn retry(mut self, seen: u64) -> Retried {
+    fn retry(mut self: Box<Self>, seen: u64) -> Retried {
         if self.result.is_none() {
             let is_long = self.change.left_bytes() > LONG_BYTES;
             let attempt = if is_long {
@@ -263,20 +169,25 @@ impl Stalled {
             match attempt {
                 Attempt::Done(result) => self.set_result(result),
                 _ if self.completion.is_ending() => self.set_result(Err(Failed::Ended)),
-                Attempt::NoRoom(_) => return Retried::NoRoom(Self { seen: Some(seen), ..self }),
+                Attempt::NoRoom(_) => {
+                    self.seen = Some(seen);
+                    return Retried::NoRoom(self);
+                }
                 Attempt::Blocks => self.seen = None,
             }
         }
         let client = self.completion.client();
         match client.reserve() {
-            Some(thread) => thread.run_task(|in_progress| Box::new(Rest { stalled: self, in_progress })),
+            Some(thread) => thread.run_task(|in_progress| Box::new(Rest { stalled: *self, in_progress })),
             None if client.executor().has_threads() => return Retried::NoThread(self),
             // Without memory for a single thread, this one does everything.
             None => drop(self.run()),
         }
         Retried::Gone
     }
+}
 
+impl Stalled {
     /// Runs the rest, which may wait for storage. If there is no room again, sets it aside. Returns
     /// the completion if it was called.
     fn run(mut self) -> Option<Box<dyn Completion>> {
@@ -326,15 +237,18 @@ impl Task for Rest {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        atomic::{AtomicBool, AtomicUsize},
-        mpsc::{self, Receiver, Sender},
+    use std::{
+        sync::{
+            atomic::{AtomicBool, AtomicUsize},
+            mpsc::{self, Receiver, Sender},
+        },
+        time::{Duration, Instant},
     };
 
     use pagefold_disk::{BlockDevice, Error, Extent, Room, Zeroes};
 
     use super::*;
-    use crate::{ClientLimits, Executor, Export, Exports};
+    use crate::{ClientLimits, Executor, Export, Exports, Memory};
 
     /// Has no room while `is_full`, and must wait for storage while `blocks`.
     struct Fake {
@@ -484,7 +398,7 @@ mod tests {
         }
 
         fn ends(&self) {
-            wait_for(|| self.executor.waiting.lock().is_empty());
+            wait_for(|| self.executor.waiting.rooms() == 0);
             self.waits_for(0);
         }
     }
@@ -503,7 +417,7 @@ mod tests {
         let clients: Vec<_> = (0..12).map(|number| world.client(number % 3)).collect();
         (0..60).for_each(|number| world.write(&clients[number % 12], number, None));
         world.waits_for(60);
-        assert_eq!(world.executor.waiting.lock().len(), 1);
+        assert_eq!(world.executor.waiting.rooms(), 1);
         world.make_room();
         assert_eq!(world.results(60), (0..60).map(|number| (number, 0)).collect::<Vec<_>>());
         assert_eq!(world.devices.iter().map(|device| device.written.load(SeqCst)).sum::<usize>(), 60 * 9000);

@@ -26,9 +26,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Suggested reading order: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`, `heap.rs`,
-//! `xvmalloc.rs`, `xcfmalloc.rs`. Each file states how it differs from what was published.
+//! Suggested reading order: `lock.rs`, `table.rs`, `streams.rs`, `store.rs`,
+//! `allocator.rs`, `heap.rs`, `xvmalloc.rs`, `xcfmalloc.rs`. Each file states how it differs from what was published.
 
+mod allocator;
 #[cfg(all(test, not(loom)))]
 mod allocator_tests;
 mod heap;
@@ -43,7 +44,8 @@ mod table;
 mod xcfmalloc;
 mod xvmalloc;
 
-pub use heap::{AllocatorKind, Heap, Object};
+pub use allocator::AllocatorKind;
+pub use heap::{Heap, Object};
 pub use store::{Error, Stats, Store, StoreConfig};
 pub use streams::StreamPolicy;
 

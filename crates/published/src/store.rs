@@ -25,7 +25,8 @@ use std::{
 use pagefold_codec::{Codec, Corrupt, Lz4, PAGE_SIZE, Page, StreamError, same_filled};
 
 use crate::{
-    heap::{AllocatorKind, Heap, Object},
+    allocator::AllocatorKind,
+    heap::{Heap, Object},
     lock::EntryLock,
     streams::{StreamPolicy, Streams, Working},
     table::{EntryTable, PublishedEntry},

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use pagefold_codec::PAGE_SIZE;
 
-use crate::{heap::Allocator, memory::Pages, spin::SpinMutex};
+use crate::{allocator::Allocator, memory::Pages, spin::SpinMutex};
 
 /// Bytes of a unit of length.
 const UNIT: usize = 64;

@@ -24,7 +24,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
-    heap::Allocator,
+    allocator::Allocator,
     memory::{Memory, Pages},
     spin::SpinMutex,
 };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::case::{Case, EntryKind};
-use crate::compare::Shown;
 use crate::segment;
+use crate::shown::Shown;
 
 /// The expected properties of each path, sorted by path; the root's path is empty.
 #[derive(Clone, Debug)]

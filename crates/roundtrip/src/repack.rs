@@ -9,7 +9,7 @@ use crate::case::Case;
 use crate::compare::Keeps;
 use crate::expected::Expected;
 use crate::memory_file;
-use crate::verify::read_all;
+use crate::memory_file::read_all;
 
 /// Extracts the case's image into a directory that it creates, compares that with the case, scans
 /// it and builds the image again, which must have the same bytes. Returns `false` if the file

@@ -2,15 +2,14 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use pagefold_erofs::{BuildOptions, Error, Image, build};
-use rustix::fs::MemfdFlags;
 
 use crate::case::{Case, Store};
 use crate::expected::Expected;
+use crate::memory_file::{memory_file, read_all};
 
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,15 +18,6 @@ pub enum Outcome {
     Sound,
     /// The builder rejects the options, for this reason.
     Refused(String),
-}
-
-/// Creates an anonymous file in memory.
-///
-/// # Errors
-/// The system's error.
-pub fn memory_file() -> Result<File, Error> {
-    let failed = |error: rustix::io::Errno| Error::Io { what: "a file in memory".to_owned(), source: error.into() };
-    rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).map(File::from).map_err(failed)
 }
 
 /// Builds the case's image with one thread in a new file at `path`, with the bytes that
@@ -96,12 +86,6 @@ pub fn round_trip(case: &Case) -> Result<Outcome, String> {
 fn refused(case: &Case) -> bool {
     let empty = Case::new(case.options.clone());
     memory_file().and_then(|out| build_in(&empty, &Expected::of(&empty), 1, Store::Memory, &out)).is_err()
-}
-
-pub(crate) fn read_all(file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; file.metadata()?.len() as usize];
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
 }
 
 /// As [`round_trip`], with panics as failures.

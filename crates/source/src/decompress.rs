@@ -1,6 +1,6 @@
 //! Compressed data, read sequentially.
 
-use std::io::{self, BufRead, ErrorKind, Read};
+use std::io::{self, BufRead, Read};
 
 use bzip2::bufread::BzDecoder;
 use flate2::bufread::GzDecoder;
@@ -8,6 +8,7 @@ use liblzma::bufread::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 use pagefold_base::{Compression, Kind, Signature, skippable_bytes};
 
+use crate::error::invalid;
 use crate::lz4::Frame;
 use crate::peek::Peek;
 
@@ -81,10 +82,6 @@ pub fn decompressed<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>
             }))
         }
     })
-}
-
-pub(crate) fn invalid(what: &str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, what)
 }
 
 /// The decoder of a compressed stream, which reads nothing behind its end.

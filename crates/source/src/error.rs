@@ -1,8 +1,11 @@
-//! Reasons why a source cannot be read.
+//! Reasons why a source cannot be read, and warnings about it.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use pagefold_base::OpenError;
+
+/// Receives warnings about sources, also while their content is read.
+pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Why a source cannot be read. Each error names the source, itself or in an outer [`Error::In`].
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +41,11 @@ pub enum Error {
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Returns the error of compressed data that are damaged.
+pub(crate) fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
 
 /// Adds to an error where it occurred.
 pub(crate) trait Within<T> {

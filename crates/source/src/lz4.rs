@@ -13,7 +13,7 @@ use std::io::{self, BufRead, ErrorKind, Read};
 
 use xxhash_rust::xxh32::{Xxh32, xxh32};
 
-use crate::decompress::invalid;
+use crate::error::invalid;
 use crate::peek::Peek;
 
 const MAGIC: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];

@@ -4,7 +4,6 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use pagefold_base::{Format, Kind, Signature};
 use pagefold_erofs::{Layer, ScanOptions, Tree, Whiteouts};
@@ -13,14 +12,11 @@ use crate::container::{self, Platform};
 use crate::contents::{Contents, without_compression};
 use crate::decompress::decompressed;
 use crate::disk::{Disk, DiskFile};
-use crate::error::{Error, Result, Within, ensure, refuse};
+use crate::error::{Error, Result, Tell, Within, ensure, refuse};
 use crate::spool::spool;
 
 /// Name of an archive read from standard input.
 const STANDARD_INPUT: &str = "standard input";
-
-/// Receives warnings about sources, also while their content is read.
-pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What to take from sources, and how. Start from [`Options::default`] and change fields.
 #[derive(Clone, Debug, Default)]

@@ -21,6 +21,7 @@
 //! Data is copied with `pread` and `pwrite` of that file (`UBLK_F_USER_COPY`, Linux 6.5), so a request
 //! takes a buffer only while a thread works on it, and any thread can.
 mod abi;
+mod attendant;
 mod control;
 mod queue;
 mod request;

@@ -17,7 +17,8 @@ use pagefold_executor::Client;
 
 use crate::{
     abi::{Layout, MAX_DEPTH, MAX_QUEUES},
-    queue::{Queue, serve},
+    attendant::serve,
+    queue::Queue,
 };
 
 /// A device that threads of this process serve: one for each queue. They end when the device is stopped.

@@ -1,9 +1,7 @@
 //! What the device is: its features, and its configuration space.
 
-use crate::request::{MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS, MAX_SEGMENTS};
+use crate::request::{MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS, MAX_SEGMENTS, SECTOR_BYTES};
 
-/// Length of a sector, the unit of positions and sizes.
-pub(crate) const SECTOR_BYTES: u64 = 512;
 /// Queues that a frontend may use.
 pub(crate) const MAX_QUEUES: u16 = 64;
 /// Most descriptors of a queue.

@@ -15,7 +15,10 @@ use pagefold_executor::{Activity, Attempt, Change, Device, Failed, Operation, St
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, Permissions};
 
-use crate::{config::SECTOR_BYTES, memory::GuestMemory};
+use crate::memory::GuestMemory;
+
+/// Length of a sector, the unit of positions and sizes.
+pub(crate) const SECTOR_BYTES: u64 = 512;
 
 /// Segments of data of a request, as the device reports them. With the header and the status, a
 /// request fills a queue of 128 descriptors.
