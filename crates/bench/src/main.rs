@@ -6,10 +6,10 @@ mod client;
 mod codec;
 mod device;
 mod disks;
-mod figure;
+mod figures;
 mod fork;
 mod image;
-mod image_soak;
+mod kinds;
 mod latency;
 mod load;
 mod locks;
@@ -17,20 +17,15 @@ mod machine;
 mod memory;
 mod nbd;
 mod pages;
-mod perf;
 mod pool;
 mod product;
 mod remote;
 mod report;
-mod same_filled;
 mod server;
 mod soak;
 mod streams;
 mod subjects;
-mod synthetic;
 mod tool;
-mod training;
-mod verdict;
 mod ways;
 mod written;
 
@@ -48,9 +43,7 @@ enum Bench {
     /// Page codecs and their peers: bytes and speed of 4 KiB pages, one thread
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
-    Gather(codec::kinds::Args),
-    /// Detection of same-filled pages, compared with copying the page
-    SameFilled(same_filled::Args),
+    Gather(kinds::Args),
     /// LZ4 decompressed in place and from a separate buffer, at EROFS's cluster sizes
     InPlace(codec::in_place::Args),
     /// Compressed bytes of fixed pages, checked against the committed table
@@ -73,8 +66,6 @@ enum Bench {
     /// EROFS images: building, reading, mounting and extracting, compared with erofs-utils,
     /// squashfs and ext4
     Image(image::Args),
-    /// Images of generated trees: read back, mounted, extracted and compared
-    ImageSoak(image_soak::Args),
     /// The store, the kernel's zram, and the bare codec
     Device(device::Args),
     /// Stream policies of zram and of the store, with one to ten jobs
@@ -92,10 +83,8 @@ enum Bench {
     /// Disks in a registry, in a bucket and on a web server that are far away, compared with nbdkit,
     /// qemu and skopeo
     Remote(remote::Args),
-    /// All of these, in turns, as one HTML page: verdicts, the sources' tables, raw figures
+    /// All of these, in turns, as one page: verdicts and the sources' tables
     Report(report::Args),
-    /// A store with trained tables, compared with one with built-in tables
-    Training(training::Args),
 }
 
 /// Parses a count of at least 1, such as the number of rounds.
@@ -109,11 +98,7 @@ fn count(text: &str) -> Result<usize, String> {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
-        Bench::Gather(args) => codec::kinds::run(&args),
-        Bench::SameFilled(args) => {
-            same_filled::run(&args);
-            Ok(())
-        }
+        Bench::Gather(args) => kinds::run(&args),
         Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
@@ -123,7 +108,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Map(args) => ways::mapped::run(&args),
         Bench::Soak(args) => soak::run(&args),
         Bench::Image(args) => image::run(&args),
-        Bench::ImageSoak(args) => image_soak::run(&args),
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),
         Bench::Locks(args) => locks::run(&args),
@@ -132,6 +116,20 @@ fn main() -> anyhow::Result<()> {
         Bench::Pool(args) => pool::run(&args),
         Bench::Remote(args) => remote::run(&args),
         Bench::Report(args) => report::run(&args),
-        Bench::Training(args) => training::run(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_the_report_is_a_command_line_of_this_program() {
+        for args in [true, false].into_iter().flat_map(report::commands) {
+            let parsed = Args::try_parse_from(
+                ["pagefold-bench"].into_iter().chain(args.iter().map(String::as_str)).chain(["--json"]),
+            );
+            assert!(parsed.is_ok(), "{args:?}: {}", parsed.err().unwrap());
+        }
     }
 }

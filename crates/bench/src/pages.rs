@@ -6,7 +6,7 @@ use std::{ops::Deref, path::PathBuf};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-use crate::codec::{gather::files, kinds};
+use crate::kinds::{self, files};
 
 /// Pages in one allocation that begins at a page boundary, as `O_DIRECT` requires.
 pub(crate) struct Pages {
@@ -48,7 +48,9 @@ const HEAP_PAGES: usize = 32768;
 /// Returns the data that the options name, each with 32 to `pages_max` pages that are not
 /// same-filled. Without options, returns the heaps of programs that it starts.
 pub(crate) fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
-    let kinds = if paths.is_empty() { heaps()? } else { files(paths)? };
+    let kinds =
+        if paths.is_empty() { kinds::follow_all(kinds::heaps()?.iter(), HEAP_PAGES) } else { files::named(paths)? };
+    ensure!(!kinds.is_empty(), "no heap to take pages from; name files with --data");
     kinds.into_iter().map(|(name, bytes)| select(name, bytes.as_chunks().0, pages_max)).collect()
 }
 
@@ -65,14 +67,16 @@ fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> 
     Ok(Data { name, pages })
 }
 
-fn heaps() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let mut heaps = Vec::new();
-    for recipe in [kinds::PYTHON, kinds::NODE] {
-        match recipe.follow(None, HEAP_PAGES) {
-            Ok(pages) => heaps.extend(pages.into_iter().map(|(name, pages)| (name.to_owned(), pages))),
-            Err(error) => eprintln!("SKIPPED: {error:#}"),
-        }
-    }
-    ensure!(!heaps.is_empty(), "no heap to take pages from; name files with --data");
-    Ok(heaps)
+/// Concatenates the pages of all kinds.
+pub(crate) fn mixed(kinds: &[Data]) -> Data {
+    let mut pages = Pages::new(kinds.iter().map(|data| data.pages.len()).sum());
+    let all = kinds.iter().flat_map(|data| &*data.pages);
+    pages.as_mut().iter_mut().zip(all).for_each(|(to, from)| *to = *from);
+    let names: Vec<&str> = kinds.iter().map(|data| &*data.name).collect();
+    Data { name: names.join("+"), pages }
+}
+
+/// Returns a page of the data, which repeats.
+pub(crate) fn page_of(data: &Data, number: u64) -> &Page {
+    &data.pages[(number % data.pages.len() as u64) as usize]
 }

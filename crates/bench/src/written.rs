@@ -12,7 +12,6 @@ use anyhow::{Context, ensure};
 /// What is written.
 #[derive(Clone, Copy)]
 pub(crate) enum Written {
-    Page,
     Figures,
     Markdown,
     Chart,
@@ -26,7 +25,6 @@ impl Written {
     /// Returns a description, and texts that such files have at the beginning.
     fn known(self) -> (&'static str, &'static [&'static str]) {
         match self {
-            Self::Page => ("a page of this program", &["<!DOCTYPE html>", "<title>pagefold"]),
             Self::Figures => ("lines of figures", &["{\"bench\":\""]),
             Self::Markdown => ("a page of this program", &["# Results\n", "`pagefold-bench "]),
             Self::Chart => ("a chart of this program", &["<svg ", "role=\"img\">\n<title>"]),
@@ -80,25 +78,25 @@ mod tests {
     #[test]
     fn only_files_of_the_same_kind_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("report.html");
-        Written::Page.check(&path, &[]).unwrap();
-        let page = "<!DOCTYPE html>\n<html><title>pagefold report</title></html>";
+        let path = folder.path().join("report.md");
+        Written::Markdown.check(&path, &[]).unwrap();
+        let page = "# Results\n\n`pagefold-bench report` made this page.";
         for text in ["", page] {
             fs::write(&path, text).unwrap();
-            Written::Page.check(&path, &[]).unwrap();
+            Written::Markdown.check(&path, &[]).unwrap();
         }
         let link = folder.path().join("link");
         fs::hard_link(&path, &link).unwrap();
-        let error = Written::Page.check(&path, &[&link]).unwrap_err().to_string();
+        let error = Written::Markdown.check(&path, &[&link]).unwrap_err().to_string();
         assert!(error.contains("never replaces an input"), "{error}");
-        for kind in [Written::Figures, Written::Markdown, Written::Chart, Written::Table] {
+        for kind in [Written::Figures, Written::Chart, Written::Table] {
             let error = kind.check(&path, &[]).unwrap_err().to_string();
-            assert!(error.contains("report.html exists and is not"), "{error}");
+            assert!(error.contains("report.md exists and is not"), "{error}");
         }
         fs::write(&path, "my notes").unwrap();
-        Written::Page.check(&path, &[]).unwrap_err();
+        Written::Markdown.check(&path, &[]).unwrap_err();
         let soft = folder.path().join("soft");
-        std::os::unix::fs::symlink("report.html", &soft).unwrap();
+        std::os::unix::fs::symlink("report.md", &soft).unwrap();
         Written::write(&soft, page).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), page);
         assert!(fs::symlink_metadata(&soft).unwrap().is_symlink());

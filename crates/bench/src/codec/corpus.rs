@@ -2,6 +2,11 @@
 
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
+/// Maximum number of sample pages per kind for training tables: 16 MiB.
+const SAMPLE_PAGES: usize = 4096;
+/// Default number of pages measured per kind: 8 MiB.
+pub(super) const MEASURED_PAGES: usize = 2048;
+
 /// Pages in a block. Even blocks train, odd blocks are measured.
 const BLOCK_PAGES: usize = 64;
 
@@ -17,8 +22,8 @@ pub(super) struct Corpus<'a> {
 }
 
 impl<'a> Corpus<'a> {
-    /// Splits `bytes` into at most `sample_max` and `pages_max` pages, spread evenly.
-    pub(super) fn split(name: &str, bytes: &'a [u8], sample_max: usize, pages_max: usize) -> Self {
+    /// Splits `bytes` into a sample and at most `pages_max` pages, spread evenly.
+    pub(super) fn split(name: &str, bytes: &'a [u8], pages_max: usize) -> Self {
         let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
         let block = (all.len() / 8).clamp(1, BLOCK_PAGES);
         let (mut sample, mut pages, mut same_pages) = (Vec::new(), Vec::new(), 0);
@@ -34,7 +39,7 @@ impl<'a> Corpus<'a> {
         }
         Self {
             name: name.to_owned(),
-            sample: spread(&sample, sample_max),
+            sample: spread(&sample, SAMPLE_PAGES),
             pages: spread(&pages, pages_max),
             same_pages,
         }
@@ -55,15 +60,15 @@ mod tests {
     fn sample_and_measured_pages_are_disjoint() {
         let bytes: Vec<u8> =
             (0..1000u32).flat_map(|page| (0..1024u32).flat_map(move |at| (page * 1024 + at).to_le_bytes())).collect();
-        let corpus = Corpus::split("numbers", &bytes, 300, 300);
-        assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (300, 300, 0));
+        let corpus = Corpus::split("numbers", &bytes, 300);
+        assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (512, 300, 0));
         assert!(corpus.sample.iter().all(|page| !corpus.pages.contains(page)));
     }
 
     #[test]
     fn same_filled_pages_are_counted_apart() {
         let zeros = vec![0; 1024 * PAGE_SIZE];
-        let corpus = Corpus::split("zeros", &zeros, 300, 300);
+        let corpus = Corpus::split("zeros", &zeros, 300);
         assert_eq!((corpus.sample.len(), corpus.pages.len(), corpus.same_pages), (0, 0, 512));
     }
 }

@@ -12,8 +12,10 @@ use pagefold_codec::{
     lz4::{compress_bound, decompress, decompress_in_place, in_place_margin},
 };
 
-use super::{gather, kinds};
-use crate::figure::{Figure, geometric_mean};
+use crate::{
+    figures::{Output, Rounds},
+    kinds::{self, files},
+};
 
 /// Output sizes of a block, in bytes.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
@@ -82,7 +84,7 @@ impl<'a> Work<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let kinds = if args.data.is_empty() { kinds::first() } else { gather::files(&args.data)? };
+    let kinds = if args.data.is_empty() { kinds::first()? } else { files::named(&args.data)? };
     let mut cases: Vec<Case> = Vec::new();
     for (name, bytes) in &kinds {
         cases.extend(SIZES.iter().filter_map(|&size| Case::new(name, bytes, size)));
@@ -93,32 +95,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             cases.iter_mut().try_for_each(|case| case.decode((round + turn) % WAYS.len()))?;
         }
     }
-    let mut quotients = [Vec::new(), Vec::new()];
+    let mut output = Output::new("in-place", args.json, Rounds::Once);
     for case in &cases {
-        let [separate, in_place, copy] = case.speeds();
-        let case = &case.name;
-        if args.json {
-            for (subject, value) in WAYS.into_iter().zip([separate, in_place, copy]) {
-                let metric = "decompress_mb_s";
-                Figure { bench: "in-place", case, subject, metric, value, unit: "MB/s" }.print_json();
-            }
-        } else {
-            println!(
-                "{case:20} separate {separate:7.1} MB/s  in place {in_place:7.1}  copy {copy:7.1}  in place / separate {:.3}  / copy {:.3}",
-                in_place / separate,
-                in_place / copy
-            );
+        for (subject, value) in WAYS.into_iter().zip(case.speeds()) {
+            output.put_of(subject, &case.name, "decompress_mb_s", value, "MB/s");
         }
-        quotients[0].push(in_place / separate);
-        quotients[1].push(in_place / copy);
-    }
-    let worst = |of: &[f64]| of.iter().copied().fold(f64::MAX, f64::min);
-    for (peer, target, of) in [("separate", "0.95", &quotients[0]), ("copy", "above 1", &quotients[1])] {
-        eprintln!(
-            "in place / {peer}: geometric mean {:.3}, worst {:.3} (target {target})",
-            geometric_mean(of),
-            worst(of)
-        );
     }
     Ok(())
 }

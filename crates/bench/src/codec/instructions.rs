@@ -10,7 +10,7 @@ use pagefold_codec::{PAGE_SIZE, Page};
 use super::subject::{self, Subject};
 use crate::{
     callgrind::{self, CountTable},
-    synthetic,
+    kinds::synthetic,
 };
 
 /// Pages of each kind that are counted, and further pages that train tables.

@@ -11,10 +11,10 @@ use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
 
 use super::{
-    kinds,
     subject::{self, Subject},
+    table,
 };
-use crate::{synthetic, written::Written};
+use crate::{kinds::synthetic, written::Written};
 
 /// Pages of each kind that are compressed, and further pages that train tables.
 const PAGES: usize = 128;
@@ -40,8 +40,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name = if args.kinds.is_some() { "bench/results/codec-kinds.txt" } else { "bench/results/codec-sizes.txt" };
     let file = args.file.as_deref().unwrap_or(Path::new(name));
     let table = match &args.kinds {
-        Some(dir) => kinds::table::table(dir)?,
-        None => table()?,
+        Some(dir) => table::of_kinds(dir)?,
+        None => of_synthetic()?,
     };
     if args.update {
         Written::Table.check(file, &[])?;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let committed = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let differs = match &args.kinds {
-        Some(_) => kinds::table::differs(&committed, &table),
+        Some(_) => table::differs(&committed, &table),
         None => committed != table,
     };
     if differs {
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn table() -> anyhow::Result<String> {
+fn of_synthetic() -> anyhow::Result<String> {
     let kinds: Vec<(&str, Vec<Page>)> =
         synthetic::KINDS.iter().map(|&(name, make)| (name, synthetic::of_kind(make, 1, PAGES))).collect();
     let sample: Vec<Page> =

@@ -10,10 +10,10 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
     callgrind::{self, CountTable},
+    kinds::synthetic,
     load::{Random, Slots},
     machine::allowed_cpus,
     product::Product,
-    synthetic,
 };
 
 /// Pages of each kind, and how often each one is stored.

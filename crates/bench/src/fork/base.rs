@@ -14,13 +14,13 @@ use tempfile::TempDir;
 
 use super::Args;
 use crate::{
+    figures::Output,
     image::{
         builder::needs,
         data::copied,
         process::{self, Ran},
     },
     tool,
-    verdict::Output,
 };
 
 /// Size of every reader's cache of decoded clusters: the server's default.
@@ -79,7 +79,7 @@ impl BaseFiles {
         File::open(self.raw()).context("cannot open the base")
     }
 
-    pub(super) fn print(&self, output: &Output) {
+    pub(super) fn print(&self, output: &mut Output) {
         let packed_bytes = fs::metadata(self.packed()).map_or(f64::NAN, |metadata| metadata.len() as f64);
         output.put("base", "disk_bytes", self.len_bytes as f64, "bytes");
         output.put("base", "packed_bytes", packed_bytes, "bytes");

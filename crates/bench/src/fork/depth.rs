@@ -4,14 +4,14 @@
 use std::mem;
 
 use anyhow::Context;
-use pagefold_codec::{PAGE_SIZE, Page, by_name};
+use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
 use super::speed::Speed;
 use crate::{
+    figures::Output,
     load::Random,
-    pages::Data,
-    verdict::{Output, Target::AtLeast},
+    pages::{Data, page_of},
 };
 
 /// Numbers of kept snapshots, and the one that the others are compared with.
@@ -64,7 +64,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, pages: u64, rou
             let (metric, ratio) = (format!("{depth}_over_{COMPARED}"), speed.per_s() / compared.per_s());
             match depth {
                 COMPARED => continue,
-                JUDGED => output.judge(&case, &metric, ratio, "x", AtLeast(0.95)),
+                JUDGED => output.put(&case, &metric, ratio, "x"),
                 _ => output.put(&case, &metric, ratio, "x"),
             }
             let ratio = speed.per_cpu_s() / compared.per_cpu_s();
@@ -108,9 +108,4 @@ pub(super) fn disk_of(pool: &Pool, data: &Data, pages: u64) -> anyhow::Result<Ra
         disk.write(slot * PAGE_SIZE as u64, page_of(data, slot))?;
     }
     Ok(disk)
-}
-
-/// Returns a page of the data, which repeats.
-pub(super) fn page_of(data: &Data, number: u64) -> &Page {
-    &data.pages[(number % data.pages.len() as u64) as usize]
 }

@@ -16,11 +16,11 @@ use tempfile::TempDir;
 use super::{base::BaseFiles, idle::Times};
 use crate::{
     client::Nbd,
+    figures::Output,
     image::Mounted,
     load::Random,
     server::{Server, qcow2_overlay},
     tool,
-    verdict::Output,
 };
 
 /// Number of disks of each type.
@@ -68,8 +68,8 @@ fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<
     let resident: f64 = servers.iter().map(Server::anonymous_bytes).sum::<anyhow::Result<f64>>()?;
     let file_bytes = stored_bytes(tmpfs)? as f64;
     let case = format!("idle/peer/{OVERLAYS}");
-    output.put_peer("qcow2+qemu-nbd", &case, "file_bytes_each", file_bytes / OVERLAYS as f64, "bytes");
-    output.put_peer("qcow2+qemu-nbd", &case, "server_bytes_each", resident / OVERLAYS as f64, "bytes");
+    output.put_of("qcow2+qemu-nbd", &case, "file_bytes_each", file_bytes / OVERLAYS as f64, "bytes");
+    output.put_of("qcow2+qemu-nbd", &case, "server_bytes_each", resident / OVERLAYS as f64, "bytes");
     Ok(())
 }
 
@@ -84,7 +84,7 @@ fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result
         })?;
         if number == 0 {
             let case = format!("idle/peer/{COPIES}");
-            output.put_peer("cp-tmpfs", &case, "file_bytes_each", stored_bytes(tmpfs)? as f64, "bytes");
+            output.put_of("cp-tmpfs", &case, "file_bytes_each", stored_bytes(tmpfs)? as f64, "bytes");
         }
         fs::remove_file(&path)?;
     }
@@ -117,7 +117,7 @@ fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Resu
     made.put(output, "btrfs-reflink");
     let bytes = (stored_bytes(tmpfs)?.saturating_sub(used_before)) as f64;
     let case = format!("idle/peer/{REFLINKS}");
-    output.put_peer("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
+    output.put_of("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
     Ok(())
 }
 
@@ -212,8 +212,8 @@ impl<'a> Made<'a> {
         Ok(())
     }
 
-    fn put(&self, output: &Output, subject: &str) {
-        self.times.put_peer(output, subject, &format!("idle/peer/{}", self.count));
+    fn put(&self, output: &mut Output, subject: &str) {
+        self.times.put(output, Some(subject), &format!("idle/peer/{}", self.count));
     }
 }
 

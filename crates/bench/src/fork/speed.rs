@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::{figure::median, machine::thread_cpu_time};
+use crate::{figures::median, machine::thread_cpu_time};
 
 /// The speed of one device, chunk by chunk.
 #[derive(Clone, Default)]

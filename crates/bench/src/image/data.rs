@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
 use super::{builder::needs, process, tools::Tools};
-use crate::codec::files::{is_text, joined};
+use crate::kinds::files::{is_text, joined};
 
 /// A directory that is packed, with its name in cases.
 pub(super) struct Data {

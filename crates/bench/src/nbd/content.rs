@@ -8,9 +8,8 @@ use std::{
 use pagefold_codec::PAGE_SIZE;
 
 use crate::{
-    disks::mixed,
-    pages::{Data, Pages, gather},
-    synthetic::{self, KINDS},
+    kinds::synthetic::{self, KINDS},
+    pages::{Data, Pages, gather, mixed},
 };
 
 /// Bytes at the start of a page: its number and its version, each a little-endian word.
@@ -32,7 +31,7 @@ impl Content {
     /// Takes pages of `files`, or generates pages like those of an interpreter's heap.
     pub(super) fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         if !files.is_empty() {
-            let mut data = mixed(gather(files, GENERATED_PAGES * 4)?);
+            let mut data = mixed(&gather(files, GENERATED_PAGES * 4)?);
             data.name = data.name.replace(".pages", "");
             return Ok(Self { data });
         }

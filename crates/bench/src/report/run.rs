@@ -9,7 +9,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     fs::{self, File},
     io::{self, BufRead, BufReader, IsTerminal, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
@@ -27,10 +27,8 @@ use std::{
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{
-    plan::{Plan, PlannedBench, Scratch},
-    record::{ABOUT, Line, Record},
-};
+use super::plan::{Plan, PlannedBench, Scratch};
+use crate::figures::{ABOUT, Line, Record, minutes};
 
 /// How often a part, the limit and signals are checked.
 const LOOK: Duration = Duration::from_millis(100);
@@ -104,7 +102,7 @@ impl<'a> Run<'a> {
     pub(super) fn follow(
         &mut self,
         plan: &Plan,
-        has: &dyn Fn(&str) -> Result<(), String>,
+        missing: &dyn Fn(&str) -> Option<String>,
         page: &mut dyn FnMut(&Record) -> anyhow::Result<()>,
         clean: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
@@ -114,8 +112,8 @@ impl<'a> Run<'a> {
                 if out.contains(&part.name.as_str()) {
                     continue;
                 }
-                if let Some(missing) = part.needs.iter().find_map(|need| has(need).err()) {
-                    self.keep(Line::about(&part.name, &missing, "left_out", 0.0, ""))?;
+                if let Some(missing) = part.needs.iter().find_map(|need| missing(need)) {
+                    self.keep(Line::new([ABOUT, &part.name, &missing, "left_out", ""], 0.0))?;
                     out.push(&part.name);
                     continue;
                 }
@@ -123,7 +121,7 @@ impl<'a> Run<'a> {
                 if self.expected_s(plan, part) > left_s {
                     if turn == 1 {
                         let reason = format!("the time of the run ({:.0} s) is up", plan.limit_s);
-                        self.keep(Line::about(&part.name, &reason, "left_out", 0.0, ""))?;
+                        self.keep(Line::new([ABOUT, &part.name, &reason, "left_out", ""], 0.0))?;
                     }
                     continue;
                 }
@@ -135,7 +133,7 @@ impl<'a> Run<'a> {
                 }
                 if ended == Ended::Stop {
                     let reason = format!("ended by a signal in turn {turn} of {}, in {}", plan.turns, part.name);
-                    self.keep(Line::about("", &reason, "cut_short", 0.0, ""))?;
+                    self.keep(Line::new([ABOUT, "", &reason, "cut_short", ""], 0.0))?;
                 }
                 page(&self.record)?;
                 if ended == Ended::Stop {
@@ -177,7 +175,7 @@ impl<'a> Run<'a> {
     /// Runs one turn of one part, for at most `limit_s`.
     fn part(&mut self, part: &PlannedBench, turn: u32, limit_s: f64, note: &str, left_s: f64) -> anyhow::Result<Ended> {
         let command = self.scratch.without_names(&format!("pagefold-bench {} --json", part.args.join(" ")));
-        self.keep(Line::about(&part.name, &command, "turn", f64::from(turn), ""))?;
+        self.keep(Line::new([ABOUT, &part.name, &command, "turn", ""], f64::from(turn)))?;
         let mut progress = Progress::new(note, left_s);
         let start = Instant::now();
         let child = Command::new(&self.program)
@@ -196,7 +194,7 @@ impl<'a> Run<'a> {
         let mut child = match child {
             Ok(child) => child,
             Err(error) => {
-                self.keep(Line::about(&part.name, &format!("cannot start: {error}"), "failed", 0.0, ""))?;
+                self.keep(Line::new([ABOUT, &part.name, &format!("cannot start: {error}"), "failed", ""], 0.0))?;
                 return Ok(Ended::Itself);
             }
         };
@@ -212,7 +210,7 @@ impl<'a> Run<'a> {
                 },
                 Ok(Output::Said(text)) => {
                     if let Some(missing) = text.strip_prefix("SKIPPED: ") {
-                        self.keep(Line::about(&part.name, missing, "missing", 0.0, ""))?;
+                        self.keep(Line::new([ABOUT, &part.name, missing, "missing", ""], 0.0))?;
                     } else if !text.trim().is_empty() {
                         last.push_back(text);
                     }
@@ -252,11 +250,11 @@ impl<'a> Run<'a> {
         match failure {
             Some(why) => {
                 eprintln!("{}: {why}", part.name);
-                self.keep(Line::about(&part.name, &why, "failed", seconds, "s"))?;
+                self.keep(Line::new([ABOUT, &part.name, &why, "failed", "s"], seconds))?;
             }
             None => {
                 self.took_s.insert(part.name.clone(), seconds);
-                self.keep(Line::about(&part.name, "pagefold-bench", "seconds", seconds, "s"))?;
+                self.keep(Line::new([ABOUT, &part.name, "pagefold-bench", "seconds", "s"], seconds))?;
             }
         }
         let killed = status.is_some_and(|status| status.signal().is_some());
@@ -351,12 +349,6 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Formats a duration, as in `3 min 20 s`.
-pub(super) fn minutes(seconds: f64) -> String {
-    let seconds = seconds.max(0.0).round() as u64;
-    if seconds < 60 { format!("{seconds} s") } else { format!("{} min {} s", seconds / 60, seconds % 60) }
-}
-
 /// Unmounts what a killed part left mounted in the run's folders.
 pub(super) fn unmount_below(scratch: &Scratch) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -377,16 +369,6 @@ pub(super) fn unmount_below(scratch: &Scratch) {
     }
 }
 
-/// Returns a function that tells for a peer's name whether it is here, or how to get it.
-pub(super) fn needs(peers: &super::peers::Peers) -> impl Fn(&str) -> Result<(), String> + '_ {
-    let mut known: HashMap<String, Result<(), String>> = HashMap::new();
-    for line in peers.lines() {
-        let missing = format!("{} is missing: {}", line.case, peers.how(&line.case));
-        known.insert(line.case.clone(), if peers.has(&line.case) { Ok(()) } else { Err(missing) });
-    }
-    move |name| known.get(name).cloned().unwrap_or(Ok(()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,8 +382,7 @@ mod tests {
 
     /// Returns a script that prints a figure of a case.
     fn figure(case: &str, value: f64) -> String {
-        let line = Line { bench: "b".to_owned(), ..Line::about(case, "pagefold", "m", value, "MB/s") };
-        format!("echo '{}'", line.json())
+        format!("echo '{}'", Line::new(["b", case, "pagefold", "m", "MB/s"], value).json())
     }
 
     impl Fixture {
@@ -416,7 +397,7 @@ mod tests {
                 name: format!("part {at}"),
                 args: vec!["-c".to_owned(), (*script).to_owned()],
                 seconds: 0.1,
-                needs: &[],
+                needs: Vec::new(),
             };
             Plan { parts: scripts.iter().enumerate().map(part).collect(), turns, limit_s }
         }
@@ -431,7 +412,7 @@ mod tests {
                 after_page(record);
                 Ok(())
             };
-            run.follow(plan, &|_| Ok(()), &mut page, &mut || ()).unwrap();
+            run.follow(plan, &|_| None, &mut page, &mut || ()).unwrap();
             let read = Record::read(&path).unwrap();
             assert_eq!(read.turns, run.record.turns);
             assert_eq!(read.series.len(), run.record.series.len());
@@ -510,16 +491,11 @@ mod tests {
     fn a_part_without_its_peer_is_left_out_with_how_to_get_it() {
         let fixture = Fixture::new();
         let mut plan = Fixture::plan(&["true", "true"], 1, 60.0);
-        plan.parts[0].needs = &["fio"];
+        plan.parts[0].needs = vec!["fio".to_owned()];
         let path = fixture.folder.path().join("run.jsonl");
         let mut run = Run::new(Path::new("/bin/sh"), &path, &fixture.scratch, Arc::default()).unwrap();
-        run.follow(&plan, &|name| Err(format!("{name}: get it")), &mut |_| Ok(()), &mut || ()).unwrap();
+        run.follow(&plan, &|name| Some(format!("{name}: get it")), &mut |_| Ok(()), &mut || ()).unwrap();
         assert_eq!(run.record.left_out, [("part 0".to_owned(), "fio: get it".to_owned())]);
         assert_eq!(run.record.turns.len(), 1);
-    }
-
-    #[test]
-    fn times_are_said_in_minutes() {
-        assert_eq!([minutes(0.4), minutes(59.6), minutes(200.0)], ["0 s", "1 min 0 s", "3 min 20 s"]);
     }
 }

@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
 
 use crate::{
+    kinds::synthetic,
     server::{Server, program},
-    synthetic,
 };
 
 /// Number of disks at a time.

@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     client::Control,
+    kinds::synthetic::{self, KINDS},
     server::{Server, qcow2_overlay},
     subjects::Zram,
-    synthetic::{self, KINDS},
     tool,
 };
 
