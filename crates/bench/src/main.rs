@@ -44,16 +44,14 @@ enum Bench {
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
     Gather(kinds::Args),
-    /// LZ4 decompressed in place and from a separate buffer, at EROFS's cluster sizes
-    InPlace(codec::in_place::Args),
     /// Compressed bytes of fixed pages, checked against the committed table
     Sizes(codec::sizes::Args),
     /// Instructions that each codec executes for fixed pages under callgrind, checked against the
     /// committed table
-    Instructions(codec::instructions::Args),
+    Instructions(callgrind::Args),
     /// Instructions of the store's writes and reads under callgrind, checked against the committed
     /// table
-    StoreInstructions(disks::instructions::Args),
+    StoreInstructions(callgrind::Args),
     /// Requests over NBD to RAM disks and forks, compared with nbdkit and with qcow2 overlays
     Nbd(nbd::Args),
     /// Files, vhost-user-blk and TLS, compared with qemu-storage-daemon and nbdkit
@@ -99,7 +97,6 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
         Bench::Gather(args) => kinds::run(&args),
-        Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::StoreInstructions(args) => disks::instructions::run(&args),

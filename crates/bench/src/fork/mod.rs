@@ -2,17 +2,13 @@
 //! other ways to make many disks from one.
 
 mod base;
-mod dedupe;
-mod depth;
 mod freeze;
 mod idle;
 mod peers;
-mod reads;
 mod snapshot;
 mod socket;
-mod speed;
+mod speeds;
 mod work;
-mod writes;
 
 use std::path::PathBuf;
 
@@ -141,7 +137,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             work::run(&mut output, pagefold, base, args)?;
         }
         if wants(ForkBench::Reads) {
-            reads::run(&mut output, base, args.rounds)?;
+            speeds::reads(&mut output, base, args.rounds)?;
         }
         if wants(ForkBench::Freeze) {
             freeze::run(&mut output, pagefold, base, args)?;
@@ -162,13 +158,13 @@ fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Resul
     }
     for codec in &args.codecs {
         if wants(ForkBench::Writes) {
-            writes::run(output, codec, data, args.pages as u64, args.rounds)?;
+            speeds::writes(output, codec, data, args.pages as u64, args.rounds)?;
         }
         if wants(ForkBench::Dedupe) {
-            dedupe::run(output, codec, data, args.pages as u64, args.rounds)?;
+            speeds::dedupe(output, codec, data, args.pages as u64, args.rounds)?;
         }
         if wants(ForkBench::Depth) {
-            depth::run(output, codec, data, args.pages as u64, args.rounds)?;
+            speeds::depth(output, codec, data, args.pages as u64, args.rounds)?;
         }
     }
     Ok(())

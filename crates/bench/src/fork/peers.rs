@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     os::unix::fs::{FileExt, MetadataExt},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
@@ -27,15 +27,14 @@ use crate::{
 const OVERLAYS: usize = 100;
 const COPIES: usize = 10;
 const REFLINKS: usize = 1000;
-const SNAPSHOTS: usize = 100;
 
 /// The export name of qemu-nbd.
 pub(super) const EXPORT: &str = "";
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     type Peer = fn(&mut Output, &BaseFiles, &Path) -> anyhow::Result<()>;
-    let peers: [(&str, Peer); 4] =
-        [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks), ("dm-snapshot", snapshots)];
+    let peers: [(&str, Peer); 3] =
+        [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks)];
     for (name, peer) in peers {
         let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {
@@ -119,73 +118,6 @@ fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Resu
     let case = format!("idle/peer/{REFLINKS}");
     output.put_of("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
     Ok(())
-}
-
-/// Makes a device-mapper snapshot for each disk, with a loop device for its changes.
-fn snapshots(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
-    ensure!(rustix::process::geteuid().is_root(), "it needs root");
-    let known = fs::read_to_string("/proc/misc").unwrap_or_default();
-    ensure!(known.contains("device-mapper"), "the kernel has no device mapper");
-    let origin = Loop::new(&base.raw())?;
-    let sectors = base.len_bytes / 512;
-    let mut made = Made::new(base, SNAPSHOTS);
-    let mut mapped = Vec::new();
-    for number in 0..SNAPSHOTS {
-        made.time(|offset, page| {
-            let changes = tmpfs.join(number.to_string());
-            File::create(&changes)?.set_len(base.len_bytes)?;
-            let changes = Loop::new(&changes)?;
-            let table = format!("0 {sectors} snapshot {} {} N 8", origin.device, changes.device);
-            let snapshot = Mapped::new(format!("pagefold-bench-{number}"), &table, changes)?;
-            File::open(snapshot.path())?.read_exact_at(page, offset)?;
-            mapped.push(snapshot);
-            Ok(())
-        })?;
-    }
-    made.put(output, "dm-snapshot");
-    Ok(())
-}
-
-/// A loop device over a file, detached on drop.
-struct Loop {
-    device: String,
-}
-
-impl Loop {
-    fn new(file: &Path) -> anyhow::Result<Self> {
-        let output = Command::new(tool::find("losetup")?).args(["--find", "--show"]).arg(file).output()?;
-        ensure!(output.status.success(), "losetup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(Self { device: String::from_utf8(output.stdout)?.trim().to_owned() })
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
-    }
-}
-
-/// A device-mapper device, removed on drop.
-struct Mapped {
-    name: String,
-    _changes: Loop,
-}
-
-impl Mapped {
-    fn new(name: String, table: &str, changes: Loop) -> anyhow::Result<Self> {
-        tool::run(Command::new(tool::find("dmsetup")?).args(["create", &name, "--table", table]))?;
-        Ok(Self { name, _changes: changes })
-    }
-
-    fn path(&self) -> PathBuf {
-        Path::new("/dev/mapper").join(&self.name)
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        let _ = Command::new("dmsetup").args(["remove", &self.name]).status();
-    }
 }
 
 /// Disks of one type: measures the time to make each and to read from it, and compares the data

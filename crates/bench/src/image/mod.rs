@@ -77,12 +77,9 @@ pub(crate) struct Args {
     /// Number of rounds; the best one counts
     #[arg(long, default_value = "3", value_parser = crate::count)]
     rounds: usize,
-    /// Only build images
-    #[arg(long)]
-    build_only: bool,
     /// Read one large text file sequentially from ext4, EROFS and squashfs, from the disk and from
     /// the page cache
-    #[arg(long, conflicts_with = "build_only")]
+    #[arg(long)]
     source_table: bool,
     /// Directory of mkfs.erofs, fsck.erofs and erofsfuse [default: those on the PATH]
     #[arg(long, value_name = "DIR")]
@@ -134,10 +131,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         for (data, case) in all.iter().flat_map(|data| args.cases.iter().map(move |case| (data, case))) {
             eprintln!("{}/{}, round {round}", data.name, case.name());
             bench.build(data, case)?;
-            if !args.build_only {
-                bench.read(data, case)?;
-                bench.extract(data, case)?;
-            }
+            bench.read(data, case)?;
+            bench.extract(data, case)?;
         }
     }
     Ok(())
