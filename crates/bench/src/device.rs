@@ -11,11 +11,12 @@ use std::{
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
 
+use pagefold_kinds::{Data, Pages, gather};
+use pagefold_report::{Output, Rounds};
+
 use crate::{
-    figures::{Output, Rounds},
     load::{Device, Done, Random, Worker, pass},
     machine::cpus,
-    pages::{Data, Pages, gather},
     product::Product,
     subjects::{Bare, Zram},
 };

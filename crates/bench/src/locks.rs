@@ -18,10 +18,11 @@ use pagefold_published::{
     strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
 
+use pagefold_kinds::{Pages, gather};
+use pagefold_report::{Output, Rounds};
+
 use crate::{
-    figures::{Output, Rounds},
     load::{Device, Done, Random, Worker, pass},
-    pages::{Pages, gather},
     product::{self, Product},
 };
 

@@ -6,28 +6,23 @@ mod client;
 mod codec;
 mod device;
 mod disks;
-mod figures;
 mod fork;
 mod image;
-mod kinds;
 mod latency;
 mod load;
 mod locks;
 mod machine;
 mod memory;
 mod nbd;
-mod pages;
+mod nbdfuse;
 mod pool;
 mod product;
 mod remote;
-mod report;
 mod server;
 mod soak;
 mod streams;
 mod subjects;
-mod tool;
 mod ways;
-mod written;
 
 use clap::{Parser, Subcommand};
 
@@ -43,7 +38,7 @@ enum Bench {
     /// Page codecs and their peers: bytes and speed of 4 KiB pages, one thread
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
-    Gather(kinds::Args),
+    Gather(pagefold_kinds::Args),
     /// Compressed bytes of fixed pages, checked against the committed table
     Sizes(codec::sizes::Args),
     /// Instructions that each codec executes for fixed pages under callgrind, checked against the
@@ -82,7 +77,7 @@ enum Bench {
     /// qemu and skopeo
     Remote(remote::Args),
     /// All of these, in turns, as one page: verdicts and the sources' tables
-    Report(report::Args),
+    Report(pagefold_report::Args),
 }
 
 /// Parses a count of at least 1, such as the number of rounds.
@@ -96,7 +91,7 @@ fn count(text: &str) -> Result<usize, String> {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
-        Bench::Gather(args) => kinds::run(&args),
+        Bench::Gather(args) => pagefold_kinds::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::StoreInstructions(args) => disks::instructions::run(&args),
@@ -112,7 +107,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Fork(args) => fork::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Remote(args) => remote::run(&args),
-        Bench::Report(args) => report::run(&args),
+        Bench::Report(args) => pagefold_report::run(&args),
     }
 }
 
@@ -122,7 +117,7 @@ mod tests {
 
     #[test]
     fn every_part_of_the_report_is_a_command_line_of_this_program() {
-        for args in [true, false].into_iter().flat_map(report::commands) {
+        for args in [true, false].into_iter().flat_map(|quick| pagefold_report::commands(quick).unwrap()) {
             let parsed = Args::try_parse_from(
                 ["pagefold-bench"].into_iter().chain(args.iter().map(String::as_str)).chain(["--json"]),
             );

@@ -5,7 +5,9 @@ use std::{thread, time::Duration};
 
 use pagefold_store::Pool;
 
-use crate::{figures::Output, machine::anonymous_bytes};
+use pagefold_report::Output;
+
+use crate::machine::anonymous_bytes;
 
 /// Share of the dropped disks' memory that may remain, and in addition what the C library may keep
 /// of its heap, see [`keep_no_large_blocks`](crate::product::keep_no_large_blocks).

@@ -13,8 +13,9 @@
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_published::{Store, StoreConfig, StreamPolicy, strategy::BitSpin};
 
+use pagefold_report::{Output, Rounds};
+
 use crate::{
-    figures::{Output, Rounds},
     load::{Device, Done, Random, Worker, pass},
     product::Product,
 };

@@ -7,11 +7,10 @@ use std::{collections::BTreeMap, hint, thread};
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
 
+use pagefold_kinds::synthetic;
+
 use super::subject::{self, Subject};
-use crate::{
-    callgrind::{self, Args, CountTable},
-    kinds::synthetic,
-};
+use crate::callgrind::{self, Args, CountTable};
 
 /// Pages of each kind that are counted, and further pages that train tables.
 const PAGES: usize = 16;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
 
+use pagefold_report::Output;
+
 use super::{corpus::Corpus, subject::Subject};
-use crate::figures::Output;
 
 /// Pages timed per clock reading.
 const BLOCK_PAGES: usize = 32;

@@ -7,16 +7,13 @@ mod measure;
 mod peer;
 pub(crate) mod sizes;
 mod subject;
-mod table;
 
 use std::path::PathBuf;
 
-use crate::{
-    figures::{Output, Rounds},
-    kinds::{self, DataKind, Set, files},
-};
 use corpus::{Corpus, MEASURED_PAGES};
 use measure::Race;
+use pagefold_kinds::{self as kinds, DataKind, Set, files};
+use pagefold_report::{Output, Rounds};
 use subject::Subject;
 
 /// How pages are chosen and timed, for `--help` and for readers of the figures.

@@ -3,11 +3,12 @@
 
 use std::time::Instant;
 
+use pagefold_kinds::Data;
+use pagefold_report::{Output, median};
+
 use crate::{
-    figures::{Output, median},
     load::{Random, Slots},
     memory::Memory,
-    pages::Data,
     product::{Product, ProductDisks},
 };
 

@@ -8,9 +8,10 @@ use anyhow::bail;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use pagefold_kinds::synthetic;
+
 use crate::{
     callgrind::{self, Args, CountTable},
-    kinds::synthetic,
     load::{Random, Slots},
     machine::allowed_cpus,
     product::Product,

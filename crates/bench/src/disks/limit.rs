@@ -10,12 +10,13 @@ use std::{
 use anyhow::ensure;
 use pagefold_codec::by_name;
 
+use pagefold_kinds::Data;
+use pagefold_report::{Output, median};
+
 use crate::{
-    figures::{Output, median},
     latency::Latencies,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
-    pages::Data,
     product::Product,
 };
 

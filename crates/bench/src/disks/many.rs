@@ -3,11 +3,12 @@
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
 
+use pagefold_kinds::Data;
+use pagefold_report::Output;
+
 use crate::{
-    figures::Output,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
-    pages::Data,
     product::ProductDisks,
 };
 

@@ -10,12 +10,10 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use crate::{
-    figures::{Output, Rounds},
-    machine::cpus,
-    pages::{gather, mixed},
-    product::keep_no_large_blocks,
-};
+use pagefold_kinds::{gather, mixed};
+use pagefold_report::{Output, Rounds};
+
+use crate::{machine::cpus, product::keep_no_large_blocks};
 
 /// Options of `pagefold-bench disks`.
 #[derive(clap::Args)]

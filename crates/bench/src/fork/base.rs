@@ -12,15 +12,14 @@ use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::{BlockDevice, Checked};
 use tempfile::TempDir;
 
+use pagefold_report::Output;
+use pagefold_report::tool;
+
 use super::Args;
-use crate::{
-    figures::Output,
-    image::{
-        builder::needs,
-        data::copied,
-        process::{self, Ran},
-    },
-    tool,
+use crate::image::{
+    builder::needs,
+    data::copied,
+    process::{self, Ran},
 };
 
 /// Size of every reader's cache of decoded clusters: the server's default.

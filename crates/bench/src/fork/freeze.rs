@@ -11,10 +11,11 @@ use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
 use tempfile::TempDir;
 
+use pagefold_report::{Output, median};
+
 use super::{Args, base::BaseFiles, socket::BASE};
 use crate::{
     client::{Control, Nbd},
-    figures::{Output, median},
     image::process,
     load::Random,
     server::Server,

@@ -7,8 +7,10 @@ use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
+use pagefold_report::Output;
+
 use super::base::BaseFiles;
-use crate::{figures::Output, latency::Latencies, load::Random, memory::Memory};
+use crate::{latency::Latencies, load::Random, memory::Memory};
 
 /// Number of first and of last forks whose times are separate figures.
 pub(super) const TIMED: usize = 100;

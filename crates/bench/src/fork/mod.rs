@@ -14,12 +14,10 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use crate::{
-    figures::{Output, Rounds},
-    pages::{Data, gather, mixed},
-    product::keep_no_large_blocks,
-    server::pagefold,
-};
+use pagefold_kinds::{Data, gather, mixed};
+use pagefold_report::{Output, Rounds};
+
+use crate::{product::keep_no_large_blocks, server::pagefold};
 use base::BaseFiles;
 
 /// Options of `pagefold-bench fork`.

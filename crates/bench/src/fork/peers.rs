@@ -13,14 +13,15 @@ use pagefold_codec::{PAGE_SIZE, Page};
 use rustix::fs::ioctl_ficlone;
 use tempfile::TempDir;
 
+use pagefold_report::Output;
+use pagefold_report::tool;
+
 use super::{base::BaseFiles, idle::Times};
 use crate::{
     client::Nbd,
-    figures::Output,
     image::Mounted,
     load::Random,
     server::{Server, qcow2_overlay},
-    tool,
 };
 
 /// Number of disks of each type.
@@ -33,8 +34,7 @@ pub(super) const EXPORT: &str = "";
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     type Peer = fn(&mut Output, &BaseFiles, &Path) -> anyhow::Result<()>;
-    let peers: [(&str, Peer); 3] =
-        [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks)];
+    let peers: [(&str, Peer); 3] = [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks)];
     for (name, peer) in peers {
         let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {

@@ -11,13 +11,10 @@ use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
-use crate::{
-    figures::Output,
-    latency::Latencies,
-    load::Random,
-    machine::thread_cpu_time,
-    pages::{Data, page_of},
-};
+use pagefold_kinds::{Data, page_of};
+use pagefold_report::Output;
+
+use crate::{latency::Latencies, load::Random, machine::thread_cpu_time};
 
 /// Longer writes are counted.
 const BOUND_NS: u64 = 1_000_000;

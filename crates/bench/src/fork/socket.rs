@@ -6,6 +6,8 @@ use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
 use anyhow::ensure;
 use pagefold_codec::PAGE_SIZE;
 
+use pagefold_report::Output;
+
 use super::{
     Args,
     base::BaseFiles,
@@ -13,7 +15,6 @@ use super::{
 };
 use crate::{
     client::{Control, Nbd},
-    figures::Output,
     latency::Latencies,
     load::Random,
     server::Server,

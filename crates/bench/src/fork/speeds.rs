@@ -9,16 +9,14 @@ use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_erofs::{ClusterCache, FileKind, Image};
 
+use pagefold_kinds::{Data, page_of};
+use pagefold_report::{Output, median};
+
 use super::{
     base::{BaseFiles, CACHE_BYTES},
     idle::warm,
 };
-use crate::{
-    figures::{Output, median},
-    load::Random,
-    machine::thread_cpu_time,
-    pages::{Data, page_of},
-};
+use crate::{load::Random, machine::thread_cpu_time};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -38,7 +36,12 @@ impl Speeds {
     }
 
     /// Gives each device a turn of `operations`, in another order each time.
-    fn turn(&mut self, at: u64, operations: u64, mut run: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    fn turn(
+        &mut self,
+        at: u64,
+        operations: u64,
+        mut run: impl FnMut(usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         for turn in 0..self.0.len() {
             let which = (turn + at as usize) % self.0.len();
             let (start, cpu_start) = (Instant::now(), thread_cpu_time());

@@ -9,8 +9,9 @@ use std::{
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
+use pagefold_kinds::files::{is_text, joined};
+
 use super::{builder::needs, process, tools::Tools};
-use crate::kinds::files::{is_text, joined};
 
 /// A directory that is packed, with its name in cases.
 pub(super) struct Data {

@@ -39,11 +39,9 @@ use self::{
     reads::{Access, Reads},
     tools::Tools,
 };
-use crate::{
-    figures::{Output, Rounds},
-    machine::cpus,
-    server::pagefold,
-};
+use pagefold_report::{Output, Rounds};
+
+use crate::{machine::cpus, server::pagefold};
 
 /// Options of `pagefold-bench image`.
 #[derive(clap::Args)]

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use pagefold_report::Output;
+
 use super::{
     ImageReader, builder,
     data::Data,
     reads::{self, Reads},
     tools::Tools,
 };
-use crate::figures::Output;
 
 /// Builds an image of each type and reads them in turn: `cold`, with the image evicted from this
 /// machine's page cache before each pass, and `warm`, with the image cached. Uses one thread,

@@ -6,11 +6,8 @@ use std::{
 };
 
 use pagefold_codec::PAGE_SIZE;
-
-use crate::{
-    kinds::synthetic::{self, KINDS},
-    pages::{Data, Pages, gather, mixed},
-};
+use pagefold_kinds::synthetic::{self, KINDS};
+use pagefold_kinds::{Data, Pages, gather, mixed};
 
 /// Bytes at the start of a page: its number and its version, each a little-endian word.
 pub(super) const HEADER_BYTES: usize = 16;

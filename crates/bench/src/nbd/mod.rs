@@ -17,10 +17,9 @@ use std::{
 use anyhow::ensure;
 use clap::ValueEnum;
 
-use crate::{
-    figures::{Output, Rounds},
-    server::pagefold,
-};
+use pagefold_report::{Output, Rounds};
+
+use crate::server::pagefold;
 use cases::{Case, Pattern};
 use content::Content;
 use load::{Measured, Shape, Side, Times, read_through};

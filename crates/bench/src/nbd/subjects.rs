@@ -13,6 +13,8 @@ use clap::ValueEnum;
 use pagefold_codec::PAGE_SIZE;
 use tempfile::TempDir;
 
+use pagefold_report::tool;
+
 use super::{
     connection::Served,
     content::{Content, Versions, is_changed},
@@ -21,7 +23,6 @@ use super::{
 use crate::{
     client::Control,
     server::{DAEMON_EXPORT, Server, qcow2_overlay},
-    tool,
 };
 
 /// A server with a disk.

@@ -7,11 +7,12 @@ use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
 use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitSpin};
 use pagefold_store::Objects;
 
+use pagefold_kinds::Pages;
+use pagefold_report::Output;
+
 use super::MOSAIC;
 use crate::{
-    figures::Output,
     load::{Device, Random, Slots},
-    pages::Pages,
     product::Product,
     subjects::Zram,
 };

@@ -8,13 +8,14 @@ use std::{
 
 use pagefold_codec::{PAGE_SIZE, by_name};
 
+use pagefold_kinds::{Data, Pages};
+use pagefold_report::Output;
+
 use super::MOSAIC;
 use crate::{
-    figures::Output,
     latency::Latencies,
     load::{Device, Random},
     machine::memory_bytes,
-    pages::{Data, Pages},
     product::Product,
     subjects::Zram,
 };

@@ -15,11 +15,10 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use pagefold_codec::by_name;
 
-use crate::{
-    figures::{Output, Rounds},
-    machine::cpus,
-    pages::gather,
-};
+use pagefold_kinds::gather;
+use pagefold_report::{Output, Rounds};
+
+use crate::machine::cpus;
 
 /// Options of `pagefold-bench pool`.
 #[derive(clap::Args)]

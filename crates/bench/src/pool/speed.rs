@@ -18,8 +18,11 @@ use pagefold_published::{AllocatorKind, Heap, Object};
 use pagefold_store::{Object as ProductObject, Objects};
 use rustix::time::{ClockId, clock_gettime};
 
+use pagefold_kinds::Data;
+use pagefold_report::Output;
+
 use super::MOSAIC;
-use crate::{figures::Output, load::Random, pages::Data};
+use crate::load::Random;
 
 /// Frees and allocations of each thread per round.
 const STEPS: usize = 300_000;

@@ -9,10 +9,9 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-use crate::{
-    image::{builder::needs, data::copied},
-    tool,
-};
+use pagefold_report::tool;
+
+use crate::image::{builder::needs, data::copied};
 
 /// Where the system's own Python is.
 const PYTHON: &str = "/usr/bin/python3";

@@ -5,6 +5,8 @@ use std::{collections::HashMap, ops::Range, path::Path, thread};
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
+use pagefold_report::Output;
+
 use super::{
     Args,
     disk::Disk,
@@ -12,7 +14,7 @@ use super::{
     subjects::{Away, Subject},
     touched,
 };
-use crate::{client::Nbd, figures::Output, load::Random};
+use crate::{client::Nbd, load::Random};
 
 /// Reads of each fork, if what a guest reads is not known.
 const READS: usize = 300;

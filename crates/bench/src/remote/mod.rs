@@ -26,11 +26,9 @@ use self::{
     stores::Store,
     subjects::{Away, Subject, qcow2_path},
 };
-use crate::{
-    figures::{Output, Rounds, median},
-    machine,
-    server::pagefold,
-};
+use pagefold_report::{Output, Rounds, median};
+
+use crate::{machine, server::pagefold};
 
 /// Options of `pagefold-bench remote`.
 #[derive(clap::Args)]
@@ -122,7 +120,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let distance = Distance { delay: Duration::from_millis(args.delay_ms), bytes_a_second: args.megabits * 1e6 / 8.0 };
     let program = pagefold(args.pagefold.as_deref())?;
     let mut out = Output::new("remote", args.json, Rounds::Once);
-    eprintln!("{}", machine::description());
     let scratch = TempDir::new_in(&args.scratch).with_context(|| args.scratch.display().to_string())?;
     let registry = match Store::registry(scratch.path()) {
         Ok(registry) => registry,

@@ -209,7 +209,8 @@ impl Shared {
         let range = request.range().map(|range| range.start.min(size)..range.end.min(size));
         let (status, range) = range.map_or(("200 OK", 0..size), |range| ("206 Partial Content", range));
         let len = range.end - range.start;
-        let mut head = format!("HTTP/1.1 {status}\r\nAccept-Ranges: bytes\r\nConnection: close\r\nContent-Length: {len}\r\n");
+        let mut head =
+            format!("HTTP/1.1 {status}\r\nAccept-Ranges: bytes\r\nConnection: close\r\nContent-Length: {len}\r\n");
         if status.starts_with("206") {
             head += &format!("Content-Range: bytes {}-{}/{size}\r\n", range.start, range.end.saturating_sub(1));
         }
@@ -270,12 +271,22 @@ impl Head {
     /// Returns its text, with which the connection ends after one request.
     fn closing(&self) -> Vec<u8> {
         let headers = self.headers.iter().filter(|(name, _)| !["connection", "expect"].contains(&name.as_str()));
-        let headers: String = headers.map(|(name, value)| format!("{name}: {value}
-")).collect();
-        format!("{}
+        let headers: String = headers
+            .map(|(name, value)| {
+                format!(
+                    "{name}: {value}
+"
+                )
+            })
+            .collect();
+        format!(
+            "{}
 {headers}connection: close
 
-", self.first).into_bytes()
+",
+            self.first
+        )
+        .into_bytes()
     }
 }
 

@@ -12,13 +12,15 @@ use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use pagefold_report::tool;
+
 use super::{
     disk::Disk,
     guest::Guest,
     proxy::{Behind, Distance, Passed, Proxy},
     stores::{BUCKET, Store},
 };
-use crate::{client::Control, server::Server, tool};
+use crate::{client::Control, server::Server};
 
 /// A way to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

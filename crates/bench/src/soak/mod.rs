@@ -14,10 +14,10 @@ use std::{
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::{
-    figures::{Output, Rounds},
-    server::{Server, fio_job, fio_number, pagefold, program},
-};
+use pagefold_report::tool;
+use pagefold_report::{Output, Rounds};
+
+use crate::server::{Server, fio_job, fio_number, pagefold};
 
 use visitors::Visitors;
 
@@ -61,7 +61,7 @@ const BASE_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
 const LOOK: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let fio = program("fio")?;
+    let fio = tool::find("fio")?;
     let pagefold = pagefold(args.pagefold.as_deref())?;
     let (size, limit) = (format!("{}M", args.mib), format!("{}M", args.limit_mib));
     let server = Server::pagefold(&pagefold, &["--size", &size, "--memory-limit", &limit])?;

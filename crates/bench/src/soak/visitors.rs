@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
 
-use crate::{
-    kinds::synthetic,
-    server::{Server, program},
-};
+use pagefold_kinds::synthetic;
+use pagefold_report::tool;
+
+use crate::server::Server;
 
 /// Number of disks at a time.
 const DISKS: usize = 4;
@@ -58,7 +58,7 @@ impl<'a> Visitors<'a> {
         let mut visitors = Self {
             server,
             pagefold,
-            nbdcopy: program("nbdcopy")?,
+            nbdcopy: tool::find("nbdcopy")?,
             pages: synthetic::of_ratio(PERCENT, count),
             disks: [None; DISKS],
             generations: 0,

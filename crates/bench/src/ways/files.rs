@@ -14,13 +14,14 @@ use pagefold_codec::PAGE_SIZE;
 use rustix::fs::{Advice, fadvise};
 use tempfile::NamedTempFile;
 
+use pagefold_report::tool;
+
 use super::{Case, Measured, Times};
 use crate::{
     latency::Latencies,
     load::Random,
     machine::cpu_seconds,
     server::{fio_job, fio_number},
-    tool,
 };
 
 /// Pages read one by one from a base that is not in memory.

@@ -14,10 +14,9 @@ use std::{
 
 use anyhow::Context;
 
-use crate::{
-    figures::{Output, Rounds, median},
-    server::pagefold,
-};
+use pagefold_report::{Output, Rounds, median};
+
+use crate::server::pagefold;
 
 use servers::{Setup, Subject};
 

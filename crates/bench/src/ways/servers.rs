@@ -12,15 +12,16 @@ use std::{
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
+use pagefold_kinds::synthetic::{self, KINDS};
+use pagefold_report::tool;
+
 use super::{
     Case, Measured, Times, files, rings,
     secure::{self, Export},
 };
 use crate::{
     client::Control,
-    kinds::synthetic::{self, KINDS},
     server::{Server, qcow2_overlay},
-    tool,
 };
 
 /// The name of a disk.
@@ -53,22 +54,11 @@ pub(super) enum Subject {
     NbdkitTls,
 }
 
-use Subject::{
-    File as OwnFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring,
-    Tls,
-};
+use Subject::{File as OwnFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls};
 
 impl Subject {
-    pub(super) const ALL: [Self; 8] = [
-        OwnFile,
-        QemuFile,
-        QemuFileOverlay,
-        Ring,
-        QemuRing,
-        QemuRingOverlay,
-        Tls,
-        NbdkitTls,
-    ];
+    pub(super) const ALL: [Self; 8] =
+        [OwnFile, QemuFile, QemuFileOverlay, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
 
     pub(super) fn name(self) -> &'static str {
         match self {

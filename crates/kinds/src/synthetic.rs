@@ -4,14 +4,17 @@ use pagefold_codec::{PAGE_SIZE, Page};
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small,
 /// and any number can be a seed.
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Begins a sequence.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// Returns the next number.
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,12 +23,12 @@ impl Random {
     }
 
     /// Returns a number below `end`.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
     /// Returns a number below `end`, the least of `draws`, so small ones are more frequent.
-    pub(crate) fn small(&mut self, end: usize, draws: usize) -> usize {
+    pub fn small(&mut self, end: usize, draws: usize) -> usize {
         (0..draws).map(|_| self.below(end)).min().unwrap_or(0)
     }
 }
@@ -38,7 +41,7 @@ const REPEAT_COST: f64 = 7.5;
 
 /// Makes `count` pages that LZ4 compresses to about `percent` of their size: segments of 32 to 96
 /// bytes, each either new random bytes or a copy of earlier bytes of the page.
-pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
+pub fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
     let mut random = Random::new(percent as u64);
     let mean = SEGMENT as f64;
     let fresh = (percent as f64 / 100.0 * mean - REPEAT_COST) / (mean - REPEAT_COST);
@@ -63,14 +66,14 @@ pub(crate) fn of_ratio(percent: usize, count: usize) -> Vec<Page> {
 }
 
 /// Makes the next page of a kind.
-pub(crate) type Maker = fn(&mut Random) -> Page;
+pub type Maker = fn(&mut Random) -> Page;
 
 /// Kinds of pages that imitate common data without containing anyone's.
-pub(crate) const KINDS: &[(&str, Maker)] =
+pub const KINDS: &[(&str, Maker)] =
     &[("text", text), ("heap", heap), ("binary", binary), ("records", records), ("random", random)];
 
 /// Makes `count` pages of a kind of [`KINDS`]. Another `seed` gives other pages of the same kind.
-pub(crate) fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
+pub fn of_kind(make: Maker, seed: u64, count: usize) -> Vec<Page> {
     let mut random = Random::new(seed);
     (0..count).map(|_| make(&mut random)).collect()
 }
@@ -171,7 +174,7 @@ fn records(random: &mut Random) -> Page {
 
 /// Makes rows of a table space like InnoDB's: headers, a rising key, a transaction, and short fields
 /// with few values of four or five bytes among numbers that do not repeat.
-pub(crate) fn table_space(random: &mut Random) -> Page {
+pub fn table_space(random: &mut Random) -> Page {
     let first = random.below(1 << 24) as u32;
     let transaction = Random::new(u64::from(first)).next();
     let mut row = 0_u32;

@@ -3,14 +3,18 @@
 //! `pagefold-bench gather DIR` writes the pages of each kind to `DIR/KIND.pages`, without
 //! same-filled pages, so that zeros do not dominate a kind's figures.
 
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
+
 mod even;
-pub(crate) mod files;
+pub mod files;
 mod found;
 mod memory;
 mod need;
+mod pages;
 mod recipe;
 mod script;
-pub(crate) mod synthetic;
+pub mod synthetic;
 
 use std::{
     fs,
@@ -20,8 +24,9 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::PAGE_SIZE;
 
+pub use pages::{Data, Pages, gather, mixed, page_of};
+pub use recipe::Set;
 use recipe::{Family, Recipe, Source};
-pub(crate) use recipe::{Set, heaps};
 
 /// Maximum pages of one kind: 24 MiB. Half trains tables, and 8 MiB are measured.
 const LIMIT_PAGES: usize = 6144;
@@ -32,7 +37,7 @@ const SYNTHETIC_PAGES: usize = 4096;
 
 /// Options of `pagefold-bench gather`.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Directory for the files KIND.pages
     #[arg(required_unless_present = "packages")]
     dir: Option<PathBuf>,
@@ -45,13 +50,16 @@ pub(crate) struct Args {
 }
 
 /// One gathered kind of data.
-pub(crate) struct DataKind {
-    pub(crate) name: String,
+pub struct DataKind {
+    /// Its name.
+    pub name: String,
     family: Family,
-    pub(crate) set: Set,
+    /// Whether codecs may be tuned on it.
+    pub set: Set,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+/// Gathers kinds.
+pub fn run(args: &Args) -> anyhow::Result<()> {
     let recipes = recipe::all()?;
     if args.packages {
         let missing = recipes.iter().flat_map(|recipe| recipe.missing(args.dir.as_deref()));
@@ -71,7 +79,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let named = args.names.contains(&recipe.name);
         let there = recipe.kinds.iter().all(|(kind, _)| file_of(dir, kind).exists());
         if named || (args.names.is_empty() && !there) {
-            gather(recipe, recipe.set(&recipes), dir)
+            write(recipe, recipe.set(&recipes), dir)
                 .unwrap_or_else(|error| eprintln!("SKIPPED: {}: {error:#}", recipe.name));
         }
     }
@@ -79,7 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Follows `recipe` and writes its kinds to `dir`.
-fn gather(recipe: &Recipe, set: Set, dir: &Path) -> anyhow::Result<()> {
+fn write(recipe: &Recipe, set: Set, dir: &Path) -> anyhow::Result<()> {
     for (name, pages) in recipe.follow(Some(dir), LIMIT_PAGES)? {
         if pages.len() < LEAST_PAGES * PAGE_SIZE {
             eprintln!("SKIPPED: {name}: only {} KiB of pages", pages.len() >> 10);
@@ -100,7 +108,7 @@ fn file_of(dir: &Path, kind: &str) -> PathBuf {
 
 /// Returns the kinds found in `dir`, in order of family and name, and prints a line that lists the
 /// missing ones.
-pub(crate) fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
+pub fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
     let recipes = recipe::all()?;
     let (mut kinds, mut missing) = (Vec::new(), Vec::new());
     for recipe in &recipes {
@@ -122,7 +130,7 @@ pub(crate) fn gathered(dir: &Path) -> anyhow::Result<Vec<DataKind>> {
 
 impl DataKind {
     /// Reads its pages, as they were gathered.
-    pub(crate) fn pages(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
+    pub fn pages(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
         let path = file_of(dir, &self.name);
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     }
@@ -130,7 +138,7 @@ impl DataKind {
 
 /// Gathers from this machine the kinds that codecs were first tuned on. Prints a line for each
 /// recipe that cannot be followed.
-pub(crate) fn first() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub fn first() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     Ok(follow_all(recipe::all()?.iter().filter(|recipe| recipe.first), LIMIT_PAGES))
 }
 

@@ -6,10 +6,10 @@ use std::{ops::Deref, path::PathBuf};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-use crate::kinds::{self, files};
+use crate::{files, follow_all, recipe::heaps};
 
 /// Pages in one allocation that begins at a page boundary, as `O_DIRECT` requires.
-pub(crate) struct Pages {
+pub struct Pages {
     bytes: Vec<u8>,
     start: usize,
     count: usize,
@@ -17,13 +17,15 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Makes `count` pages of zeros.
-    pub(crate) fn new(count: usize) -> Self {
+    pub fn new(count: usize) -> Self {
         let bytes = vec![0u8; (count + 1) * PAGE_SIZE];
         let start = bytes.as_ptr().align_offset(PAGE_SIZE);
         Self { bytes, start, count }
     }
 
-    pub(crate) fn as_mut(&mut self) -> &mut [Page] {
+    /// Returns the pages.
+    #[expect(clippy::should_implement_trait, reason = "it is not a conversion")]
+    pub fn as_mut(&mut self) -> &mut [Page] {
         &mut self.bytes[self.start..].as_chunks_mut().0[..self.count]
     }
 }
@@ -37,9 +39,11 @@ impl Deref for Pages {
 }
 
 /// Pages with the name that cases use for them.
-pub(crate) struct Data {
-    pub(crate) name: String,
-    pub(crate) pages: Pages,
+pub struct Data {
+    /// The name.
+    pub name: String,
+    /// The pages.
+    pub pages: Pages,
 }
 
 /// Maximum pages read of a heap: 128 MiB.
@@ -47,9 +51,8 @@ const HEAP_PAGES: usize = 32768;
 
 /// Returns the data that the options name, each with 32 to `pages_max` pages that are not
 /// same-filled. Without options, returns the heaps of programs that it starts.
-pub(crate) fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
-    let kinds =
-        if paths.is_empty() { kinds::follow_all(kinds::heaps()?.iter(), HEAP_PAGES) } else { files::named(paths)? };
+pub fn gather(paths: &[PathBuf], pages_max: usize) -> anyhow::Result<Vec<Data>> {
+    let kinds = if paths.is_empty() { follow_all(heaps()?.iter(), HEAP_PAGES) } else { files::named(paths)? };
     ensure!(!kinds.is_empty(), "no heap to take pages from; name files with --data");
     kinds.into_iter().map(|(name, bytes)| select(name, bytes.as_chunks().0, pages_max)).collect()
 }
@@ -68,7 +71,7 @@ fn select(name: String, all: &[Page], pages_max: usize) -> anyhow::Result<Data> 
 }
 
 /// Concatenates the pages of all kinds.
-pub(crate) fn mixed(kinds: &[Data]) -> Data {
+pub fn mixed(kinds: &[Data]) -> Data {
     let mut pages = Pages::new(kinds.iter().map(|data| data.pages.len()).sum());
     let all = kinds.iter().flat_map(|data| &*data.pages);
     pages.as_mut().iter_mut().zip(all).for_each(|(to, from)| *to = *from);
@@ -77,6 +80,6 @@ pub(crate) fn mixed(kinds: &[Data]) -> Data {
 }
 
 /// Returns a page of the data, which repeats.
-pub(crate) fn page_of(data: &Data, number: u64) -> &Page {
+pub fn page_of(data: &Data, number: u64) -> &Page {
     &data.pages[(number % data.pages.len() as u64) as usize]
 }

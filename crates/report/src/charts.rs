@@ -6,7 +6,8 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use super::cell::Cell;
-use crate::figures::{Record, grouped};
+use crate::record::Record;
+use crate::words::grouped;
 
 #[derive(Deserialize)]
 struct Chart {
@@ -38,7 +39,7 @@ type Drawn<'a> = (&'a str, Vec<(&'a str, f64)>);
 
 /// Returns the file names and contents of the charts that the run has figures for.
 pub(super) fn charts(record: &Record) -> anyhow::Result<Vec<(String, String)>> {
-    let charts: Vec<Chart> = serde_json::from_str(include_str!("../../data/charts.json")).context("charts.json")?;
+    let charts: Vec<Chart> = serde_json::from_str(include_str!("../data/charts.json")).context("charts.json")?;
     let drawn = charts.iter().filter_map(|chart| {
         let of = |bar: &'_ Bar| bar.cell.value(record, "", "");
         let groups: Vec<Drawn> = chart
@@ -107,7 +108,7 @@ impl Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::Line;
+    use crate::line::Line;
 
     fn charts_of(figures: &[(&str, &str, &str, &str, f64)]) -> Vec<(String, String)> {
         let mut record = Record::default();

@@ -34,7 +34,7 @@ impl Line {
 }
 
 /// Returns the middle value, or the mean of the two middle ones; NaN if `values` is empty.
-pub(crate) fn median(values: &[f64]) -> f64 {
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::figures::{Pick, Record};
+use crate::record::{Pick, Record};
 
 /// A figure computed from a run's. In texts, `{}` stands for a row's key and `{metric}` for its metric.
 #[derive(Clone, Debug, Deserialize)]
@@ -51,7 +51,7 @@ impl Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::Line;
+    use crate::line::Line;
 
     #[test]
     fn cells_are_made_of_a_runs_figures() {

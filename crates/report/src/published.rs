@@ -6,7 +6,9 @@ use anyhow::Context;
 use serde::Deserialize;
 
 use super::cell::Cell;
-use crate::figures::{Record, geometric_mean, grouped};
+use crate::line::geometric_mean;
+use crate::record::Record;
+use crate::words::grouped;
 
 /// A source's table next to the same table as measured here.
 #[derive(Deserialize)]
@@ -44,7 +46,7 @@ struct Row {
 }
 
 fn tables() -> anyhow::Result<Vec<PublishedTable>> {
-    serde_json::from_str(include_str!("../../data/published.json")).context("published.json")
+    serde_json::from_str(include_str!("../data/published.json")).context("published.json")
 }
 
 /// Writes the tables as Markdown.

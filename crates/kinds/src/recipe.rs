@@ -37,7 +37,7 @@ pub(super) enum Family {
 
 /// A way to obtain pages of one kind, or of several kinds with content in common.
 #[derive(Deserialize)]
-pub(crate) struct Recipe {
+pub(super) struct Recipe {
     pub(super) name: String,
     /// Whether codecs were tuned on it before the sets were split.
     #[serde(default)]
@@ -61,11 +61,11 @@ pub(super) enum Source {
 
 /// Returns all recipes, grouped by family and sorted by name.
 pub(super) fn all() -> anyhow::Result<Vec<Recipe>> {
-    serde_json::from_str(include_str!("../../data/kinds.json")).context("kinds.json")
+    serde_json::from_str(include_str!("../data/kinds.json")).context("kinds.json")
 }
 
 /// Returns the recipes for heaps of a Python and a Node program.
-pub(crate) fn heaps() -> anyhow::Result<Vec<Recipe>> {
+pub(super) fn heaps() -> anyhow::Result<Vec<Recipe>> {
     let mut recipes = all()?;
     recipes.retain(|recipe| recipe.first && recipe.kinds[0].1 == Family::Heap);
     // Cases are named after them in this order.
@@ -75,7 +75,7 @@ pub(crate) fn heaps() -> anyhow::Result<Vec<Recipe>> {
 
 /// A kind's purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Set {
+pub enum Set {
     /// May be inspected while codecs are tuned.
     Tuned,
     /// Not inspected while codecs are tuned. The targets apply to these kinds.
@@ -83,9 +83,11 @@ pub(crate) enum Set {
 }
 
 impl Set {
-    pub(crate) const ALL: [Self; 2] = [Self::Tuned, Self::Measured];
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Tuned, Self::Measured];
 
-    pub(crate) const fn word(self) -> &'static str {
+    /// Returns its name in figures.
+    pub const fn word(self) -> &'static str {
         match self {
             Set::Tuned => "tuned",
             Set::Measured => "measured",

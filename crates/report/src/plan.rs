@@ -72,7 +72,7 @@ impl Plan {
         scratch: &Scratch,
     ) -> anyhow::Result<Self> {
         let mut parts = Vec::new();
-        let rows = include_str!("../../data/plan.txt").lines().filter(|row| !row.starts_with('#'));
+        let rows = include_str!("../data/plan.txt").lines().filter(|row| !row.starts_with('#'));
         for row in rows {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let [name, quick_s, full_s, more, needs, quick_line, full_line] = cells[..] else { bail!("plan: {row}") };

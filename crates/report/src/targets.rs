@@ -5,7 +5,7 @@ use super::{
     record::{Pick, Record},
 };
 
-const TABLE: &str = include_str!("../../data/targets.txt");
+const TABLE: &str = include_str!("../data/targets.txt");
 
 /// A bound for a figure, or for the ratio of two subjects' figures.
 #[derive(Clone, Copy, Debug)]

@@ -7,12 +7,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::{line::Line, record::Record, targets::targets, words};
 use crate::machine;
+use crate::{line::Line, record::Record, targets::targets, words};
 
 /// What becomes of a figure that is measured more than once.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Rounds {
+pub enum Rounds {
     /// It is not: lines of JSON appear as they are measured.
     Once,
     /// Its median counts, and ratios are of the same round.
@@ -28,7 +28,7 @@ const SUBJECT: &str = "pagefold";
 const MORE_IS_BETTER: [&str; 6] = ["MB/s", "Mop/s", "1/s", "requests/s", "share", "GB"];
 
 /// Collects a bench's figures, and prints them when it is dropped.
-pub(crate) struct Output {
+pub struct Output {
     bench: &'static str,
     json: bool,
     rounds: Rounds,
@@ -42,7 +42,8 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    pub(crate) fn new(bench: &'static str, json: bool, rounds: Rounds) -> Self {
+    /// Makes one for the figures of a bench, and says what runs where.
+    pub fn new(bench: &'static str, json: bool, rounds: Rounds) -> Self {
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let command: Vec<String> = env::args().skip(1).collect();
         let head = format!("pagefold-bench {}\n{}, {}", command.join(" "), words::utc(now_s), machine::description());
@@ -56,18 +57,18 @@ impl Output {
     }
 
     /// Lets targets apply to the cases whose names begin with `prefix`.
-    pub(crate) fn judge_only(&mut self, prefix: &'static str) {
+    pub fn judge_only(&mut self, prefix: &'static str) {
         self.judged = prefix;
     }
 
     /// Puts a figure of pagefold.
-    pub(crate) fn put(&mut self, case: &str, metric: &str, value: f64, unit: &str) {
+    pub fn put(&mut self, case: &str, metric: &str, value: f64, unit: &str) {
         self.put_of(SUBJECT, case, metric, value, unit);
     }
 
     /// Puts a figure of a subject. One that is not finite, because nothing was measured, is left out.
     /// A metric that begins with `=` is for the tables and the verdicts alone.
-    pub(crate) fn put_of(&mut self, subject: &str, case: &str, metric: &str, value: f64, unit: &str) {
+    pub fn put_of(&mut self, subject: &str, case: &str, metric: &str, value: f64, unit: &str) {
         if !value.is_finite() {
             return;
         }
@@ -94,7 +95,7 @@ impl Output {
     }
 
     /// Reports what cannot be measured on this machine, and why.
-    pub(crate) fn skip(&mut self, what: &str, why: impl Display) {
+    pub fn skip(&mut self, what: &str, why: impl Display) {
         let text = format!("{what}: {why:#}");
         if !self.skipped.contains(&text) {
             eprintln!("SKIPPED: {text}");

@@ -30,7 +30,7 @@ pub(super) fn walk(path: &Path, each: &mut impl FnMut(&Path, u64) -> bool) {
 
 /// Concatenates up to `limit` bytes of the files under `roots` that `wanted` accepts, in path
 /// order. Skips files that cannot be read.
-pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
+pub fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8]) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     for root in roots {
         walk(Path::new(root), &mut |path, len| {
@@ -49,14 +49,14 @@ pub(crate) fn joined(roots: &[&str], limit: usize, wanted: impl Fn(&Path, &[u8])
 
 /// Whether `content` is text for this bench: UTF-8 with no control characters except line ends,
 /// tabs and form feeds.
-pub(crate) fn is_text(content: &[u8]) -> bool {
+pub fn is_text(content: &[u8]) -> bool {
     std::str::from_utf8(content)
         .is_ok_and(|text| !text.chars().any(|char| char.is_control() && !matches!(char, '\n' | '\r' | '\t' | '\x0c')))
 }
 
 /// Returns the content of each of `paths`, named by its file name, or by its whole path if two
 /// files have the same name.
-pub(crate) fn named(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub fn named(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let short = |path: &Path| path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let mut kinds = Vec::new();
     for path in paths {

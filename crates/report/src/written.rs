@@ -11,10 +11,14 @@ use anyhow::{Context, ensure};
 
 /// What is written.
 #[derive(Clone, Copy)]
-pub(crate) enum Written {
+pub enum Written {
+    /// JSON lines.
     Figures,
+    /// The page of a report.
     Markdown,
+    /// An SVG file.
     Chart,
+    /// Bytes of codecs.
     Table,
 }
 
@@ -36,7 +40,7 @@ impl Written {
     ///
     /// # Errors
     /// It is one of `inputs`, or an existing file of another kind.
-    pub(crate) fn check(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<()> {
+    pub fn check(self, path: &Path, inputs: &[&Path]) -> anyhow::Result<()> {
         let shown = path.display();
         let Ok(found) = fs::metadata(path) else { return Ok(()) };
         let id = |found: &fs::Metadata| (found.dev(), found.ino());
@@ -55,8 +59,12 @@ impl Written {
         Ok(())
     }
 
-    /// Writes a file that was checked. It is replaced as a whole, since a run may end at any time.
-    pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    /// Checks a file and writes it. It is replaced as a whole, since a run may end at any time.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check), or it cannot be written.
+    pub fn write(self, path: &Path, inputs: &[&Path], text: &str) -> anyhow::Result<()> {
+        self.check(path, inputs)?;
         let write = || -> anyhow::Result<()> {
             // A symbolic link stays.
             let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -95,9 +103,10 @@ mod tests {
         }
         fs::write(&path, "my notes").unwrap();
         Written::Markdown.check(&path, &[]).unwrap_err();
+        fs::write(&path, page).unwrap();
         let soft = folder.path().join("soft");
         std::os::unix::fs::symlink("report.md", &soft).unwrap();
-        Written::write(&soft, page).unwrap();
+        Written::Markdown.write(&soft, &[], page).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), page);
         assert!(fs::symlink_metadata(&soft).unwrap().is_symlink());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);

@@ -8,10 +8,7 @@ use std::{
 
 use pagefold_oracle::Liblzo2;
 
-use crate::{
-    figures::{ABOUT, Line},
-    tool,
-};
+use crate::{line::Line, record::ABOUT, tool};
 
 /// A peer's name, where it is, and how a reader can get it.
 struct Peer {
@@ -25,7 +22,7 @@ pub(super) struct Peers(Vec<Peer>);
 
 impl Peers {
     pub(super) fn find() -> Self {
-        let rows = include_str!("../../data/peers.txt").lines();
+        let rows = include_str!("../data/peers.txt").lines();
         let parsed = rows.filter_map(|row| match row.split(" | ").collect::<Vec<_>>()[..] {
             [name, kind, how] => Some(Peer { name, found: found(name, kind), how }),
             _ => None,

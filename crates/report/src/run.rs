@@ -28,7 +28,9 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::plan::{Plan, PlannedBench, Scratch};
-use crate::figures::{ABOUT, Line, Record, minutes};
+use crate::line::Line;
+use crate::record::{ABOUT, Record};
+use crate::words::minutes;
 
 /// How often a part, the limit and signals are checked.
 const LOOK: Duration = Duration::from_millis(100);

@@ -3,15 +3,6 @@
 //! Each bench is a part and runs as a separate process, whose lines of JSON are the interface. The
 //! page is made only from those lines, so it can be made again from a file of them.
 
-mod cell;
-mod charts;
-mod comparisons;
-mod page;
-mod peers;
-mod plan;
-mod published;
-mod run;
-
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -20,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use pagefold_kinds::files::joined;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -27,14 +19,15 @@ use signal_hook::{
 use tempfile::TempDir;
 
 use crate::{
-    figures::{ABOUT, Line, Record},
-    kinds::files::joined,
-    machine,
+    charts,
+    line::Line,
+    machine, page,
+    peers::{self, Peers},
+    plan::{Named, Plan, Scratch},
+    record::{ABOUT, Record},
+    run::{self as runs, Run},
     written::Written,
 };
-use peers::Peers;
-use plan::{Named, Plan, Scratch};
-use run::Run;
 
 /// Options of `pagefold-bench report`.
 #[derive(clap::Args)]
@@ -43,7 +36,7 @@ use run::Run;
     after_help = "\
     Parts take turns; a figure is the median of its turns. ^C ends the run and keeps what it has. The method is in docs/report.md."
 )]
-pub(crate) struct Args {
+pub struct Args {
     #[command(subcommand)]
     what: Option<What>,
     /// Measure fewer cases and less data: at most 5 minutes on two CPUs instead of 45
@@ -77,13 +70,13 @@ enum What {
     },
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+/// Measures, or makes files of an earlier run.
+pub fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         None => measure(args),
         Some(What::Results { lines, output }) => {
             let command = format!("pagefold-bench report results {} -o {}", lines.display(), output.display());
-            Written::Markdown.check(output, &[lines])?;
-            Written::write(output, &page::results(&Record::read(lines)?, &command)?)?;
+            Written::Markdown.write(output, &[lines], &page::results(&Record::read(lines)?, &command)?)?;
             println!("{}", output.display());
             Ok(())
         }
@@ -94,12 +87,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 "{} has no figures for a chart; it needs those of device, nbd or fork with their peers",
                 lines.display()
             );
-            for (file, _) in &charts {
-                Written::Chart.check(&output.join(file), &[lines])?;
-            }
             for (file, svg) in charts {
                 let path = output.join(file);
-                Written::write(&path, &svg)?;
+                Written::Chart.write(&path, &[lines], &svg)?;
                 println!("{}", path.display());
             }
             Ok(())
@@ -137,9 +127,9 @@ fn measure(args: &Args) -> anyhow::Result<()> {
         run.keep(line)?;
     }
     let command = format!("pagefold-bench report{}", if args.quick { " --quick" } else { "" });
-    let mut write = |record: &Record| Written::write(&args.output, &page::whole(record, &command)?);
+    let mut write = |record: &Record| Written::Markdown.write(&args.output, &inputs, &page::whole(record, &command)?);
     let mut clean = || {
-        run::unmount_below(&scratch);
+        runs::unmount_below(&scratch);
         if peers.has("zram") {
             peers::reset_zram();
         }
@@ -188,14 +178,16 @@ fn named(data: &[PathBuf], scratch: &Scratch) -> anyhow::Result<Named> {
     Ok(named)
 }
 
-/// Returns the command lines of a run with all peers, for a test.
-#[cfg(test)]
-pub(crate) fn commands(quick: bool) -> Vec<Vec<String>> {
+/// Returns the command lines of a run without zram, with data and without.
+pub fn commands(quick: bool) -> anyhow::Result<Vec<Vec<String>>> {
     let scratch = Scratch { disk: "/d".into(), memory: "/m".into() };
     let data = || vec!["a file".into(), "folder".into()];
     let named = Named { files: data(), images: data(), directories: vec!["folder".into()] };
-    let plans = [Named::default(), named].map(|named| Plan::new(quick, &named, &|_| false, &scratch).unwrap());
-    plans.into_iter().flat_map(|plan| plan.parts).map(|part| part.args).collect()
+    let mut parts = Vec::new();
+    for named in [Named::default(), named] {
+        parts.extend(Plan::new(quick, &named, &|_| false, &scratch)?.parts);
+    }
+    Ok(parts.into_iter().map(|part| part.args).collect())
 }
 
 #[cfg(test)]

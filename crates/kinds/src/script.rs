@@ -28,7 +28,7 @@ pub(super) struct Script {
     command: Vec<String>,
     /// The script's file name, in case its interpreter depends on it.
     file: String,
-    /// Files of the folder `kinds` that make up its text.
+    /// Files of the folder `recipes` that make up its text.
     sources: Vec<String>,
     /// Whether it runs in the Python environment of the folder of kinds.
     #[serde(default)]
@@ -37,10 +37,10 @@ pub(super) struct Script {
 
 /// Pairs each name with the text of a file.
 macro_rules! sources {
-    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../kinds/", $name)))),*] };
+    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../recipes/", $name)))),*] };
 }
 
-/// The files of the folder `kinds`.
+/// The files of the folder `recipes`.
 const SOURCES: &[(&str, &str)] = sources!(
     "binary-debug.py" "binary-java.py" "binary-python.py" "database-lmdb.py" "database-mariadb.py"
     "database-postgres.py" "database-sysbench.py" "database.py" "heap-emacs.el" "heap-go.go" "heap-java.java"

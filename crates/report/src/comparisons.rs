@@ -4,7 +4,8 @@
 use anyhow::Context;
 use serde::Deserialize;
 
-use crate::figures::{Measure, Pairs, Pick, Ratios, Record, Spread, ratios};
+use crate::ratio::{Measure, Pairs, Ratios, ratios};
+use crate::record::{Pick, Record, Spread};
 
 /// What a group compares, and how the two sides differ. Groups come in the order in which users meet
 /// their subjects.
@@ -43,7 +44,7 @@ enum MeasureName {
 
 /// Returns all comparisons.
 pub(super) fn groups() -> anyhow::Result<Vec<Group>> {
-    serde_json::from_str(include_str!("../../data/comparisons.json")).context("comparisons.json")
+    serde_json::from_str(include_str!("../data/comparisons.json")).context("comparisons.json")
 }
 
 /// Smaller differences count as equal: 1 %.
@@ -96,12 +97,12 @@ impl Comparison {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::figures::Line;
+    use crate::line::Line;
 
     /// Makes figures of both sides of every comparison.
-    pub(in super::super) fn whole() -> Vec<Line> {
+    pub(crate) fn whole() -> Vec<Line> {
         let of = |comparison: &Comparison| {
             let Comparison { bench, case, metric, ours, peer, peer_case, peer_metric, .. } = comparison;
             let line = |subject: &str, case: &str, metric: &str, value| {

@@ -6,7 +6,9 @@ use super::{
     comparisons::{Comparison, Winner, groups},
     published,
 };
-use crate::figures::{Ratios, Record, between, difference, minutes, plural, range, utc};
+use crate::ratio::Ratios;
+use crate::record::Record;
+use crate::words::{between, difference, minutes, plural, range, utc};
 
 /// Maximum length of a line of prose, in bytes.
 const COLUMNS: usize = 100;
@@ -145,7 +147,8 @@ fn paragraph(text: &mut String, prose: &str) {
 #[cfg(test)]
 mod tests {
     use super::{super::comparisons::tests, *};
-    use crate::figures::{ABOUT, Line};
+    use crate::line::Line;
+    use crate::record::ABOUT;
 
     #[test]
     fn a_row_says_who_is_better_and_by_how_much() {
