@@ -19,7 +19,6 @@ mod pool;
 mod product;
 mod remote;
 mod server;
-mod soak;
 mod streams;
 mod subjects;
 mod ways;
@@ -55,7 +54,7 @@ enum Bench {
     #[command(hide = true)]
     Map(ways::mapped::Args),
     /// Writes at the memory limit, each read back and verified
-    Soak(soak::Args),
+    Soak(nbd::soak::Args),
     /// EROFS images: building, reading, mounting and extracting, compared with erofs-utils,
     /// squashfs and ext4
     Image(image::Args),
@@ -98,7 +97,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Ways(args) => ways::run(&args),
         Bench::Map(args) => ways::mapped::run(&args),
-        Bench::Soak(args) => soak::run(&args),
+        Bench::Soak(args) => nbd::soak::run(&args),
         Bench::Image(args) => image::run(&args),
         Bench::Device(args) => device::run(&args),
         Bench::Streams(args) => streams::run(&args),

@@ -2,7 +2,7 @@
 
 use super::{
     ratio::{Measure, Pairs, Ratios, ratios},
-    record::{Pick, Record},
+    record::{Pick, Record, Spread},
 };
 
 const TABLE: &str = include_str!("../data/targets.txt");
@@ -47,7 +47,7 @@ impl Target<'_> {
             found.map(|(spread, key)| (spread.median, format!("{} {}", key.case, key.metric))).collect();
         cases.sort_by(|a, b| a.0.total_cmp(&b.0));
         let values: Vec<f64> = cases.iter().map(|(value, _)| *value).collect();
-        let mean = super::record::Spread::of(&[super::line::geometric_mean(&values)]);
+        let mean = Spread::of(&[values.iter().sum::<f64>() / values.len() as f64]);
         (!cases.is_empty()).then_some(Ratios { mean, cases })
     }
 

@@ -75,7 +75,19 @@ pub(super) struct Versions(Vec<AtomicU32>);
 
 impl Versions {
     pub(super) fn new(pages: u64) -> Self {
-        Self((0..pages).map(|_| AtomicU32::new(0)).collect())
+        Self::from(pages, 0)
+    }
+
+    /// Begins with a version of which nothing is written.
+    pub(super) fn from(pages: u64, version: u32) -> Self {
+        Self((0..pages).map(|_| AtomicU32::new(version)).collect())
+    }
+
+    /// Takes a write back that was refused.
+    pub(super) fn refuse(&self, first: u64, count: u64) {
+        (first..first + count).for_each(|number| {
+            self.0[number as usize].fetch_sub(1, Relaxed);
+        });
     }
 
     pub(super) fn pages(&self) -> u64 {

@@ -6,6 +6,7 @@ mod connection;
 mod content;
 mod decodes;
 mod load;
+pub(crate) mod soak;
 mod subjects;
 
 use std::{

@@ -257,7 +257,7 @@ impl Disk {
 
     /// Writes `percent` of the pages.
     pub(super) fn change(&self, setup: &Setup, percent: u32) -> anyhow::Result<()> {
-        write_pages(self.served(setup), (0..setup.pages).filter(|&number| is_changed(number, percent)))
+        write_pages(self.served(setup), (0..setup.pages).filter(|&number| is_changed(number, percent))).map(drop)
     }
 
     /// Reads the whole disk and compares it.
@@ -266,7 +266,13 @@ impl Disk {
     }
 
     pub(super) fn served<'a>(&'a self, setup: &'a Setup) -> Served<'a> {
-        Served { socket: &self.socket, export: &self.export, content: &setup.content, versions: &self.versions }
+        Served {
+            socket: &self.socket,
+            export: &self.export,
+            content: &setup.content,
+            versions: &self.versions,
+            may_refuse: false,
+        }
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
