@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
-
 use pagefold_kinds::{Data, Pages, gather};
 use pagefold_report::{Output, Rounds};
 

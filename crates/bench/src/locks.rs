@@ -13,12 +13,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
 use pagefold_codec::{Codec, PAGE_SIZE, by_name};
+use pagefold_kinds::{Pages, gather};
 use pagefold_published::{
     Store, StoreConfig,
     strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
-
-use pagefold_kinds::{Pages, gather};
 use pagefold_report::{Output, Rounds};
 
 use crate::{

@@ -3,9 +3,8 @@
 
 use std::{thread, time::Duration};
 
-use pagefold_store::Pool;
-
 use pagefold_report::Output;
+use pagefold_store::Pool;
 
 use crate::machine::anonymous_bytes;
 

@@ -11,10 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pagefold_report::tool;
 use serde_json::Value;
 use tempfile::TempDir;
-
-use pagefold_report::tool;
 
 use crate::machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree};
 

@@ -12,7 +12,6 @@
 
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_published::{Store, StoreConfig, StreamPolicy, strategy::BitSpin};
-
 use pagefold_report::{Output, Rounds};
 
 use crate::{

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
 
+mod corpus;
 mod even;
 pub mod files;
 mod found;
@@ -15,6 +16,7 @@ mod pages;
 mod recipe;
 mod script;
 pub mod synthetic;
+pub mod trees;
 
 use std::{
     fs,
@@ -24,6 +26,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::PAGE_SIZE;
 
+pub use corpus::{Corpus, MEASURED_PAGES};
 pub use pages::{Data, Pages, gather, mixed, page_of};
 pub use recipe::Set;
 use recipe::{Family, Recipe, Source};

@@ -6,7 +6,6 @@ use std::{collections::BTreeMap, hint, thread};
 
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
-
 use pagefold_kinds::synthetic;
 
 use super::subject::{self, Subject};

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
-
+use pagefold_kinds::Corpus;
 use pagefold_report::Output;
 
-use super::{corpus::Corpus, subject::Subject};
+use super::subject::Subject;
 
 /// Pages timed per clock reading.
 const BLOCK_PAGES: usize = 32;

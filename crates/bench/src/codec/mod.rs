@@ -1,7 +1,6 @@
 //! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same
 //! pages.
 
-mod corpus;
 pub(crate) mod instructions;
 mod measure;
 mod peer;
@@ -10,9 +9,8 @@ mod subject;
 
 use std::path::PathBuf;
 
-use corpus::{Corpus, MEASURED_PAGES};
 use measure::Race;
-use pagefold_kinds::{self as kinds, DataKind, Set, files};
+use pagefold_kinds::{self as kinds, Corpus, DataKind, MEASURED_PAGES, Set, files};
 use pagefold_report::{Output, Rounds};
 use subject::Subject;
 

@@ -5,7 +5,6 @@ use std::{fmt::Write, fs, path::PathBuf};
 
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
-
 use pagefold_kinds::synthetic;
 use pagefold_report::Written;
 

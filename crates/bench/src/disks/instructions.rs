@@ -6,9 +6,8 @@ use std::{collections::BTreeMap, hint};
 
 use anyhow::bail;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
-use rustix::thread::{CpuSet, sched_setaffinity};
-
 use pagefold_kinds::synthetic;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
     callgrind::{self, Args, CountTable},

@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::ensure;
 use pagefold_codec::by_name;
-
 use pagefold_kinds::Data;
 use pagefold_report::{Output, median};
 

@@ -2,7 +2,6 @@
 
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, by_name};
-
 use pagefold_kinds::Data;
 use pagefold_report::Output;
 

@@ -9,7 +9,6 @@ mod many;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-
 use pagefold_kinds::{gather, mixed};
 use pagefold_report::{Output, Rounds};
 

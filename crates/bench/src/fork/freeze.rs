@@ -9,9 +9,8 @@ use std::{
 
 use anyhow::Context;
 use pagefold_codec::PAGE_SIZE;
-use tempfile::TempDir;
-
 use pagefold_report::{Output, median};
+use tempfile::TempDir;
 
 use super::{Args, base::BaseFiles, socket::BASE};
 use crate::{

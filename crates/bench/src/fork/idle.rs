@@ -6,7 +6,6 @@ use std::{os::unix::fs::FileExt, time::Instant};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
-
 use pagefold_report::Output;
 
 use super::base::BaseFiles;

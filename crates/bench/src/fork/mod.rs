@@ -13,7 +13,6 @@ mod work;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-
 use pagefold_kinds::{Data, gather, mixed};
 use pagefold_report::{Output, Rounds};
 

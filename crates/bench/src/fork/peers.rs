@@ -10,11 +10,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
-use rustix::fs::ioctl_ficlone;
-use tempfile::TempDir;
-
 use pagefold_report::Output;
 use pagefold_report::tool;
+use rustix::fs::ioctl_ficlone;
+use tempfile::TempDir;
 
 use super::{base::BaseFiles, idle::Times};
 use crate::{

@@ -10,7 +10,6 @@ use std::{
 use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
-
 use pagefold_kinds::{Data, page_of};
 use pagefold_report::Output;
 

@@ -5,7 +5,6 @@ use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
 
 use anyhow::ensure;
 use pagefold_codec::PAGE_SIZE;
-
 use pagefold_report::Output;
 
 use super::{

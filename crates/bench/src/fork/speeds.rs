@@ -8,7 +8,6 @@ use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_erofs::{ClusterCache, FileKind, Image};
-
 use pagefold_kinds::{Data, page_of};
 use pagefold_report::{Output, median};
 

@@ -4,10 +4,9 @@
 use std::{path::Path, process::Command, thread, time::Instant};
 
 use anyhow::{Context, ensure};
-use tempfile::TempDir;
-
 use pagefold_report::tool;
 use pagefold_report::{Output, median};
+use tempfile::TempDir;
 
 use super::{
     Args,

@@ -12,9 +12,9 @@
 //! case are far apart, because a neighbour on the host disturbs for ten seconds at a time. Only one
 //! case's images are on the disk at a time.
 
-pub(crate) mod builder;
+mod builder;
 mod case;
-pub(crate) mod data;
+mod data;
 mod mounted;
 pub(crate) mod process;
 mod reads;

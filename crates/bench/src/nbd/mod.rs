@@ -17,7 +17,6 @@ use std::{
 
 use anyhow::ensure;
 use clap::ValueEnum;
-
 use pagefold_report::{Output, Rounds};
 
 use crate::server::pagefold;

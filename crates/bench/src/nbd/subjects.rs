@@ -11,9 +11,8 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum;
 use pagefold_codec::PAGE_SIZE;
-use tempfile::TempDir;
-
 use pagefold_report::tool;
+use tempfile::TempDir;
 
 use super::{
     connection::Served,

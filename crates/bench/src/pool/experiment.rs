@@ -4,11 +4,10 @@
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
-use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitSpin};
-use pagefold_store::Objects;
-
 use pagefold_kinds::Pages;
+use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitSpin};
 use pagefold_report::Output;
+use pagefold_store::Objects;
 
 use super::MOSAIC;
 use crate::{

@@ -7,7 +7,6 @@ use std::{
 };
 
 use pagefold_codec::{PAGE_SIZE, by_name};
-
 use pagefold_kinds::{Data, Pages};
 use pagefold_report::Output;
 

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use pagefold_codec::by_name;
-
 use pagefold_kinds::gather;
 use pagefold_report::{Output, Rounds};
 

@@ -14,12 +14,11 @@ use std::{
 use anyhow::Context;
 use mimalloc::MiMalloc;
 use pagefold_codec::{Codec, PAGE_SIZE};
+use pagefold_kinds::Data;
 use pagefold_published::{AllocatorKind, Heap, Object};
+use pagefold_report::Output;
 use pagefold_store::{Object as ProductObject, Objects};
 use rustix::time::{ClockId, clock_gettime};
-
-use pagefold_kinds::Data;
-use pagefold_report::Output;
 
 use super::MOSAIC;
 use crate::load::Random;

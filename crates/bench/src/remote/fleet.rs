@@ -3,9 +3,8 @@
 use std::{collections::HashMap, ops::Range, path::Path, thread};
 
 use anyhow::{Context, ensure};
-use tempfile::TempDir;
-
 use pagefold_report::Output;
+use tempfile::TempDir;
 
 use super::{
     Args,

@@ -14,9 +14,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_attach::loop_device;
-use tempfile::TempDir;
-
 use pagefold_report::tool;
+use tempfile::TempDir;
 
 use crate::{nbdfuse::DiskFile, server::Server};
 

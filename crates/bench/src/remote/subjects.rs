@@ -9,10 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use pagefold_report::tool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-
-use pagefold_report::tool;
 
 use super::{
     disk::Disk,

@@ -11,10 +11,9 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::tool;
 use rustix::fs::{Advice, fadvise};
 use tempfile::NamedTempFile;
-
-use pagefold_report::tool;
 
 use super::{Case, Measured, Times};
 use crate::{

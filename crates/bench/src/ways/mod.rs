@@ -13,7 +13,6 @@ use std::{
 };
 
 use anyhow::Context;
-
 use pagefold_report::{Output, Rounds, median};
 
 use crate::server::pagefold;

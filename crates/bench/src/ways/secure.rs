@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
-
 use pagefold_report::tool;
 
 use super::{Case, Measured};

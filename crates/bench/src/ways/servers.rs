@@ -10,10 +10,9 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tempfile::TempDir;
-
 use pagefold_kinds::synthetic::{self, KINDS};
 use pagefold_report::tool;
+use tempfile::TempDir;
 
 use super::{
     Case, Measured, Times, files, rings,

@@ -5,25 +5,26 @@ use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 /// Maximum number of sample pages per kind for training tables: 16 MiB.
 const SAMPLE_PAGES: usize = 4096;
 /// Default number of pages measured per kind: 8 MiB.
-pub(super) const MEASURED_PAGES: usize = 2048;
+pub const MEASURED_PAGES: usize = 2048;
 
 /// Pages in a block. Even blocks train, odd blocks are measured.
 const BLOCK_PAGES: usize = 64;
 
 /// One kind of data. `sample` and `pages` are disjoint.
-pub(super) struct Corpus<'a> {
-    pub(super) name: String,
+pub struct Corpus<'a> {
+    /// Its name.
+    pub name: String,
     /// The pages that tables and dictionaries are trained on.
-    pub(super) sample: Vec<&'a Page>,
+    pub sample: Vec<&'a Page>,
     /// The pages that are measured. None is same-filled.
-    pub(super) pages: Vec<&'a Page>,
+    pub pages: Vec<&'a Page>,
     /// Same-filled pages in the odd blocks.
-    pub(super) same_pages: usize,
+    pub same_pages: usize,
 }
 
 impl<'a> Corpus<'a> {
     /// Splits `bytes` into a sample and at most `pages_max` pages, spread evenly.
-    pub(super) fn split(name: &str, bytes: &'a [u8], pages_max: usize) -> Self {
+    pub fn split(name: &str, bytes: &'a [u8], pages_max: usize) -> Self {
         let (all, _) = bytes.as_chunks::<PAGE_SIZE>();
         let block = (all.len() / 8).clamp(1, BLOCK_PAGES);
         let (mut sample, mut pages, mut same_pages) = (Vec::new(), Vec::new(), 0);
