@@ -37,7 +37,7 @@ soak: deps
 # One page with every table, compared with the peers that this machine has (docs/report.md). REPORT
 # passes further options, such as --quick.
 bench: deps build
-	PATH="$(CURDIR)/target/peers/bin:$$PATH" ./target/release/pagefold-bench report $(REPORT) -o target/report.html
+	PATH="$(CURDIR)/target/peers/bin:$$PATH" ./target/release/pagefold-bench report $(REPORT) -o target/report.md
 
 # The program and its benches.
 build:

@@ -1,54 +1,76 @@
 //! Counts instructions with callgrind and compares them with a committed table. A busy machine does
 //! not change the counts, so this catches slowdowns reliably.
 
-use std::{collections::BTreeMap, env, fmt::Write, fs, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeMap,
+    env,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, ensure};
 
 /// Prefix of the table's line that says what produced it.
 const MADE_WITH: &str = "Made with: ";
 
+/// Options of the commands that count.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The committed table [default: that of bench/results]
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// Write the table; without it, the run fails if a count exceeds the table's
+    #[arg(long)]
+    update: bool,
+    /// Do the counted work: this operation with this codec
+    #[arg(long, hide = true, num_args = 2)]
+    pub(crate) work: Vec<String>,
+}
+
 /// A committed table of counts.
-pub(crate) struct CountTable<'a> {
-    pub(crate) file: &'a PathBuf,
+pub(crate) struct CountTable {
+    pub(crate) file: &'static str,
     /// The table's first line.
-    pub(crate) title: &'a str,
+    pub(crate) title: &'static str,
     /// A count above the table's by more than this share is a slowdown.
     pub(crate) tolerance: f64,
 }
 
-impl CountTable<'_> {
+impl CountTable {
     /// Counts, then writes the table or fails if a count exceeds the table's. Without valgrind, or
     /// if the table is from another compiler or processor, prints a note and does neither.
     pub(crate) fn run(
         &self,
-        update: bool,
+        args: &Args,
         counts: impl FnOnce() -> anyhow::Result<BTreeMap<String, u64>>,
     ) -> anyhow::Result<()> {
+        let file = args.file.as_deref().unwrap_or(Path::new(self.file));
         ensure!(!cfg!(debug_assertions), "counts are those of a release build");
         if Command::new("valgrind").arg("--version").output().is_err() {
             return skipped("valgrind is not installed");
         }
         let made_with = made_with();
-        if update {
+        if args.update {
             let mut text = format!("{}\n{MADE_WITH}{made_with}\n\n", self.title);
             for (what, count) in &counts()? {
                 writeln!(text, "{what} {count:>8}")?;
             }
-            return fs::write(self.file, text).with_context(|| format!("cannot write {}", self.file.display()));
+            return fs::write(file, text).with_context(|| format!("cannot write {}", file.display()));
         }
-        let text = fs::read_to_string(self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         match text.lines().find_map(|line| line.strip_prefix(MADE_WITH)) {
-            Some(theirs) if theirs == made_with => self.compare(&text, &counts()?),
+            Some(theirs) if theirs == made_with => self.compare(file, &text, &counts()?),
             theirs => skipped(&format!(
                 "{} was made with {}, this is {made_with}; --update rewrites it",
-                self.file.display(),
+                file.display(),
                 theirs.unwrap_or("an unknown compiler")
             )),
         }
     }
 
-    fn compare(&self, text: &str, counts: &BTreeMap<String, u64>) -> anyhow::Result<()> {
+    fn compare(&self, file: &Path, text: &str, counts: &BTreeMap<String, u64>) -> anyhow::Result<()> {
         let committed: BTreeMap<&str, u64> = text
             .lines()
             .filter_map(|line| line.rsplit_once(' '))
@@ -66,7 +88,7 @@ impl CountTable<'_> {
             let word = if change > self.tolerance { "slower" } else { "      " };
             println!("{word} {what} {count:>8} {:+.1} %", change * 100.0);
         }
-        ensure!(!slower, "slower than {} says, or new there; --update rewrites it", self.file.display());
+        ensure!(!slower, "slower than {} says, or new there; --update rewrites it", file.display());
         Ok(())
     }
 }

@@ -57,6 +57,11 @@ impl Control {
         self.call(&json!({ "command": "fork", "from": from, "names": [name] })).map(drop)
     }
 
+    /// Adds an empty disk.
+    pub(crate) fn add(&mut self, name: &str, size_bytes: u64) -> anyhow::Result<()> {
+        self.call(&json!({ "command": "add", "name": name, "size_bytes": size_bytes })).map(drop)
+    }
+
     pub(crate) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         self.call(&json!({ "command": "remove", "name": name, "force": true })).map(drop)
     }

@@ -71,6 +71,12 @@ pub(crate) struct Done {
 }
 
 impl Done {
+    /// Makes one of a thread that only wrote or only read.
+    pub(crate) fn of(wrote: bool, pages: u64) -> Self {
+        let (read_pages, written_pages) = if wrote { (0, pages) } else { (pages, 0) };
+        Self { read_pages, written_pages, ..Self::default() }
+    }
+
     /// Returns the speed for `pages` in MB/s (10⁶ bytes per second).
     fn speed(self, pages: u64) -> f64 {
         (pages * 4096) as f64 / self.time.as_secs_f64() / 1e6

@@ -13,16 +13,15 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
 use pagefold_codec::{Codec, PAGE_SIZE, by_name};
+use pagefold_kinds::{Pages, gather};
 use pagefold_published::{
     Store, StoreConfig,
     strategy::{BitSpin, Cas, EntryLock, RwLock, Spin, TableRwLock},
 };
+use pagefold_report::{Output, Rounds};
 
 use crate::{
-    figure::{Figure, geometric_mean},
     load::{Device, Done, Random, Worker, pass},
-    machine::cpus,
-    pages::{Pages, gather},
     product::{self, Product},
 };
 
@@ -154,8 +153,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let data = gather(&args.data, 1024)?;
     let patterns: Vec<Pattern> = IOZONE.into_iter().chain(CONTENDED).collect();
     let own = (args.mib << 20) / PAGE_SIZE / record * record;
+    let mut output = Output::new("locks", args.json, Rounds::Best);
     for data in &data {
-        let mut best = vec![vec![Done::default(); subjects.len()]; patterns.len()];
+        for subject in &subjects {
+            output.put_of(subject.name, &data.name, "bytes_per_entry", subject.entry_bytes as f64, "bytes");
+        }
         for round in 0..args.rounds {
             let disks = |pages: usize| {
                 let codec = by_name(&args.codec)?;
@@ -169,7 +171,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                     let done = pass(&*devices[column], args.threads, &|thread: usize, worker: &mut dyn Worker| {
                         requests(patterns[pattern], range(thread), thread, &data.pages, worker)
                     })?;
-                    best[pattern][column] = best[pattern][column].best(done);
+                    let (name, kib) = (patterns[pattern].name, range(0).request * PAGE_SIZE / 1024);
+                    let case = format!("{}/{name}/{kib}k/{}", data.name, args.threads);
+                    for (metric, value) in [("read_mb_s", done.read_mb_s()), ("write_mb_s", done.write_mb_s())] {
+                        if value > 0.0 {
+                            output.put_of(subjects[column].name, &case, metric, value, "MB/s");
+                        }
+                    }
                 }
                 anyhow::Ok(())
             };
@@ -186,7 +194,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 in_turn(&devices, pattern, &range)?;
             }
         }
-        print(args, &data.name, &subjects, &best);
     }
     Ok(())
 }
@@ -243,80 +250,4 @@ fn requests(
         }
     }
     Ok(done)
-}
-
-fn print(args: &Args, data: &str, subjects: &[Subject], best: &[Vec<Done>]) {
-    let cpus = cpus();
-    let threads = args.threads;
-    if !args.json {
-        println!("{data}, {threads} threads on {cpus} CPUs, KB/s");
-        println!("hazard is the product's store, which differs from the others in more than the lock (docs/locks.md)");
-        let names: String = subjects.iter().map(|subject| format!("{:>14}", subject.name)).collect();
-        println!("{:24}{names}", "Test");
-    }
-    for (pattern, line) in IOZONE.iter().chain(&CONTENDED).zip(best) {
-        let contended = CONTENDED.iter().any(|other| other.name == pattern.name);
-        let kib = if contended { CONTENDED_REQUEST * PAGE_SIZE / 1024 } else { args.record_kib };
-        let case = format!("{data}/{}/{kib}k/{threads}", pattern.name);
-        if args.json {
-            for (subject, done) in subjects.iter().zip(line) {
-                for (metric, value) in [("read_mb_s", done.read_mb_s()), ("write_mb_s", done.write_mb_s())] {
-                    if value > 0.0 {
-                        Figure { bench: "locks", case: &case, subject: subject.name, metric, value, unit: "MB/s" }
-                            .print_json();
-                    }
-                }
-            }
-        } else {
-            let cells: String = line
-                .iter()
-                .map(|done| format!("{:>14.0}", (done.read_mb_s() + done.write_mb_s()) * 1e6 / 1024.0))
-                .collect();
-            println!("{:24}{cells}", pattern.name);
-        }
-    }
-    if args.json {
-        for subject in subjects {
-            let value = subject.entry_bytes as f64;
-            Figure {
-                bench: "locks",
-                case: data,
-                subject: subject.name,
-                metric: "bytes_per_entry",
-                value,
-                unit: "bytes",
-            }
-            .print_json();
-        }
-    } else {
-        let cells: String = subjects.iter().map(|subject| format!("{:>14}", subject.entry_bytes)).collect();
-        println!("{:24}{cells}", "bytes per entry");
-        print_means(subjects, best);
-    }
-}
-
-/// Prints geometric means of each strategy's speeds, as ratios to the table lock, the base.
-fn print_means(subjects: &[Subject], best: &[Vec<Done>]) {
-    let (own, shared) = best.split_at(IOZONE.len());
-    let speed = |done: &Done| done.read_mb_s() + done.write_mb_s();
-    for (name, patterns, lines, reads) in [
-        ("mean of reads", &IOZONE[..], own, true),
-        ("mean of others", &IOZONE[..], own, false),
-        ("mean of contended reads", &CONTENDED[..], shared, true),
-        ("mean of contended others", &CONTENDED[..], shared, false),
-    ] {
-        let cells: String = (0..subjects.len())
-            .map(|column| {
-                let ratios: Vec<f64> = patterns
-                    .iter()
-                    .zip(lines)
-                    .filter(|(pattern, _)| matches!(pattern.mode, Mode::Read) == reads)
-                    .map(|(_, line)| speed(&line[column]) / speed(&line[0]))
-                    .collect();
-                format!("{:>14.2}", geometric_mean(&ratios))
-            })
-            .collect();
-        println!("{name:24}{cells}");
-    }
-    println!();
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagefold_codec::{Codec, Fold, Page};
-use pagefold_store::{Disk, Error, Objects, Pool, PoolConfig};
+use pagefold_store::{Disk, Error, Pool, PoolConfig};
 
 use crate::load::Slots;
 
@@ -17,20 +17,6 @@ pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 pub(crate) struct Product {
     pub(crate) disk: Disk,
     pub(crate) pool: Pool,
-}
-
-/// Figures of the pool's `Stats`.
-#[derive(Clone, Copy)]
-pub(crate) struct Figures {
-    pub(crate) compr_data_size: u64,
-    pub(crate) mem_used_total: u64,
-    pub(crate) table_bytes: u64,
-    pub(crate) stream_bytes: u64,
-    pub(crate) training_bytes: u64,
-    pub(crate) spent_bytes: u64,
-    pub(crate) codec_tables: u64,
-    pub(crate) trainings: u64,
-    pub(crate) trainings_useless: u64,
 }
 
 impl Product {
@@ -72,29 +58,9 @@ impl Product {
         Ok(self.disk.discard(slot..slot + 1)?)
     }
 
-    /// Compacts until no more memory can be returned.
-    pub(crate) fn compact(&self) {
-        self.pool.compact();
-    }
-
     /// Checks the whole pool. No other thread may use it meanwhile.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
-    }
-
-    pub(crate) fn figures(&self) -> Figures {
-        let stats = self.pool.stats();
-        Figures {
-            compr_data_size: stats.compr_data_size,
-            mem_used_total: stats.mem_used_total,
-            table_bytes: stats.table_bytes,
-            stream_bytes: stats.stream_bytes,
-            training_bytes: stats.training_bytes,
-            spent_bytes: stats.spent_bytes,
-            codec_tables: stats.codec_tables,
-            trainings: stats.trainings,
-            trainings_useless: stats.trainings_useless,
-        }
     }
 }
 
@@ -137,10 +103,6 @@ impl ProductDisks {
         self.disks = Vec::new();
     }
 
-    pub(crate) fn spent_bytes(&self) -> u64 {
-        self.pool.stats().spent_bytes
-    }
-
     /// Returns the bytes of all disks' tables.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
@@ -165,37 +127,5 @@ impl Slots for ProductDisks {
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
         let (disk, slot) = self.at(slot);
         Ok(disk.read(slot, page).map(drop)?)
-    }
-}
-
-/// The pool's heap without the pool around it.
-pub(crate) struct ProductHeap(Objects);
-
-/// An object of a [`ProductHeap`].
-pub(crate) use pagefold_store::Object as ProductObject;
-
-impl ProductHeap {
-    /// Makes an empty heap.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        Ok(Self(Objects::new()?))
-    }
-
-    /// Makes an object of `len_bytes` bytes with unspecified contents.
-    pub(crate) fn room(&self, len_bytes: usize) -> Option<ProductObject> {
-        self.0.room(len_bytes)
-    }
-
-    /// Makes an object with the contents `bytes`.
-    pub(crate) fn put(&self, bytes: &[u8]) -> Option<ProductObject> {
-        self.0.put(bytes)
-    }
-
-    pub(crate) fn remove(&self, object: ProductObject) {
-        self.0.remove(object);
-    }
-
-    /// Returns all memory of the heap in bytes.
-    pub(crate) fn spent_bytes(&self) -> u64 {
-        self.0.spent_bytes()
     }
 }

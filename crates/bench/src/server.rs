@@ -11,11 +11,11 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pagefold_report::tool;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree};
-use crate::tool;
 
 /// The export name of `qemu-storage-daemon`.
 pub(crate) const DAEMON_EXPORT: &str = "disk";
@@ -28,15 +28,6 @@ const DAEMON_THREADS: u32 = 9;
 pub(crate) struct Server {
     child: Child,
     folder: TempDir,
-}
-
-/// Returns the path of a required program.
-pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let path = env::var_os("PATH").context("there is no PATH")?;
-    env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .find(|full| full.is_file())
-        .with_context(|| format!("{name} is not installed; `make deps` installs it"))
 }
 
 /// Returns the path of the `pagefold` program: `given`, or the one next to this program.

@@ -10,15 +10,12 @@
 //! only in the policy. The fifth, `per-cpu`, is the product's store, which also differs in its
 //! entries' lock, allocator, table and counters (docs/locks.md).
 
-use std::fmt::Write as _;
-
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_published::{Store, StoreConfig, StreamPolicy, strategy::BitSpin};
+use pagefold_report::{Output, Rounds};
 
 use crate::{
-    figure::{Figure, geometric_mean},
     load::{Device, Done, Random, Worker, pass},
-    perf::{Counts, Perf},
     product::Product,
 };
 
@@ -70,18 +67,6 @@ const PATTERNS: [Pattern; 6] = [
     Pattern { name: "mixed-seq", reads: true, writes: true, random: false },
 ];
 
-/// The source's lines in their order, each with its pattern.
-pub(crate) const LINES: [(&str, &str); 8] = [
-    ("READ", "seq-read"),
-    ("READ", "rand-read"),
-    ("WRITE", "seq-write"),
-    ("WRITE", "rand-write"),
-    ("READ", "mixed-seq"),
-    ("WRITE", "mixed-seq"),
-    ("READ", "mixed-rand"),
-    ("WRITE", "mixed-rand"),
-];
-
 #[derive(Clone, Copy)]
 struct Pattern {
     name: &'static str,
@@ -90,35 +75,14 @@ struct Pattern {
     random: bool,
 }
 
-/// One policy's best passes, pattern by pattern, and the counts of its last round.
-#[derive(Default)]
-struct Column {
-    passes: [Done; PATTERNS.len()],
-    counts: Option<Counts>,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let perf = Perf::new();
-    if let Err(why) = &perf {
-        eprintln!("no instructions, cycles and branch misses: this machine has no hardware counters ({why})");
-    }
-    if !args.json {
-        println!(
-            "per-cpu is the product's store, which differs from the others in more than the policy (docs/locks.md)\n"
-        );
-    }
+    let mut output = Output::new("streams", args.json, Rounds::Best);
     for (buffer, page) in [("pattern", pattern_page()), ("11-percent", eleven_percent_page())] {
         for &jobs in &args.jobs {
-            let mut columns: [Column; POLICIES.len()] = Default::default();
             for _ in 0..args.rounds {
-                for ((_, policy), column) in POLICIES.iter().zip(&mut columns) {
-                    round(args, *policy, jobs, &page, perf.as_ref().ok(), column)?;
+                for (subject, policy) in POLICIES {
+                    round(args, (subject, policy), jobs, (&args.data_name(buffer), &page), &mut output)?;
                 }
-            }
-            if args.json {
-                print_json(&args.data_name(buffer), jobs, &columns);
-            } else {
-                print_table(&args.data_name(buffer), jobs, &columns);
             }
         }
     }
@@ -127,28 +91,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn round(
     args: &Args,
-    policy: Option<StreamPolicy>,
+    (subject, policy): (&str, Option<StreamPolicy>),
     jobs: usize,
-    page: &Page,
-    perf: Option<&Perf>,
-    column: &mut Column,
+    (buffer, page): (&str, &Page),
+    output: &mut Output,
 ) -> anyhow::Result<()> {
-    let slots = (args.mib << 20) / PAGE_SIZE;
+    let slots = ((args.mib << 20) / PAGE_SIZE) as u64;
     let codec = by_name(&args.codec)?;
     let store: Box<dyn Device> = match policy {
-        Some(streams) => {
-            Box::new(Store::<BitSpin>::new(StoreConfig { codec, streams, ..StoreConfig::new(slots as u64) })?)
-        }
-        None => Box::new(Product::new(slots as u64, codec)?),
+        Some(streams) => Box::new(Store::<BitSpin>::new(StoreConfig { codec, streams, ..StoreConfig::new(slots) })?),
+        None => Box::new(Product::new(slots, codec)?),
     };
-    let counting = perf.map(Perf::start).transpose()?;
-    for (pattern, best) in PATTERNS.into_iter().zip(&mut column.passes) {
-        let done = pass(&*store, jobs, &|job: usize, worker: &mut dyn Worker| {
-            requests(pattern, slots as u64, job, page, worker)
-        })?;
-        *best = best.best(done);
+    for pattern in PATTERNS {
+        let work = |job: usize, worker: &mut dyn Worker| requests(pattern, slots, job, page, worker);
+        let done = pass(&*store, jobs, &work)?;
+        let case = format!("{buffer}/{}/4k/{jobs}", pattern.name);
+        for (metric, value) in [("read_mb_s", done.read_mb_s()), ("write_mb_s", done.write_mb_s())] {
+            if value > 0.0 {
+                output.put_of(subject, &case, metric, value, "MB/s");
+            }
+        }
     }
-    column.counts = counting.map(|counting| counting.stop()).transpose()?;
     Ok(())
 }
 
@@ -182,54 +145,4 @@ fn pattern_page() -> Page {
 fn eleven_percent_page() -> Page {
     let mut random = Random::new(11);
     std::array::from_fn(|at| if at % 512 < 512 * 89 / 100 { random.next() as u8 } else { 0 })
-}
-
-fn speed(column: &Column, direction: &str, pattern: &str) -> f64 {
-    let at = PATTERNS.iter().position(|one| one.name == pattern).unwrap_or(0);
-    if direction == "READ" { column.passes[at].read_mb_s() } else { column.passes[at].write_mb_s() }
-}
-
-fn print_json(buffer: &str, jobs: usize, columns: &[Column]) {
-    for ((subject, _), column) in POLICIES.iter().zip(columns) {
-        let print = |case: &str, metric: &str, value: f64, unit: &str| {
-            Figure { bench: "streams", case, subject, metric, value, unit }.print_json();
-        };
-        for (direction, pattern) in LINES {
-            let metric = if direction == "READ" { "read_mb_s" } else { "write_mb_s" };
-            print(&format!("{buffer}/{pattern}/4k/{jobs}"), metric, speed(column, direction, pattern), "MB/s");
-        }
-        if let Some(counts) = column.counts {
-            for (metric, value) in counts.figures() {
-                print(&format!("{buffer}/all/4k/{jobs}"), metric, value as f64, "count");
-            }
-        }
-    }
-}
-
-fn print_table(buffer: &str, jobs: usize, columns: &[Column]) {
-    let row = |head: &str, cells: &dyn Fn(&Column) -> String, tail: &str| {
-        let mut line = format!("{head:<18}");
-        for column in columns {
-            let _ = write!(line, "{:>16}", cells(column));
-        }
-        println!("{}", format!("{line}    {tail}").trim_end());
-    };
-    let mut names = POLICIES.iter().map(|(name, _)| format!("{name:>16}")).collect::<String>();
-    names.push_str(&format!("    ({buffer} buffer)"));
-    println!("jobs{jobs:<14}{names}");
-    for (direction, pattern) in LINES {
-        row(&format!("{direction}:"), &|column| format!("{:.1}MB/s", speed(column, direction, pattern)), pattern);
-    }
-    let mean = |column: &Column| {
-        let ratio = |(direction, pattern)| speed(column, direction, pattern) / speed(&columns[0], direction, pattern);
-        geometric_mean(&LINES.map(ratio))
-    };
-    row("mean / single:", &|column| format!("{:.2}", mean(column)), "");
-    if columns.iter().all(|column| column.counts.is_some()) {
-        for at in 0..3 {
-            let name = columns[0].counts.map_or("", |counts| counts.figures()[at].0);
-            row(name, &|column| column.counts.map_or(0, |counts| counts.figures()[at].1).to_string(), "");
-        }
-    }
-    println!();
 }

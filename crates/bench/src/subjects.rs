@@ -107,16 +107,13 @@ pub(crate) struct Zram {
 }
 
 impl Zram {
-    /// The device.
-    pub(crate) const PATH: &str = "/dev/zram0";
-
     /// Sets up `/dev/zram0` with `algorithm` and room for `slots` pages. Its contents are lost.
     pub(crate) fn new(algorithm: &str, slots: u64) -> anyhow::Result<Self> {
         set("reset", "1").context("cannot reset zram0 (root only, and only while it is unused)")?;
         set("comp_algorithm", algorithm)?;
         set("disksize", &(slots * PAGE_SIZE as u64).to_string())?;
         let direct = OFlags::DIRECT.bits() as i32;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(Self::PATH)?;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open("/dev/zram0")?;
         Ok(Self { file })
     }
 

@@ -2,16 +2,14 @@
 //! pages, under callgrind, and compares them with a committed table. A busy machine does not change
 //! the counts, so this catches slowdowns reliably. `scripts/test` runs it.
 
-use std::{collections::BTreeMap, hint, path::PathBuf, thread};
+use std::{collections::BTreeMap, hint, thread};
 
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_kinds::synthetic;
 
 use super::subject::{self, Subject};
-use crate::{
-    callgrind::{self, CountTable},
-    synthetic,
-};
+use crate::callgrind::{self, Args, CountTable};
 
 /// Pages of each kind that are counted, and further pages that train tables.
 const PAGES: usize = 16;
@@ -26,31 +24,16 @@ const TOLERANCE: f64 = 0.02;
 /// Codecs with tables or dictionaries, which `subject::own_names` leaves out.
 const TRAINED: &[&str] = &["pleat-trained", "fold-dict", "lz4-dict"];
 
-/// Options of `pagefold-bench instructions`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// The committed table
-    #[arg(long, default_value = "bench/results/instructions.txt")]
-    file: PathBuf,
-    /// Write the table; without it, the run fails if a codec executes more instructions than the
-    /// table says
-    #[arg(long)]
-    update: bool,
-    /// Do the counted work: compress or decompress with this codec
-    #[arg(long, hide = true, num_args = 2)]
-    work: Vec<String>,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let [direction, name] = &args.work[..] {
         return work(direction, name);
     }
     let table = CountTable {
-        file: &args.file,
+        file: "bench/results/instructions.txt",
         title: "Instructions for a page, mean over the synthetic kinds, by pagefold-bench instructions.",
         tolerance: TOLERANCE,
     };
-    table.run(args.update, counts)
+    table.run(args, counts)
 }
 
 /// Returns the counts of all our codecs in both directions. Both directions run at once: they are

@@ -4,17 +4,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_kinds::Corpus;
+use pagefold_report::Output;
 
-use super::{Corpus, Subject};
+use super::subject::Subject;
 
 /// Pages timed per clock reading.
 const BLOCK_PAGES: usize = 32;
 
 /// Time of a single page in nanoseconds, at two percentiles.
 #[derive(Clone, Copy)]
-pub(super) struct Percentiles {
-    pub(super) p50: u64,
-    pub(super) p99: u64,
+struct Percentiles {
+    p50: u64,
+    p99: u64,
 }
 
 impl Percentiles {
@@ -28,47 +30,6 @@ impl Percentiles {
 
     fn lower(self, other: Self) -> Self {
         Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
-    }
-}
-
-/// The results of one subject on one kind of data.
-pub(super) struct Measured {
-    pub(super) case: String,
-    pub(super) subject: String,
-    pub(super) pages: usize,
-    pub(super) compressed_bytes: usize,
-    compress: Duration,
-    decompress: Duration,
-    pub(super) compress_ns: Percentiles,
-    pub(super) decompress_ns: Percentiles,
-}
-
-impl Measured {
-    /// Makes results for 100 pages that took `micros` in each direction.
-    #[cfg(test)]
-    pub(super) fn of_times(case: &str, subject: &str, compressed_bytes: usize, micros: u64) -> Self {
-        Self {
-            case: case.to_owned(),
-            subject: subject.to_owned(),
-            pages: 100,
-            compressed_bytes,
-            compress: Duration::from_micros(micros),
-            decompress: Duration::from_micros(micros),
-            compress_ns: Percentiles::NONE,
-            decompress_ns: Percentiles::NONE,
-        }
-    }
-
-    pub(super) fn ratio(&self) -> f64 {
-        self.compressed_bytes as f64 / (self.pages * PAGE_SIZE) as f64
-    }
-
-    pub(super) fn compress_mb_s(&self) -> f64 {
-        (self.pages * PAGE_SIZE) as f64 / self.compress.as_secs_f64() / 1e6
-    }
-
-    pub(super) fn decompress_mb_s(&self) -> f64 {
-        (self.pages * PAGE_SIZE) as f64 / self.decompress.as_secs_f64() / 1e6
     }
 }
 
@@ -150,17 +111,28 @@ impl<'a> Race<'a> {
         Ok(())
     }
 
-    pub(super) fn results(&self) -> impl Iterator<Item = Measured> {
-        self.runs.iter().map(|run| Measured {
-            case: self.corpus.name.clone(),
-            subject: run.subject.name.clone(),
-            pages: self.corpus.pages.len(),
-            compressed_bytes: run.objects.bytes.len(),
-            compress: run.compress.iter().sum(),
-            decompress: run.decompress.iter().sum(),
-            compress_ns: run.compress_ns,
-            decompress_ns: run.decompress_ns,
-        })
+    /// Puts the results.
+    pub(super) fn put(&self, output: &mut Output) {
+        let Corpus { name: case, pages, same_pages, .. } = self.corpus;
+        let bytes = (pages.len() * PAGE_SIZE) as f64;
+        for run in &self.runs {
+            let compressed = run.objects.bytes.len() as f64;
+            let mb_s = |blocks: &[Duration]| bytes / blocks.iter().sum::<Duration>().as_secs_f64() / 1e6;
+            for (metric, value, unit) in [
+                ("pages", pages.len() as f64, "pages"),
+                ("same_pages", *same_pages as f64, "pages"),
+                ("compressed_bytes", compressed, "bytes"),
+                ("ratio", compressed / bytes, "of the pages' bytes"),
+                ("compress_mb_s", mb_s(&run.compress), "MB/s"),
+                ("decompress_mb_s", mb_s(&run.decompress), "MB/s"),
+                ("compress_p50_ns", run.compress_ns.p50 as f64, "ns"),
+                ("compress_p99_ns", run.compress_ns.p99 as f64, "ns"),
+                ("decompress_p50_ns", run.decompress_ns.p50 as f64, "ns"),
+                ("decompress_p99_ns", run.decompress_ns.p99 as f64, "ns"),
+            ] {
+                output.put_of(&run.subject.name, case, metric, value, unit);
+            }
+        }
     }
 }
 

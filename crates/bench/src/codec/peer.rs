@@ -1,8 +1,5 @@
 //! The peers: other projects' codecs, called as their users call them.
 
-#[cfg(feature = "openzl")]
-mod openzl;
-
 use libdeflater::{CompressionLvl, Compressor, Decompressor};
 use lzzzz::lz4;
 use pagefold_codec::{Corrupt, PAGE_SIZE, Page, Stream, Tables};
@@ -22,49 +19,95 @@ pub(super) const NAMES: &[&str] = &[
     "zxc-1",
     "zxc-3",
     "zxc-5",
-    #[cfg(feature = "openzl")]
-    "openzl-1",
-    #[cfg(feature = "openzl")]
-    "openzl-u64-1",
     "memcpy",
 ];
 
-/// Dictionary sizes requested from libzstd's trainer. 110 KiB is the zstd program's default.
-const DICTIONARIES: &[(&str, usize)] = &[("libzstd-1-dict-16k", 16 << 10), ("libzstd-1-dict-110k", 110 << 10)];
+/// A peer: a function that compresses a page and one that decompresses an object.
+struct Peer<C, D>(C, D);
+
+impl<C, D> Stream for Peer<C, D>
+where
+    C: FnMut(&Page, &mut [u8]) -> Option<usize> + Send,
+    D: FnMut(&[u8], &mut Page) -> Option<usize> + Send,
+{
+    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        (self.0)(page, out)
+    }
+
+    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
+        match (self.1)(object, page) {
+            Some(PAGE_SIZE) => Ok(()),
+            Some(_) => Err(Corrupt::new("not a page")),
+            None => Err(Corrupt::new("refused by the peer")),
+        }
+    }
+
+    /// The bench does not ask for it.
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+fn peer<C, D>(compress: C, decompress: D) -> Box<dyn Stream>
+where
+    C: FnMut(&Page, &mut [u8]) -> Option<usize> + Send + 'static,
+    D: FnMut(&[u8], &mut Page) -> Option<usize> + Send + 'static,
+{
+    Box::new(Peer(compress, decompress))
+}
 
 /// Returns the peer called `name`, or `None` if this machine does not have it.
 pub(super) fn by_name(name: &str, sample: &[&Page]) -> anyhow::Result<Option<Box<dyn Stream>>> {
     Ok(Some(match name {
-        "liblz4" => Box::new(Liblz4),
-        "liblzo2" => match Liblzo2::open() {
-            Some(library) => Box::new(Lzo { library, work: Liblzo2Work::default() }),
-            None => return Ok(None),
-        },
-        "libzstd-1" => Box::new(Zstd { compressor: CCtx::create(), decompressor: DCtx::create() }),
+        "liblz4" => peer(
+            |page, out| lz4::compress(page, out, lz4::ACC_LEVEL_DEFAULT).ok(),
+            |object, page| lz4::decompress(object, page).ok(),
+        ),
+        "liblzo2" => {
+            let (Some(library), Some(decoder)) = (Liblzo2::open(), Liblzo2::open()) else { return Ok(None) };
+            let mut work = Liblzo2Work::default();
+            peer(
+                move |page, out| Some(library.compress(&mut work, page, out)),
+                move |object, page| decoder.decompress_safe(object, page).ok(),
+            )
+        }
+        "libzstd-1" => zstd(None),
         "libzstd-1-dict" => {
             let tables = pagefold_codec::trained("zstd-1-dict", sample)?.tables();
-            match tables.as_ref().and_then(Tables::dictionary) {
-                Some(dictionary) => Box::new(ZstdDict::new(dictionary.bytes())),
-                None => return by_name("libzstd-1", sample),
-            }
+            zstd(tables.as_ref().and_then(Tables::dictionary).map(|dictionary| dictionary.bytes()))
         }
-        _ if let Some((_, len)) = DICTIONARIES.iter().find(|(of, _)| *of == name) => match trained(*len, sample) {
-            Some(dictionary) => Box::new(ZstdDict::new(&dictionary)),
-            None => return by_name("libzstd-1", sample),
-        },
-        "libdeflate-1" => Box::new(Deflate {
-            compressor: Compressor::new(CompressionLvl::new(1).unwrap_or_default()),
-            decompressor: Decompressor::new(),
-        }),
-        "snappy" => Box::new(Snappy { compressor: snap::raw::Encoder::new(), decompressor: snap::raw::Decoder::new() }),
-        "zxc-1" => Box::new(Zxc::new(zxc::Level::Fastest)?),
-        "zxc-3" => Box::new(Zxc::new(zxc::Level::Default)?),
-        "zxc-5" => Box::new(Zxc::new(zxc::Level::Compact)?),
-        #[cfg(feature = "openzl")]
-        "openzl-1" => Box::new(openzl::OpenZl::new(openzl::As::Bytes)?),
-        #[cfg(feature = "openzl")]
-        "openzl-u64-1" => Box::new(openzl::OpenZl::new(openzl::As::Numbers)?),
-        "memcpy" => Box::new(Memcpy),
+        // 110 KiB is the zstd program's default.
+        "libzstd-1-dict-16k" => zstd(trained(16 << 10, sample).as_deref()),
+        "libzstd-1-dict-110k" => zstd(trained(110 << 10, sample).as_deref()),
+        "libdeflate-1" => {
+            let mut compressor = Compressor::new(CompressionLvl::new(1).unwrap_or_default());
+            let mut decompressor = Decompressor::new();
+            peer(
+                move |page, out| compressor.deflate_compress(page, out).ok(),
+                move |object, page| decompressor.deflate_decompress(object, page).ok(),
+            )
+        }
+        "snappy" => {
+            let (mut encoder, mut decoder) = (snap::raw::Encoder::new(), snap::raw::Decoder::new());
+            peer(
+                move |page, out| encoder.compress(page, out).ok(),
+                move |object, page| decoder.decompress(object, page).ok(),
+            )
+        }
+        "zxc-1" => zxc(zxc::Level::Fastest)?,
+        "zxc-3" => zxc(zxc::Level::Default)?,
+        "zxc-5" => zxc(zxc::Level::Compact)?,
+        // A copy of the page: a lower bound for every time.
+        "memcpy" => peer(
+            |page, out| {
+                out[..PAGE_SIZE].copy_from_slice(page);
+                Some(PAGE_SIZE)
+            },
+            |object, page| {
+                page.copy_from_slice(object.get(..PAGE_SIZE)?);
+                Some(PAGE_SIZE)
+            },
+        ),
         _ => anyhow::bail!("no peer is called {name}"),
     }))
 }
@@ -79,185 +122,31 @@ fn trained(len: usize, sample: &[&Page]) -> Option<Vec<u8>> {
     Some(dictionary)
 }
 
-fn exactly_a_page<E>(decoded: Result<usize, E>) -> Result<(), Corrupt> {
-    match decoded {
-        Ok(PAGE_SIZE) => Ok(()),
-        Ok(_) => Err(Corrupt::new("not a page")),
-        Err(_) => Err(Corrupt::new("refused by the peer")),
-    }
-}
-
-struct Liblz4;
-
-impl Stream for Liblz4 {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        lz4::compress(page, out, lz4::ACC_LEVEL_DEFAULT).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        exactly_a_page(lz4::decompress(object, page))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        0
-    }
-}
-
-struct Lzo {
-    library: Liblzo2,
-    work: Liblzo2Work,
-}
-
-impl Stream for Lzo {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        Some(self.library.compress(&mut self.work, page, out))
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        exactly_a_page(self.library.decompress_safe(object, page))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        size_of_val(&self.work)
-    }
-}
-
-/// `ZSTD_compressCCtx` at level 1 with a reused context.
-struct Zstd {
-    compressor: CCtx<'static>,
-    decompressor: DCtx<'static>,
-}
-
-impl Stream for Zstd {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.compressor.compress(out, page, 1).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        exactly_a_page(self.decompressor.decompress(page.as_mut_slice(), object))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.compressor.sizeof() + self.decompressor.sizeof()
-    }
-}
-
-/// `ZSTD_compress_usingCDict` at level 1.
-struct ZstdDict {
-    contexts: Zstd,
-    compressing: CDict<'static>,
-    decompressing: DDict<'static>,
-}
-
-impl ZstdDict {
-    fn new(dictionary: &[u8]) -> Self {
-        Self {
-            contexts: Zstd { compressor: CCtx::create(), decompressor: DCtx::create() },
-            compressing: CDict::create(dictionary, 1),
-            decompressing: DDict::create(dictionary),
-        }
-    }
-}
-
-impl Stream for ZstdDict {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.contexts.compressor.compress_using_cdict(out, page, &self.compressing).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        let decoded =
-            self.contexts.decompressor.decompress_using_ddict(page.as_mut_slice(), object, &self.decompressing);
-        exactly_a_page(decoded)
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.contexts.memory_bytes() + self.compressing.sizeof() + self.decompressing.sizeof()
-    }
-}
-
-struct Deflate {
-    compressor: Compressor,
-    decompressor: Decompressor,
-}
-
-impl Stream for Deflate {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.compressor.deflate_compress(page, out).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        exactly_a_page(self.decompressor.deflate_decompress(object, page))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        0
-    }
-}
-
-struct Snappy {
-    compressor: snap::raw::Encoder,
-    decompressor: snap::raw::Decoder,
-}
-
-impl Stream for Snappy {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.compressor.compress(page, out).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        exactly_a_page(self.decompressor.decompress(object, page))
-    }
-
-    fn memory_bytes(&self) -> usize {
-        0
-    }
+/// `ZSTD_compressCCtx` at level 1 with reused contexts, or `ZSTD_compress_usingCDict`.
+fn zstd(dictionary: Option<&[u8]>) -> Box<dyn Stream> {
+    let (mut compressor, mut decompressor) = (CCtx::create(), DCtx::create());
+    let Some(dictionary) = dictionary else {
+        return peer(
+            move |page, out| compressor.compress(out, page, 1).ok(),
+            move |object, page| decompressor.decompress(page.as_mut_slice(), object).ok(),
+        );
+    };
+    let (digest, decoding): (CDict<'static>, DDict<'static>) =
+        (CDict::create(dictionary, 1), DDict::create(dictionary));
+    peer(
+        move |page, out| compressor.compress_using_cdict(out, page, &digest).ok(),
+        move |object, page| decompressor.decompress_using_ddict(page.as_mut_slice(), object, &decoding).ok(),
+    )
 }
 
 /// Single ZXC blocks without file framing. Each block has an 8-byte header.
-struct Zxc {
-    compressor: zxc::Cctx,
-    decompressor: zxc::Dctx,
-    options: zxc::CompressOptions,
-}
-
-impl Zxc {
-    fn new(level: zxc::Level) -> zxc::Result<Self> {
-        let options = zxc::CompressOptions::with_level(level).without_checksum();
-        Ok(Self { compressor: zxc::Cctx::new(Some(&options))?, decompressor: zxc::Dctx::new()?, options })
-    }
-}
-
-impl Stream for Zxc {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        self.compressor.compress_block(page, out, &self.options).ok()
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        let options = zxc::DecompressOptions::skip_checksum();
-        exactly_a_page(self.decompressor.decompress_block_safe(object, page, &options))
-    }
-
-    /// ZXC does not report it.
-    fn memory_bytes(&self) -> usize {
-        0
-    }
-}
-
-/// A copy of the page: a lower bound for every time.
-struct Memcpy;
-
-impl Stream for Memcpy {
-    fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        out.get_mut(..PAGE_SIZE)?.copy_from_slice(page);
-        Some(PAGE_SIZE)
-    }
-
-    fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Corrupt> {
-        page.copy_from_slice(object.get(..PAGE_SIZE).ok_or(Corrupt::new("not a page"))?);
-        Ok(())
-    }
-
-    fn memory_bytes(&self) -> usize {
-        0
-    }
+fn zxc(level: zxc::Level) -> zxc::Result<Box<dyn Stream>> {
+    let options = zxc::CompressOptions::with_level(level).without_checksum();
+    let (mut compressor, mut decompressor) = (zxc::Cctx::new(Some(&options))?, zxc::Dctx::new()?);
+    Ok(peer(
+        move |page, out| compressor.compress_block(page, out, &options).ok(),
+        move |object, page| {
+            decompressor.decompress_block_safe(object, page, &zxc::DecompressOptions::skip_checksum()).ok()
+        },
+    ))
 }

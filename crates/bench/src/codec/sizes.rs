@@ -1,65 +1,47 @@
 //! `pagefold-bench sizes`: compressed sizes of fixed pages for every codec, as a committed table,
 //! so that a diff shows a change of ratio.
 
-use std::{
-    fmt::Write,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write, fs, path::PathBuf};
 
 use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_kinds::synthetic;
+use pagefold_report::Written;
 
-use super::{
-    kinds,
-    subject::{self, Subject},
-};
-use crate::{synthetic, written::Written};
+use super::subject::{self, Subject};
 
 /// Pages of each kind that are compressed, and further pages that train tables.
 const PAGES: usize = 128;
 const SAMPLE_PAGES: usize = 256;
 
+/// The committed table.
+const FILE: &str = "bench/results/codec-sizes.txt";
+
 /// Options of `pagefold-bench sizes`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The committed table [default: bench/results/codec-sizes.txt, or
-    /// bench/results/codec-kinds.txt with --kinds]
-    #[arg(long)]
-    file: Option<PathBuf>,
-    /// The folder of kinds that `gather` filled, instead of synthetic pages. Kinds whose pages
-    /// differ from those of the table are named and not compared
-    #[arg(long, value_name = "DIR")]
-    kinds: Option<PathBuf>,
+    /// The committed table
+    #[arg(long, default_value = FILE)]
+    file: PathBuf,
     /// Write the table; without it, the run fails if the table has changed
     #[arg(long)]
     update: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let name = if args.kinds.is_some() { "bench/results/codec-kinds.txt" } else { "bench/results/codec-sizes.txt" };
-    let file = args.file.as_deref().unwrap_or(Path::new(name));
-    let table = match &args.kinds {
-        Some(dir) => kinds::table::table(dir)?,
-        None => table()?,
-    };
+    let (file, table) = (args.file.as_path(), of_synthetic()?);
     if args.update {
-        Written::Table.check(file, &[])?;
-        return Written::write(file, &table);
+        return Written::Table.write(file, &[], &table);
     }
     let committed = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let differs = match &args.kinds {
-        Some(_) => kinds::table::differs(&committed, &table),
-        None => committed != table,
-    };
-    if differs {
+    if committed != table {
         print!("{table}");
         bail!("{} says otherwise; pagefold-bench sizes --update rewrites it", file.display());
     }
     Ok(())
 }
 
-fn table() -> anyhow::Result<String> {
+fn of_synthetic() -> anyhow::Result<String> {
     let kinds: Vec<(&str, Vec<Page>)> =
         synthetic::KINDS.iter().map(|&(name, make)| (name, synthetic::of_kind(make, 1, PAGES))).collect();
     let sample: Vec<Page> =
@@ -94,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_committed_table_holds() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/codec-sizes.txt");
-        run(&Args { file: Some(file.into()), kinds: None, update: false }).unwrap();
+        let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(FILE);
+        run(&Args { file, update: false }).unwrap();
     }
 }

@@ -2,18 +2,18 @@
 //! overwrite and read a page, inside and outside its codec, under callgrind, and compares them with
 //! a committed table.
 
-use std::{collections::BTreeMap, hint, path::PathBuf};
+use std::{collections::BTreeMap, hint};
 
 use anyhow::bail;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
+use pagefold_kinds::synthetic;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{
-    callgrind::{self, CountTable},
+    callgrind::{self, Args, CountTable},
     load::{Random, Slots},
     machine::allowed_cpus,
     product::Product,
-    synthetic,
 };
 
 /// Pages of each kind, and how often each one is stored.
@@ -29,32 +29,17 @@ const CODECS: [&str; 2] = ["fold", "lz4"];
 /// A disk's operations, and the codec operation that each includes.
 const OPERATIONS: [(&str, &str); 3] = [("write", "compress"), ("overwrite", "compress"), ("read", "decompress")];
 
-/// Options of `pagefold-bench store-instructions`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// The committed table
-    #[arg(long, default_value = "bench/results/instructions-store.txt")]
-    file: PathBuf,
-    /// Write the table; without it, the run fails if a disk executes more instructions than the
-    /// table says
-    #[arg(long)]
-    update: bool,
-    /// Do the counted work: this operation with this codec
-    #[arg(long, hide = true, num_args = 2)]
-    work: Vec<String>,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let [operation, codec] = &args.work[..] {
         return work(operation, codec);
     }
     let table = CountTable {
-        file: &args.file,
+        file: "bench/results/instructions-store.txt",
         title: "Instructions for a page on one disk, with the codec's and without (beside), mean over the synthetic kinds, by \
                 pagefold-bench store-instructions.",
         tolerance: TOLERANCE,
     };
-    table.run(args.update, counts)
+    table.run(args, counts)
 }
 
 fn counts() -> anyhow::Result<BTreeMap<String, u64>> {

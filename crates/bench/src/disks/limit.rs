@@ -9,18 +9,14 @@ use std::{
 
 use anyhow::ensure;
 use pagefold_codec::by_name;
+use pagefold_kinds::Data;
+use pagefold_report::{Output, median};
 
 use crate::{
-    figure::median,
     latency::Latencies,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
-    pages::Data,
     product::Product,
-    verdict::{
-        Output,
-        Target::{AtLeast, AtMost},
-    },
 };
 
 /// The share of its limit that the full pool spends, unless a write is refused earlier.
@@ -56,11 +52,6 @@ struct Rounds {
     written: u64,
 }
 
-/// Returns how large the process's resident memory may become: the limit plus 3 % and 8 MiB.
-fn resident_most(limit_bytes: u64) -> f64 {
-    limit_bytes as f64 * 1.03 + f64::from(8 << 20)
-}
-
 pub(super) fn run(
     output: &mut Output,
     codec: &str,
@@ -75,7 +66,7 @@ pub(super) fn run(
     ensure!(!half.refused, "a pool was full when half of its limit was spent");
     let resident_before = anonymous_bytes()?;
     let full = fill(FULL)?;
-    let spent_filled = full.product.figures().spent_bytes;
+    let spent_filled = full.product.pool.stats().spent_bytes;
 
     let pools = [&half, &full];
     let mut of: [Rounds; 2] = array::from_fn(|_| Rounds::default());
@@ -107,7 +98,7 @@ pub(super) fn run(
     output.put(&case, "spent_filled_share", spent_filled as f64 / limit, "x");
     output.put(&case, "half_mb_s", half_mb_s, "MB/s");
     output.put(&case, "full_mb_s", full_mb_s, "MB/s");
-    output.judge(&case, "full_over_half_speed", full_mb_s / half_mb_s, "x", AtLeast(0.8));
+    output.put(&case, "full_over_half_speed", full_mb_s / half_mb_s, "x");
     output.put(&case, "half_cpu_us_a_write", median(&of[0].cpu_us), "us");
     output.put(&case, "full_cpu_us_a_write", median(&of[1].cpu_us), "us");
     for (name, times) in ["half", "full"].into_iter().zip(&latencies) {
@@ -121,14 +112,13 @@ pub(super) fn run(
         }
     }
     output.put(&case, "half_write_p99_us", latencies[0].at(0.99) / 1e3, "us");
-    output.judge(&case, "full_write_p99_us", latencies[1].at(0.99) / 1e3, "us", AtMost(1000.0));
+    output.put(&case, "full_write_p99_us", latencies[1].at(0.99) / 1e3, "us");
     output.put(&case, "full_written", of[1].written as f64, "writes");
-    output.judge(&case, "full_refused", of[1].refused as f64, "writes", AtMost(0.0));
+    output.put(&case, "full_refused", of[1].refused as f64, "writes");
     output.put(&case, "spent_share", stats.spent_bytes as f64 / limit, "x");
-    output.judge(&case, "spent_max_share", stats.mem_used_max as f64 / limit, "x", AtMost(1.0));
+    output.put(&case, "spent_max_share", stats.mem_used_max as f64 / limit, "x");
     output.put(&case, "compressed_share", stats.compr_data_size as f64 / limit, "x");
-    let bound = resident_most(limit_bytes) / limit;
-    output.judge(&case, "resident_max_share", resident_max as f64 / limit, "x", AtMost(bound));
+    output.put(&case, "resident_max_share", resident_max as f64 / limit, "x");
     for pool in pools {
         pool.product.check()?;
     }

@@ -10,18 +10,13 @@ use std::{
 use anyhow::Context;
 use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::{BlockDevice, Checked};
+use pagefold_kinds::trees;
+use pagefold_report::Output;
+use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::Args;
-use crate::{
-    image::{
-        builder::needs,
-        data::copied,
-        process::{self, Ran},
-    },
-    tool,
-    verdict::Output,
-};
+use crate::image::process::{self, Ran};
 
 /// Size of every reader's cache of decoded clusters: the server's default.
 pub(super) const CACHE_BYTES: usize = 64 << 20;
@@ -39,15 +34,9 @@ impl BaseFiles {
     pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
         let scratch = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for the base")?;
         let tree = scratch.path().join("tree");
-        copied(args.data.iter().map(PathBuf::as_path), args.mib, &tree)?;
-        let (blocks, inodes) = needs(&tree)?;
-        let (more_blocks, more_inodes) = needs(&args.install)?;
-        let mut mkfs = Command::new(tool::find("mkfs.ext4")?);
-        mkfs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N"]);
-        mkfs.arg((inodes + more_inodes + 64).to_string()).arg("-d").arg(&tree).arg(scratch.path().join("base.img"));
-        // A tenth more and 64 MiB for tables and the journal.
-        mkfs.arg(((blocks + more_blocks) * 11 / 10 + (64 << 8)).to_string());
-        process::run(&mut mkfs, 1)?;
+        trees::copied(args.data.iter().map(PathBuf::as_path), args.mib, &tree)?;
+        let (mkfs, raw) = (tool::find("mkfs.ext4")?, scratch.path().join("base.img"));
+        process::run(&mut trees::ext4(&mkfs, &tree, &raw, &[&args.install])?, 1)?;
         fs::remove_dir_all(&tree)?;
         let mut base = Self { scratch, len_bytes: 0, packed_in: Ran { seconds: 0.0, peak_rss_bytes: 0.0 } };
         let mut pack = Command::new(pagefold);
@@ -79,7 +68,7 @@ impl BaseFiles {
         File::open(self.raw()).context("cannot open the base")
     }
 
-    pub(super) fn print(&self, output: &Output) {
+    pub(super) fn print(&self, output: &mut Output) {
         let packed_bytes = fs::metadata(self.packed()).map_or(f64::NAN, |metadata| metadata.len() as f64);
         output.put("base", "disk_bytes", self.len_bytes as f64, "bytes");
         output.put("base", "packed_bytes", packed_bytes, "bytes");

@@ -6,23 +6,13 @@ use std::{os::unix::fs::FileExt, time::Instant};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
+use pagefold_report::Output;
 
 use super::base::BaseFiles;
-use crate::{
-    latency::Latencies,
-    load::Random,
-    memory::Memory,
-    verdict::{Output, Target::AtMost},
-};
+use crate::{latency::Latencies, load::Random, memory::Memory};
 
 /// Number of first and of last forks whose times are separate figures.
 pub(super) const TIMED: usize = 100;
-
-/// Maximum memory of a fork without writes.
-pub(super) const IDLE_BYTES: f64 = 8192.0;
-
-/// Maximum time for a fork and its first read.
-pub(super) const FORK_US: f64 = 1000.0;
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow::Result<()> {
     let case = format!("idle/library/{forks}");
@@ -47,10 +37,10 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, forks: usize) -> anyhow
         ensure!(page == expected, "a fork differs from its base at {offset}");
         made.push(fork);
     }
-    times.judge(output, &case);
+    times.put(output, None, &case);
     for (name, bytes) in Memory::of(&pool)?.since(before) {
         let each = bytes / forks as f64;
-        output.judge(&case, &format!("{name}_bytes_each"), each, "bytes", AtMost(IDLE_BYTES));
+        output.put(&case, &format!("{name}_bytes_each"), each, "bytes");
     }
     let start = Instant::now();
     drop(made);
@@ -99,23 +89,16 @@ impl Times {
         named.into_iter().take(if self.done < 2 * TIMED { 1 } else { 3 })
     }
 
-    pub(super) fn judge(&self, output: &mut Output, case: &str) {
+    /// Puts the times of a peer, or of pagefold.
+    pub(super) fn put(&self, output: &mut Output, peer: Option<&str>, case: &str) {
+        let subject = peer.unwrap_or("pagefold");
         for (name, times) in self.named() {
-            output.put(case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
-            output.judge(case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us", AtMost(FORK_US));
-            output.put(case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
+            for (metric, ns) in [("p50", times.at(0.5)), ("p99", times.at(0.99)), ("max", times.max_ns())] {
+                output.put_of(subject, case, &format!("{name}_{metric}_us"), ns / 1e3, "us");
+            }
         }
-        if self.done >= 2 * TIMED {
+        if peer.is_none() && self.done >= 2 * TIMED {
             output.put(case, "last_p50_over_first", self.last.at(0.5) / self.first.at(0.5), "x");
-        }
-    }
-
-    /// Puts the times of a peer, which have no target.
-    pub(super) fn put_peer(&self, output: &Output, subject: &str, case: &str) {
-        for (name, times) in self.named() {
-            output.put_peer(subject, case, &format!("{name}_p50_us"), times.at(0.5) / 1e3, "us");
-            output.put_peer(subject, case, &format!("{name}_p99_us"), times.at(0.99) / 1e3, "us");
-            output.put_peer(subject, case, &format!("{name}_max_us"), times.max_ns() / 1e3, "us");
         }
     }
 }

@@ -4,12 +4,14 @@
 use std::{
     fs::{self, File, OpenOptions},
     os::unix::fs::{FileExt, MetadataExt},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
+use pagefold_report::Output;
+use pagefold_report::tool;
 use rustix::fs::ioctl_ficlone;
 use tempfile::TempDir;
 
@@ -19,23 +21,19 @@ use crate::{
     image::Mounted,
     load::Random,
     server::{Server, qcow2_overlay},
-    tool,
-    verdict::Output,
 };
 
 /// Number of disks of each type.
 const OVERLAYS: usize = 100;
 const COPIES: usize = 10;
 const REFLINKS: usize = 1000;
-const SNAPSHOTS: usize = 100;
 
 /// The export name of qemu-nbd.
 pub(super) const EXPORT: &str = "";
 
 pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
     type Peer = fn(&mut Output, &BaseFiles, &Path) -> anyhow::Result<()>;
-    let peers: [(&str, Peer); 4] =
-        [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks), ("dm-snapshot", snapshots)];
+    let peers: [(&str, Peer); 3] = [("qcow2+qemu-nbd", qcow2), ("cp-tmpfs", copies), ("btrfs-reflink", reflinks)];
     for (name, peer) in peers {
         let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {
@@ -68,8 +66,8 @@ fn qcow2(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<
     let resident: f64 = servers.iter().map(Server::anonymous_bytes).sum::<anyhow::Result<f64>>()?;
     let file_bytes = stored_bytes(tmpfs)? as f64;
     let case = format!("idle/peer/{OVERLAYS}");
-    output.put_peer("qcow2+qemu-nbd", &case, "file_bytes_each", file_bytes / OVERLAYS as f64, "bytes");
-    output.put_peer("qcow2+qemu-nbd", &case, "server_bytes_each", resident / OVERLAYS as f64, "bytes");
+    output.put_of("qcow2+qemu-nbd", &case, "file_bytes_each", file_bytes / OVERLAYS as f64, "bytes");
+    output.put_of("qcow2+qemu-nbd", &case, "server_bytes_each", resident / OVERLAYS as f64, "bytes");
     Ok(())
 }
 
@@ -84,7 +82,7 @@ fn copies(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result
         })?;
         if number == 0 {
             let case = format!("idle/peer/{COPIES}");
-            output.put_peer("cp-tmpfs", &case, "file_bytes_each", stored_bytes(tmpfs)? as f64, "bytes");
+            output.put_of("cp-tmpfs", &case, "file_bytes_each", stored_bytes(tmpfs)? as f64, "bytes");
         }
         fs::remove_file(&path)?;
     }
@@ -117,75 +115,8 @@ fn reflinks(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Resu
     made.put(output, "btrfs-reflink");
     let bytes = (stored_bytes(tmpfs)?.saturating_sub(used_before)) as f64;
     let case = format!("idle/peer/{REFLINKS}");
-    output.put_peer("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
+    output.put_of("btrfs-reflink", &case, "file_bytes_each", bytes / REFLINKS as f64, "bytes");
     Ok(())
-}
-
-/// Makes a device-mapper snapshot for each disk, with a loop device for its changes.
-fn snapshots(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow::Result<()> {
-    ensure!(rustix::process::geteuid().is_root(), "it needs root");
-    let known = fs::read_to_string("/proc/misc").unwrap_or_default();
-    ensure!(known.contains("device-mapper"), "the kernel has no device mapper");
-    let origin = Loop::new(&base.raw())?;
-    let sectors = base.len_bytes / 512;
-    let mut made = Made::new(base, SNAPSHOTS);
-    let mut mapped = Vec::new();
-    for number in 0..SNAPSHOTS {
-        made.time(|offset, page| {
-            let changes = tmpfs.join(number.to_string());
-            File::create(&changes)?.set_len(base.len_bytes)?;
-            let changes = Loop::new(&changes)?;
-            let table = format!("0 {sectors} snapshot {} {} N 8", origin.device, changes.device);
-            let snapshot = Mapped::new(format!("pagefold-bench-{number}"), &table, changes)?;
-            File::open(snapshot.path())?.read_exact_at(page, offset)?;
-            mapped.push(snapshot);
-            Ok(())
-        })?;
-    }
-    made.put(output, "dm-snapshot");
-    Ok(())
-}
-
-/// A loop device over a file, detached on drop.
-struct Loop {
-    device: String,
-}
-
-impl Loop {
-    fn new(file: &Path) -> anyhow::Result<Self> {
-        let output = Command::new(tool::find("losetup")?).args(["--find", "--show"]).arg(file).output()?;
-        ensure!(output.status.success(), "losetup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(Self { device: String::from_utf8(output.stdout)?.trim().to_owned() })
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
-    }
-}
-
-/// A device-mapper device, removed on drop.
-struct Mapped {
-    name: String,
-    _changes: Loop,
-}
-
-impl Mapped {
-    fn new(name: String, table: &str, changes: Loop) -> anyhow::Result<Self> {
-        tool::run(Command::new(tool::find("dmsetup")?).args(["create", &name, "--table", table]))?;
-        Ok(Self { name, _changes: changes })
-    }
-
-    fn path(&self) -> PathBuf {
-        Path::new("/dev/mapper").join(&self.name)
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        let _ = Command::new("dmsetup").args(["remove", &self.name]).status();
-    }
 }
 
 /// Disks of one type: measures the time to make each and to read from it, and compares the data
@@ -212,8 +143,8 @@ impl<'a> Made<'a> {
         Ok(())
     }
 
-    fn put(&self, output: &Output, subject: &str) {
-        self.times.put_peer(output, subject, &format!("idle/peer/{}", self.count));
+    fn put(&self, output: &mut Output, subject: &str) {
+        self.times.put(output, Some(subject), &format!("idle/peer/{}", self.count));
     }
 }
 

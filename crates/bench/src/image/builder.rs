@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
 use anyhow::{Context, bail};
+use pagefold_kinds::trees::needs;
 
 use super::{
     case::Case,
@@ -92,21 +93,4 @@ pub(super) fn image_bytes(builder: Builder, image: &Path) -> anyhow::Result<f64>
         }
         _ => metadata.len() as f64,
     })
-}
-
-/// Returns the number of 4096-byte blocks and of inodes that a tree needs.
-pub(crate) fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
-    let (mut blocks, mut inodes) = (1, 1);
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        inodes += 1;
-        blocks += metadata.len().div_ceil(4096);
-        if metadata.is_dir() {
-            let (below, nodes) = needs(&entry.path())?;
-            blocks += below;
-            inodes += nodes;
-        }
-    }
-    Ok((blocks, inodes))
 }

@@ -3,19 +3,25 @@
 
 use std::path::Path;
 
+use pagefold_report::Output;
+
 use super::{
     ImageReader, builder,
     data::Data,
     reads::{self, Reads},
-    results::{Metric, Results},
     tools::Tools,
 };
 
 /// Builds an image of each type and reads them in turn: `cold`, with the image evicted from this
 /// machine's page cache before each pass, and `warm`, with the image cached. Uses one thread,
 /// 128 KiB requests, and kernel mounts over loop devices.
-pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, json: bool) -> anyhow::Result<()> {
-    let mut results = Results::default();
+pub(super) fn run(
+    tools: &Tools,
+    data: &Data,
+    rounds: usize,
+    scratch: &Path,
+    results: &mut Output,
+) -> anyhow::Result<()> {
     let reads = Reads::of(&data.folder, u64::MAX)?;
     let mut images = Vec::new();
     for (subject, reader, cluster) in [
@@ -33,12 +39,12 @@ pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, jso
         let name = format!("{}/source-table", data.name);
         let outcome = reader.builder().build(tools, &case, 1, &data.folder, &image).and_then(|_| {
             let bytes = builder::image_bytes(reader.builder(), &image)?;
-            results.add(&name, subject, Metric::ImageBytes, bytes);
+            results.put_of(subject, &name, "image_bytes", bytes, "bytes");
             reader.with(tools, &image, |access| reads.verify(access, &data.folder))
         });
         match outcome {
             Ok(()) => images.push((subject, reader, image)),
-            Err(error) => results.miss(&name, subject, &error),
+            Err(error) => results.skip(subject, &error),
         }
     }
     for _ in 0..rounds {
@@ -51,10 +57,9 @@ pub(super) fn run(tools: &Tools, data: &Data, rounds: usize, scratch: &Path, jso
                 }
                 let name = format!("{}/source-table/{cache}", data.name);
                 let speed = reader.with(tools, image, |access| reads.sequential(access, 1))?;
-                results.add(&name, subject, Metric::Sequential, speed);
+                results.put_of(subject, &name, "seq_read_mb_s", speed, "MB/s");
             }
         }
     }
-    results.print(json);
     Ok(())
 }

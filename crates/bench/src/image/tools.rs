@@ -1,12 +1,12 @@
 //! Finds the programs to measure.
 
 use std::{
-    env,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::ensure;
+use pagefold_report::tool;
 
 /// Where to look for programs.
 pub(super) struct Tools {
@@ -27,11 +27,8 @@ impl Tools {
 
     /// Returns the path of program `name`, or `None` if it is not found.
     pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
-        let path = env::var_os("PATH").unwrap_or_default();
-        let folders = self.erofs_utils.iter().filter(|_| name.contains("erofs")).cloned();
-        // Often only root's PATH has the programs that make file systems.
-        let folders = folders.chain(env::split_paths(&path)).chain(["/usr/sbin".into(), "/sbin".into()]);
-        folders.map(|folder| folder.join(name)).find(|full| full.is_file())
+        let own = self.erofs_utils.iter().filter(|_| name.contains("erofs")).map(|folder| folder.join(name));
+        own.into_iter().find(|path| path.is_file()).or_else(|| tool::find(name).ok())
     }
 
     /// Whether a program's help mentions `option`.

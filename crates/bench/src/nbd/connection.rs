@@ -28,6 +28,9 @@ const WHOLE_SHARE: u64 = 16;
 /// A server that says nothing for this long has failed.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// The error of a write that finds no room (NBD_ENOSPC).
+const NO_ROOM: [u8; 4] = 28_u32.to_be_bytes();
+
 /// Room to receive in: enough for 64 replies of a page.
 const INPUT_BYTES: usize = 256 << 10;
 
@@ -69,6 +72,8 @@ pub(super) struct Served<'a> {
     pub(super) export: &'a str,
     pub(super) content: &'a Content,
     pub(super) versions: &'a Versions,
+    /// Whether writes of a page may find no room, and are then counted.
+    pub(super) may_refuse: bool,
 }
 
 pub(super) struct Connection<'a> {
@@ -77,6 +82,8 @@ pub(super) struct Connection<'a> {
     places: Places,
     in_flight: usize,
     requests: u64,
+    /// Writes that found no room.
+    pub(super) refused: u64,
     output: Vec<u8>,
     input: Vec<u8>,
     /// Bytes of `input` that have arrived.
@@ -100,6 +107,7 @@ impl<'a> Connection<'a> {
             places: Places((0..depth).map(|_| None).collect()),
             in_flight: 0,
             requests: 0,
+            refused: 0,
             output: Vec::new(),
             input: vec![0; INPUT_BYTES.max(2 * reply_bytes)],
             arrived: 0,
@@ -172,7 +180,12 @@ impl<'a> Connection<'a> {
             let cookie = cookie.try_into().map(u64::from_be_bytes)? as usize;
             let place = self.places.0.get_mut(cookie).context("a reply to no request")?;
             let Some(InFlight { request, sent }) = place else { bail!("a reply to no request") };
-            ensure!(error == [0; 4], "{request:?} failed: error {error:?}");
+            if error == NO_ROOM && request.is_write && self.served.may_refuse {
+                self.served.versions.refuse(request.first, request.pages);
+                self.refused += 1;
+            } else {
+                ensure!(error == [0; 4], "{request:?} failed: error {error:?}");
+            }
             let len = if request.is_write { 0 } else { request.len_bytes() };
             let data = at + SIMPLE_REPLY_BYTES;
             if self.arrived - data < len {
@@ -246,7 +259,8 @@ mod tests {
         let (client, server) = UnixStream::pair()?;
         thread::scope(|scope| {
             scope.spawn(|| serve(server, &content, damage));
-            let served = Served { socket: Path::new(""), export: "", content: &content, versions: &versions };
+            let served =
+                Served { socket: Path::new(""), export: "", content: &content, versions: &versions, may_refuse: false };
             let mut connection = Connection::over(client, served, 4, 1)?;
             let (mut sent, mut done) = (0, 0);
             connection.drive(

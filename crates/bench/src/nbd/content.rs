@@ -6,12 +6,8 @@ use std::{
 };
 
 use pagefold_codec::PAGE_SIZE;
-
-use crate::{
-    disks::mixed,
-    pages::{Data, Pages, gather},
-    synthetic::{self, KINDS},
-};
+use pagefold_kinds::synthetic::{self, KINDS};
+use pagefold_kinds::{Data, Pages, gather, mixed};
 
 /// Bytes at the start of a page: its number and its version, each a little-endian word.
 pub(super) const HEADER_BYTES: usize = 16;
@@ -32,7 +28,7 @@ impl Content {
     /// Takes pages of `files`, or generates pages like those of an interpreter's heap.
     pub(super) fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         if !files.is_empty() {
-            let mut data = mixed(gather(files, GENERATED_PAGES * 4)?);
+            let mut data = mixed(&gather(files, GENERATED_PAGES * 4)?);
             data.name = data.name.replace(".pages", "");
             return Ok(Self { data });
         }
@@ -79,7 +75,19 @@ pub(super) struct Versions(Vec<AtomicU32>);
 
 impl Versions {
     pub(super) fn new(pages: u64) -> Self {
-        Self((0..pages).map(|_| AtomicU32::new(0)).collect())
+        Self::from(pages, 0)
+    }
+
+    /// Begins with a version of which nothing is written.
+    pub(super) fn from(pages: u64, version: u32) -> Self {
+        Self((0..pages).map(|_| AtomicU32::new(version)).collect())
+    }
+
+    /// Takes a write back that was refused.
+    pub(super) fn refuse(&self, first: u64, count: u64) {
+        (first..first + count).for_each(|number| {
+            self.0[number as usize].fetch_sub(1, Relaxed);
+        });
     }
 
     pub(super) fn pages(&self) -> u64 {

@@ -68,6 +68,8 @@ impl Side {
 pub(super) struct Measured {
     pub(super) reads: Side,
     pub(super) writes: Side,
+    /// Writes that found no room.
+    pub(super) refused: u64,
 }
 
 /// Runs a load. Each connection has its share of the blocks, so that every read has one right answer.
@@ -84,7 +86,7 @@ pub(super) fn run(served: Served<'_>, load: &Load, shape: Shape, seed: u64, time
             .map(|(number, connection)| {
                 let mut random = Random::new(seed * 1000 + number as u64 + 1);
                 scope.spawn(move || {
-                    let mut measured = Measured { reads: Side::new(), writes: Side::new() };
+                    let mut measured = Measured { reads: Side::new(), writes: Side::new(), refused: 0 };
                     connection.drive(
                         |places| {
                             (Instant::now() < end).then(|| {
@@ -108,13 +110,14 @@ pub(super) fn run(served: Served<'_>, load: &Load, shape: Shape, seed: u64, time
                             }
                         },
                     )?;
-                    anyhow::Ok(measured)
+                    anyhow::Ok(Measured { refused: connection.refused, ..measured })
                 })
             })
             .collect();
-        let mut all = Measured { reads: Side::new(), writes: Side::new() };
+        let mut all = Measured { reads: Side::new(), writes: Side::new(), refused: 0 };
         for thread in threads {
             let one = thread.join().map_err(|_| anyhow!("a thread of the load panicked"))??;
+            all.refused += one.refused;
             for (all, one) in [(&mut all.reads, &one.reads), (&mut all.writes, &one.writes)] {
                 all.requests += one.requests;
                 all.latencies.add(&one.latencies);
@@ -143,16 +146,16 @@ impl Load {
 
 /// Reads every page of `span` in order, and compares it.
 pub(super) fn read_through(served: Served<'_>, span: Range<u64>) -> anyhow::Result<()> {
-    pass(served, false, &mut blocks(span))
+    pass(served, false, &mut blocks(span)).map(drop)
 }
 
 /// Writes every page in order.
 pub(super) fn write_through(served: Served<'_>) -> anyhow::Result<()> {
-    pass(served, true, &mut blocks(0..served.versions.pages()))
+    pass(served, true, &mut blocks(0..served.versions.pages())).map(drop)
 }
 
-/// Writes some pages, one a request.
-pub(super) fn write_pages(served: Served<'_>, numbers: impl Iterator<Item = u64>) -> anyhow::Result<()> {
+/// Writes some pages, one a request. Returns how many found no room.
+pub(super) fn write_pages(served: Served<'_>, numbers: impl Iterator<Item = u64>) -> anyhow::Result<u64> {
     pass(served, true, &mut numbers.map(|number| (number, 1)))
 }
 
@@ -162,10 +165,11 @@ fn blocks(span: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     span.step_by(PASS_PAGES as usize).map(move |first| (first, PASS_PAGES.min(end - first)))
 }
 
-fn pass(served: Served<'_>, is_write: bool, blocks: &mut dyn Iterator<Item = (u64, u64)>) -> anyhow::Result<()> {
+fn pass(served: Served<'_>, is_write: bool, blocks: &mut dyn Iterator<Item = (u64, u64)>) -> anyhow::Result<u64> {
     let mut connection = Connection::new(served, PASS_DEPTH, PASS_PAGES)?;
     let next = |_: &_| blocks.next().map(|(first, pages)| Request { first, pages, is_write, counts: false });
-    connection.drive(next, |_, _, _| ())
+    connection.drive(next, |_, _, _| ())?;
+    Ok(connection.refused)
 }
 
 #[cfg(test)]

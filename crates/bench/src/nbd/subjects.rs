@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum;
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
 use crate::{
     client::Control,
     server::{DAEMON_EXPORT, Server, qcow2_overlay},
-    tool,
 };
 
 /// A server with a disk.
@@ -256,7 +256,7 @@ impl Disk {
 
     /// Writes `percent` of the pages.
     pub(super) fn change(&self, setup: &Setup, percent: u32) -> anyhow::Result<()> {
-        write_pages(self.served(setup), (0..setup.pages).filter(|&number| is_changed(number, percent)))
+        write_pages(self.served(setup), (0..setup.pages).filter(|&number| is_changed(number, percent))).map(drop)
     }
 
     /// Reads the whole disk and compares it.
@@ -265,7 +265,13 @@ impl Disk {
     }
 
     pub(super) fn served<'a>(&'a self, setup: &'a Setup) -> Served<'a> {
-        Served { socket: &self.socket, export: &self.export, content: &setup.content, versions: &self.versions }
+        Served {
+            socket: &self.socket,
+            export: &self.export,
+            content: &setup.content,
+            versions: &self.versions,
+            may_refuse: false,
+        }
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {

@@ -4,13 +4,15 @@
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page, Stream, by_name};
+use pagefold_kinds::Pages;
 use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitSpin};
+use pagefold_report::Output;
+use pagefold_store::Objects;
 
-use super::{MOSAIC, Output};
+use super::MOSAIC;
 use crate::{
     load::{Device, Random, Slots},
-    pages::Pages,
-    product::{Product, ProductHeap},
+    product::Product,
     subjects::Zram,
 };
 
@@ -25,20 +27,20 @@ const SOURCE: [(&str, f64, f64); 2] = [("xvmalloc", 1.93, 99.95), ("xcfmalloc", 
 
 const CODEC: &str = "lzo";
 
-pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
+pub(super) fn run(output: &mut Output, zram: bool) -> anyhow::Result<()> {
     let codec = by_name(CODEC)?;
     let percent = |bytes: u64| bytes as f64 * 100.0 / (PAGES * PAGE_SIZE) as f64;
     for (name, zeros, text) in SOURCE {
-        output.put("zeros-as-objects", &format!("{name}-2011"), "effective_percent", zeros, "%");
-        output.put("text-75", &format!("{name}-2011"), "effective_percent", text, "%");
+        output.put_of(&format!("{name}-2011"), "zeros-as-objects", "effective_percent", zeros, "%");
+        output.put_of(&format!("{name}-2011"), "text-75", "effective_percent", text, "%");
     }
 
     let mut object = [0; PAGE_SIZE];
     let len = codec.stream()?.compress(&[0; PAGE_SIZE], &mut object).context("zeros compress")?;
-    let zeros = |subject: &str, spent_bytes: u64| {
-        output.put("zeros-as-objects", subject, "effective_percent", percent(spent_bytes), "%");
+    let mut zeros = |subject: &str, spent_bytes: u64| {
+        output.put_of(subject, "zeros-as-objects", "effective_percent", percent(spent_bytes), "%");
     };
-    let heap = ProductHeap::new()?;
+    let heap = Objects::new()?;
     for _ in 0..PAGES {
         heap.put(&object[..len]).context("out of memory")?;
     }
@@ -53,14 +55,14 @@ pub(super) fn run(output: &Output, zram: bool) -> anyhow::Result<()> {
 
     let texts = texts(&mut *codec.stream()?)?;
     let fill = |slots: &dyn Slots| (0..PAGES).try_for_each(|slot| slots.write_slot(slot as u64, &texts[slot % TEXTS]));
-    let text = |subject: &str, compressed_bytes: u64, spent_bytes: u64| {
-        output.put("text-75", subject, "compressed_bytes", compressed_bytes as f64, "bytes");
-        output.put("text-75", subject, "spent_bytes", spent_bytes as f64, "bytes");
-        output.put("text-75", subject, "effective_percent", percent(spent_bytes), "%");
+    let mut text = |subject: &str, compressed_bytes: u64, spent_bytes: u64| {
+        output.put_of(subject, "text-75", "compressed_bytes", compressed_bytes as f64, "bytes");
+        output.put_of(subject, "text-75", "spent_bytes", spent_bytes as f64, "bytes");
+        output.put_of(subject, "text-75", "effective_percent", percent(spent_bytes), "%");
     };
     let store = Product::new(PAGES as u64, by_name(CODEC)?)?;
     fill(&store)?;
-    text(MOSAIC, store.figures().compr_data_size, store.figures().spent_bytes);
+    text(MOSAIC, store.pool.stats().compr_data_size, store.pool.stats().spent_bytes);
     for allocator in AllocatorKind::ALL {
         let config = StoreConfig { codec: by_name(CODEC)?, allocator, ..StoreConfig::new(PAGES as u64) };
         let store = Store::<BitSpin>::new(config)?;

@@ -7,12 +7,14 @@ use std::{
 };
 
 use pagefold_codec::{PAGE_SIZE, by_name};
+use pagefold_kinds::{Data, Pages};
+use pagefold_report::Output;
 
-use super::{MOSAIC, Output};
+use super::MOSAIC;
 use crate::{
+    latency::Latencies,
     load::{Device, Random},
-    machine::{memory_bytes, preemptions},
-    pages::Data,
+    machine::memory_bytes,
     product::Product,
     subjects::Zram,
 };
@@ -28,23 +30,21 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// A device that reports the memory it uses.
 trait Holder: Sync {
-    fn device(&self) -> &dyn Device;
+    /// Writes between two readings of the bytes during churn.
+    const LOOK_EVERY: usize;
+
     /// Returns the compressed bytes and all memory spent.
     fn bytes(&self) -> anyhow::Result<(u64, u64)>;
     fn discard(&self, slot: u64) -> anyhow::Result<()>;
     fn compact(&self) -> anyhow::Result<()>;
-    /// Returns the number of writes between two readings of the bytes during churn.
-    fn look_every(&self) -> usize;
 }
 
 impl Holder for Product {
-    fn device(&self) -> &dyn Device {
-        self
-    }
+    const LOOK_EVERY: usize = 16;
 
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        let figures = self.figures();
-        Ok((figures.compr_data_size, figures.spent_bytes))
+        let stats = self.pool.stats();
+        Ok((stats.compr_data_size, stats.spent_bytes))
     }
 
     fn discard(&self, slot: u64) -> anyhow::Result<()> {
@@ -52,19 +52,13 @@ impl Holder for Product {
     }
 
     fn compact(&self) -> anyhow::Result<()> {
-        Product::compact(self);
+        self.pool.compact();
         Ok(())
-    }
-
-    fn look_every(&self) -> usize {
-        16
     }
 }
 
 impl Holder for Zram {
-    fn device(&self) -> &dyn Device {
-        self
-    }
+    const LOOK_EVERY: usize = 1024;
 
     fn bytes(&self) -> anyhow::Result<(u64, u64)> {
         Zram::bytes(self)
@@ -77,22 +71,18 @@ impl Holder for Zram {
     fn compact(&self) -> anyhow::Result<()> {
         Zram::compact(self)
     }
-
-    fn look_every(&self) -> usize {
-        1024
-    }
 }
 
 /// Measures the product's store, and zram if it supports the codec, on pages of two kinds.
-pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zram: bool) -> anyhow::Result<()> {
+pub(super) fn run(output: &mut Output, codec: &str, first: &Data, second: &Data, zram: bool) -> anyhow::Result<()> {
     let case = format!("{}-{}/{codec}", first.name, second.name);
     let slots = first.pages.len() as u64;
     let before = resident_bytes()?;
     let store = Product::new(slots, by_name(codec)?)?;
     measure(output, &case, MOSAIC, &store, first, second, Some(before))?;
-    let figures = store.figures();
-    output.put(&case, MOSAIC, "stream_bytes", figures.stream_bytes as f64, "bytes");
-    output.put(&case, MOSAIC, "table_bytes", figures.table_bytes as f64, "bytes");
+    let stats = store.pool.stats();
+    output.put_of(MOSAIC, &case, "stream_bytes", stats.stream_bytes as f64, "bytes");
+    output.put_of(MOSAIC, &case, "table_bytes", stats.table_bytes as f64, "bytes");
     store.check()?;
     drop(store);
     if zram && codec == "lz4" {
@@ -101,20 +91,20 @@ pub(super) fn run(output: &Output, codec: &str, first: &Data, second: &Data, zra
     Ok(())
 }
 
-fn measure(
-    output: &Output,
+fn measure<H: Holder + Device>(
+    output: &mut Output,
     case: &str,
     subject: &str,
-    holder: &dyn Holder,
+    holder: &H,
     first: &Data,
     second: &Data,
     resident_before: Option<u64>,
 ) -> anyhow::Result<()> {
     let slots = first.pages.len();
-    let put = |metric: &str, value: f64, unit: &str| output.put(case, subject, metric, value, unit);
+    let mut put = |metric: &str, value: f64, unit: &str| output.put_of(subject, case, metric, value, unit);
     let ratio = || anyhow::Ok(holder.bytes().map(|(compressed, spent)| spent as f64 / compressed as f64)?);
 
-    let mut writer = holder.device().worker(0)?;
+    let mut writer = holder.worker(0)?;
     for (slot, page) in first.pages.iter().enumerate() {
         writer.write(slot as u64, std::slice::from_ref(page))?;
     }
@@ -127,9 +117,9 @@ fn measure(
         put("rss_bytes", resident_bytes()?.saturating_sub(before) as f64, "bytes");
     }
     let quiet = latencies(holder, slots as u64, &AtomicBool::new(false), QUIET_READS)?;
-    put("read_p99_ns", quiet.p99, "ns");
-    put("read_max_ns", quiet.max, "ns");
-    put("read_max_running_ns", quiet.max_running, "ns");
+    put("read_p99_ns", quiet.at(0.99), "ns");
+    put("read_max_ns", quiet.max_ns(), "ns");
+    put("read_max_running_ns", quiet.max_running_ns(), "ns");
 
     let stop = AtomicBool::new(false);
     let (worst, time, read) = thread::scope(|scope| {
@@ -141,9 +131,9 @@ fn measure(
         anyhow::Ok((worst, time, read))
     })?;
     put("spent_worst_ratio", worst, "x");
-    put("read_p99_compacting_ns", read.p99, "ns");
-    put("read_max_compacting_ns", read.max, "ns");
-    put("read_max_running_compacting_ns", read.max_running, "ns");
+    put("read_p99_compacting_ns", read.at(0.99), "ns");
+    put("read_max_compacting_ns", read.max_ns(), "ns");
+    put("read_max_running_compacting_ns", read.max_running_ns(), "ns");
     put("churn_us_per_write", time.as_secs_f64() * 1e6 / ((OTHER_PASSES + 1) * slots) as f64, "us");
     put("spent_churned_ratio", ratio()?, "x");
     let start = Instant::now();
@@ -164,20 +154,20 @@ fn measure(
 
 /// Overwrites every page in random order, three times with pages of the second kind and then with
 /// the first. Returns the maximum memory spent per compressed byte, and the time.
-fn churn(
-    holder: &dyn Holder,
+fn churn<H: Holder + Device>(
+    holder: &H,
     first: &Data,
     second: &Data,
     pass: &mut dyn FnMut(f64),
 ) -> anyhow::Result<(f64, Duration)> {
     let (mut worst, mut time) = (0f64, Duration::ZERO);
-    let mut writer = holder.device().worker(1)?;
+    let mut writer = holder.worker(1)?;
     for number in 0..=OTHER_PASSES {
         let data = if number < OTHER_PASSES { second } else { first };
         let mut random = Random::new(number as u64 + 1);
         let order = random.permutation(first.pages.len() as u64);
         let mut worst_of_pass = 0f64;
-        for slots in order.chunks(holder.look_every()) {
+        for slots in order.chunks(H::LOOK_EVERY) {
             let start = Instant::now();
             for &slot in slots {
                 let page = &data.pages[random.below(data.pages.len() as u64) as usize];
@@ -193,37 +183,21 @@ fn churn(
     Ok((worst, time))
 }
 
-/// Latencies of reads, in nanoseconds.
-struct Latencies {
-    p99: f64,
-    max: f64,
-    /// The longest read during which the thread was not preempted.
-    max_running: f64,
-}
-
 /// Times `count` reads of random slots, or fewer if `stop` is set.
-fn latencies(holder: &dyn Holder, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<Latencies> {
-    let mut reader = holder.device().worker(2)?;
-    let mut page = crate::pages::Pages::new(1);
-    let mut random = Random::new(7);
-    let (mut times, mut max_running) = (Vec::new(), 0);
-    while times.len() < count && !stop.load(Relaxed) {
-        let preempted = preemptions()?;
-        let start = Instant::now();
-        reader.read(random.below(slots), page.as_mut())?;
-        let time = start.elapsed().as_nanos() as u64;
-        times.push(time);
-        if time > max_running && preempted == preemptions()? {
-            max_running = time;
+fn latencies(device: &dyn Device, slots: u64, stop: &AtomicBool, count: usize) -> anyhow::Result<Latencies> {
+    let (mut reader, mut page) = (device.worker(2)?, Pages::new(1));
+    let (mut random, mut times) = (Random::new(7), Latencies::new());
+    for _ in 0..count {
+        if stop.load(Relaxed) {
+            break;
         }
+        let slot = random.below(slots);
+        times.time(|| reader.read(slot, page.as_mut()))??;
     }
-    times.sort_unstable();
-    let at =
-        |share: f64| times.get((times.len() as f64 * share) as usize).or(times.last()).map_or(0.0, |&ns| ns as f64);
-    Ok(Latencies { p99: at(0.99), max: at(1.0), max_running: max_running as f64 })
+    Ok(times)
 }
 
 /// Returns this process's resident memory in bytes.
-pub(super) fn resident_bytes() -> anyhow::Result<u64> {
+fn resident_bytes() -> anyhow::Result<u64> {
     memory_bytes("self", "VmRSS")
 }

@@ -14,15 +14,14 @@ use std::{
 use anyhow::Context;
 use mimalloc::MiMalloc;
 use pagefold_codec::{Codec, PAGE_SIZE};
+use pagefold_kinds::Data;
 use pagefold_published::{AllocatorKind, Heap, Object};
+use pagefold_report::Output;
+use pagefold_store::{Object as ProductObject, Objects};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{MOSAIC, Output};
-use crate::{
-    load::Random,
-    pages::Data,
-    product::{ProductHeap, ProductObject},
-};
+use super::MOSAIC;
+use crate::load::Random;
 
 /// Frees and allocations of each thread per round.
 const STEPS: usize = 300_000;
@@ -37,7 +36,7 @@ trait Allocator: Sync {
     fn remove(&self, held: Self::Held);
 }
 
-impl Allocator for ProductHeap {
+impl Allocator for Objects {
     type Held = ProductObject;
 
     fn name(&self) -> &'static str {
@@ -45,11 +44,11 @@ impl Allocator for ProductHeap {
     }
 
     fn put(&self, bytes: &[u8], fill: bool) -> Option<ProductObject> {
-        if fill { ProductHeap::put(self, bytes) } else { self.room(bytes.len()) }
+        if fill { Objects::put(self, bytes) } else { self.room(bytes.len()) }
     }
 
     fn remove(&self, object: ProductObject) {
-        ProductHeap::remove(self, object);
+        Objects::remove(self, object);
     }
 }
 
@@ -106,7 +105,7 @@ impl<A: GlobalAlloc + Sync> Allocator for Peer<A> {
 }
 
 /// Measures the allocators and their peers with the lengths of `data`'s pages under `codec`.
-pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[usize]) -> anyhow::Result<()> {
+pub(super) fn run(output: &mut Output, codec: &dyn Codec, data: &Data, threads: &[usize]) -> anyhow::Result<()> {
     let mut stream = codec.stream()?;
     let mut object = [0; PAGE_SIZE];
     let lens: Vec<usize> =
@@ -119,7 +118,7 @@ pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[us
             let published = |kind| anyhow::Ok(Published(Heap::new(kind, objects)?, kind));
             for _ in 0..ROUNDS {
                 let rounds = [
-                    round(&ProductHeap::new()?, &lens, threads, fill)?,
+                    round(&Objects::new()?, &lens, threads, fill)?,
                     round(&published(AllocatorKind::Xvmalloc)?, &lens, threads, fill)?,
                     round(&published(AllocatorKind::Xcfmalloc)?, &lens, threads, fill)?,
                     round(&Peer(MiMalloc, "mimalloc"), &lens, threads, fill)?,
@@ -131,7 +130,7 @@ pub(super) fn run(output: &Output, codec: &dyn Codec, data: &Data, threads: &[us
             }
             for (name, time) in best {
                 let mops = (STEPS * threads) as f64 / time.as_secs_f64() / 1e6;
-                output.put(&case, name, "alloc_free_mops", mops, "Mop/s");
+                output.put_of(name, &case, "alloc_free_mops", mops, "Mop/s");
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, ops::Range, path::Path, thread};
 
 use anyhow::{Context, ensure};
+use pagefold_report::Output;
 use tempfile::TempDir;
 
 use super::{
@@ -12,11 +13,7 @@ use super::{
     subjects::{Away, Subject},
     touched,
 };
-use crate::{
-    client::Nbd,
-    load::Random,
-    verdict::{Output, Target::AtMost},
-};
+use crate::{client::Nbd, load::Random};
 
 /// Reads of each fork, if what a guest reads is not known.
 const READS: usize = 300;
@@ -65,7 +62,7 @@ pub(super) fn run(
     let (bytes, once) = chunk_bytes(&passed);
     ensure!(once > 0, "no chunk was fetched");
     out.put(&case, "fetched_bytes", bytes as f64, "bytes");
-    out.judge(&case, "fetched_over_fetched_once", bytes as f64 / once as f64, "x", AtMost(1.0));
+    out.put(&case, "fetched_over_fetched_once", bytes as f64 / once as f64, "x");
     Ok(())
 }
 

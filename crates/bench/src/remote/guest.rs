@@ -7,30 +7,28 @@ use std::{
     ops::Range,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use pagefold_attach::loop_device;
+use pagefold_report::tool;
 use tempfile::TempDir;
 
-use crate::{server::Server, tool};
+use crate::{nbdfuse::DiskFile, server::Server};
 
 /// What the guest runs.
 const PROGRAM: [&str; 3] = ["/usr/bin/python3", "-c", "print('ready')"];
 
-/// How long `nbdfuse` may take, as the first bytes come from far away.
-const START: Duration = Duration::from_secs(120);
-
 /// A mounted disk, given back on drop.
 pub(super) struct Guest {
-    nbdfuse: Child,
-    file: TempDir,
     device: Option<u32>,
     root: TempDir,
     is_mounted: bool,
+    /// After the mount, which uses it.
+    _disk: DiskFile,
 }
 
 /// Says whether this machine can be such a guest.
@@ -44,19 +42,9 @@ pub(super) fn is_possible() -> anyhow::Result<()> {
 impl Guest {
     /// Mounts the ext4 file system of an export.
     pub(super) fn start(uri: &str) -> anyhow::Result<Self> {
-        let file = TempDir::new()?;
-        let nbdfuse = Command::new(tool::find("nbdfuse")?).arg(file.path()).arg(uri).spawn()?;
-        let mut guest = Self { nbdfuse, file, device: None, root: TempDir::new()?, is_mounted: false };
-        let path = guest.file.path().join("nbd");
-        let deadline = Instant::now() + START;
-        while !fs::exists(&path)? {
-            if let Some(status) = guest.nbdfuse.try_wait()? {
-                bail!("nbdfuse ended: {status}");
-            }
-            ensure!(Instant::now() < deadline, "nbdfuse does not mount {uri}");
-            thread::sleep(Duration::from_millis(1));
-        }
-        let number = loop_device::attach(&path, false, None).context("no loop device")?;
+        let disk = DiskFile::new(uri)?;
+        let number = loop_device::attach(&disk.path(), false, None).context("no loop device")?;
+        let mut guest = Self { device: None, root: TempDir::new()?, is_mounted: false, _disk: disk };
         guest.device = Some(number);
         let mut mount = Command::new("mount");
         mount.args(["-t", "ext4"]).arg(loop_device::path(number)).arg(guest.root.path());
@@ -98,25 +86,13 @@ fn scan(folder: &Path) -> anyhow::Result<usize> {
 impl Drop for Guest {
     fn drop(&mut self) {
         // What a program of the guest or of this machine still looks at is busy for a moment.
-        let retried = |command: &mut dyn FnMut() -> bool| (0..100).any(|_| command() || pause());
         if self.is_mounted {
-            let root = self.root.path().to_owned();
-            retried(&mut || succeeds(Command::new("umount").arg(&root)));
+            (0..100).any(|_| succeeds(Command::new("umount").arg(self.root.path())) || pause());
         }
         if let Some(number) = self.device {
             // It goes with the machine at the latest.
             let _ = loop_device::detach(number);
         }
-        let file = self.file.path().to_owned();
-        let nbdfuse = &mut self.nbdfuse;
-        retried(&mut || {
-            nbdfuse.try_wait().is_ok_and(|status| status.is_some()) || {
-                succeeds(Command::new("fusermount3").arg("-u").arg(&file));
-                false
-            }
-        });
-        let _ = self.nbdfuse.kill();
-        let _ = self.nbdfuse.wait();
     }
 }
 

@@ -4,10 +4,9 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     ops::Range,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -137,94 +136,44 @@ impl Drop for Proxy {
 }
 
 impl Shared {
+    /// Answers one request of a connection, and ends it.
     fn serve(&self, client: &TcpStream) -> io::Result<()> {
         client.set_nodelay(true)?;
         let mut requests = BufReader::new(client.try_clone()?);
-        let mut server = None;
-        while let Some(request) = Head::read(&mut requests)? {
-            thread::sleep(self.distance.delay);
-            let one = Passed { path: request.path(), range: request.range(), bytes: 0 };
-            let number = lock(&self.passed).add(one);
-            let goes_on = match &self.behind {
-                Behind::Server(address) => {
-                    self.forward(&request, &mut requests, *address, &mut server, client, number)?
-                }
-                Behind::Folder(folder) => self.send_file(&request, folder, client, number)?,
-            };
-            if !goes_on {
-                break;
-            }
+        let Some(request) = Head::read(&mut requests)? else { return Ok(()) };
+        thread::sleep(self.distance.delay);
+        let number = lock(&self.passed).add(Passed { path: request.path(), range: request.range(), bytes: 0 });
+        match &self.behind {
+            Behind::Server(address) => self.forward(&request, &mut requests, *address, client, number),
+            Behind::Folder(folder) => self.send_file(&request, folder, client, number),
         }
-        Ok(())
     }
 
-    /// Passes a request on, and the response back. Returns whether the connection stays.
+    /// Passes a request on, and the response back.
     fn forward(
         &self,
         request: &Head,
         requests: &mut BufReader<TcpStream>,
         address: SocketAddr,
-        server: &mut Option<BufReader<TcpStream>>,
         mut client: &TcpStream,
         number: usize,
-    ) -> io::Result<bool> {
+    ) -> io::Result<()> {
         let mut body = vec![0; request.len_bytes().unwrap_or(0) as usize];
         requests.read_exact(&mut body)?;
-        let ask = |server: &mut Option<BufReader<TcpStream>>| -> io::Result<Option<Head>> {
-            if server.is_none() {
-                let stream = TcpStream::connect(address)?;
-                stream.set_nodelay(true)?;
-                *server = Some(BufReader::new(stream));
-            }
-            let Some(server) = server else { return Ok(None) };
-            server.get_mut().write_all(&[&request.bytes[..], &body].concat())?;
-            loop {
-                match Head::read(server)? {
-                    Some(head) if head.word(1).starts_with('1') => {}
-                    head => return Ok(head),
-                }
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let mut server = BufReader::new(stream);
+        server.get_mut().write_all(&[request.closing(), body].concat())?;
+        let head = loop {
+            match Head::read(&mut server)? {
+                Some(head) if head.word(1).starts_with('1') => {}
+                Some(head) => break head,
+                None => return Ok(()),
             }
         };
-        let is_used = server.is_some();
-        let mut head = ask(server);
-        if is_used && !matches!(head, Ok(Some(_))) {
-            // A connection that was idle for too long.
-            *server = None;
-            head = ask(server);
-        }
-        let (Some(head), Some(from)) = (head?, server.as_mut()) else { return Ok(false) };
-        client.write_all(&head.bytes)?;
-        let status = head.word(1);
-        let goes_on = head.stays();
-        if request.word(0) == "HEAD" || matches!(&*status, "204" | "304") {
-            return Ok(goes_on);
-        }
-        if head.headers.get("transfer-encoding").is_some_and(|coding| coding.contains("chunked")) {
-            self.copy_chunked(from, client, number)?;
-            return Ok(goes_on);
-        }
-        match head.len_bytes() {
-            Some(len) => self.copy(&mut from.take(len), client, number)?,
-            None => self.copy(from, client, number)?,
-        }
-        Ok(goes_on && head.len_bytes().is_some())
-    }
-
-    fn copy_chunked(&self, from: &mut BufReader<TcpStream>, mut to: &TcpStream, number: usize) -> io::Result<()> {
-        loop {
-            let mut line = String::new();
-            from.take(MOST_LINE_BYTES).read_line(&mut line)?;
-            to.write_all(line.as_bytes())?;
-            let digits = line.trim_end().split(';').next().unwrap_or_default();
-            let len = u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("not a chunk"))?;
-            self.copy(&mut from.take(len), to, number)?;
-            let mut end = [0; 2];
-            from.read_exact(&mut end)?;
-            to.write_all(&end)?;
-            if len == 0 {
-                return Ok(());
-            }
-        }
+        client.write_all(&head.closing())?;
+        // The server closes the connection after the body.
+        self.copy(&mut server, client, number)
     }
 
     /// Copies a body at the speed of the line.
@@ -252,43 +201,30 @@ impl Shared {
     }
 
     /// Sends a file, or the range of it that is asked for.
-    fn send_file(&self, request: &Head, folder: &Path, mut client: &TcpStream, number: usize) -> io::Result<bool> {
-        let Ok(file) = File::open(folder.join(request.path().trim_start_matches('/'))) else {
-            client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
-            return Ok(true);
+    fn send_file(&self, request: &Head, folder: &Path, mut client: &TcpStream, number: usize) -> io::Result<()> {
+        let Ok(mut file) = File::open(folder.join(request.path().trim_start_matches('/'))) else {
+            return client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         };
         let size = file.metadata()?.len();
         let range = request.range().map(|range| range.start.min(size)..range.end.min(size));
         let (status, range) = range.map_or(("200 OK", 0..size), |range| ("206 Partial Content", range));
         let len = range.end - range.start;
-        let mut head = format!("HTTP/1.1 {status}\r\nAccept-Ranges: bytes\r\nContent-Length: {len}\r\n");
+        let mut head =
+            format!("HTTP/1.1 {status}\r\nAccept-Ranges: bytes\r\nConnection: close\r\nContent-Length: {len}\r\n");
         if status.starts_with("206") {
             head += &format!("Content-Range: bytes {}-{}/{size}\r\n", range.start, range.end.saturating_sub(1));
         }
         client.write_all((head + "\r\n").as_bytes())?;
         if request.word(0) != "HEAD" {
-            self.copy(&mut FilePart { file, at: range.start }.take(len), client, number)?;
+            file.seek(SeekFrom::Start(range.start))?;
+            self.copy(&mut file.take(len), client, number)?;
         }
-        Ok(true)
-    }
-}
-
-struct FilePart {
-    file: File,
-    at: u64,
-}
-
-impl Read for FilePart {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let len = self.file.read_at(buf, self.at)?;
-        self.at += len as u64;
-        Ok(len)
+        Ok(())
     }
 }
 
 /// The first line and the headers of a request or a response.
 struct Head {
-    bytes: Vec<u8>,
     first: String,
     /// By names in lower case.
     headers: HashMap<String, String>,
@@ -297,13 +233,12 @@ struct Head {
 impl Head {
     /// Returns `None` at the end of the connection.
     fn read(from: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let mut head = Self { bytes: Vec::new(), first: String::new(), headers: HashMap::new() };
+        let mut head = Self { first: String::new(), headers: HashMap::new() };
         for number in 0..MOST_LINES {
             let mut line = String::new();
             if from.take(MOST_LINE_BYTES).read_line(&mut line)? == 0 {
                 return Ok(None);
             }
-            head.bytes.extend(line.as_bytes());
             match (line.trim_end(), line.trim_end().split_once(':')) {
                 ("", _) => return Ok(Some(head)),
                 (first, _) if number == 0 => first.clone_into(&mut head.first),
@@ -333,10 +268,25 @@ impl Head {
         Some(first.parse().ok()?..last.parse::<u64>().map_or(u64::MAX, |last| last + 1))
     }
 
-    /// Whether the connection stays after this response.
-    fn stays(&self) -> bool {
-        let closes = self.headers.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
-        !closes && self.first.starts_with("HTTP/1.1")
+    /// Returns its text, with which the connection ends after one request.
+    fn closing(&self) -> Vec<u8> {
+        let headers = self.headers.iter().filter(|(name, _)| !["connection", "expect"].contains(&name.as_str()));
+        let headers: String = headers
+            .map(|(name, value)| {
+                format!(
+                    "{name}: {value}
+"
+                )
+            })
+            .collect();
+        format!(
+            "{}
+{headers}connection: close
+
+",
+            self.first
+        )
+        .into_bytes()
     }
 }
 

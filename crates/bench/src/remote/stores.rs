@@ -11,9 +11,8 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use pagefold_report::tool;
 use tempfile::TempDir;
-
-use crate::tool;
 
 /// The bucket that an S3 server has.
 pub(super) const BUCKET: &str = "disks";

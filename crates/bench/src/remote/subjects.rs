@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
+use pagefold_report::tool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -18,7 +19,7 @@ use super::{
     proxy::{Behind, Distance, Passed, Proxy},
     stores::{BUCKET, Store},
 };
-use crate::{client::Control, server::Server, tool};
+use crate::{client::Control, server::Server};
 
 /// A way to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +34,13 @@ pub(super) enum Subject {
     NbdkitCurl,
     /// qemu's driver for web servers, with a compressed qcow2 image.
     QemuHttp,
-    /// `mount.erofs` of erofs-utils.
-    MountErofs,
     /// `skopeo copy`, and then a fork of the local image.
     SkopeoCopy,
 }
 
 impl Subject {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Registry, Self::Traced, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::MountErofs, Self::SkopeoCopy];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Registry, Self::Traced, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::SkopeoCopy];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -50,7 +49,6 @@ impl Subject {
             Self::S3 => "pagefold-s3",
             Self::NbdkitCurl => "nbdkit-curl",
             Self::QemuHttp => "qemu-http",
-            Self::MountErofs => "mount.erofs",
             Self::SkopeoCopy => "skopeo-copy",
         }
     }
@@ -157,10 +155,6 @@ impl<'a> Away<'a> {
             Subject::NbdkitCurl => self.nbdkit(),
             Subject::QemuHttp => self.qemu(),
             Subject::SkopeoCopy => self.copied(),
-            Subject::MountErofs => {
-                tool::find("mount.erofs")?;
-                bail!("its images in registries are trees of files that the kernel mounts, not disks")
-            }
         }
     }
 

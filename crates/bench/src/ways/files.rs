@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::tool;
 use rustix::fs::{Advice, fadvise};
 use tempfile::NamedTempFile;
 
@@ -20,7 +21,6 @@ use crate::{
     load::Random,
     machine::cpu_seconds,
     server::{fio_job, fio_number},
-    tool,
 };
 
 /// Pages read one by one from a base that is not in memory.

@@ -8,9 +8,9 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::tool;
 
 use super::{Case, Measured};
-use crate::tool;
 
 /// An export, and where the certificates are: the authority's and the server's.
 pub(super) struct Export {

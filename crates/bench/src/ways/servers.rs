@@ -10,8 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use pagefold_attach::loop_device;
-use pagefold_codec::PAGE_SIZE;
+use pagefold_kinds::synthetic::{self, KINDS};
+use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::{
@@ -21,9 +21,6 @@ use super::{
 use crate::{
     client::Control,
     server::{Server, qcow2_overlay},
-    subjects::Zram,
-    synthetic::{self, KINDS},
-    tool,
 };
 
 /// The name of a disk.
@@ -44,12 +41,6 @@ pub(super) enum Subject {
     QemuFile,
     /// The same over a qcow2 overlay.
     QemuFileOverlay,
-    /// A loop device of the kernel over a raw file in tmpfs.
-    Loop,
-    /// A loop device of the kernel over a file of pagefold.
-    LoopFile,
-    /// The kernel's zram, with lz4.
-    KernelZram,
     /// A vhost-user-blk socket of pagefold.
     Ring,
     /// One of qemu-storage-daemon, over a raw file in tmpfs.
@@ -62,34 +53,17 @@ pub(super) enum Subject {
     NbdkitTls,
 }
 
-use Subject::{
-    File as OwnFile, KernelZram, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring,
-    Tls,
-};
+use Subject::{File as OwnFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls};
 
 impl Subject {
-    pub(super) const ALL: [Self; 11] = [
-        OwnFile,
-        QemuFile,
-        QemuFileOverlay,
-        Loop,
-        LoopFile,
-        KernelZram,
-        Ring,
-        QemuRing,
-        QemuRingOverlay,
-        Tls,
-        NbdkitTls,
-    ];
+    pub(super) const ALL: [Self; 8] =
+        [OwnFile, QemuFile, QemuFileOverlay, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             OwnFile => "file",
             QemuFile => "qemu-file",
             QemuFileOverlay => "qemu-file-overlay",
-            Loop => "loop-tmpfs",
-            LoopFile => "loop-file",
-            KernelZram => "zram-lz4",
             Ring => "vhost-user",
             QemuRing => "qemu-vhost-user",
             QemuRingOverlay => "qemu-vhost-user-overlay",
@@ -119,25 +93,8 @@ enum Way {
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    /// Before the server, which it uses.
-    _device: Option<KernelDevice>,
-    server: Option<Server>,
+    server: Server,
     folder: TempDir,
-}
-
-/// A block device of the kernel.
-enum KernelDevice {
-    Loop { _device: LoopDevice },
-    Zram { _device: Zram },
-}
-
-struct LoopDevice(u32);
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // It goes with the machine at the latest.
-        let _ = loop_device::detach(self.0);
-    }
 }
 
 /// A base that is served as a file.
@@ -228,49 +185,38 @@ impl Setup {
             let export = format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on,num-queues=2");
             anyhow::Ok((Way::Socket(at), daemon(overlay, &export)?))
         };
-        let mut device = None;
-        let mut attach = |file: &Path| {
-            let number = loop_device::attach(file, false, None).context("no loop device")?;
-            device = Some(KernelDevice::Loop { _device: LoopDevice(number) });
-            anyhow::Ok(Way::Path(loop_device::path(number)))
-        };
         let (way, server) = match subject {
-            OwnFile | LoopFile => {
+            OwnFile => {
                 let files = shown("files");
                 let server = self.own(&["--files", &text(&files)])?;
                 let at = files.join(NAME);
                 wait_for(&at)?;
-                (if subject == LoopFile { attach(&at)? } else { Way::Path(at) }, Some(server))
+                (Way::Path(at), server)
             }
-            QemuFile => fuse(false).map(|(way, server)| (way, Some(server)))?,
-            QemuFileOverlay => fuse(true).map(|(way, server)| (way, Some(server)))?,
-            Loop => (attach(&self.raw()?)?, None),
-            KernelZram => {
-                device = Some(KernelDevice::Zram { _device: Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)? });
-                (Way::Path(Zram::PATH.into()), None)
-            }
+            QemuFile => fuse(false)?,
+            QemuFileOverlay => fuse(true)?,
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
                 let at = sockets.join("disk.sock");
                 wait_for(&at)?;
-                (Way::Socket(at), Some(server))
+                (Way::Socket(at), server)
             }
-            QemuRing => ring(false).map(|(way, server)| (way, Some(server)))?,
-            QemuRingOverlay => ring(true).map(|(way, server)| (way, Some(server)))?,
+            QemuRing => ring(false)?,
+            QemuRingOverlay => ring(true)?,
             Tls => {
                 let server = self.own(&["--tls", "require", "--tls-certificates", &text(self.certificates()?)])?;
-                (Way::Tls { socket: server.socket(), export: NAME }, Some(server))
+                (Way::Tls { socket: server.socket(), export: NAME }, server)
             }
             NbdkitTls => {
                 let certificates = format!("--tls-certificates={}", text(self.certificates()?));
                 let size = format!("size={}", self.size_bytes());
                 let args = ["--tls=require", &certificates, "memory", &size, "allocator=malloc"];
                 let server = Server::nbdkit(&tool::find("nbdkit")?, &args, self.tmpfs.path())?;
-                (Way::Tls { socket: server.socket(), export: "" }, Some(server))
+                (Way::Tls { socket: server.socket(), export: "" }, server)
             }
         };
-        let disk = Disk { way, _device: device, server, folder };
+        let disk = Disk { way, server, folder };
         disk.fill(self)?;
         Ok(disk)
     }
@@ -296,8 +242,7 @@ impl Disk {
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
-        let server = self.server.as_ref().context("no server")?;
-        Control::connect(&server.folder().join("control.sock"))
+        Control::connect(&self.server.folder().join("control.sock"))
     }
 
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use pagefold_roundtrip::{Case, Expected, Fsck, Keeps, Outcome, attempt, build_in
 
 use crate::tools::{Mount, skip};
 
-/// The number of cases that are read back.
+/// The number of cases that are read back, unless `PAGEFOLD_TREES` names another.
 const CASES: u64 = 10_000;
 /// The number of cases that are mounted, and that `fsck.erofs` extracts.
 const OTHERS: u64 = 200;
@@ -26,6 +26,8 @@ fn fail<T>(seed: u64, case: &Case, check: impl Fn(&Case) -> Result<T, String>) -
 
 #[test]
 fn generated_trees_are_read_back() {
+    let named = std::env::var("PAGEFOLD_TREES").ok();
+    let cases = named.map_or(CASES, |count| count.parse().expect("PAGEFOLD_TREES is a number"));
     let (next, refused, failed) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(None));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -33,7 +35,7 @@ fn generated_trees_are_read_back() {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= CASES {
+                    if seed >= cases {
                         break;
                     }
                     match attempt(&Case::from_seed(seed)) {
@@ -42,7 +44,7 @@ fn generated_trees_are_read_back() {
                             refused.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(_) => {
-                            next.store(CASES, Ordering::Relaxed);
+                            next.store(cases, Ordering::Relaxed);
                             failed.lock().unwrap().get_or_insert(seed);
                         }
                     }
@@ -54,7 +56,7 @@ fn generated_trees_are_read_back() {
         fail(seed, &Case::from_seed(seed), attempt);
     }
     let refused = refused.into_inner();
-    assert!(refused == 0, "{refused} of {CASES} cases have options that are refused");
+    assert!(refused == 0, "{refused} of {cases} cases have options that are refused");
 }
 
 /// Builds cases until `check` has accepted [`OTHERS`] of them. `check` gets the image's path and

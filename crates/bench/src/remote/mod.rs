@@ -1,0 +1,347 @@
+//! `pagefold-bench remote`: disks in a registry, in a bucket and on a web server that are far away,
+//! read by guests, compared with other ways to do that.
+
+mod disk;
+mod fleet;
+mod guest;
+mod proxy;
+mod stores;
+mod subjects;
+mod touched;
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use pagefold_remote::Sum;
+use tempfile::TempDir;
+
+use self::{
+    disk::{Disk, Packing},
+    guest::Guest,
+    proxy::{Distance, Passed},
+    stores::Store,
+    subjects::{Away, Subject, qcow2_path},
+};
+use pagefold_report::{Output, Rounds, median};
+
+use crate::{machine, server::pagefold};
+
+/// Options of `pagefold-bench remote`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A registry and an S3 server run on this machine, and the files of peers are on a web server. A proxy \
+before each of them delays each request, and all responses through it share one line. A guest mounts \
+the ext4 file system of a disk, and runs programs from it: over NBD, nbdfuse and a loop device, which \
+needs root. The first output is timed from the start of the disk's server on a host that has nothing.
+
+Subjects that this machine lacks are skipped: docker-registry, moto (which 'make deps' installs), \
+nbdkit with curl, qemu-block-extra, skopeo.")]
+pub(crate) struct Args {
+    /// Root directory of a system with /usr/bin/python3 [default: files of this system]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// About the MiB of this system's files
+    #[arg(long, default_value_t = 500)]
+    mib: u64,
+    /// Files of the disk whose metadata is scanned
+    #[arg(long, default_value_t = 50_000, value_parser = crate::count)]
+    files: usize,
+    /// Codec of the images, as 'pagefold pack' has it
+    #[arg(long, default_value = "zstd")]
+    codec: String,
+    /// Servers that share a cache
+    #[arg(long, default_value_t = 10, value_parser = crate::count)]
+    servers: usize,
+    /// Forks of each of them
+    #[arg(long, default_value_t = 10, value_parser = crate::count)]
+    forks: usize,
+    /// Milliseconds that each request waits
+    #[arg(long, default_value_t = 20)]
+    delay_ms: u64,
+    /// Megabits that pass in a second
+    #[arg(long, default_value_t = 200.0)]
+    megabits: f64,
+    /// Number of rounds; times are medians
+    #[arg(long, default_value_t = 3, value_parser = crate::count)]
+    rounds: usize,
+    /// Only subjects whose name contains this
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Only cases whose name contains this
+    #[arg(long, default_value = "")]
+    case: String,
+    /// The S3 server of moto [default: target/moto/bin/moto_server, or that on the PATH]
+    #[arg(long, value_name = "PATH")]
+    moto: Option<PathBuf>,
+    /// The pagefold program [default: the one next to this program]
+    #[arg(long)]
+    pagefold: Option<PathBuf>,
+    /// Directory on a disk for the images and the servers' files
+    #[arg(long, default_value = "/var/tmp")]
+    scratch: PathBuf,
+    /// Print one JSON object per line on standard output; verdicts go to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn has_case(&self, case: &str) -> bool {
+        case.contains(&self.case)
+    }
+
+    fn subjects(&self) -> impl Iterator<Item = Subject> {
+        Subject::ALL.into_iter().filter(|subject| subject.name().contains(&self.only))
+    }
+}
+
+/// What was measured of one start.
+struct Start {
+    seconds: f64,
+    requests: f64,
+    bytes: f64,
+}
+
+impl Start {
+    fn of(start: Instant, passed: &[Passed]) -> Self {
+        Self {
+            seconds: start.elapsed().as_secs_f64(),
+            requests: passed.len() as f64,
+            bytes: passed.iter().map(|one| one.bytes as f64).sum(),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.megabits > 0.0, "--megabits must be more than 0");
+    let distance = Distance { delay: Duration::from_millis(args.delay_ms), bytes_a_second: args.megabits * 1e6 / 8.0 };
+    let program = pagefold(args.pagefold.as_deref())?;
+    let mut out = Output::new("remote", args.json, Rounds::Once);
+    let scratch = TempDir::new_in(&args.scratch).with_context(|| args.scratch.display().to_string())?;
+    let registry = match Store::registry(scratch.path()) {
+        Ok(registry) => registry,
+        Err(error) => {
+            out.skip("remote", error);
+            return Ok(());
+        }
+    };
+    let s3 = match Store::s3(args.moto.as_deref(), scratch.path()) {
+        Ok(s3) => Some(s3),
+        Err(error) => {
+            out.skip(Subject::S3.name(), error);
+            None
+        }
+    };
+    let stores = (&registry, s3.as_ref());
+
+    let packing = Packing { pagefold: &program, codec: &args.codec, folder: scratch.path() };
+    let disk = Disk::with_python(args.data.as_deref(), args.mib, &packing)?;
+    if let Err(error) = disk.qcow2(&qcow2_path(scratch.path(), "python")) {
+        out.skip(Subject::QemuHttp.name(), error);
+    }
+    put_sizes(&mut out, "python", &disk)?;
+    let away = Away::new(&program, scratch.path(), "python", &disk, stores, distance)?;
+    let mut reads = Vec::new();
+    if let Err(error) = guest::is_possible() {
+        out.skip("first-output", error);
+    } else {
+        reads = guest::reads(&disk.raw, Guest::python).context("what Python reads")?;
+        if args.has_case("first-output") {
+            record(args, "first-output", &away, Guest::python, &mut out);
+            first_output(args, &away, &disk, &reads, scratch.path(), &mut out)?;
+        }
+        if args.has_case("metadata") {
+            let files = Disk::with_files(args.files, &packing)?;
+            put_sizes(&mut out, "files", &files)?;
+            if let Err(error) = files.qcow2(&qcow2_path(scratch.path(), "files")) {
+                out.skip("metadata/qemu-http", error);
+            }
+            let away = Away::new(&program, scratch.path(), "files", &files, stores, distance)?;
+            record(args, "metadata", &away, |guest| guest.scan().map(drop), &mut out);
+            metadata(args, &away, scratch.path(), &mut out)?;
+        }
+    }
+    if args.has_case("fleet") {
+        fleet::run(args, &away, &disk, &reads, scratch.path(), &mut out)?;
+    }
+    if args.has_case("sums") {
+        sums(&away, &disk, scratch.path(), &mut out)?;
+    }
+    Ok(())
+}
+
+/// Stores a trace, if a subject needs it.
+fn record(args: &Args, case: &str, away: &Away<'_>, work: impl FnOnce(&Guest) -> anyhow::Result<()>, out: &mut Output) {
+    if args.subjects().any(|subject| subject == Subject::Traced) {
+        match away.record(work) {
+            Ok(bytes) => out.put(case, "trace_bytes", bytes as f64, "bytes"),
+            Err(error) => out.skip(&format!("{case}/{}", Subject::Traced.name()), error),
+        }
+    }
+}
+
+fn put_sizes(out: &mut Output, name: &str, disk: &Disk) -> anyhow::Result<()> {
+    out.put(name, "disk_bytes", std::fs::metadata(&disk.raw)?.len() as f64, "bytes");
+    out.put(name, "packed_bytes", std::fs::metadata(&disk.packed)?.len() as f64, "bytes");
+    Ok(())
+}
+
+/// Measures from the start of a server to the first output of Python in a guest, on a host that has
+/// nothing, and on one that has read the same before.
+fn first_output(
+    args: &Args,
+    away: &Away<'_>,
+    disk: &Disk,
+    reads: &[Range<u64>],
+    scratch: &Path,
+    out: &mut Output,
+) -> anyhow::Result<()> {
+    let touched = touched::bytes(&disk.packed, reads)? as f64;
+    out.put("first-output", "touched_bytes", touched, "bytes");
+    out.put("first-output", "reads", reads.len() as f64, "");
+    for subject in args.subjects() {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for _ in 0..args.rounds {
+            let cache = TempDir::new_in(scratch)?;
+            let run = || {
+                away.passed();
+                let start = Instant::now();
+                let served = away.serve(subject, cache.path())?;
+                let guest = Guest::start(&served.uri())?;
+                guest.python()?;
+                anyhow::Ok(Start::of(start, &away.passed()))
+            };
+            match run() {
+                Ok(start) => cold.push(start),
+                Err(error) => {
+                    out.skip(&format!("first-output/{}", subject.name()), error);
+                    break;
+                }
+            }
+            if subject.is_own() {
+                warm.push(run()?);
+            }
+        }
+        if cold.is_empty() {
+            continue;
+        }
+        put(out, subject, "first-output/cold", &cold);
+        if matches!(subject, Subject::Registry | Subject::Traced) {
+            let bytes = middle(&cold, |start| start.bytes);
+            judge(out, subject, "first-output/cold", "time", middle(&cold, |start| start.seconds), "s");
+            judge(out, subject, "first-output/cold", "fetched_over_touched", bytes / touched, "x");
+        }
+        if subject == Subject::Traced {
+            let requests = middle(&cold, |start| start.requests);
+            judge(out, subject, "first-output/cold", "requests", requests, "");
+        }
+        if subject.is_own() {
+            put(out, subject, "first-output/warm", &warm);
+            let requests = middle(&warm, |start| start.requests);
+            judge(out, subject, "first-output/warm", "requests", requests, "");
+        }
+    }
+    Ok(())
+}
+
+/// Measures a scan of all names and their metadata, on a host that has nothing, and again by a guest
+/// that has nothing on the same host.
+fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
+    for subject in args.subjects() {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for _ in 0..args.rounds {
+            let cache = TempDir::new_in(scratch)?;
+            let mut run = || {
+                away.passed();
+                let mut start = Instant::now();
+                let served = away.serve(subject, cache.path())?;
+                for starts in [&mut cold, &mut warm] {
+                    let guest = Guest::start(&served.uri())?;
+                    let found = guest.scan()?;
+                    ensure!(found >= args.files, "the guest finds {found} files");
+                    starts.push(Start::of(start, &away.passed()));
+                    drop(guest);
+                    start = Instant::now();
+                }
+                anyhow::Ok(())
+            };
+            if let Err(error) = run() {
+                out.skip(&format!("metadata/{}", subject.name()), error);
+                break;
+            }
+        }
+        if warm.is_empty() {
+            continue;
+        }
+        put(out, subject, "metadata/cold", &cold);
+        put(out, subject, "metadata/warm", &warm);
+        let ratio = middle(&cold, |start| start.seconds) / middle(&warm, |start| start.seconds);
+        if matches!(subject, Subject::Registry | Subject::Traced) {
+            judge(out, subject, "metadata", "cold_over_warm", ratio, "x");
+        } else {
+            out.put_of(subject.name(), "metadata", "cold_over_warm", ratio, "x");
+        }
+    }
+    Ok(())
+}
+
+/// Measures the share of the sums in a cold read of everything.
+fn sums(away: &Away<'_>, disk: &Disk, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
+    let cache = TempDir::new_in(scratch)?;
+    let mut fetch = away.fetch(cache.path()).stdout(std::process::Stdio::null()).spawn()?;
+    let start = Instant::now();
+    let id = fetch.id();
+    let mut processor = 0.0;
+    let status = loop {
+        // Of a process that has ended and is not waited for, the time is known too.
+        processor = machine::cpu_seconds(id).unwrap_or(processor);
+        match fetch.try_wait()? {
+            Some(status) => break status,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    ensure!(status.success(), "pagefold fetch failed: {status}");
+    let bytes = std::fs::metadata(&disk.packed)?.len() as f64;
+    let sums = bytes / bytes_a_second();
+    out.put("sums", "time", seconds, "s");
+    out.put("sums", "share_of_time", sums / seconds, "");
+    out.put("sums", "share_of_processor_time", sums / processor, "");
+    let passed: u64 = away.passed().iter().map(|one| one.bytes).sum();
+    out.put("sums", "fetched_over_image", passed as f64 / bytes, "x");
+    Ok(())
+}
+
+/// Returns how many bytes of chunks one thread sums in a second.
+fn bytes_a_second() -> f64 {
+    let chunk = vec![7; 64 << 10];
+    let start = Instant::now();
+    let mut bytes = 0.0;
+    while start.elapsed() < Duration::from_millis(200) {
+        std::hint::black_box(Sum::of(std::hint::black_box(&chunk)));
+        bytes += chunk.len() as f64;
+    }
+    bytes / start.elapsed().as_secs_f64()
+}
+
+fn middle(starts: &[Start], of: fn(&Start) -> f64) -> f64 {
+    median(&starts.iter().map(of).collect::<Vec<_>>())
+}
+
+fn put(out: &mut Output, subject: Subject, case: &str, starts: &[Start]) {
+    for (metric, of, unit) in [
+        ("time", (|start| start.seconds) as fn(&Start) -> f64, "s"),
+        ("requests", |start| start.requests, ""),
+        ("fetched_bytes", |start| start.bytes, "bytes"),
+    ] {
+        out.put_of(subject.name(), case, metric, middle(starts, of), unit);
+    }
+}
+
+/// Puts a figure that has a target, with the subject in its case.
+fn judge(out: &mut Output, subject: Subject, case: &str, metric: &str, value: f64, unit: &str) {
+    out.put(&format!("{case}/{}", subject.name()), metric, value, unit);
+}

@@ -1,0 +1,34 @@
+//! What benches measure, and what is made of it.
+//!
+//! - [`Output`] takes a bench's figures. It prints lines of JSON, or tables, and which targets the
+//!   figures reach.
+//! - [`run`] is `pagefold-bench report`: all benches in turns, and one page, made of their lines of
+//!   JSON alone (docs/report.md).
+//!
+//! Ratios to peers are computed in one place, of figures of the same turn.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
+
+mod cell;
+mod charts;
+mod command;
+mod comparisons;
+mod line;
+mod machine;
+mod output;
+mod page;
+mod peers;
+mod plan;
+mod published;
+mod ratio;
+mod record;
+mod run;
+mod targets;
+pub mod tool;
+mod words;
+mod written;
+
+pub use command::{Args, commands, run};
+pub use line::median;
+pub use output::{Output, Rounds};
+pub use written::Written;
