@@ -38,6 +38,8 @@ enum Bench {
     Codec(codec::Args),
     /// Gathers the kinds of data that `codec --kinds` measures
     Gather(pagefold_kinds::Args),
+    /// LZ4 decompressed in place and from a separate buffer, at EROFS's cluster sizes
+    InPlace(codec::in_place::Args),
     /// Compressed bytes of fixed pages, checked against the committed table
     Sizes(codec::sizes::Args),
     /// Instructions that each codec executes for fixed pages under callgrind, checked against the
@@ -91,6 +93,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Codec(args) => codec::run(&args),
         Bench::Gather(args) => pagefold_kinds::run(&args),
+        Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
         Bench::Instructions(args) => codec::instructions::run(&args),
         Bench::StoreInstructions(args) => disks::instructions::run(&args),

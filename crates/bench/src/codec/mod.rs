@@ -1,6 +1,7 @@
 //! `pagefold-bench codec`: compressed bytes and speed of every page codec and its peers on the same
 //! pages.
 
+pub(crate) mod in_place;
 pub(crate) mod instructions;
 mod measure;
 mod peer;
