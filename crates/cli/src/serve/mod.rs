@@ -5,6 +5,7 @@ pub(crate) mod config;
 mod descriptors;
 mod devices;
 mod files;
+mod huge_pages;
 mod notify;
 mod options;
 mod pid_file;
@@ -42,6 +43,7 @@ use self::{
     config::AtStart,
     devices::BlockDevices,
     files::Directory,
+    huge_pages::set_huge_pages,
     notify::notify,
     options::{
         MetricsArg, TlsArg, VsockArg, WhenFullArg, parse_base, parse_disk, parse_limit, parse_metrics, parse_tcp,
@@ -59,8 +61,9 @@ use crate::{
     background, codec,
     log::{Level, Log, Sink},
     manage::quota::parse_connections,
-    misuse, server_directory, signals, size, storage,
-    storage::{RecordArgs, RemoteArgs},
+    report::misuse,
+    server_directory, signals, size,
+    storage::{self, RecordArgs, RemoteArgs},
 };
 
 /// Serve compressed RAM disks, and files as read-only disks, over NBD
@@ -552,14 +555,6 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     served?;
     Ok(ExitCode::from(code?))
-}
-
-/// Sets whether this process and those that it starts may use huge pages. Where the system uses
-/// them unasked, a thread's stack or a heap with a single touched page would otherwise take 2 MiB,
-/// which no limit could account for.
-fn set_huge_pages(may: bool) {
-    // Kernels without huge pages refuse.
-    let _ = rustix::thread::disable_transparent_huge_pages(!may);
 }
 
 /// Creates a temporary directory to which only this user has access, whatever the umask.

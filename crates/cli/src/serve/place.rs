@@ -20,7 +20,7 @@ use super::{
     options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::{
-    misuse,
+    report::misuse,
     server_directory::{self, ServerDirectory},
 };
 

@@ -10,10 +10,10 @@ use super::{
     AtStart,
 };
 use crate::{
-    image::show,
     log::{Level, Log},
     output::output,
     size,
+    text::show,
 };
 
 /// Opens everything that the server would open except its sockets, and prints it.
