@@ -16,7 +16,8 @@ use pagefold_server::{Belongings, Certificates, Config, Sockets, TakeOverError, 
 use tempfile::TempDir;
 
 use super::{
-    Args, notify,
+    args::Args,
+    notify,
     options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::{

@@ -6,7 +6,11 @@ use pagefold_control::{Batch, DiskKind, DiskRecord};
 use pagefold_server::{Manage, MemoryLimit};
 
 use super::{
-    super::{Args, new_server, options::MetricsArg, serve_files},
+    super::{
+        args::Args,
+        options::MetricsArg,
+        starting::{new_server, serve_files},
+    },
     AtStart,
 };
 use crate::{

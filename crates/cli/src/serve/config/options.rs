@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Arg, ArgAction, Args as _, Command, error::ErrorKind};
 
-use super::{super::Args, document::Entry, tables::Tables};
+use super::{super::args::Args, document::Entry, tables::Tables};
 use crate::report::complaint;
 
 /// Options that say what to do with a file, and are not in one.
