@@ -5,9 +5,12 @@ use std::io::Write;
 use anyhow::{anyhow, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, ImagePath, resolve, show};
-use crate::misuse;
 use crate::output::output;
+use crate::report::misuse;
+use crate::{
+    image::{ImageArgs, ImagePath, resolve},
+    text::show,
+};
 
 /// Bytes per read and write.
 const PIECE_BYTES: usize = 1 << 20;

@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use pagefold_erofs::{CheckReport, CompareReport, Image, ImageFile};
 
-use crate::image::{ImageArgs, ImagePath, resolve, show, tell_problems, tell_warnings};
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
 use crate::source::{SourceArgs, tell_changes, tell_differences};
-use crate::{misuse, size};
+use crate::{
+    image::{ImageArgs, ImagePath, resolve, tell_problems, tell_warnings},
+    text::show,
+};
+use crate::{report::misuse, size};
 
 /// Check the structure of an EROFS image and decode all its files
 #[derive(clap::Args)]
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Some(report)
         }
     };
-    let found = Found { report, comparison };
+    let found = Problems { report, comparison };
     tell_warnings(path, &found.report.warnings, found.report.more_warnings);
     if args.json {
         match found.print_json(path) {
@@ -94,13 +97,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The problems found in an image.
-struct Found {
+struct Problems {
     report: CheckReport,
     /// The comparison with its source.
     comparison: Option<CompareReport>,
 }
 
-impl Found {
+impl Problems {
     fn problems(&self) -> u64 {
         self.report.problems.len() as u64 + self.report.more_problems
     }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use pagefold_output::{Destination, Draft, Error, ImageFormat, WhenNamed};
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::{misuse, signals};
+use crate::{report::misuse, signals};
 
 /// The argument of `--format`.
 #[derive(Clone, Copy, ValueEnum)]

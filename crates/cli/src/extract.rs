@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use pagefold_erofs::{Error, Existing, ExtractOptions, ExtractProblem, ExtractReport, FileKind, LeftOut};
 
-use crate::image::{ImageArgs, ImagePath, resolve, show, show_below, tell_warnings};
-use crate::{size, tell};
+use crate::{
+    image::{ImageArgs, ImagePath, resolve, show_below, tell_warnings},
+    text::show,
+};
+use crate::{report::tell, size};
 
 /// Extract an EROFS image, or a directory of it
 #[derive(clap::Args)]

@@ -3,12 +3,11 @@
 use std::{fs, io::Write, path::PathBuf};
 
 use anyhow::Context;
-use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use pagefold_output::{Inputs, NewFile, Written};
 
-use crate::{Args as Pagefold, destination::remove_on_signals, output::output};
+use crate::{destination::remove_on_signals, output::output};
 
 /// Print shell completions
 #[derive(clap::Args)]
@@ -34,17 +33,17 @@ pub(crate) struct ManArgs {
     force: bool,
 }
 
-pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
+pub(crate) fn completions(args: &CompletionsArgs, mut pagefold: clap::Command) -> anyhow::Result<()> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Pagefold::command(), "pagefold", &mut text);
+    clap_complete::generate(args.shell, &mut pagefold, "pagefold", &mut text);
     print(&text)
 }
 
-pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
+pub(crate) fn man(args: &ManArgs, pagefold: clap::Command) -> anyhow::Result<()> {
     match &args.to {
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            let mut command = Pagefold::command().disable_help_subcommand(true);
+            let mut command = pagefold.disable_help_subcommand(true);
             command.build();
             let mut commands: Vec<_> =
                 command.get_subcommands().filter(|found| !found.is_hide_set()).cloned().collect();
@@ -65,7 +64,7 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
             }
             Ok(())
         }
-        None => print(&page(Pagefold::command())?),
+        None => print(&page(pagefold)?),
     }
 }
 

@@ -4,18 +4,22 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::{
     ffi::{OsStr, OsString},
-    fmt::Write as _,
     sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_base::{Format, Kind, Signature};
-use pagefold_control::is_unseen;
 use pagefold_erofs::{BuildReport, Embedded, Error, FileKind, Image, Inode, Notice, Problem, ReadAt};
 use pagefold_output::Inputs;
 use pagefold_storage::{Location, Storage};
 
-use crate::{log, places, size, storage, storage::RemoteArgs, tell};
+use crate::{
+    log, places,
+    report::tell,
+    size, storage,
+    storage::RemoteArgs,
+    text::{date, show},
+};
 
 /// An image file and a path in it, from an argument of the form `IMAGE[:PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,24 +208,6 @@ pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     }
 }
 
-/// Formats a time since 1970 as a date in UTC (Hinnant, *chrono-Compatible Low-Level Date
-/// Algorithms*).
-pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Years begin in March, so the leap day is the last day of a year; 400 years always have the
-    // same number of days.
-    let days = days + 719_468;
-    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let year = 400 * era + year + i64::from(month >= 10);
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanoseconds:09}")
-}
-
 /// Formats mode, links, owner, size and time in one line, like `ls -l`.
 pub(crate) fn long(inode: &Inode) -> String {
     let kind = match inode.kind {
@@ -262,24 +248,6 @@ fn rights(permissions: u16) -> String {
         });
     }
     text
-}
-
-/// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
-pub(crate) fn show(name: &[u8]) -> String {
-    let mut shown = String::new();
-    for chunk in name.utf8_chunks() {
-        for letter in chunk.valid().chars() {
-            if is_unseen(letter) {
-                let _ = write!(shown, "{}", letter.escape_default());
-            } else {
-                shown.push(letter);
-            }
-        }
-        for byte in chunk.invalid() {
-            let _ = write!(shown, "\\x{byte:02x}");
-        }
-    }
-    shown
 }
 
 #[cfg(test)]
@@ -337,31 +305,5 @@ mod tests {
         ] {
             assert_eq!(rights(permissions), text);
         }
-    }
-
-    #[test]
-    fn dates() {
-        for (seconds, date_) in [
-            (0, "1970-01-01 00:00:00"),
-            (-1, "1969-12-31 23:59:59"),
-            (68_169_599, "1972-02-28 23:59:59"),
-            (951_782_400, "2000-02-29 00:00:00"),
-            (951_868_800, "2000-03-01 00:00:00"),
-            (1_798_761_599, "2026-12-31 23:59:59"),
-            (4_107_542_400, "2100-03-01 00:00:00"),
-            (10_000_000_000, "2286-11-20 17:46:40"),
-            (-2_208_988_800, "1900-01-01 00:00:00"),
-            (i64::MAX, "292277026596-12-04 15:30:07"),
-        ] {
-            assert_eq!(date(seconds, 5), format!("{date_}.000000005"), "{seconds}");
-        }
-        assert!(date(i64::MIN, 0).starts_with("-292277022657-01-27 "));
-    }
-
-    #[test]
-    fn names_are_safe_to_show() {
-        assert_eq!(show("grün".as_bytes()), "grün");
-        assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
-        assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
     }
 }

@@ -3,10 +3,13 @@
 use std::{fmt::Write as _, io::Write as _};
 
 use anyhow::Context;
-use pagefold_erofs::{Counts, FileKind, Image, Inode};
+use pagefold_erofs::{FileKind, Image, Inode, ReadCounts};
 
-use crate::image::{ImageArgs, ImagePath, date, long, resolve, show};
 use crate::output::output;
+use crate::{
+    image::{ImageArgs, ImagePath, long, resolve},
+    text::{date, show},
+};
 use crate::{record, size};
 
 /// Describe an EROFS image, or a file in it
@@ -99,7 +102,7 @@ fn superblock(image: &Image) -> String {
 }
 
 /// Reads `start`, or the root, and everything below it. Returns the counts of what was read.
-fn read(image: &Image, start: Option<Inode>) -> anyhow::Result<Counts> {
+fn read(image: &Image, start: Option<Inode>) -> anyhow::Result<ReadCounts> {
     let start = start.map_or_else(|| image.root(), Ok)?;
     let mut piece = vec![0; 1 << 20];
     let mut seen = std::collections::HashSet::from([start.nid]);

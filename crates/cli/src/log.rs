@@ -18,7 +18,7 @@ use rustix::{
     fs::fstat,
 };
 
-use crate::image::{date, show};
+use crate::text::{date, show};
 
 /// The socket of the system log (RFC 3164), which the journal provides too.
 const SYSTEM_LOG: &str = "/dev/log";
@@ -153,7 +153,7 @@ impl Log {
             Ok(sink) => target.sink = Some(sink),
             Err(error) => {
                 drop(target);
-                self.error(&crate::message(&error));
+                self.error(&crate::text::message(&error));
             }
         }
         true

@@ -5,9 +5,12 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use pagefold_erofs::{FileKind, Image, Inode};
 
-use crate::image::{ImageArgs, ImagePath, long, resolve, show};
 use crate::output::output;
 use crate::record;
+use crate::{
+    image::{ImageArgs, ImagePath, long, resolve},
+    text::show,
+};
 
 /// List the files of an EROFS image
 #[derive(clap::Args)]

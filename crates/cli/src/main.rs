@@ -28,18 +28,22 @@ mod progress;
 mod record;
 #[cfg(feature = "remote")]
 mod remote;
+mod report;
 mod serve;
 mod server_directory;
 mod signals;
 mod source;
 mod stat;
 mod storage;
+mod text;
 mod top;
 
-use std::{env, fmt, process::ExitCode};
+use std::{env, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use pagefold_size as size;
+use report::{Misuse, complaint, tell};
+use text::message;
 
 /// Compressed storage in user space
 #[derive(Parser)]
@@ -168,8 +172,8 @@ fn main() -> ExitCode {
         Command::Mount(args) => mount::run(&args),
         Command::Advise(args) => done(advise::run(&args)),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Completions(args) => done(generate::completions(&args)),
-        Command::Man(args) => done(generate::man(&args)),
+        Command::Completions(args) => done(generate::completions(&args, Args::command())),
+        Command::Man(args) => done(generate::man(&args, Args::command())),
     };
     match result {
         Ok(code) => code,
@@ -191,67 +195,12 @@ fn refuse(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Returns clap's error in one line, without the hints that clap appends to every error.
-fn complaint(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let end = ["\nUsage:", "\nFor more information"].iter().filter_map(|mark| text.find(mark)).min();
-    let text = &text[..end.unwrap_or(text.len())];
-    let lines = text.strip_prefix("error: ").unwrap_or(text).lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ")
-}
-
-/// An impossible request on the command line. The exit status is the one that clap uses for an
-/// invalid command line.
-#[derive(Debug)]
-struct Misuse(String);
-
-impl fmt::Display for Misuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Misuse {}
-
-/// Marks an error as caused by the command line.
-fn misuse(error: impl Into<anyhow::Error>) -> anyhow::Error {
-    Misuse(message(&error.into())).into()
-}
-
-/// Formats an error with its causes, omitting each cause that the text already ends with.
-fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if message.is_empty() {
-            message = cause;
-        } else if !message.ends_with(&cause) {
-            message = format!("{message}: {cause}");
-        }
-    }
-    message
-}
-
-/// Writes a line to standard error.
-fn tell(text: &str) {
-    log::write(log::Level::Error, text);
-}
-
 #[cfg(test)]
 mod tests {
-    use anyhow::{Context, anyhow};
-
     use super::*;
 
     #[test]
     fn options_of_each_command_have_names_of_their_own() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn causes_are_told_once() {
-        let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
-        assert_eq!(message(&error), "a: opening a: no such file");
-        let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();
-        assert_eq!(message(&error), "a: b");
     }
 }

@@ -12,7 +12,7 @@ use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
 use crate::log::{Level, Sink};
-use crate::{background, image::ImageArgs, signals, size, tell};
+use crate::{background, image::ImageArgs, report::tell, signals, size};
 
 /// Mount an EROFS image read-only, with FUSE
 #[derive(clap::Args)]

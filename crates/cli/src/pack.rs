@@ -15,7 +15,7 @@ use pagefold_output::{Destination, ImageFormat, Inputs};
 use crate::destination::{draft, wrong_name};
 use crate::image::tell_needed_linux;
 use crate::source::{self, SourceArgs};
-use crate::{codec, log, misuse, progress::ProgressLine, size};
+use crate::{codec, log, progress::ProgressLine, report::misuse, size};
 
 /// Build an EROFS image, which Linux can mount
 #[derive(clap::Args)]

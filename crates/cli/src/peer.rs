@@ -15,8 +15,8 @@ use pagefold_output::Inputs;
 
 use crate::{
     image::ImagePath,
-    message,
     server_directory::{self, Claim},
+    text::message,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -17,7 +17,7 @@ use rustix::{
     process::geteuid,
 };
 
-use crate::misuse;
+use crate::report::misuse;
 
 /// The socket for NBD clients.
 const NBD_SOCKET: &str = "nbd.sock";

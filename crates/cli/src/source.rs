@@ -9,8 +9,11 @@ use pagefold_base::Format;
 use pagefold_erofs::{CompareReport, Difference, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind};
 use pagefold_source::{Error, Options, Platform, Tell};
 
-use crate::image::show;
-use crate::{log, misuse, tell};
+use crate::text::show;
+use crate::{
+    log,
+    report::{misuse, tell},
+};
 
 /// What to take from sources, and how.
 #[derive(clap::Args)]

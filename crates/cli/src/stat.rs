@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use pagefold_control::{Command, DiskKind, DiskStat, Figures, ServerStat, Stat};
 
-use crate::{figure::Figure, image::show, output::output, peer::Peer, size};
+use crate::{figure::Figure, output::output, peer::Peer, size, text::show};
 
 /// Bytes of a page of zram.
 const PAGE_BYTES: u64 = 4096;

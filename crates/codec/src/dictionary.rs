@@ -1,13 +1,13 @@
 //! Bytes that the pages of a store have in common, given to encoder and decoder in advance.
 
-use crate::{PAGE_SIZE, Page, Tables, pieces, tables::worth_it};
+use crate::{PAGE_SIZE, Page, pieces};
 
 /// Maximum size in bytes of a trained dictionary.
 pub(crate) const LARGEST: usize = 110 << 10;
 
 /// Dictionary sizes that training tries. A match in the dictionary costs more than a match in the
 /// page, and a large dictionary evicts the page from the L1 cache, so larger is not always better.
-const SIZES: [usize; 3] = [16 << 10, 60 << 10, LARGEST];
+pub(crate) const SIZES: [usize; 3] = [16 << 10, 60 << 10, LARGEST];
 
 /// One in this many sample pages is held out: dictionaries are built from the others and judged on
 /// these.
@@ -41,28 +41,6 @@ impl Dictionary {
     pub fn id(&self) -> u32 {
         self.id
     }
-
-    /// Returns the tables, built by `with` from a dictionary, that make pages like those of
-    /// `sample` smallest. Returns `None` if no dictionary helps or memory runs out.
-    ///
-    /// The candidates of several sizes are built from seven eighths of the sample and judged on the
-    /// rest: a dictionary helps if it makes those pages at least 2 % smaller than `current` does.
-    pub(crate) fn train(sample: &[&Page], current: &Tables, with: impl Fn(Self) -> Option<Tables>) -> Option<Tables> {
-        let (held_out, training) = held_out(sample)?;
-        let bytes_of = |tables: &Tables| {
-            let mut stream = tables.codec().stream().ok()?;
-            let mut out = [0; PAGE_SIZE];
-            Some(held_out.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>())
-        };
-        let (bytes, tables) = candidates(&training, &SIZES)
-            .into_iter()
-            .filter_map(|bytes| {
-                let tables = with(Self::new(bytes))?;
-                Some((bytes_of(&tables)?, tables))
-            })
-            .min_by_key(|(bytes, _)| *bytes)?;
-        worth_it(bytes, bytes_of(current)?).then_some(tables)
-    }
 }
 
 /// Splits `sample` into the pages that judge and the pages that dictionaries are built from.
@@ -88,13 +66,19 @@ pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
     let mut candidates = Vec::new();
     for &size in sizes {
         #[cfg(feature = "zstd")]
-        candidates.extend(crate::zstd::trained_dictionary(&all, size));
+        candidates.extend(crate::zstd::train::trained_dictionary(&all, size));
         let count = (size / PAGE_SIZE).min(training.len());
         let spread = (0..count).map(|index| training[index * training.len() / count]);
         candidates.push(spread.flat_map(|page| page.iter().copied()).collect());
         candidates.push(pieces::select(training, size));
     }
     candidates
+}
+
+/// Returns whether reducing the same pages from `before` to `bytes` justifies new tables or a
+/// longer dictionary: 2 % does.
+pub(crate) fn worth_it(bytes: usize, before: usize) -> bool {
+    bytes * 50 <= before * 49
 }
 
 /// FNV-1a, 32 bits (Fowler, Noll, Vo; IETF draft-eastlake-fnv).
@@ -105,7 +89,7 @@ fn fnv1a(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Codec, Corrupt, by_name};
+    use crate::{Codec, Corrupt, Tables, by_name};
 
     /// The codecs with dictionaries, each with its name without one.
     const CODECS: &[(&str, &str)] = &[
@@ -254,5 +238,11 @@ mod tests {
             let len = stream.compress(&page, &mut out).unwrap();
             assert!(out[..len] == compressed(&*codec, &page), "{name}");
         }
+    }
+
+    #[test]
+    fn a_fiftieth_is_worth_it() {
+        assert!(worth_it(49_000, 50_000) && worth_it(0, 50_000));
+        assert!(!worth_it(49_001, 50_000) && !worth_it(50_000, 50_000) && !worth_it(60_000, 50_000));
     }
 }

@@ -35,6 +35,8 @@
 
 #[cfg(all(test, not(miri)))] // Runs thousands of pages through C libraries.
 mod bounds_tests;
+#[cfg(any(test, fuzzing))]
+mod builds;
 pub mod cluster;
 mod codec;
 #[cfg(feature = "deflate")]
@@ -43,6 +45,7 @@ mod dictionary;
 mod fold;
 pub mod lz4;
 mod lz4_dict;
+mod lz4_tables;
 pub mod lz4dyn;
 #[cfg(feature = "lz4hc")]
 mod lz4hc;
@@ -51,6 +54,7 @@ mod mem;
 #[cfg(test)]
 mod memory_tests;
 mod names;
+mod page;
 mod pieces;
 mod pleat;
 mod reuse;
@@ -58,27 +62,30 @@ mod same;
 #[cfg(all(test, not(miri)))] // Calls C libraries.
 mod same_bytes_tests;
 mod tables;
+mod trained;
 mod x842;
 #[cfg(feature = "zstd")]
 mod zstd;
 
 #[cfg(any(test, fuzzing))]
-pub use codec::streams_of_every_build;
-pub use codec::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
+pub use builds::streams_of_every_build;
+pub use codec::{Codec, Stream};
 #[cfg(feature = "deflate")]
 pub use deflate::Deflate;
 pub use dictionary::Dictionary;
 pub use fold::{Fold, FoldDict, FoldTables};
 pub use lz4::{Lz4, Lz4Encoder, Matches as Lz4Matches};
-pub use lz4_dict::{Lz4Dict, Lz4Tables};
+pub use lz4_dict::Lz4Dict;
+pub use lz4_tables::Lz4Tables;
 pub use lz4dyn::Lz4Dyn;
 #[cfg(feature = "lz4hc")]
 pub use lz4hc::Lz4Hc;
 pub use lzo::Lzo;
 pub use names::{NAMES, NameError, by_name, trained};
+pub use page::{BadTables, CodecId, Corrupt, PAGE_SIZE, Page, StreamError};
 pub use pleat::{Pleat, PleatTables};
 pub use same::{fill, same_filled};
-pub use tables::{BadTables, Tables};
+pub use tables::Tables;
 pub use x842::X842;
 #[cfg(feature = "zstd")]
 pub use zstd::{Zstd, ZstdTables};

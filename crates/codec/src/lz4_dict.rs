@@ -8,21 +8,18 @@
 //!
 //! The page is encoded and decoded in this window as plain LZ4 would be.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
-    Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError, Tables,
+    Codec, CodecId, Corrupt, Lz4Tables, PAGE_SIZE, Page, Stream, StreamError, Tables,
     lz4::{
         Lz4Stream, SHORT, decode,
         encode::encode_after,
         format::Plain,
         table::{AfterDictionary, DictionaryPositions, Positions},
     },
+    lz4_tables::REACH,
 };
-
-/// Bytes of a dictionary that matches of a page can reach: positions in the window, and therefore
-/// offsets, fit in 16 bits.
-const REACH: usize = (1 << 16) - PAGE_SIZE;
 
 /// LZ4 with a dictionary.
 #[derive(Clone, Debug, Default)]
@@ -36,40 +33,6 @@ impl Lz4Dict {
     /// are plain LZ4.
     pub fn with_tables(tables: Arc<Lz4Tables>) -> Self {
         Self { tables }
-    }
-}
-
-/// What the objects of `lz4-dict` share: a dictionary and the positions of its sequences, or
-/// nothing yet.
-#[derive(Default)]
-pub struct Lz4Tables {
-    found: Option<(Dictionary, Box<DictionaryPositions>)>,
-}
-
-impl Lz4Tables {
-    /// Creates tables from the last 60 KiB of `dictionary`.
-    pub fn new(dictionary: Dictionary) -> Self {
-        let bytes = dictionary.bytes();
-        let reached = bytes[bytes.len().saturating_sub(REACH)..].to_vec();
-        let positions = AfterDictionary::positions(&reached);
-        Self { found: Some((Dictionary::new(reached), positions)) }
-    }
-
-    /// Returns the dictionary, if there is one.
-    pub fn dictionary(&self) -> Option<&Dictionary> {
-        self.found.as_ref().map(|(dictionary, _)| dictionary)
-    }
-
-    /// Returns the heap bytes.
-    pub fn memory_bytes(&self) -> usize {
-        let of = |dictionary: &Dictionary| dictionary.bytes().len() + size_of::<DictionaryPositions>();
-        size_of::<Self>() + self.dictionary().map_or(0, of)
-    }
-}
-
-impl fmt::Debug for Lz4Tables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lz4Tables").field("dictionary", &self.dictionary().map(Dictionary::id)).finish_non_exhaustive()
     }
 }
 
@@ -109,7 +72,7 @@ impl Lz4DictStream {
     /// dictionary.
     #[inline(always)]
     fn load(&mut self) -> Option<(&mut [u8], usize, &DictionaryPositions, &mut Positions)> {
-        let (dictionary, positions) = self.tables.found.as_ref()?;
+        let (dictionary, positions) = self.tables.loaded.as_ref()?;
         let dictionary = dictionary.bytes();
         let window = &mut self.window[..dictionary.len() + PAGE_SIZE];
         if !self.is_loaded {
@@ -156,6 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Dictionary;
 
     fn codec(dictionary: Vec<u8>) -> Lz4Dict {
         Lz4Dict::with_tables(Arc::new(Lz4Tables::new(Dictionary::new(dictionary))))

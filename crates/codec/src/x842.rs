@@ -38,32 +38,10 @@ mod bits;
 mod crc;
 mod decode;
 mod encode;
+mod format;
 
 use crate::{Codec, CodecId, Corrupt, Page, Stream, StreamError};
 use encode::Encoder;
-
-/// Bytes of a block.
-const BLOCK: usize = 8;
-
-/// Sizes in bytes of the rings of 2, 4 and 8-byte phrases.
-const RING2: usize = 2 << INDEX2_BITS;
-const RING4: usize = 4 << INDEX4_BITS;
-const RING8: usize = 8 << INDEX8_BITS;
-
-const TEMPLATE_BITS: u32 = 5;
-const INDEX2_BITS: u32 = 8;
-const INDEX4_BITS: u32 = 9;
-const INDEX8_BITS: u32 = 8;
-const REPEAT_BITS: u32 = 6;
-const TAIL_BITS: u32 = 3;
-const SUM_BITS: u32 = 32;
-
-/// The templates other than two halves.
-const WHOLE: u64 = 25;
-const REPEAT: u64 = 27;
-const ZEROS: u64 = 28;
-const TAIL: u64 = 29;
-const END: u64 = 30;
 
 /// 842.
 #[derive(Clone, Copy, Debug)]

@@ -7,12 +7,12 @@ const PARTS: usize = 16;
 
 /// A sum in parts, each in cache lines of its own.
 #[derive(Debug, Default)]
-pub(crate) struct Counter([Part; PARTS]);
+pub(crate) struct Counter([PaddedCount; PARTS]);
 
 /// Prefetchers load pairs of lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Part(AtomicU64);
+struct PaddedCount(AtomicU64);
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 

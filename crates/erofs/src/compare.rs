@@ -9,7 +9,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::build::{Content, Found, Node, NodeId, NodeKind, Tree};
+use crate::build::{Content, Node, NodeId, NodeKind, ReadContent, Tree};
 use crate::error::Result;
 use crate::format::Xattr;
 use crate::read::{File, FileKind, Image, Inode, PathId, Paths};
@@ -50,7 +50,7 @@ pub struct CompareReport {
 }
 
 /// A part of a file's content.
-struct Part<'a> {
+struct FilePart<'a> {
     path: PathId,
     content: &'a Content,
     inode: Inode,
@@ -63,7 +63,7 @@ struct Part<'a> {
 struct Comparison<'a> {
     image: &'a Image,
     tree: &'a Tree,
-    parts: &'a Work<Part<'a>>,
+    parts: &'a Work<FilePart<'a>>,
     paths: Paths,
     report: CompareReport,
     differences: Differences,
@@ -83,7 +83,7 @@ impl Image {
     /// what [`Tree::changes`](crate::Tree::changes) then reports.
     /// Memory use is linear in the number of names.
     pub fn compare(&self, tree: &Tree, threads: usize) -> CompareReport {
-        let (parts, contents) = (Work::<Part<'_>>::new(), Mutex::new(BTreeMap::new()));
+        let (parts, contents) = (Work::<FilePart<'_>>::new(), Mutex::new(BTreeMap::new()));
         let compare_parts = || {
             let mut buffers = Buffers::default();
             while let Some(part) = parts.next() {
@@ -257,7 +257,7 @@ impl<'a> Comparison<'a> {
                 continue;
             }
             let end = inode.size.min(start + PART_BYTES);
-            self.parts.push(Part { path, content, inode: inode.clone(), file: Arc::clone(&file), start, end });
+            self.parts.push(FilePart { path, content, inode: inode.clone(), file: Arc::clone(&file), start, end });
             start = end;
         }
     }
@@ -310,7 +310,7 @@ struct Buffers {
     of_tree: Vec<u8>,
 }
 
-impl Part<'_> {
+impl FilePart<'_> {
     /// Compares the part. Returns the first difference and its position as the error.
     fn compare(&self, image: &Image, buffers: &mut Buffers) -> std::result::Result<(), (u64, String)> {
         let file = match self.file.get() {
@@ -357,13 +357,13 @@ impl Part<'_> {
         };
         let of_image = &of_image[..len];
         let same = match found {
-            Found::Bytes => of_image == of_tree.as_slice(),
-            Found::Zeros => is_zeros(of_image),
+            ReadContent::Bytes => of_image == of_tree.as_slice(),
+            ReadContent::Zeros => is_zeros(of_image),
         };
         if same || has_changed() {
             return Ok(len);
         }
-        if found == Found::Zeros {
+        if found == ReadContent::Zeros {
             of_tree.clear();
             of_tree.resize(len, 0);
         }

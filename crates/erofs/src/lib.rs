@@ -72,5 +72,5 @@ pub use format::{DataLayout, Xattr};
 pub use pagefold_codec::cluster::ClusterCodec;
 pub use pagefold_storage::{Embedded, ReadAt};
 pub use read::{
-    CheckReport, Counts, DirEntry, File, FileKind, Image, Inode, Notice, Problem, ReadPart, Run, Superblock,
+    CheckReport, DirEntry, File, FileKind, Image, Inode, Notice, Problem, ReadCounts, ReadPart, Run, Superblock,
 };

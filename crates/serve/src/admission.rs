@@ -16,14 +16,16 @@ use rustix::event::epoll::EventData;
 
 use crate::{
     Error,
+    adopt_error::AdoptError,
     connection::{Common, Connection, Keeper},
     events::Resting,
-    handover::{AdoptError, ClientState, NewcomerState},
+    handover::{ClientState, NewcomerState},
     listen::Listener,
     negotiate::{Negotiation, NoPlace, Security, Session},
     newcomer::{Newcomer, Place},
     pause::Pause,
-    presence::{Peer, Presence, WhenClient},
+    peer::Peer,
+    presence::{Presence, WhenClient},
     sockets::{Opened, Sockets},
     stream::Stream,
     tls::Certificates,

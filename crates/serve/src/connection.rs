@@ -35,24 +35,20 @@
 //! ends.
 
 mod batch;
+mod common;
 mod leader;
+mod leading;
+mod parked;
 mod piece;
 mod run;
+mod state;
 mod task;
 
-use std::{
-    io,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::Ordering, mpsc};
 
-use pagefold_executor::{Client, ClientLimits, Device, Executor, Taken, Working, spawn};
+use pagefold_executor::{Client, ClientLimits, Device, Taken, Working};
 
-use self::leader::{Leader, Led};
-pub(crate) use self::leader::{Parked, Unfinished};
+pub(crate) use self::{common::Common, parked::Parked};
 use crate::{
     Limits,
     negotiate::{Ended, Session},
@@ -67,27 +63,6 @@ pub(crate) const INLINE_BYTES: u64 = 128 << 10;
 const MOST_KEPT_BYTES: usize = 64 << 20;
 /// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
-
-/// State shared by all connections of a server.
-#[derive(Debug)]
-pub(crate) struct Common {
-    pub(crate) limits: Limits,
-    /// The server is stopping: received requests are answered, then connections end.
-    pub(crate) stopping: AtomicBool,
-    /// No request may begin.
-    pub(crate) pausing: AtomicBool,
-    pub(crate) executor: Arc<Executor>,
-}
-
-impl Common {
-    pub(crate) fn new(limits: Limits, executor: Arc<Executor>) -> Arc<Self> {
-        Arc::new(Self { limits, stopping: AtomicBool::new(false), pausing: AtomicBool::new(false), executor })
-    }
-
-    pub(crate) fn is_pausing(&self) -> bool {
-        self.pausing.load(Ordering::Relaxed)
-    }
-}
 
 /// What lives as long as a connection, and resumes it when it rests.
 pub(crate) trait Keeper<T>: Send + Sync + Sized + 'static {
@@ -156,33 +131,6 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         })
     }
 
-    /// Serves on the calling thread and the executor's until the peer leaves or violates the
-    /// protocol, or until the connection rests. Other threads may still be busy when this returns.
-    pub(crate) fn serve(connection: Arc<Self>, taken: Option<Taken>) -> io::Result<()> {
-        let leader = connection.begin_work(taken)?;
-        connection.work(leader);
-        Ok(())
-    }
-
-    /// Lets a connection that rests work in a new thread. On failure, it still rests.
-    pub(crate) fn resume(connection: &Arc<Self>, taken: Taken) -> io::Result<()> {
-        let leader = connection.begin_work(Some(taken))?;
-        let body = Arc::clone(connection);
-        let spawned = spawn("nbd-connection", move || body.work(leader));
-        if spawned.is_err() {
-            connection.end_work();
-        }
-        spawned
-    }
-
-    fn begin_work(&self, taken: Option<Taken>) -> io::Result<Leader<T>> {
-        let mut leader = Leader::new(Arc::clone(&self.transport), &self.common, G::RESTS)?;
-        leader.resume(std::mem::take(&mut *self.parked()));
-        *self.lock_work() = Some(Work { _working: self.common.executor.begin_work(), _taken: taken });
-        self.client.keep_buffers(true);
-        Ok(leader)
-    }
-
     /// Releases what the leader held, which has been dropped.
     fn end_work(&self) {
         let work = self.lock_work().take();
@@ -219,52 +167,6 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Returns whether the export was removed.
     pub(crate) fn is_closed(&self) -> bool {
         self.session.access.is_closed()
-    }
-
-    /// Main loop of the leader.
-    fn work(self: Arc<Self>, mut leader: Leader<T>) {
-        // If a device panics, the peer must not wait for replies.
-        let unwinding = EndOnUnwind(&self);
-        loop {
-            match leader.lead(&self) {
-                Ok(Led::Idle) => {
-                    drop(leader);
-                    self.end_work();
-                    if G::watch(&self) {
-                        break;
-                    }
-                    match self.begin_work(None) {
-                        Ok(again) => leader = again,
-                        Err(_) => {
-                            self.end(true);
-                            break;
-                        }
-                    }
-                }
-                Ok(Led::Paused) => {
-                    *self.parked() = leader.park();
-                    drop(leader);
-                    self.end_work();
-                    if !G::watch(&self) {
-                        self.end(true);
-                    }
-                    break;
-                }
-                Ok(Led::End) => {
-                    drop(leader);
-                    self.end(false);
-                    self.end_work();
-                    break;
-                }
-                Err(_) => {
-                    drop(leader);
-                    self.end(true);
-                    self.end_work();
-                    break;
-                }
-            }
-        }
-        std::mem::forget(unwinding);
     }
 
     /// Lets all threads finish their work. If `now`, also closes the stream.

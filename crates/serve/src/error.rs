@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, path::PathBuf};
 
 use pagefold_executor::ExportError;
 
-use crate::handover::AdoptError;
+use crate::adopt_error::AdoptError;
 
 /// Bytes of `sun_path` on Linux, without the terminating NUL.
 pub(crate) const MAX_UNIX_PATH_BYTES: usize = 107;

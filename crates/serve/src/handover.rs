@@ -8,13 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    connection::{Parked, Unfinished},
-    negotiate::Session,
-    pieces::Pieces,
-    protocol::{Context, Errno, Headers, MAX_PAYLOAD_BYTES, Request},
-    request::{Arrived, Refusal},
-};
+use crate::protocol::{Context, Headers, Request};
 
 /// Sockets with their states. `D` is a descriptor.
 #[derive(Debug)]
@@ -77,10 +71,10 @@ pub struct ClientState {
 /// A request of whose payload only a part was received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnfinishedState {
-    request: Request,
-    left_bytes: u64,
+    pub(crate) request: Request,
+    pub(crate) left_bytes: u64,
     /// Why it fails, as the protocol has it.
-    failure: Option<(u32, String)>,
+    pub(crate) failure: Option<(u32, String)>,
 }
 
 /// A client that negotiates.
@@ -121,65 +115,6 @@ pub(crate) enum NextState {
     Flags,
     Header,
     Data { option: u32, len_bytes: u32 },
-}
-
-/// Why the state of a client cannot be continued.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdoptError {
-    /// The export does not exist.
-    #[error("a client uses the export `{0}`, which does not exist")]
-    NoExport(String),
-    /// Its fields contradict each other or the protocol.
-    #[error("the state of a client is not valid: {0}")]
-    Invalid(&'static str),
-    /// The descriptor is not that of such a socket.
-    #[error("a descriptor is not {0}")]
-    NotASocket(&'static str),
-    /// There is no memory for it.
-    #[error("the memory limit leaves no room for a client")]
-    Memory,
-    /// The system has failed.
-    #[error("a client's socket cannot be watched: {0}")]
-    System(String),
-}
-
-impl ClientState {
-    pub(crate) fn of(export: String, session: &Session, parked: &Parked, output: &[u8]) -> Self {
-        let unfinished = parked.unfinished.as_ref().map(|Unfinished { pieces, left_bytes }| UnfinishedState {
-            request: *pieces.request,
-            left_bytes: *left_bytes,
-            failure: pieces.refusal().map(|refusal| (refusal.errno as u32, refusal.message)),
-        });
-        Self {
-            export,
-            headers: session.headers,
-            contexts: session.contexts.clone(),
-            input: parked.input.clone(),
-            output: output.to_vec(),
-            unfinished,
-        }
-    }
-
-    /// Returns what a leader continues with.
-    pub(crate) fn into_parked(self, session: &Session) -> Result<(Parked, Vec<u8>), AdoptError> {
-        let Self { input, output, unfinished, .. } = self;
-        let unfinished = unfinished.map(|UnfinishedState { request, left_bytes, failure }| {
-            // Other requests are refused before their payload is received.
-            let is_checked = request.len_bytes <= u64::from(MAX_PAYLOAD_BYTES)
-                && request.offset.checked_add(request.len_bytes).is_some()
-                && left_bytes <= request.len_bytes;
-            if failure.is_none() && !is_checked {
-                return Err(AdoptError::Invalid("an unfinished request is longer than possible"));
-            }
-            let pieces = Pieces::new(Arrived::new(request, session));
-            if let Some((errno, message)) = failure {
-                pieces.fail(Refusal::new(Errno::of_linux(i32::try_from(errno).unwrap_or_default()), message));
-            }
-            Ok(Unfinished { pieces, left_bytes })
-        });
-        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None, is_paced: false }, output))
-    }
 }
 
 /// Bytes as hexadecimal digits.

@@ -17,6 +17,7 @@
 
 mod activation;
 mod admission;
+mod adopt_error;
 mod client;
 mod connection;
 mod error;
@@ -29,11 +30,13 @@ mod listen;
 mod negotiate;
 mod newcomer;
 mod pause;
+mod peer;
 mod pieces;
 mod presence;
 pub mod protocol;
 mod request;
 mod server;
+mod session;
 mod sockets;
 mod stream;
 #[cfg(feature = "tls")]
@@ -47,16 +50,18 @@ mod vsock;
 
 pub use activation::Passed;
 pub use admission::{OtherSeat, Refused};
+pub use adopt_error::AdoptError;
 pub use client::{Client, Opened, open_export};
 pub use error::Error;
-pub use handover::{AdoptError, ClientState, Handed, ListenerState, NewcomerState};
+pub use handover::{ClientState, Handed, ListenerState, NewcomerState};
 pub use limits::Limits;
 pub use listen::{Permissions, SocketFile, listen_privately, listen_with};
 pub use pagefold_executor::{
     Account, Claim, Export, ExportError, Exports, IDLE_BYTES, LEAST_COST_BYTES, Quota, WORK_BYTES,
 };
 pub use pause::{PauseError, Paused, Shared};
-pub use presence::{ClientEvent, Peer};
+pub use peer::Peer;
+pub use presence::ClientEvent;
 pub use server::{Builder, OwnSocket, Server, ServerHandle, TakenSocket, serve_stream};
 #[cfg(feature = "tls")]
 pub use tls::{Certificates, CertificatesError, IDLE_BYTES as TLS_IDLE_BYTES, WORK_BYTES as TLS_WORK_BYTES};

@@ -26,11 +26,7 @@ use rustix::{
 };
 
 use crate::{
-    Error,
-    error::MAX_UNIX_PATH_BYTES,
-    handover::{AdoptError, ListenerState},
-    transport::Socket,
-    vsock,
+    Error, adopt_error::AdoptError, error::MAX_UNIX_PATH_BYTES, handover::ListenerState, transport::Socket, vsock,
 };
 
 /// How long to wait for a connection to a socket that may be stale.

@@ -5,8 +5,10 @@ use std::{io, sync::Arc};
 use pagefold_disk::BlockDevice;
 use pagefold_executor::{Access, Export, Exports, Memory, Taken};
 
+pub(crate) use crate::session::Session;
 use crate::{
-    handover::{AdoptError, NewcomerState, NextState, TlsState},
+    adopt_error::AdoptError,
+    handover::{NewcomerState, NextState, TlsState},
     protocol::{
         Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
         MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
@@ -30,15 +32,6 @@ const LIST_PIECE_BYTES: usize = 2 << 10;
 
 /// Exports that are looked up together for a LIST.
 const LIST_PIECE_EXPORTS: usize = 64;
-
-/// The result of the negotiation.
-#[derive(Clone, Debug)]
-pub(crate) struct Session {
-    pub(crate) access: Arc<Access>,
-    pub(crate) headers: Headers,
-    /// The contexts for which the client may request block status.
-    pub(crate) contexts: Vec<Context>,
-}
 
 /// The reason why a connection ended. It affects only the peer; the text is for tests and
 /// debugging.

@@ -6,12 +6,12 @@ use pagefold_disk::{self as disk, BlockDevice, Change, Extent};
 use pagefold_executor::{Device, Failed, Operation, Started};
 
 use crate::{
-    negotiate::Session,
     protocol::{
         Context, EXTENDED_CHUNK_HEADER_BYTES, Errno, Headers, MAX_PAYLOAD_BYTES, Request, SIMPLE_REPLY_BYTES,
         changed_state, chunk, command, command_flag, encode_chunk_header, encode_extended_chunk_header,
         encode_simple_reply, state,
     },
+    session::Session,
 };
 
 /// Extents per reply at most; a client asks again for the rest.

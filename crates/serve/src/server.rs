@@ -15,9 +15,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::{
     Error, Limits, OtherSeat, Passed, Refused,
     admission::{Control, Tls, WhenRefused, wake},
+    adopt_error::AdoptError,
     connection::{Common, Connection},
     events::{Events, Resting},
-    handover::{AdoptError, Handed},
+    handover::Handed,
     listen::{Listener, Permissions},
     negotiate::negotiate,
     newcomer::Newcomer,

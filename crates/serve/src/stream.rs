@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    presence::Peer,
+    peer::Peer,
     tls::Layer,
     transport::{Socket, Transport},
 };

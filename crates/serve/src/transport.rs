@@ -14,7 +14,7 @@ use rustix::{
     net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-use crate::{handover::AdoptError, presence::Peer, vsock};
+use crate::{adopt_error::AdoptError, peer::Peer, vsock};
 
 /// A connected, ordered, bidirectional byte stream, used by several threads: at most one receives
 /// and one sends at a time, and any may shut it down.

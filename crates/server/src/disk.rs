@@ -53,7 +53,7 @@ impl Origin {
 }
 
 /// The state of a disk at one moment.
-pub(crate) struct Found {
+pub(crate) struct FoundDisk {
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
     pub(crate) limit_bytes: Option<u64>,
@@ -137,9 +137,9 @@ impl Disk {
     }
 
     /// Describes the disk under this name.
-    pub(crate) fn found(&self, name: &str, exported: Exported, snapshots: u64) -> Found {
+    pub(crate) fn found(&self, name: &str, exported: Exported, snapshots: u64) -> FoundDisk {
         let stats = self.backing.stats().unwrap_or_default();
-        Found {
+        FoundDisk {
             name: name.to_owned(),
             size_bytes: self.backing.size_bytes(),
             limit_bytes: self.limit_bytes,

@@ -31,7 +31,7 @@ use crate::{
     client_memory::ClientMemory,
     compaction::Compaction,
     counted::Counted,
-    disk::{Disk, Found, Measured, RECORD_BYTES, limited},
+    disk::{Disk, FoundDisk, Measured, RECORD_BYTES, limited},
     instants::{HeldInstant, Instants},
     process::anonymous_bytes,
     socket,
@@ -173,7 +173,7 @@ impl Disks {
         Ok((disk.device(), disk.read_only))
     }
 
-    pub(crate) fn add(&self, disk: &Add) -> Result<Found, Failure> {
+    pub(crate) fn add(&self, disk: &Add) -> Result<FoundDisk, Failure> {
         let Add { name, size_bytes, limit_bytes, read_only, socket, quota } = disk;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
@@ -193,7 +193,7 @@ impl Disks {
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
         tell: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<(Found, u64), Failure> {
+    ) -> Result<(FoundDisk, u64), Failure> {
         let name = &file.name;
         // Opening a file may take long, so no lock is held.
         self.table.lock().check_free(name)?;
@@ -205,7 +205,7 @@ impl Disks {
     }
 
     /// Serves a device of the program, whose content never changes.
-    pub(crate) fn add_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<Found, Failure> {
+    pub(crate) fn add_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<FoundDisk, Failure> {
         let backing = Backing::of_device(&self.table.pool, &self.base_caches, device)?;
         self.insert_base(name, backing, None, DiskQuota::default())
     }
@@ -216,7 +216,7 @@ impl Disks {
         backing: Backing,
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
-    ) -> Result<Found, Failure> {
+    ) -> Result<FoundDisk, Failure> {
         let record = Counted::record(&self.table.pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
@@ -224,17 +224,17 @@ impl Disks {
     }
 
     /// Creates disks that all have the content of another at one instant.
-    pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<Found>, Failure> {
+    pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<FoundDisk>, Failure> {
         self.table.fork(fork)
     }
 
     /// Keeps the content of a disk at one instant under a separate name.
-    pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
+    pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<FoundDisk, Failure> {
         self.table.snapshot(name, snapshot)
     }
 
     /// Restores a disk to one of its snapshots.
-    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<Found, Failure> {
+    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<FoundDisk, Failure> {
         self.table.rollback(name, snapshot, force)
     }
 
@@ -266,7 +266,7 @@ impl Disks {
     }
 
     /// Removes a disk. Also returns how many disks still use the dropped base.
-    pub(crate) fn remove(&self, name: &str, with_snapshots: bool, force: bool) -> Result<(Found, u64), Failure> {
+    pub(crate) fn remove(&self, name: &str, with_snapshots: bool, force: bool) -> Result<(FoundDisk, u64), Failure> {
         let snapshots = self.table.lock().names_of_snapshots(name)?;
         if with_snapshots || snapshots.is_empty() {
             snapshots.iter().chain([&name.to_owned()]).try_for_each(|name| self.table.check_unused(name, force))?;
@@ -354,7 +354,7 @@ impl Disks {
         Ok(entries.get(to)?.socket.as_ref().map(|socket| socket.path.clone()))
     }
 
-    pub(crate) fn reset(&self, name: &str, force: bool) -> Result<Found, Failure> {
+    pub(crate) fn reset(&self, name: &str, force: bool) -> Result<FoundDisk, Failure> {
         let disk = self.table.lock().get(name)?.clone();
         let ram = disk.backing.ram(name, "be reset")?;
         self.table.check_unused(name, force)?;
@@ -399,7 +399,7 @@ impl Disks {
     }
 
     /// Returns a batch of disks in the order of their names.
-    pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<Found> {
+    pub(crate) fn list(&self, batch: Batch<'_>) -> Vec<FoundDisk> {
         let disks = self.table.batch(batch).into_iter();
         disks.map(|(name, disk, snapshots)| disk.found(&name, self.table.exported(&name), snapshots)).collect()
     }
@@ -537,12 +537,12 @@ impl Disks {
     }
 
     /// Sets what an export's clients may take.
-    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
+    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<FoundDisk, Failure> {
         self.table.set_quota(name, quota)
     }
 
     /// Returns the disk `name` as it is described to clients.
-    pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
+    pub(crate) fn find(&self, name: &str) -> Result<FoundDisk, Failure> {
         self.table.find(name)
     }
 

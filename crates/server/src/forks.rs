@@ -6,7 +6,7 @@ use pagefold_control::{ChangedRange, Changes, DiskQuota, Failure, Fork, snapshot
 
 use crate::{
     counted::Counted,
-    disk::{Disk, Found, Origin, RECORD_BYTES},
+    disk::{Disk, FoundDisk, Origin, RECORD_BYTES},
     socket,
     table::Table,
 };
@@ -20,7 +20,7 @@ const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
 
 impl Table {
     /// Creates disks that all have the content of another at one instant.
-    pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<Found>, Failure> {
+    pub(crate) fn fork(&self, fork: &Fork) -> Result<Vec<FoundDisk>, Failure> {
         let Fork { from, names, limit_bytes, read_only, socket, quota } = fork;
         let source = self.lock().get(from)?.clone();
         let origin = Arc::new(Origin { name: from.clone(), base: source.base().cloned() });
@@ -54,7 +54,7 @@ impl Table {
     }
 
     /// Keeps the content of a disk at one instant under a separate name.
-    pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<Found, Failure> {
+    pub(crate) fn snapshot(&self, name: &str, snapshot: &str) -> Result<FoundDisk, Failure> {
         let snapshot = snapshot_name(name, snapshot);
         let record = Counted::record(&self.pool, &snapshot, RECORD_BYTES + Origin::record_bytes(name))?;
         let source = self.lock().get(name)?.clone();
@@ -72,7 +72,7 @@ impl Table {
     }
 
     /// Restores a disk to one of its snapshots.
-    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<Found, Failure> {
+    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<FoundDisk, Failure> {
         let entries = self.lock();
         let disk = entries.get(name)?.clone();
         let kept = entries.get(&snapshot_name(name, snapshot))?.clone();

@@ -8,7 +8,7 @@ use std::{
 use pagefold_control::{Batch, BusyDisk, DiskQuota, Failure};
 
 use crate::{
-    disk::Found,
+    disk::FoundDisk,
     table::{Table, of_clients},
 };
 
@@ -28,7 +28,7 @@ pub(crate) fn words(quota: DiskQuota) -> String {
 
 impl Table {
     /// Sets what an export's clients may take.
-    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<Found, Failure> {
+    pub(crate) fn set_quota(&self, name: &str, quota: DiskQuota) -> Result<FoundDisk, Failure> {
         let export = self.exports.get(name).filter(|_| self.lock().has(name));
         export.ok_or_else(|| Failure::no_such_disk(name))?.set_quota(of_clients(quota));
         self.find(name)

@@ -16,7 +16,7 @@ use pagefold_serve::{Limits, ServerHandle, SocketFile, unix_uri};
 use crate::{
     Address, BaseFile, Belongings, Config, Frozen, Level, MemoryLimit, Observer,
     config::WhenConnections,
-    disk::{Exported, Found},
+    disk::{Exported, FoundDisk},
     disks::{Disks, DisksConfig, TakenConfig},
     ending::Ending,
     events::Events,
@@ -274,7 +274,7 @@ impl Server {
         self.0.listened.get()?.devices.of(disk)?.into_os_string().into_string().ok()
     }
 
-    pub(crate) fn record(&self, found: Found) -> DiskRecord {
+    pub(crate) fn record(&self, found: FoundDisk) -> DiskRecord {
         let Exported { id, clients, quota } = found.exported;
         DiskRecord {
             id,
@@ -300,7 +300,7 @@ impl Server {
     }
 
     /// Logs a disk's name and its addresses.
-    pub(crate) fn tell_disk(&self, found: &Found) {
+    pub(crate) fn tell_disk(&self, found: &FoundDisk) {
         let mut of = if found.read_only { ", read-only" } else { "" }.to_owned();
         match (&found.from, &found.path) {
             (Some(from), _) => of += &format!(", forked from '{from}'"),

@@ -14,7 +14,7 @@ use pagefold_serve::{Export, ExportError, Exports, Quota, ServerHandle};
 
 use crate::{
     WhenFull,
-    disk::{Disk, Exported, Found},
+    disk::{Disk, Exported, FoundDisk},
     socket::ServedSocket,
 };
 
@@ -89,7 +89,7 @@ impl Table {
         mut disk: Disk,
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
-    ) -> Result<Found, Failure> {
+    ) -> Result<FoundDisk, Failure> {
         self.exports.add(export_of(name, &disk, quota)).map_err(failure)?;
         if let (Some(socket), Some(export)) = (socket, self.exports.get(name)) {
             let opened = ServedSocket::new(self.server.get(), &export, socket);
@@ -166,7 +166,7 @@ impl Table {
     }
 
     /// Returns the disk `name` as it is described to clients.
-    pub(crate) fn find(&self, name: &str) -> Result<Found, Failure> {
+    pub(crate) fn find(&self, name: &str) -> Result<FoundDisk, Failure> {
         let entries = self.lock();
         let (disk, snapshots) = (entries.get(name)?.clone(), entries.snapshots(name).count() as u64);
         drop(entries);

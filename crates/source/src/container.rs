@@ -134,7 +134,7 @@ struct RootFs {
 }
 
 /// An image in a directory or an archive.
-struct Found {
+struct ListedImage {
     /// What the user knows it by.
     names: Vec<String>,
     config: Config,
@@ -185,11 +185,11 @@ pub(crate) fn layers(
 }
 
 /// Returns the image for a platform: the only one, or the only one for this machine.
-fn chosen(mut images: Vec<Found>, platform: Option<&Platform>) -> Result<Found> {
+fn chosen(mut images: Vec<ListedImage>, platform: Option<&Platform>) -> Result<ListedImage> {
     ensure!(!images.is_empty(), "it contains no image that can be read");
     let mut seen = std::collections::HashSet::new();
     images.retain(|image| seen.insert(image.id.clone()));
-    let listed = |images: &[Found]| {
+    let listed = |images: &[ListedImage]| {
         let mut texts: Vec<_> = images
             .iter()
             .map(|image| {
@@ -284,7 +284,7 @@ impl Files<'_> {
         (!saved.is_empty() && saved.iter().all(is_here)).then_some(saved)
     }
 
-    fn of_docker(&self, saved: Vec<Saved>) -> Result<Vec<Found>> {
+    fn of_docker(&self, saved: Vec<Saved>) -> Result<Vec<ListedImage>> {
         saved
             .into_iter()
             .take(MOST_IMAGES)
@@ -294,19 +294,19 @@ impl Files<'_> {
                 let digest = Digest::parse(&format!("sha256:{}", name.trim_end_matches(".json"))).ok();
                 let config = self.document(&Blob { path: image.config.clone(), digest, size: None })?;
                 let layers = image.layers.into_iter().map(|path| Blob { path, digest: None, size: None }).collect();
-                Ok(Found { names: image.repo_tags.unwrap_or_default(), config, layers, id: image.config })
+                Ok(ListedImage { names: image.repo_tags.unwrap_or_default(), config, layers, id: image.config })
             })
             .collect()
     }
 
-    fn of_layout(&self) -> Result<Vec<Found>> {
+    fn of_layout(&self) -> Result<Vec<ListedImage>> {
         let index = Blob { path: "index.json".to_owned(), digest: None, size: None };
         let mut images = Vec::new();
         self.of_index(self.document(&index)?, MOST_INDEXES, &mut images)?;
         Ok(images)
     }
 
-    fn of_index(&self, index: Document, depth: u32, images: &mut Vec<Found>) -> Result<()> {
+    fn of_index(&self, index: Document, depth: u32, images: &mut Vec<ListedImage>) -> Result<()> {
         for descriptor in index.manifests.unwrap_or_default() {
             let blob = Blob::of(&descriptor)?;
             // An index may list images for other platforms that were not saved.
@@ -329,7 +329,7 @@ impl Files<'_> {
             }
             let names = REFERENCES.iter().find_map(|key| descriptor.annotations.get(*key)).cloned();
             let layers = document.layers.iter().map(Blob::of).collect::<Result<_>>()?;
-            images.push(Found { names: names.into_iter().collect(), config, layers, id: descriptor.digest });
+            images.push(ListedImage { names: names.into_iter().collect(), config, layers, id: descriptor.digest });
         }
         Ok(())
     }
@@ -481,12 +481,12 @@ impl Read for Reading<'_> {
 mod tests {
     use super::*;
 
-    fn image(platform: &str, id: &str) -> Found {
+    fn image(platform: &str, id: &str) -> ListedImage {
         let config = Config {
             platform: Platform::parse(platform).expect("a platform"),
             rootfs: RootFs { diff_ids: Vec::new() },
         };
-        Found { names: Vec::new(), config, layers: Vec::new(), id: id.to_owned() }
+        ListedImage { names: Vec::new(), config, layers: Vec::new(), id: id.to_owned() }
     }
 
     #[test]

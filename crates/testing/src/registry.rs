@@ -22,11 +22,11 @@ pub struct Registry {
     folder: TempDir,
     /// Where it is reached.
     pub address: SocketAddr,
-    counts: Arc<Counts>,
+    counts: Arc<Traffic>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct Traffic {
     sent: AtomicU64,
     received: AtomicU64,
     ended: AtomicBool,
@@ -53,7 +53,7 @@ impl Registry {
         let child = command.spawn().expect("a registry");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let counts = Arc::<Counts>::default();
+        let counts = Arc::<Traffic>::default();
         let mut registry = Self { child, folder, address, counts: Arc::clone(&counts) };
         while TcpStream::connect(behind).is_err() {
             assert!(registry.child.try_wait().expect("a child").is_none(), "the registry ended");

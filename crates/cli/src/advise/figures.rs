@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use super::{Report, estimate::Estimate};
+use super::{estimate::Estimate, report::Report, verdict::Verdict};
 use crate::figure::Figure;
 
-pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+pub(super) fn write(out: &mut dyn Write, report: &Report, verdict: &Verdict) -> io::Result<()> {
     let mut lines = Lines { out, case: &report.input.name };
-    let Report { input, pages, codecs, images, forks, memory_bytes, verdict } = report;
+    let Report { input, pages, codecs, images, forks, memory_bytes } = report;
     for (metric, value, unit) in [
         ("files", input.names.files, "files"),
         ("directories", input.names.directories, "directories"),

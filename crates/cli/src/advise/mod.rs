@@ -11,6 +11,7 @@ mod input;
 mod order;
 mod pages;
 mod process;
+mod report;
 mod scan;
 mod stratum;
 mod table;
@@ -20,9 +21,7 @@ mod walk;
 
 use std::{io::Write, path::PathBuf, thread, time::Duration};
 
-use self::{
-    clock::Clock, codecs::Bench, estimate::Estimate, input::Input, pages::Pages, stratum::Stratum, verdict::Verdict,
-};
+use self::{clock::Clock, codecs::Bench, report::Report, verdict::Verdict};
 use crate::{output::output, size};
 
 /// Ends of the phases since the start: listing names, finding holes, looking for zeros while little
@@ -81,54 +80,18 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// All results.
-struct Report {
-    input: Input,
-    pages: Pages,
-    codecs: Vec<codecs::Figures>,
-    images: Vec<images::Figures>,
-    forks: Option<forks::Figures>,
-    /// Memory available for forks.
-    memory_bytes: u64,
-    verdict: Verdict,
-}
-
-impl Report {
-    /// Returns how many forks of this size fit into the memory.
-    fn forks_that_fit(&self, bytes: f64) -> u64 {
-        (self.memory_bytes as f64 / bytes.max(1.0)) as u64
-    }
-
-    /// Returns the bytes that are neither holes nor zeros that were found by scanning.
-    fn data_bytes(&self) -> Estimate {
-        self.input.strata.iter().map(Stratum::data_bytes).sum()
-    }
-
-    /// Returns the number of pages that were read, zeros that were found by scanning included.
-    fn read_pages(&self) -> u64 {
-        self.pages.sampled + self.input.strata.iter().map(Stratum::scanned_zero_pages).sum::<u64>()
-    }
-
-    /// Returns whether every byte was read, and packed for every image.
-    fn is_complete(&self) -> bool {
-        let data = self.data_bytes();
-        let packed = |image: &images::Figures| image.sampled_bytes as f64 >= data.value;
-        data.is_exact() && self.pages.is_complete() && self.images.iter().all(packed)
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let report = measure(args, &Clock::start())?;
+    let (report, verdict) = measure(args, &Clock::start())?;
     let mut out = output();
     if args.json {
-        figures::write(&mut out, &report)?;
+        figures::write(&mut out, &report, &verdict)?;
     } else {
-        table::write(&mut out, &report)?;
+        table::write(&mut out, &report, &verdict)?;
     }
     Ok(out.flush()?)
 }
 
-fn measure(args: &Args, clock: &Clock) -> anyhow::Result<Report> {
+fn measure(args: &Args, clock: &Clock) -> anyhow::Result<(Report, Verdict)> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let memory_bytes = args.memory.map_or_else(process::available_bytes, Ok)?;
     let mut input = match (&args.path, args.pid) {
@@ -153,9 +116,9 @@ fn measure(args: &Args, clock: &Clock) -> anyhow::Result<Report> {
         bench.run(&codecs::TRAINED, CODEC_TIME, clock.until(END), threads)?;
     }
     let codecs = bench.map(Bench::into_figures).unwrap_or_default();
-    let mut report = Report { input, pages, codecs, images, forks, memory_bytes, verdict: Verdict::default() };
-    report.verdict = verdict::of(&report, args.path.as_deref());
-    Ok(report)
+    let report = Report { input, pages, codecs, images, forks, memory_bytes };
+    let verdict = verdict::of(&report, args.path.as_deref());
+    Ok((report, verdict))
 }
 
 #[cfg(test)]

@@ -6,19 +6,21 @@ use std::{
 };
 
 use super::{
-    Report,
     codecs::{self, Times},
     estimate::Estimate,
     input::InputKind,
     pages::Pages,
+    report::Report,
     stratum::PAGE_BYTES,
+    times::time,
+    verdict::Verdict,
 };
-use crate::{image::show, size};
+use crate::{size, text::show};
 
 /// Stands for a figure that was not measured.
 const UNKNOWN: &str = "-";
 
-pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+pub(super) fn write(out: &mut dyn Write, report: &Report, verdict: &Verdict) -> io::Result<()> {
     head(out, report)?;
     pages(out, &report.pages)?;
     if !report.codecs.is_empty() {
@@ -29,13 +31,13 @@ pub(super) fn write(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     }
     memory(out, report)?;
     writeln!(out)?;
-    for reason in &report.verdict.reasons {
+    for reason in &verdict.reasons {
         writeln!(out, "{reason}")?;
     }
-    if !report.verdict.commands.is_empty() {
+    if !verdict.commands.is_empty() {
         writeln!(out, "Next:")?;
     }
-    for command in &report.verdict.commands {
+    for command in &verdict.commands {
         writeln!(out, "  {}", show(command.as_bytes()))?;
     }
     Ok(())
@@ -206,15 +208,6 @@ fn range(low: &str, high: &str) -> String {
         _ if low == high => low.to_owned(),
         (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} to {high}"),
         _ => format!("{low} to {high}"),
-    }
-}
-
-/// Formats a time for humans.
-pub(super) fn time(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
-        _ => format!("{:.1} ms", ns as f64 / 1e6),
     }
 }
 

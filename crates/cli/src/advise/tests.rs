@@ -65,7 +65,7 @@ fn it_ends_in_time_and_is_wider_rather_than_wrong() {
     let mut sampled = Vec::new();
     for step in STEPS_MS.map(Duration::from_millis) {
         let clock = Clock::counted(step);
-        let report = measure(&args(&path), &clock).expect("a report");
+        let (report, verdict) = measure(&args(&path), &clock).expect("a report");
         let in_time = END.div_duration_f64(step) as u32;
         assert!(clock.asked() <= in_time + ASKED_LATE, "{step:?}: {}", clock.asked());
         for (image, truth) in report.images.iter().zip(truth) {
@@ -76,7 +76,7 @@ fn it_ends_in_time_and_is_wider_rather_than_wrong() {
         }
         sampled.push(report.images.iter().map(|image| image.sampled_bytes).sum::<u64>());
         let mut text = Vec::new();
-        table::write(&mut text, &report).expect("memory");
+        table::write(&mut text, &report, &verdict).expect("memory");
         let text = String::from_utf8(text).expect("text");
         assert!(!text.contains(" 0 ns"), "{text}");
         assert_eq!(text.contains("Sampled completely"), report.is_complete(), "{text}");

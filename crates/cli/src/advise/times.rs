@@ -16,6 +16,15 @@ pub(super) fn p99(mut times_ns: Vec<u64>) -> Option<u64> {
     times_ns.get(times_ns.len() * 99 / 100).copied()
 }
 
+/// Formats a time for humans.
+pub(super) fn time(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        _ => format!("{:.1} ms", ns as f64 / 1e6),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

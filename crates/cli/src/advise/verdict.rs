@@ -3,10 +3,12 @@
 use std::{fmt, path::Path, time::Duration};
 
 use super::{
-    Report, codecs,
+    codecs,
     estimate::Estimate,
     images,
     input::{Files, InputKind},
+    report::Report,
+    times::time,
 };
 use crate::size;
 
@@ -169,7 +171,7 @@ impl Verdict {
             best.codec, best.cluster, first.codec, first.cluster
         ));
         if let Some(reads) = best.reads {
-            let read = super::table::time(reads.p99_ns);
+            let read = time(reads.p99_ns);
             self.reasons.push(format!("Of its random reads of 4 KiB, 99 of 100 take {read} or less."));
         }
         format!(" --codec {} --cluster {}", best.codec, best.cluster)

@@ -105,7 +105,7 @@ fn open_in_time(path: &Path, end: Deadline<'_>) -> Option<File> {
 
 /// The results of a thread.
 #[derive(Default)]
-struct Found {
+struct Listed {
     directories: Vec<PathBuf>,
     /// Index of the directory in `directories`, name, and length.
     files: Vec<(u32, Box<std::ffi::OsStr>, u64)>,
@@ -137,8 +137,8 @@ impl Walk<'_> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) -> Found {
-        let mut found = Found::default();
+    fn work(&self) -> Listed {
+        let mut found = Listed::default();
         loop {
             let mut pending = self.pending();
             let Some(directory) = pending.directories.pop() else {
@@ -162,7 +162,7 @@ impl Walk<'_> {
     }
 
     /// Counts the entries of a directory. Returns `false` if the time is over.
-    fn read(&self, path: PathBuf, found: &mut Found) -> bool {
+    fn read(&self, path: PathBuf, found: &mut Listed) -> bool {
         let Ok(entries) = fs::read_dir(&path) else {
             found.unreadable += 1;
             return !self.end.is_over();
@@ -203,7 +203,7 @@ impl Walk<'_> {
         in_time && !self.end.is_over()
     }
 
-    fn add_file(&self, found: &mut Found, directory: u32, name: OsString, metadata: &fs::Metadata) {
+    fn add_file(&self, found: &mut Listed, directory: u32, name: OsString, metadata: &fs::Metadata) {
         if metadata.nlink() > 1 {
             let mut linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
             if !linked.insert((metadata.dev(), metadata.ino())) {
@@ -225,7 +225,7 @@ fn directory(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threads: usize
     drop(fs::read_dir(path).with_context(|| path.display().to_string())?);
     let pending = Pending { directories: vec![path.to_owned()], busy: 0 };
     let walk = Walk { pending: Mutex::new(pending), linked: Mutex::default(), end: list_end };
-    let found: Vec<Found> = thread::scope(|scope| {
+    let found: Vec<Listed> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(|| walk.work())).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });

@@ -1,94 +1,36 @@
 //! `pagefold attach`, `detach`: disks as block devices of this machine's kernel.
 
+mod args;
+mod connection;
 mod spare;
 mod ublk;
 
 use std::{
     fs,
-    io::{self, ErrorKind, Write},
-    os::{
-        fd::AsFd,
-        unix::{fs::MetadataExt, net::UnixStream},
-    },
+    io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
-use clap::ValueEnum;
 use pagefold_attach::{
     loop_device,
-    nbd::{self, Connection, Nbd},
+    nbd::{self, Nbd},
 };
 use pagefold_control::{Command, DiskRecord, Failure, Listing};
-use pagefold_serve::{Opened, of_unix_uri, open_export};
 
-use crate::{output::output, peer::Peer, tell};
-
-/// How long a server may take to answer during the negotiation.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) use self::args::AttachArgs;
+use self::{
+    args::Way,
+    connection::{OURS, address, connect_nbd, open_nbd},
+};
+use crate::{output::output, peer::Peer, report::tell};
 
 /// How long a server may take to see that a device was removed.
 const NOTICE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// The most connections of a device by default.
-const MOST_CONNECTIONS: usize = 4;
-
-/// What the identifiers of our NBD devices begin with. The disk's id and one of its URIs follow.
-const OURS: &str = "pagefold ";
-
-/// Make a disk a block device of this machine
-#[derive(clap::Args)]
-#[command(after_help = "Examples:
-  device=$(pagefold attach job-1)
-  mount \"$device\" /mnt
-  umount /mnt && pagefold detach job-1
-  pagefold attach --spare 8 debian && pagefold fork debian job-2 && pagefold attach job-2
-
-Prints the device's path, and on standard error the way that was taken and why. Needs root.
-ublk: /dev/ublkbN, served by the server; needs Linux 6.5 with the module ublk_drv.
-nbd: /dev/nbdN, over connections to the server's Unix socket; needs the kernel's module nbd.
-loop: /dev/loopN, over the disk's file; needs a server with --files.
-The device stays until 'pagefold detach', also if the server ends: its requests then fail. Those of a \
-base's ublk device wait until the base is attached again.")]
-pub(crate) struct AttachArgs {
-    /// A disk, base, or snapshot as DISK@SNAPSHOT
-    name: String,
-
-    /// The only way to take [default: the first of ublk, nbd and loop that is possible]
-    #[arg(long, value_name = "WAY")]
-    via: Option<Way>,
-
-    /// Number of connections to the server (nbd) or queues (ublk) [default: one per processor, at most 4]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
-    connections: Option<u16>,
-
-    /// Seconds after which a request that is not answered fails; 0: never (nbd)
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    timeout: u32,
-
-    /// Attach nothing: connect as many NBD devices as are missing until COUNT wait for disks of this disk's
-    /// size. 'attach' of such a disk, as of a fork, takes one of them
-    #[arg(long, value_name = "COUNT", conflicts_with = "via", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    spare: Option<u16>,
-
-    /// Only create the device, and print its number
-    #[arg(long, hide = true)]
-    create_ublk: bool,
-
-    #[command(flatten)]
-    peer: Peer,
-}
-
-impl AttachArgs {
-    /// Returns the number of connections or queues.
-    fn connections(&self) -> u16 {
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        self.connections.unwrap_or(processors.min(MOST_CONNECTIONS) as u16)
-    }
-}
 
 /// Remove block devices that 'pagefold attach' made
 #[derive(clap::Args)]
@@ -105,17 +47,6 @@ pub(crate) struct DetachArgs {
 
     #[command(flatten)]
     peer: Peer,
-}
-
-/// A kind of block device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Way {
-    /// A device of the kernel's ublk driver
-    Ublk,
-    /// A device of the kernel's NBD client
-    Nbd,
-    /// A loop device over the disk's file
-    Loop,
 }
 
 /// A device that exists.
@@ -179,14 +110,6 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
 }
 
 impl Way {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ublk => "ublk",
-            Self::Nbd => "nbd",
-            Self::Loop => "loop",
-        }
-    }
-
     fn attach(self, args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
         match self {
             Self::Ublk => Ok(Device { way: self, number: ublk::attach(args, disk)? }),
@@ -344,50 +267,6 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let identifier = format!("{OURS}{} {uri}", disk.id);
     let number = connect_nbd(args, &nbd, &socket, &export, &identifier)?;
     Ok(Device { way: Way::Nbd, number })
-}
-
-fn open_nbd() -> anyhow::Result<Nbd> {
-    Nbd::open().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
-        _ => error.into(),
-    })
-}
-
-/// Returns the server's Unix socket, the disk's name there, and the URI of both.
-fn address(disk: &DiskRecord) -> anyhow::Result<(PathBuf, String, &str)> {
-    let found = disk.uris.iter().find_map(|uri| Some((of_unix_uri(uri)?, uri)));
-    let ((socket, export), uri) = found.context("the server has no Unix socket, which a device is connected to")?;
-    Ok((socket, export, uri))
-}
-
-/// Connects a device to an export. Returns its number.
-fn connect_nbd(args: &AttachArgs, nbd: &Nbd, socket: &Path, export: &str, identifier: &str) -> anyhow::Result<u32> {
-    ensure!(identifier.len() <= nbd::MAX_IDENTIFIER_BYTES, "the disk's name is too long for a device");
-    let count = usize::from(args.connections());
-    let mut sockets = Vec::with_capacity(count);
-    let mut opened = None;
-    for _ in 0..count {
-        let (socket, export) = connect(socket, export).with_context(|| socket.display().to_string())?;
-        sockets.push(socket);
-        ensure!(opened.is_none_or(|before| before == export), "the disk has just been changed; try again");
-        opened = Some(export);
-    }
-    let Opened { size_bytes, flags } = opened.context("no connection")?;
-    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    let timeout_seconds = args.timeout.into();
-    let connection = Connection { sockets: &sockets, size_bytes, flags, timeout_seconds, identifier };
-    nbd.connect(connection).context("the kernel refuses the connection")
-}
-
-fn connect(socket: &Path, export: &str) -> io::Result<(UnixStream, Opened)> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let opened = open_export(&mut stream, export)?;
-    // The kernel, which uses the socket from now on, has a timeout of its own.
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
-    Ok((stream, opened))
 }
 
 fn attach_loop(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {

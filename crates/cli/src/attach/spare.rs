@@ -16,8 +16,11 @@ use pagefold_attach::{
 };
 use pagefold_control::{BindSpare, Command, DiskRecord, Failure, SpareRecord};
 
-use super::{AttachArgs, OURS, address, connect_nbd, open_nbd};
-use crate::tell;
+use super::{
+    args::AttachArgs,
+    connection::{self, OURS, address, connect_nbd, open_nbd},
+};
+use crate::report::tell;
 
 /// What the identifiers of these devices begin with. The server's socket follows, and the export's name.
 const SPARE: &str = "spare ";
@@ -53,7 +56,7 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
         if !is_free(&device) {
             continue;
         }
-        match super::connect(&socket, &export) {
+        match connection::connect(&socket, &export) {
             // An earlier server has made it, or the server has ended its connections.
             Err(error) if error.kind() == ErrorKind::NotFound && socket.exists() => {
                 let shown = nbd::path(device.number);

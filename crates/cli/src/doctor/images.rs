@@ -1,8 +1,10 @@
 //! Which images the kernel can mount.
 
 use super::{
-    Check,
-    Status::{Limited, Missing, Works},
+    check::{
+        Check,
+        Status::{Limited, Missing, Works},
+    },
     machine::{Machine, Module},
 };
 

@@ -2,19 +2,19 @@
 //!
 //! Each check reads a [`Machine`], which may be a tree of files that a test made.
 
+mod check;
 mod images;
 mod machine;
 mod serving;
 mod ways;
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use self::machine::Machine;
-use crate::{image::show, output::output, record::Record};
+use self::{
+    check::{Check, Status},
+    machine::Machine,
+};
+use crate::output::output;
 
 /// Show what works on this machine and what does not, why, and what to do
 #[derive(clap::Args)]
@@ -33,65 +33,6 @@ pub(crate) struct Args {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-}
-
-/// How much of something works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
-    Works,
-    Limited,
-    Missing,
-}
-
-impl Status {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Works => "ok",
-            Self::Limited => "limited",
-            Self::Missing => "missing",
-        }
-    }
-}
-
-/// What one check found.
-#[derive(Debug)]
-struct Check {
-    name: &'static str,
-    /// What uses it.
-    used_by: &'static str,
-    status: Status,
-    found: String,
-    /// Empty if there is nothing to do.
-    advice: String,
-}
-
-impl Check {
-    fn new(name: &'static str, used_by: &'static str, status: Status, found: impl Into<String>) -> Self {
-        Self { name, used_by, status, found: found.into(), advice: String::new() }
-    }
-
-    fn advice(self, advice: impl Into<String>) -> Self {
-        Self { advice: advice.into(), ..self }
-    }
-
-    /// Whether `pagefold serve` always needs it.
-    fn is_needed(&self) -> bool {
-        self.used_by == serving::ALWAYS
-    }
-
-    fn write(&self, out: &mut impl Write, as_json: bool) -> io::Result<()> {
-        let Self { name, used_by, status, found, advice } = self;
-        if as_json {
-            let record = Record::new().field("name", *name).field("status", status.word());
-            let record = record.field("for", *used_by).field("found", found.as_str());
-            return record.field("do", advice.as_str()).write(out);
-        }
-        writeln!(out, "{:<8} {name:<14} {} (for {used_by})", status.word(), show(found.as_bytes()))?;
-        if !advice.is_empty() {
-            writeln!(out, "{:<23} {}", "", show(advice.as_bytes()))?;
-        }
-        Ok(())
-    }
 }
 
 fn checks(machine: &Machine) -> Vec<Check> {

@@ -6,14 +6,13 @@ use pagefold_server::Memory;
 use rustix::fs::{Access, access};
 
 use super::{
-    Check,
-    Status::{Limited, Missing, Works},
+    check::{
+        ALWAYS, Check,
+        Status::{Limited, Missing, Works},
+    },
     machine::Machine,
 };
 use crate::{serve::needed_descriptors, size};
-
-/// Used by every server.
-pub(super) const ALWAYS: &str = "serve";
 
 /// With less memory than this, a server is hardly of use.
 const LITTLE_BYTES: u64 = 256 << 20;

@@ -3,8 +3,10 @@
 use std::io::ErrorKind;
 
 use super::{
-    Check,
-    Status::{self, Limited, Missing, Works},
+    check::{
+        Check,
+        Status::{self, Limited, Missing, Works},
+    },
     machine::{Machine, Module},
 };
 

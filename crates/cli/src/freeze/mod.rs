@@ -16,16 +16,19 @@ use pagefold_erofs::BuildOptions;
 use pagefold_output::{Destination, ImageFormat};
 use pagefold_server::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 
+#[cfg(feature = "remote")]
+use crate::remote::push::MediaType;
 use crate::{
     codec,
     destination::{FormatArg, draft, wrong_name},
     image::tell_needed_linux,
-    log, message, misuse,
+    log,
     peer::Peer,
     progress::ProgressLine,
-    size, source, storage,
-    storage::RemoteArgs,
-    tell,
+    report::{misuse, tell},
+    size, source,
+    storage::{self, RemoteArgs},
+    text::message,
 };
 
 /// Returns a part of the help, if the program has images in registries.
@@ -41,6 +44,20 @@ macro_rules! of_remote {
     ($text:literal) => {
         ""
     };
+}
+
+/// Where an image goes, if not to a file.
+#[cfg(feature = "remote")]
+#[derive(clap::Args)]
+struct PushArgs {
+    /// Store the image at oci://REGISTRY/REPOSITORY:TAG. If the disk has an EROFS base, only the
+    /// changes since it are sent, and what the registry lacks of the base
+    #[arg(long = "push", value_name = "LOCATION", group = "destination")]
+    location: Option<String>,
+
+    /// Media type of the image in the manifest [default: spec]
+    #[arg(long, value_enum)]
+    media_type: Option<MediaType>,
 }
 
 /// Save the contents of a disk as an image
@@ -81,7 +98,7 @@ pub(crate) struct Args {
 
     #[cfg(feature = "remote")]
     #[command(flatten)]
-    push: push::PushArgs,
+    push: PushArgs,
 
     /// Format of the image [default: what FILE ends in: .erofs, .qcow2, .img or .raw; raw for a
     /// block device]
@@ -136,8 +153,8 @@ const BLOCK_BYTES: u32 = 4096;
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     #[cfg(feature = "remote")]
     match &args.push {
-        push::PushArgs { location: Some(location), .. } => return args.push(location),
-        push::PushArgs { media_type: Some(_), .. } => return Err(misuse(anyhow!("--media-type is for --push"))),
+        PushArgs { location: Some(location), .. } => return args.push(location),
+        PushArgs { media_type: Some(_), .. } => return Err(misuse(anyhow!("--media-type is for --push"))),
         _ => {}
     }
     let output = args.output.as_deref().ok_or_else(|| misuse(anyhow!("give -o FILE")))?;

@@ -9,25 +9,7 @@ use pagefold_remote::{Clusters, Location, Part};
 use pagefold_server::{BaseImage, Frozen};
 
 use super::{Args, with_place};
-use crate::{
-    misuse,
-    progress::ProgressLine,
-    remote::{parts, push::MediaType},
-    storage,
-};
-
-/// Where an image goes, if not to a file.
-#[derive(clap::Args)]
-pub(super) struct PushArgs {
-    /// Store the image at oci://REGISTRY/REPOSITORY:TAG. If the disk has an EROFS base, only the
-    /// changes since it are sent, and what the registry lacks of the base
-    #[arg(long = "push", value_name = "LOCATION", group = "destination")]
-    pub(super) location: Option<String>,
-
-    /// Media type of the image in the manifest [default: spec]
-    #[arg(long, value_enum)]
-    pub(super) media_type: Option<MediaType>,
-}
+use crate::{progress::ProgressLine, remote::parts, report::misuse, storage};
 
 impl Args {
     /// Stores the disk at `location`.

@@ -7,7 +7,7 @@ use pagefold_base::Format;
 use pagefold_control::{Add, AddBase, Command, DiskQuota, DiskRecord};
 
 use super::{Asked, SocketArgs, quota::QuotaArgs, uris};
-use crate::{image::ImagePath, misuse, size, storage};
+use crate::{image::ImagePath, report::misuse, size, storage};
 
 /// Add an empty disk, or a file as a read-only disk
 #[derive(clap::Args)]

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
 use super::table::{self, Column, USUAL, age};
-use crate::{image::show, output::output, peer::Peer, size, tell};
+use crate::{output::output, peer::Peer, report::tell, size, text::show};
 
 /// List disks, bases and snapshots
 #[derive(clap::Args)]

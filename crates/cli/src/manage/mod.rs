@@ -27,9 +27,9 @@ use pagefold_control::{Client, ClientError, Command, DiskRecord, DiskSocket};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    image::show,
     output::{Output, output},
     peer::Peer,
+    text::show,
 };
 
 /// The server's location, and how to report results.

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use pagefold_control::{DiskKind, DiskRecord};
 
 use super::tree::{Branch, branches};
-use crate::{image::show, size};
+use crate::{size, text::show};
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

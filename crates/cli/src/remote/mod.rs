@@ -14,7 +14,7 @@ use pagefold_remote::{Cache, Location, Options, Recorder, Remote};
 use pagefold_storage::Storage;
 use rustix::process::geteuid;
 
-use crate::{misuse, size};
+use crate::{report::misuse, size};
 
 /// The limit of the cache, unless another one is given.
 const USUAL_LIMIT_BYTES: u64 = 10 << 30;
@@ -91,7 +91,7 @@ impl RemoteArgs {
 
     /// Opens an image.
     pub(crate) fn open(&self, url: &str) -> io::Result<Arc<dyn Storage>> {
-        Ok(Arc::new(self.open_remote(url).map_err(|error| io::Error::other(crate::message(&error)))?))
+        Ok(Arc::new(self.open_remote(url).map_err(|error| io::Error::other(crate::text::message(&error)))?))
     }
 
     fn open_remote(&self, url: &str) -> anyhow::Result<Remote> {

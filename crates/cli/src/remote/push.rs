@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use pagefold_remote::{Location, MediaTypes, Part, PushOptions};
 
 use super::parts::Opened;
-use crate::{log, misuse, output::output, size, storage::RemoteArgs};
+use crate::{log, output::output, report::misuse, size, storage::RemoteArgs};
 
 /// Store an EROFS image, with its chunk index, in a registry or a bucket
 #[derive(clap::Args)]

@@ -14,7 +14,7 @@ use pagefold_output::{Inputs, NewFile, Written};
 use pagefold_remote::Recorder;
 
 use super::RemoteArgs;
-use crate::{log::Log, misuse, size};
+use crate::{log::Log, report::misuse, size};
 
 /// How often the recorder is looked at.
 const INTERVAL: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use anyhow::Context;
 use pagefold_server::Ending;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::set_huge_pages;
+use super::huge_pages::set_huge_pages;
 
 /// How long a command may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);

@@ -16,11 +16,12 @@ use pagefold_server::{Belongings, Certificates, Config, Sockets, TakeOverError, 
 use tempfile::TempDir;
 
 use super::{
-    Args, notify,
+    args::Args,
+    notify,
     options::{MetricsArg, TlsArg, VsockArg},
 };
 use crate::{
-    misuse,
+    report::misuse,
     server_directory::{self, ServerDirectory},
 };
 

@@ -27,7 +27,7 @@ use self::{
     figures::{Sample, figures},
     view::{Column, View},
 };
-use crate::{misuse, peer::Peer, signals};
+use crate::{peer::Peer, report::misuse, signals};
 
 /// How soon signals are noticed.
 const GLANCE: Duration = Duration::from_millis(200);

@@ -13,7 +13,7 @@ use ratatui::{
 };
 
 use super::figures::{Row, Shown};
-use crate::{image::show, size, stat::age};
+use crate::{size, stat::age, text::show};
 
 /// A column of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

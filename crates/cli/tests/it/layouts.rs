@@ -82,21 +82,21 @@ fn layout() -> impl Strategy<Value = Layout> {
 }
 
 /// A layout in a directory, with its content before a command runs.
-struct Made {
+struct MadeLayout {
     root: TempDir,
-    before: BTreeMap<PathBuf, Found>,
+    before: BTreeMap<PathBuf, FoundFile>,
 }
 
 /// What has a name.
 #[derive(Clone, Debug, PartialEq)]
-enum Found {
+enum FoundFile {
     File(Vec<u8>),
     Link(PathBuf),
     Folder,
     Other,
 }
 
-impl Made {
+impl MadeLayout {
     fn new(layout: &Layout) -> Self {
         let root = TempDir::new().expect("a folder");
         let at = |(folder, name): (usize, usize)| root.path().join(FOLDERS[folder]).join(NAMES[name]);
@@ -124,7 +124,7 @@ impl Made {
         self.root.path().join(below)
     }
 
-    fn found(&self) -> BTreeMap<PathBuf, Found> {
+    fn found(&self) -> BTreeMap<PathBuf, FoundFile> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.root.path().to_owned()];
         while let Some(folder) = folders.pop() {
@@ -132,12 +132,12 @@ impl Made {
                 let path = entry.expect("an entry").path();
                 let kind = fs::symlink_metadata(&path).expect("a file").file_type();
                 let what = match kind {
-                    kind if kind.is_file() => Found::File(fs::read(&path).expect("a file")),
-                    kind if kind.is_symlink() => Found::Link(fs::read_link(&path).expect("a link")),
-                    kind if kind.is_dir() => Found::Folder,
-                    _ => Found::Other,
+                    kind if kind.is_file() => FoundFile::File(fs::read(&path).expect("a file")),
+                    kind if kind.is_symlink() => FoundFile::Link(fs::read_link(&path).expect("a link")),
+                    kind if kind.is_dir() => FoundFile::Folder,
+                    _ => FoundFile::Other,
                 };
-                if what == Found::Folder {
+                if what == FoundFile::Folder {
                     folders.push(path.clone());
                 }
                 found.insert(path, what);
@@ -151,7 +151,7 @@ impl Made {
         let (mut before, mut after) = (self.before.clone(), self.found());
         if let Some(output) = output {
             before.remove(output);
-            prop_assert!(matches!(after.remove(output), Some(Found::File(_))), "no output");
+            prop_assert!(matches!(after.remove(output), Some(FoundFile::File(_))), "no output");
         }
         for (path, what) in &before {
             prop_assert!(after.get(path) == Some(what), "{} is not what it was", path.display());
@@ -228,7 +228,7 @@ fn spelling() -> impl Strategy<Value = Spelling> {
 }
 
 /// Returns whether `pack` may write its output there.
-fn may_pack(made: &Made, source: &str, output: &Path, force: bool) -> bool {
+fn may_pack(made: &MadeLayout, source: &str, output: &Path, force: bool) -> bool {
     if NOT_EROFS.contains(&&*extension(output)) {
         return false;
     }
@@ -240,7 +240,7 @@ fn may_pack(made: &Made, source: &str, output: &Path, force: bool) -> bool {
         return inode(&end) != inode(&source) && (is_ours || force);
     }
     let others = made.before.iter().filter(|(path, what)| {
-        matches!(what, Found::File(_)) && path.starts_with(&source) && **path != end && inode(path) == inode(&end)
+        matches!(what, FoundFile::File(_)) && path.starts_with(&source) && **path != end && inode(path) == inode(&end)
     });
     if others.count() > 0 {
         return false;
@@ -262,10 +262,10 @@ proptest! {
         // The entry that is the source, or the directory.
         source in prop_oneof![Just(None), (0usize..9).prop_map(Some)],
     ) {
-        let made = Made::new(&layout);
+        let made = MadeLayout::new(&layout);
         let source = source.map(|number| spell(layout[number % layout.len()].0, Spelling::Plain)).filter(|source| {
             let what = made.before.get(&made.path(source));
-            let is_plain = matches!(what, Some(Found::File(bytes)) if !is_erofs(bytes) && !bytes.starts_with(b"QFI"));
+            let is_plain = matches!(what, Some(FoundFile::File(bytes)) if !is_erofs(bytes) && !bytes.starts_with(b"QFI"));
             is_plain && !says_a_format(Path::new(source))
         });
         let source = source.unwrap_or_else(|| "s".to_owned());
@@ -296,7 +296,7 @@ proptest! {
         (link, is_hard) in (prop_oneof![3 => Just(None), 2 => (0usize..3).prop_map(Some)], any::<bool>()),
     ) {
         let served = Served::get();
-        let made = Made::new(&layout);
+        let made = MadeLayout::new(&layout);
         // A base has no changes.
         let disk = if format == Some("changes") { "job" } else { disk };
         let output = chosen(&layout, output);
@@ -305,7 +305,7 @@ proptest! {
             fs::symlink_metadata(&output).is_err()
                 && if is_hard { fs::hard_link(target, &output) } else { symlink(target, &output) }.is_ok()
         });
-        let made = Made { before: made.found(), ..made };
+        let made = MadeLayout { before: made.found(), ..made };
         let end = end_of(&output);
         let named = match &*extension(&output) {
             "erofs" => Some("erofs"),

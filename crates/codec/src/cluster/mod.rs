@@ -11,6 +11,7 @@
 
 #[cfg(feature = "deflate")]
 mod deflate;
+mod encoder;
 mod lz4;
 #[cfg(feature = "lzma")]
 mod microlzma;
@@ -19,6 +20,7 @@ mod search;
 #[cfg(feature = "zstd")]
 mod zstd;
 
+pub use self::encoder::{ClusterEncoder, EncoderError, Filled, Portion};
 use crate::Corrupt;
 
 /// The format of a cluster's bytes.
@@ -72,47 +74,6 @@ pub enum ClusterCodec {
     },
 }
 
-/// The outcome of filling one cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filled {
-    /// Input bytes that the cluster holds.
-    pub consumed: usize,
-    /// Output bytes written, from the front.
-    pub written: usize,
-}
-
-/// A parameter outside its codec's range, no memory for an encoder, or a codec that is not in this
-/// build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no {codec} encoder: {what}")]
-#[non_exhaustive]
-pub struct EncoderError {
-    /// The codec's name.
-    pub codec: &'static str,
-    /// What is wrong.
-    pub what: &'static str,
-}
-
-/// An encoder of fixed-size clusters for one thread.
-pub trait ClusterEncoder: Send {
-    /// Compresses the longest prefix of `src` that it can fit into `dst`. If nothing is gained (not
-    /// fewer bytes written than consumed), returns `None` and `dst` holds unspecified bytes. The
-    /// first byte written is never 0, so that a reader can find the start of a cluster that is
-    /// padded in front. The result depends only on `src`, `dst.len()` and the calls since
-    /// [`restart`](ClusterEncoder::restart).
-    fn fill(&mut self, src: &[u8], dst: &mut [u8]) -> Option<Filled>;
-
-    /// Does the same as [`fill`](ClusterEncoder::fill) with several times the effort, to fit a
-    /// little more. Also returns `None` if this encoder has no such mode.
-    fn fill_harder(&mut self, _src: &[u8], _dst: &mut [u8]) -> Option<Filled> {
-        None
-    }
-
-    /// Forgets what the encoder learned from earlier clusters, so that the output no longer depends
-    /// on them.
-    fn restart(&mut self) {}
-}
-
 impl ClusterCodec {
     /// Returns the format that this codec writes.
     pub fn format(self) -> ClusterFormat {
@@ -156,15 +117,6 @@ const NEEDS_LZMA: &str = "lzma is not in this build: it needs the feature 'lzma'
 const NEEDS_DEFLATE: &str = "deflate is not in this build: it needs the feature 'deflate' of pagefold-codec";
 #[cfg(not(feature = "zstd"))]
 const NEEDS_ZSTD: &str = "zstd is not in this build: it needs the feature 'zstd' of pagefold-codec";
-
-/// How much of a cluster's content is requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Portion {
-    /// All of it: the content is exactly as long as the buffer.
-    Whole,
-    /// A prefix: the content is at least as long as the buffer, and input may be left over.
-    Prefix,
-}
 
 /// A decoder of clusters in any format, for one thread. Its contexts are created on first use and
 /// kept.

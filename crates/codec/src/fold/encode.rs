@@ -42,7 +42,7 @@
 //! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
 //!    time that an incompressible page takes.
 //! 8. Where many literals are left and four bytes repeat among them more often than what was found
-//!    saves, the page is searched again for the matches that liblz4 takes ([`liblz4`]): otherwise it
+//!    saves, the page is searched again for the matches that liblz4 takes ([`liblz4`](super::liblz4)): otherwise it
 //!    would be up to 28 % larger than with LZ4. Pages without such repeats pay for the sample only,
 //!    and those with few literals not even for that. A search that finds little is left for that
 //!    one, so that noise takes no longer.
@@ -57,8 +57,8 @@ use super::{
     Format, Isa,
     compare::{self, Compare},
     fields::has_fields,
+    hashes::{FIELD_HASH_BITS, WORD_HASH_BITS, hash_word},
     kind::kind_of,
-    liblz4,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
     shared::Starts,
     tables::{
@@ -71,8 +71,6 @@ use crate::{PAGE_SIZE, Page, mem};
 
 /// Bits of a hash of the bytes of a match at a new offset.
 const HASH_BITS: u32 = 11;
-
-pub(super) const WORD_HASH_BITS: u32 = 9;
 
 /// Positions without a match after which the step to the next one grows by a byte, by [`Kind`].
 /// Pages of words need more: arrays of 4-byte floats with few digits would be larger than with LZ4.
@@ -110,7 +108,7 @@ struct Search<'a, const REACH: usize> {
 }
 
 /// The match finder's results; the data are in the encoder.
-pub(super) struct Found {
+pub(super) struct Matches {
     /// Number of tokens written, including END if it is needed.
     pub(super) tokens: usize,
     /// Length of the extra bits in bytes.
@@ -125,7 +123,7 @@ pub(super) struct Encoder {
     pub(super) isa: Isa,
     /// By hash, the window position where six bytes (five in a page of records, four in one of
     /// fields) with this hash were last seen; 0 also means none.
-    pub(super) seen: [u16; 1 << liblz4::HASH_BITS],
+    pub(super) seen: [u16; 1 << FIELD_HASH_BITS],
     /// In a page of words, by hash, the position of the last word whose upper seven bytes have this
     /// hash; 0 also means none.
     seen_words: [u16; 1 << WORD_HASH_BITS],
@@ -145,7 +143,7 @@ impl Encoder {
     pub(super) fn new(isa: Isa) -> Box<Self> {
         Box::new(Self {
             isa,
-            seen: [0; 1 << liblz4::HASH_BITS],
+            seen: [0; 1 << FIELD_HASH_BITS],
             seen_words: [0; 1 << WORD_HASH_BITS],
             literals: EMPTY,
             packed: EMPTY,
@@ -247,7 +245,7 @@ impl Encoder {
         &mut self,
         format: &Format,
         kind: Kind,
-        found: &mut Found,
+        found: &mut Matches,
         out: &mut [u8],
         len: usize,
     ) -> Option<usize> {
@@ -261,7 +259,7 @@ impl Encoder {
     }
 
     /// Writes the object of what was found to `out`, if it fits, and completes `found`.
-    fn write(&mut self, format: &Format, kind: Kind, found: &mut Found, out: &mut [u8]) -> Option<usize> {
+    fn write(&mut self, format: &Format, kind: Kind, found: &mut Matches, out: &mut [u8]) -> Option<usize> {
         self.found = (kind, found.sequences, found.literals);
         if found.literals > LITERALS_MASK {
             return None;
@@ -317,7 +315,7 @@ impl Encoder {
 
     /// Searches a page of a kind other than [`Kind::Fields`]. If `leaves`, returns `None` where it
     /// finds little.
-    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
+    fn find<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Matches> {
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
             #[cfg(target_arch = "x86_64")]
@@ -332,7 +330,12 @@ impl Encoder {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_avx2<const REACH: usize>(&mut self, search: &Search<'_, REACH>, kind: Kind, leaves: bool) -> Option<Found> {
+    fn find_avx2<const REACH: usize>(
+        &mut self,
+        search: &Search<'_, REACH>,
+        kind: Kind,
+        leaves: bool,
+    ) -> Option<Matches> {
         self.find_by::<compare::Avx2, REACH>(search, kind, leaves)
     }
 
@@ -344,7 +347,7 @@ impl Encoder {
         search: &Search<'_, REACH>,
         kind: Kind,
         leaves: bool,
-    ) -> Option<Found> {
+    ) -> Option<Matches> {
         self.find_by::<compare::Avx512, REACH>(search, kind, leaves)
     }
 
@@ -354,7 +357,7 @@ impl Encoder {
         search: &Search<'_, REACH>,
         kind: Kind,
         leaves: bool,
-    ) -> Option<Found> {
+    ) -> Option<Matches> {
         self.find_by::<compare::Words, REACH>(search, kind, leaves)
     }
 
@@ -364,7 +367,7 @@ impl Encoder {
         search: &Search<'_, REACH>,
         kind: Kind,
         leaves: bool,
-    ) -> Option<Found> {
+    ) -> Option<Matches> {
         match kind {
             Kind::Others | Kind::Fields => self.find_matches::<C, { Kind::Others as usize }, REACH>(search, leaves),
             Kind::Words => self.find_matches::<C, { Kind::Words as usize }, REACH>(search, leaves),
@@ -379,7 +382,7 @@ impl Encoder {
         &mut self,
         &Search { format, starts, window }: &Search<'_, REACH>,
         mut leaves: bool,
-    ) -> Option<Found> {
+    ) -> Option<Matches> {
         mem::clear(&mut self.seen[..1 << HASH_BITS]);
         let searched = const { REACH + PAGE_SIZE - UNSEARCHED };
         let page_end = const { REACH + PAGE_SIZE };
@@ -570,7 +573,7 @@ impl Encoder {
             let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
             C::emit(&self.columns, &format.tokens[KIND].codes, at, end, tokens, &mut self.extra)
         };
-        Some(Found { tokens, extra, literals, sequences: at, saved: 0 })
+        Some(Matches { tokens, extra, literals, sequences: at, saved: 0 })
     }
 }
 
@@ -634,12 +637,6 @@ unsafe fn look_up<const KIND: usize>(seen: *mut u16, page: *const u8, pos: usize
         let slot = seen.add((hash >> (64 - HASH_BITS)) as usize);
         (here, usize::from(slot.replace(pos as u16)))
     }
-}
-
-/// Hashes a word's upper seven bytes.
-#[inline(always)]
-pub(super) fn hash_word(word: u64) -> usize {
-    ((word >> 8).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - WORD_HASH_BITS)) as usize
 }
 
 /// Extends a match of `pos` with `candidate` backwards, at most to `anchor`, and returns its start.

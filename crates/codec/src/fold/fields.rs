@@ -21,7 +21,7 @@
 
 use core::hint::cold_path;
 
-use super::{Isa, encode::WORD_HASH_BITS, literals::Room};
+use super::{Isa, hashes::WORD_HASH_BITS, literals::Room};
 use crate::{PAGE_SIZE, mem::clear};
 
 /// Literals are sampled at one place in about this many, which their bytes select.

@@ -19,14 +19,14 @@
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    encode::{BACK, Encoder, FRONT, Found, begin, length_of},
+    encode::{BACK, Encoder, FRONT, Matches, begin, length_of},
+    hashes::FIELD_HASH_BITS,
     tables::{Codes, Kind, LENGTH_MIN, RUN_MAX, length_min_new},
     tokens::{Columns, Emit, Emitted},
 };
 use crate::{PAGE_SIZE, mem};
 
-/// Bits of liblz4's hash of four bytes for an input below 64 KiB, and the hash's factor.
-pub(super) const HASH_BITS: u32 = 13;
+/// The factor of liblz4's hash.
 const FACTOR: u32 = 2_654_435_761;
 
 /// Places without a match after which the step to the next one grows by a byte.
@@ -58,7 +58,7 @@ struct Taken<'a> {
 
 impl Encoder {
     /// Searches a page of fields, which is behind the first [`FRONT`] bytes of `window`.
-    pub(super) fn find_fields(&mut self, format: &Format, window: &[u8]) -> Found {
+    pub(super) fn find_fields(&mut self, format: &Format, window: &[u8]) -> Matches {
         let codes = &format.tokens[Kind::Fields as usize].codes;
         match self.isa {
             // SAFETY: the stream detected these CPU features when it chose the build.
@@ -74,26 +74,26 @@ impl Encoder {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2")]
     #[inline(never)]
-    fn find_fields_avx2(&mut self, codes: &Codes, window: &[u8]) -> Found {
+    fn find_fields_avx2(&mut self, codes: &Codes, window: &[u8]) -> Matches {
         self.find_fields_by::<compare::Avx2>(codes, window)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "bmi1,bmi2,lzcnt,avx2,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
     #[inline(never)]
-    fn find_fields_avx512(&mut self, codes: &Codes, window: &[u8]) -> Found {
+    fn find_fields_avx512(&mut self, codes: &Codes, window: &[u8]) -> Matches {
         self.find_fields_by::<compare::Avx512>(codes, window)
     }
 
     #[inline(never)]
-    fn find_fields_portable(&mut self, codes: &Codes, window: &[u8]) -> Found {
+    fn find_fields_portable(&mut self, codes: &Codes, window: &[u8]) -> Matches {
         self.find_fields_by::<compare::Words>(codes, window)
     }
 
     /// Fills `literals`, `extra` and `tokens` from the page behind the first [`FRONT`] bytes of
     /// `window`.
     #[inline(always)]
-    fn find_fields_by<C: Compare + Emit>(&mut self, codes: &Codes, window: &[u8]) -> Found {
+    fn find_fields_by<C: Compare + Emit>(&mut self, codes: &Codes, window: &[u8]) -> Matches {
         assert!(window.len() == FRONT + PAGE_SIZE + BACK);
         mem::clear(&mut self.seen);
         let seen = self.seen.as_mut_ptr();
@@ -105,7 +105,7 @@ impl Encoder {
         // SAFETY: for each load and store here:
         // - `pos < LAST_NEXT`, and the window has FRONT bytes before and BACK bytes after the page;
         // - an entry of `seen` is 0, an earlier `pos`, or two bytes before one, so it is below
-        //   `pos`; a hash has HASH_BITS bits;
+        //   `pos`; a hash has FIELD_HASH_BITS bits;
         // - a match begins at `start`, `anchor <= start <= pos`, and its source at 0 or later;
         // - what `take_repeats` and `take` ask.
         unsafe {
@@ -157,7 +157,7 @@ impl Encoder {
             let tokens = self.tokens.first_chunk_mut().expect("TOKENS_ROOM bytes");
             C::emit(&self.columns, codes, count, anchor < PAGE_SIZE, tokens, &mut self.extra)
         };
-        Found { tokens, extra, literals: literals_end.addr() - literals.addr(), sequences: count, saved: 0 }
+        Matches { tokens, extra, literals: literals_end.addr() - literals.addr(), sequences: count, saved: 0 }
     }
 }
 
@@ -194,10 +194,10 @@ unsafe fn find<C: Compare>(seen: *mut u16, page: *const u8, mut pos: usize) -> O
 /// Four bytes can be read from `pos` and from all places in `seen`, which has one for each hash.
 #[inline(always)]
 unsafe fn look_up(seen: *mut u16, page: *const u8, pos: usize) -> (usize, bool) {
-    // SAFETY: the caller's; a hash has HASH_BITS bits.
+    // SAFETY: the caller's; a hash has FIELD_HASH_BITS bits.
     unsafe {
         let here = mem::load32(page.add(pos));
-        let slot = seen.add((here.wrapping_mul(FACTOR) >> (32 - HASH_BITS)) as usize);
+        let slot = seen.add((here.wrapping_mul(FACTOR) >> (32 - FIELD_HASH_BITS)) as usize);
         let candidate = usize::from(slot.replace(pos as u16));
         (candidate, mem::load32(page.add(candidate)) == here)
     }

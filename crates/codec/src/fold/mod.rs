@@ -20,6 +20,9 @@ mod decode;
 mod dict;
 mod encode;
 mod fields;
+mod format;
+mod hashes;
+mod isa;
 mod kind;
 mod liblz4;
 mod literals;
@@ -42,24 +45,11 @@ mod window;
 use self::{
     decode::Decoder,
     encode::{BACK, Encoder, FRONT},
-    literals::{PALETTES, Palettes},
-    tables::{CLASSES, KINDS, Tokens},
+    format::{FIXED, Format},
+    isa::Isa,
 };
 pub use self::{dict::FoldDict, shared::FoldTables};
 use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError};
-
-/// The meaning of the numbers of tokens and palettes.
-struct Format {
-    /// By [`tables::Kind`].
-    tokens: [Tokens; KINDS],
-    palettes: Palettes,
-}
-
-/// The format of pages without tables.
-static FIXED: Format = Format {
-    tokens: [Tokens::new(&CLASSES[0]), Tokens::new(&CLASSES[1]), Tokens::new(&CLASSES[2]), Tokens::new(&CLASSES[3])],
-    palettes: Palettes::new(PALETTES),
-};
 
 /// The fast page codec of pagefold.
 #[derive(Clone, Copy, Debug)]
@@ -76,56 +66,6 @@ impl Codec for Fold {
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
         Ok(Box::new(FoldStream::new(Isa::of_this_cpu())))
-    }
-}
-
-/// Which build of the hot loops a stream runs. All builds give the same bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Isa {
-    /// The features of the compiler's target.
-    Portable,
-    /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that leave the flags
-    /// alone, bit counts without a special case for zero, bit deposit, 32 bytes in one step.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// The same, with AVX-512 (F, BW, CD, VBMI, VBMI2) for literals, tokens, long matches, and all
-    /// of decoding.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl Isa {
-    fn of_this_cpu() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-            && is_x86_feature_detected!("lzcnt")
-            && is_x86_feature_detected!("popcnt")
-            && is_x86_feature_detected!("avx2")
-        {
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512cd")
-                && is_x86_feature_detected!("avx512vbmi")
-                && is_x86_feature_detected!("avx512vbmi2");
-            return if avx512 { Self::Avx512 } else { Self::Avx2 };
-        }
-        Self::Portable
-    }
-
-    /// Returns the builds that this CPU can run.
-    #[cfg(any(test, fuzzing))]
-    fn all_of_this_cpu() -> Vec<Self> {
-        let best = Self::of_this_cpu();
-        let mut isas = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        if best == Self::Avx512 {
-            isas.push(Self::Avx2);
-        }
-        if best != Self::Portable {
-            isas.push(best);
-        }
-        isas
     }
 }
 

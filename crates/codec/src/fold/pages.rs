@@ -145,7 +145,7 @@ pub(super) fn palette_page(palette: usize, seed: u64, share_percent: u64) -> Pag
 
 /// A part of a page.
 #[derive(Clone, Debug)]
-enum Part {
+enum Piece {
     Literals(Vec<u8>),
     /// A copy of this many bytes from this far back.
     Copy(usize, usize),
@@ -159,23 +159,23 @@ pub(super) fn pages() -> impl Strategy<Value = Page> {
     let lengths = || prop_oneof![8 => 1..20_usize, 3 => 20..200_usize, 1 => 200..4096_usize];
     let offsets = prop_oneof![4 => 1..130_usize, 3 => (1..512_usize).prop_map(|n| 8 * n), 2 => 1..4096_usize];
     let part = prop_oneof![
-        1 => vec(any::<u8>(), 0..100).prop_map(Part::Literals),
-        4 => vec(any::<u8>(), 0..4).prop_map(Part::Literals),
-        6 => (offsets, lengths()).prop_map(|(offset, length)| Part::Copy(offset, length)),
-        2 => (any::<Index>(), lengths()).prop_map(|(place, length)| Part::Shared(place, length)),
+        1 => vec(any::<u8>(), 0..100).prop_map(Piece::Literals),
+        4 => vec(any::<u8>(), 0..4).prop_map(Piece::Literals),
+        6 => (offsets, lengths()).prop_map(|(offset, length)| Piece::Copy(offset, length)),
+        2 => (any::<Index>(), lengths()).prop_map(|(place, length)| Piece::Shared(place, length)),
     ];
     vec(part, 1..700).prop_map(|parts| {
         let mut page = Vec::new();
         for part in parts {
             match part {
-                Part::Literals(literals) => page.extend(literals),
-                Part::Copy(offset, length) if offset <= page.len() => {
+                Piece::Literals(literals) => page.extend(literals),
+                Piece::Copy(offset, length) if offset <= page.len() => {
                     for _ in 0..length.min(PAGE_SIZE) {
                         page.push(page[page.len() - offset]);
                     }
                 }
-                Part::Copy(..) => {}
-                Part::Shared(place, length) => {
+                Piece::Copy(..) => {}
+                Piece::Shared(place, length) => {
                     let place = place.index(DICTIONARY.len());
                     page.extend(&DICTIONARY[place..(place + length).min(DICTIONARY.len())]);
                 }

@@ -25,11 +25,17 @@
 
 use core::arch::x86_64::*;
 
-use super::{
-    tables::{BITS_MAX, Bytes, END, LENGTH_MIN, Source},
-    window::{FAR_ROW, ROW, WINDOW},
-};
+use super::tables::{BITS_MAX, Bytes, END, LENGTH_MIN, Source};
 use crate::PAGE_SIZE;
+
+/// Bytes in the register of [`window`](super::window).
+pub(super) const WINDOW: usize = 64;
+
+/// Bytes of a row of its orders.
+pub(super) const ROW: usize = 2 * WINDOW;
+
+/// The row for a match at any larger offset.
+pub(super) const FAR_ROW: usize = WINDOW + 1;
 
 /// Maximum number of tokens, plus one entry after them: every token but [`END`] fills at least
 /// [`LENGTH_MIN`] bytes of the page.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt};
 
 use super::{
     Format,
-    encode::{WORD_HASH_BITS, hash_word},
+    hashes::{WORD_HASH_BITS, hash_word},
     literals::{Palettes, Values},
     tables::{Classes, KINDS, Tokens},
 };

@@ -123,7 +123,7 @@ fn round_trip(page: &Page) -> Option<Vec<u8>> {
 }
 
 /// An object of tokens, built the straightforward way.
-struct Made<'a> {
+struct PlainObject<'a> {
     format: &'a Format,
     kind: Kind,
     literals: usize,
@@ -132,7 +132,7 @@ struct Made<'a> {
     tokens: Vec<u8>,
 }
 
-impl<'a> Made<'a> {
+impl<'a> PlainObject<'a> {
     fn new(format: &'a Format, kind: Kind) -> Self {
         Self { format, kind, literals: 0, at: 0, bits: Vec::new(), tokens: Vec::new() }
     }
@@ -187,7 +187,7 @@ impl<'a> Made<'a> {
 /// Returns an object of sequences whose offsets are new, *last* or *before*, according to
 /// `choices`.
 fn object_of_offsets(kind: Kind, choices: &[(u8, u8)]) -> Vec<u8> {
-    let mut made = Made::new(&FIXED, kind);
+    let mut made = PlainObject::new(&FIXED, kind);
     let shortest = length_min_new(kind as usize);
     made.put(NEAR, 40, shortest, usize::from(choices[0].1));
     for &(choice, offset) in choices {
@@ -361,7 +361,7 @@ fn the_longest_chain_of_repeated_offsets_is_followed() {
 /// Returns an object of one sequence followed by END or the page's end: a run of `run` numbers, and
 /// the shortest match at a new offset.
 fn object_of_one_match(run: usize, offset: usize) -> Vec<u8> {
-    let mut made = Made::new(&FIXED, Kind::Others);
+    let mut made = PlainObject::new(&FIXED, Kind::Others);
     made.put(FAR, run, SHORTEST, offset);
     made.object()
 }
@@ -510,7 +510,7 @@ fn coded_literals_stay_in_their_room_and_come_back() {
 #[test]
 fn tokens_of_a_page_of_words_are_as_many_as_it_says() {
     let filled = |literals: usize| {
-        let mut made = Made::new(&FIXED, Kind::Words);
+        let mut made = PlainObject::new(&FIXED, Kind::Words);
         made.put(LAST, 1, 3, 0);
         while made.at + 22 + literals <= PAGE_SIZE {
             made.put(BEFORE, 1, 10, 0);
@@ -606,7 +606,7 @@ fn a_match_reaches_the_first_byte_of_the_dictionary_and_none_before() {
                     (REACH + run + 1, false),
                     (0, false),
                 ] {
-                    let mut made = Made::new(builds.format(), Kind::Others);
+                    let mut made = PlainObject::new(builds.format(), Kind::Others);
                     made.put(BEYOND, run, length, offset);
                     // At the same distance from later places, which may reach into the page or
                     // before it.

@@ -22,8 +22,7 @@ use super::{
 };
 use crate::{
     Dictionary, PAGE_SIZE, Page, Stream,
-    dictionary::{candidates, held_out},
-    tables::worth_it,
+    dictionary::{candidates, held_out, worth_it},
 };
 
 /// Dictionary sizes to try, in bytes. The last is all that a page can reach.
@@ -74,7 +73,7 @@ impl FoldTables {
     /// fitted to `sample`: pages with their weights. The palette of tokens is for the present
     /// tokens.
     pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
-        let (found, _) = Found::in_pages(None, sample.iter().copied());
+        let (found, _) = Usage::in_pages(None, sample.iter().copied());
         let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..BEYOND]));
         source(&classes, &found.palettes(&CLASSES))
     }
@@ -93,7 +92,7 @@ const FIELDS: usize = Kind::Fields as usize;
 pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
     let dictionary =
         (!dictionary.is_empty()).then(|| (Dictionary::new(dictionary.to_vec()), Starts::new(dictionary, pages)));
-    let (found, dictionary) = Found::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
+    let (found, dictionary) = Usage::in_pages(dictionary, pages.iter().map(|page| (*page, 1)));
     let classes = array::from_fn(|kind| match kind {
         FIELDS => CLASSES[FIELDS],
         _ => fit_classes(kind, &found.tokens[kind]),
@@ -102,9 +101,9 @@ pub(super) fn fit(dictionary: &[u8], pages: &[&Page]) -> FoldTables {
 }
 
 /// What the encoder finds in pages, weighted.
-struct Found {
+struct Usage {
     /// By [`Kind`], by class.
-    tokens: [Vec<Counts>; KINDS],
+    tokens: [Vec<RunsAndLengths>; KINDS],
     /// How often pages of words have each class with each run and length.
     of_words: HashMap<(usize, usize, usize), u64>,
     literals: Vec<Literals>,
@@ -118,7 +117,7 @@ struct Literals {
     palettes: usize,
 }
 
-impl Found {
+impl Usage {
     /// Encodes `pages` after the bytes of `dictionary`, if there is one, and returns the
     /// dictionary.
     fn in_pages<'a>(
@@ -127,7 +126,7 @@ impl Found {
     ) -> (Self, Option<(Dictionary, Box<Starts>)>) {
         let tables = Arc::new(FoldTables::new(&CLASSES, PALETTES, dictionary));
         let mut stream = FoldDictStream::new(Isa::of_this_cpu(), Arc::clone(&tables));
-        let none = || vec![Counts { runs: [0; _], lengths: [0; _] }; CLASSES_COUNT];
+        let none = || vec![RunsAndLengths { runs: [0; _], lengths: [0; _] }; CLASSES_COUNT];
         let mut found = Self { tokens: array::from_fn(|_| none()), of_words: HashMap::new(), literals: Vec::new() };
         for (page, weight) in pages {
             let _: Option<usize> = stream.compress(page, &mut [0; PAGE_SIZE]);
@@ -173,14 +172,14 @@ impl Found {
 
 /// How often a class has each run and each length.
 #[derive(Clone)]
-struct Counts {
+struct RunsAndLengths {
     runs: [u64; PAGE_SIZE + 1],
     lengths: [u64; PAGE_SIZE + 1],
 }
 
 /// Returns the classes for a [`Kind`] of pages, of at most 255 tokens in total, whose tokens have
 /// the fewest extra bits. Classes beyond the end of `counts` have no tokens.
-fn fit_classes(kind: usize, counts: &[Counts]) -> Classes {
+fn fit_classes(kind: usize, counts: &[RunsAndLengths]) -> Classes {
     const TOKENS: usize = END as usize;
     // For each class and number of tokens: the bits, and the numbers of run slots and of length
     // slots.

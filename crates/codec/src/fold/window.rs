@@ -37,17 +37,8 @@
 
 use core::arch::x86_64::*;
 
-use super::sequences::Sequences;
+use super::sequences::{FAR_ROW, ROW, Sequences, WINDOW};
 use crate::PAGE_SIZE;
-
-/// Bytes in the register.
-pub(super) const WINDOW: usize = 64;
-
-/// Bytes of a row of [`ORDERS`].
-pub(super) const ROW: usize = 2 * WINDOW;
-
-/// The row for a match at any larger offset.
-pub(super) const FAR_ROW: usize = WINDOW + 1;
 
 /// Byte `n` of row `offset` selects the `n`th byte of a window followed by a match of 64 bytes at
 /// that offset: a byte of the window, numbered from [`FROM_WINDOW`], or [`FAR`]. Once a run is

@@ -4,11 +4,12 @@ use super::{
     PleatTables,
     bits::Room,
     encode::{CODING, OWN, PLAIN, RAW, SHARED},
+    format::Step,
     isa::Isa,
     lanes::{self, PAIRS},
-    literals::{self, Literals},
+    literals::{self, Literals, Sixteen},
     own,
-    sequences::{self, Reading, Sections, Step, Steps},
+    sequences::{self, Reading, Sections, Steps},
     tables::Lookup,
     window::Window,
 };
@@ -44,7 +45,7 @@ impl Scratch {
 
 /// Decodes `object` to the page of `window` and to `page`, or only to `page` if it is raw.
 #[inline(always)]
-pub(super) fn decode<I: Isa>(
+pub(super) fn decode<I: Isa + Sixteen>(
     tables: &PleatTables,
     object: &[u8],
     window: &mut Window,

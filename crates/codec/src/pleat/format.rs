@@ -237,6 +237,26 @@ const fn last_at_most<const N: usize>(classes: &[(u16, u8); N], value: usize) ->
     class as u8
 }
 
+/// A sequence, ready for execution.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(8))]
+pub(super) struct Step {
+    pub(super) run: u16,
+    pub(super) length: u16,
+    pub(super) offset: u16,
+    /// Unused: makes a step a word, which is stored at once.
+    pub(super) rest: u16,
+}
+
+impl Step {
+    /// Creates a step from the four numbers, first one lowest.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn of(word: u64) -> Self {
+        Self { run: word as u16, length: (word >> 16) as u16, offset: (word >> 32) as u16, rest: (word >> 48) as u16 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,7 +18,7 @@ use std::hint::cold_path;
 
 use super::{
     bits::{Reader, Room, turn},
-    isa::Isa,
+    isa::Generic,
     lanes::{self, Bounds, GROUP, PAIRS, SIXTEEN_FROM},
     tables::{CONTEXTS, LITERAL_MAX, LiteralSet, Lookup, Lookups},
 };
@@ -284,10 +284,41 @@ macro_rules! decode_lanes {
     }};
 }
 
+/// How sixteen lanes are decoded: with gathers, or four at a time.
+pub(super) trait Sixteen {
+    /// Decodes the first `count` of `literals`, at least [`SIXTEEN_FROM`],
+    /// from the sixteen lanes between the places `bounds`. May call `beside` meanwhile, any number of
+    /// times.
+    fn decode_16<const N: usize>(
+        lookups: &Lookups<N>,
+        first: Lookup,
+        room: &Room,
+        bounds: &Bounds,
+        literals: &mut Literals,
+        count: usize,
+        beside: impl FnMut(),
+    ) -> Result<(), Corrupt>;
+}
+
+impl Sixteen for Generic {
+    #[inline(always)]
+    fn decode_16<const N: usize>(
+        lookups: &Lookups<N>,
+        first: Lookup,
+        room: &Room,
+        bounds: &Bounds,
+        literals: &mut Literals,
+        count: usize,
+        _: impl FnMut(),
+    ) -> Result<(), Corrupt> {
+        decode_16(lookups, first, room, bounds, literals, count)
+    }
+}
+
 /// Decodes the first `count` of `literals` from the pairs of lanes between the places `bounds`. May
 /// call `beside` while it waits, any number of times.
 #[inline(always)]
-pub(super) fn decode<I: Isa, const N: usize>(
+pub(super) fn decode<S: Sixteen, const N: usize>(
     lookups: &Lookups<N>,
     first: Lookup,
     room: &Room,
@@ -300,7 +331,7 @@ pub(super) fn decode<I: Isa, const N: usize>(
     if count < SIXTEEN_FROM {
         decode_2(lookups, first, room, [bounds[0], bounds[1]], literals, count)
     } else {
-        I::decode_16(lookups, first, room, bounds, literals, count, beside)
+        S::decode_16(lookups, first, room, bounds, literals, count, beside)
     }
 }
 
@@ -407,7 +438,7 @@ mod tests {
                 for pair in 0..PAIRS {
                     bounds[pair + 1] = if pair < lanes::pairs(count) { 8 + ends[pair] } else { bounds[pair] };
                 }
-                for decode in crate::pleat::isa::literal_decoders() {
+                for decode in crate::pleat::builds::literal_decoders() {
                     let mut literals = [0xee; size_of::<Literals>()];
                     let decoded = decode(set, &room, &bounds, &mut literals, count);
                     assert_eq!(decoded, Ok(()), "{count} literals, {step} of 256 random");

@@ -10,6 +10,7 @@
 //! ```
 
 mod bits;
+mod builds;
 mod decode;
 mod encode;
 mod format;
@@ -77,7 +78,7 @@ impl Codec for Pleat {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>, StreamError> {
-        Ok(Box::new(PleatStream::new(Arc::clone(&self.tables), isa::Shims::best())))
+        Ok(Box::new(PleatStream::new(Arc::clone(&self.tables), builds::Shims::best())))
     }
 }
 
@@ -86,17 +87,19 @@ struct PleatStream {
     encoder: Box<encode::Scratch>,
     decoder: Box<decode::Scratch>,
     tables: Arc<PleatTables>,
-    shims: isa::Shims,
+    shims: builds::Shims,
 }
 
 /// Returns a stream of each build that this CPU can run.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn streams_of_every_build(tables: &Arc<PleatTables>) -> Vec<Box<dyn Stream>> {
-    isa::Shims::every().map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>).collect()
+    builds::Shims::every()
+        .map(|shims| Box::new(PleatStream::new(Arc::clone(tables), shims)) as Box<dyn Stream>)
+        .collect()
 }
 
 impl PleatStream {
-    fn new(tables: Arc<PleatTables>, shims: isa::Shims) -> Self {
+    fn new(tables: Arc<PleatTables>, shims: builds::Shims) -> Self {
         Self {
             window: tables.window.clone(),
             encoder: Box::new(encode::Scratch::new()),

@@ -25,7 +25,7 @@ use std::ops::Range;
 use super::{
     PleatTables,
     bits::{COUNT, Reader, Room, word},
-    format::{Meaning, Sequence},
+    format::{Meaning, Sequence, Step},
     isa::Isa,
     literals::Literals,
     parse::MAX_SEQUENCES,
@@ -43,26 +43,6 @@ const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
 /// Sequences that are read together beside literals: few, which are on their way to the processor
 /// before it waits for the next look-ups.
 const FEW_TOGETHER: usize = 4;
-
-/// A sequence, ready for execution.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C, align(8))]
-pub(super) struct Step {
-    pub(super) run: u16,
-    pub(super) length: u16,
-    pub(super) offset: u16,
-    /// Unused: makes a step a word, which one instruction stores.
-    pub(super) rest: u16,
-}
-
-impl Step {
-    /// Creates a step from the four numbers, first one lowest.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) fn of(word: u64) -> Self {
-        Self { run: word as u16, length: (word >> 16) as u16, offset: (word >> 32) as u16, rest: (word >> 48) as u16 }
-    }
-}
 
 /// Room for the sequences of a page.
 pub(super) type Steps = [Step; MAX_SEQUENCES + MOST_TOGETHER];

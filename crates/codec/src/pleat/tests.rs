@@ -3,8 +3,8 @@ use std::sync::OnceLock;
 use proptest::prelude::*;
 
 use super::{
+    builds::Shims,
     encode::{CODING, OWN, PLAIN, RAW, SHARED},
-    isa::Shims,
     tables::{Model, id_of},
     *,
 };

@@ -11,10 +11,9 @@ use super::{
 };
 use crate::{
     Page,
-    dictionary::candidates,
+    dictionary::{candidates, worth_it},
     pieces,
     reuse::{best_places, product, slot},
-    tables::worth_it,
 };
 
 /// Maximum number of sample pages that training examines; from more, it takes this many, evenly

@@ -1,8 +1,12 @@
 //! The decoder.
 
 use super::{
-    BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS, TAIL,
-    TAIL_BITS, TEMPLATE_BITS, WHOLE, ZEROS, bits::BitReader, crc::crc32,
+    bits::BitReader,
+    crc::crc32,
+    format::{
+        BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS, TAIL,
+        TAIL_BITS, TEMPLATE_BITS, WHOLE, ZEROS,
+    },
 };
 use crate::{Corrupt, PAGE_SIZE, Page};
 

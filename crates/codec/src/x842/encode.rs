@@ -14,8 +14,12 @@
 //! since the bytes there are compared.
 
 use super::{
-    BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS,
-    TEMPLATE_BITS, WHOLE, ZEROS, bits::BitWriter, crc::crc32,
+    bits::BitWriter,
+    crc::crc32,
+    format::{
+        BLOCK, END, INDEX2_BITS, INDEX4_BITS, INDEX8_BITS, REPEAT, REPEAT_BITS, RING2, RING4, RING8, SUM_BITS,
+        TEMPLATE_BITS, WHOLE, ZEROS,
+    },
 };
 use crate::{PAGE_SIZE, Page};
 

@@ -2,13 +2,16 @@
 //! checksum.
 
 mod digested;
+mod tables;
+pub(crate) mod train;
 
 use std::sync::Arc;
 
 use digested::{Compressor, Digested};
+pub use tables::ZstdTables;
 use zstd_safe::{CParameter, DCtx, DParameter, FrameFormat};
 
-use crate::{Codec, CodecId, Corrupt, Dictionary, PAGE_SIZE, Page, Stream, StreamError, Tables};
+use crate::{Codec, CodecId, Corrupt, PAGE_SIZE, Page, Stream, StreamError, Tables};
 
 /// Zstandard at one level, with or without a dictionary.
 #[derive(Clone, Debug)]
@@ -40,47 +43,6 @@ impl Default for Zstd {
     fn default() -> Self {
         Self { level: 3, tables: None }
     }
-}
-
-/// What the objects of `zstd-LEVEL-dict` share: a dictionary that libzstd has digested once for all
-/// streams, or nothing yet.
-#[derive(Debug)]
-pub struct ZstdTables {
-    level: i32,
-    digested: Option<Arc<Digested>>,
-}
-
-impl ZstdTables {
-    /// Digests `dictionary` for objects of `level`. Returns `None` if there is no memory, or if the
-    /// content starts like a libzstd dictionary but is not a valid one.
-    pub fn new(level: i32, dictionary: Dictionary) -> Option<Self> {
-        Some(Self { level, digested: Some(Arc::new(Digested::new(level, dictionary)?)) })
-    }
-
-    /// Returns the level that the dictionary was digested for.
-    pub fn level(&self) -> i32 {
-        self.level
-    }
-
-    /// Returns the dictionary, if there is one.
-    pub fn dictionary(&self) -> Option<&Dictionary> {
-        self.digested.as_ref().map(|digested| digested.dictionary())
-    }
-
-    /// Returns the heap bytes, including those of libzstd.
-    pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.digested.as_ref().map_or(0, |digested| digested.memory_bytes())
-    }
-}
-
-/// Returns a dictionary of at most `size` bytes that libzstd trains on `pages`, stored
-/// contiguously. Returns `None` if libzstd finds none.
-pub(crate) fn trained_dictionary(pages: &[u8], size: usize) -> Option<Vec<u8>> {
-    let mut trained = vec![0; size];
-    let page_sizes = vec![PAGE_SIZE; pages.len() / PAGE_SIZE];
-    let len = zstd_safe::train_from_buffer(trained.as_mut_slice(), pages, &page_sizes).ok()?;
-    trained.truncate(len);
-    Some(trained)
 }
 
 const OUT_OF_MEMORY: StreamError = StreamError { codec: "zstd" };
@@ -169,6 +131,7 @@ impl Stream for ZstdStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Dictionary;
 
     /// Holds for every dictionary: libzstd frees memory once a context has had three times its need
     /// for 128 pages.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::holes::{self, Found};
+use super::holes::{self, ReadContent};
 use super::live::{LiveFile, State};
 use super::member::MemberContent;
 use super::overlay::Overlay;
@@ -37,7 +37,7 @@ pub enum Content {
 impl Content {
     /// Reads `len` bytes of the content at `offset` into `bytes`, whose previous contents are
     /// ignored.
-    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         match self {
             Self::Path(path) => return holes::read(&File::open(path.reach()?)?, offset, len, bytes),
             Self::Live(file) => return file.read(offset, len, bytes),
@@ -53,7 +53,7 @@ impl Content {
                 pagefold_storage::ReadAt::read_exact_at(&**source, bytes, offset)?;
             }
         }
-        Ok(Found::Bytes)
+        Ok(ReadContent::Bytes)
     }
 
     /// Fills `buf` with the content from `offset` on. Meant for small files: it copies.
@@ -63,14 +63,14 @@ impl Content {
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let mut bytes = Vec::new();
         match self.read(offset, buf.len(), &mut bytes)? {
-            Found::Bytes => buf.copy_from_slice(&bytes[..buf.len()]),
-            Found::Zeros => buf.fill(0),
+            ReadContent::Bytes => buf.copy_from_slice(&bytes[..buf.len()]),
+            ReadContent::Zeros => buf.fill(0),
         }
         Ok(())
     }
 
     /// Reads content again that was read before, to verify an image.
-    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         match self {
             Self::Live(file) => file.read_again(offset, len, bytes),
             _ => self.read(offset, len, bytes),

@@ -44,7 +44,7 @@ pub(super) struct Room<'a> {
 }
 
 /// A part of a segment that is either kept or recompressed.
-struct Part {
+struct SegmentPart {
     range: Range<u64>,
     /// The location of its cluster, if it is kept.
     kept: Option<Kept>,
@@ -129,9 +129,10 @@ fn parts(
     compression: Compression,
     options: &BuildOptions,
     input: &mut [u8],
-) -> Result<Vec<Part>> {
+) -> Result<Vec<SegmentPart>> {
     let block = u64::from(options.block_bytes);
-    let (mut parts, mut extents, mut below) = (Vec::<Part>::new(), base.mapped_extents(segment.clone()), Vec::new());
+    let (mut parts, mut extents, mut below) =
+        (Vec::<SegmentPart>::new(), base.mapped_extents(segment.clone()), Vec::new());
     let mut at = segment.start;
     while at < segment.end {
         let behind = Extent { start: at, len: segment.end - at, place: Place::Hole };
@@ -149,7 +150,11 @@ fn parts(
         let content = &mut input[(range.start - segment.start) as usize..(range.end - segment.start) as usize];
         let look = if kept.is_some() { look(overlay, base, &range, content, &mut below) } else { Look::Unread };
         at = range.end;
-        parts.push(Part { range, kept: kept.filter(|_| look == Look::Unchanged), is_read: look == Look::Changed });
+        parts.push(SegmentPart {
+            range,
+            kept: kept.filter(|_| look == Look::Unchanged),
+            is_read: look == Look::Changed,
+        });
     }
     Ok(parts)
 }
@@ -229,7 +234,7 @@ fn look(
 }
 
 /// Reads content that is not in `input` yet. The segment begins at `start`.
-fn read_parts(overlay: &Overlay, parts: &[Part], start: u64, input: &mut [u8]) -> io::Result<()> {
+fn read_parts(overlay: &Overlay, parts: &[SegmentPart], start: u64, input: &mut [u8]) -> io::Result<()> {
     for unread in parts.chunk_by(|one, next| one.is_read == next.is_read).filter(|parts| !parts[0].is_read) {
         let (from, to) = (unread[0].range.start, unread[unread.len() - 1].range.end);
         overlay.read_below(from, &mut input[(from - start) as usize..(to - start) as usize])?;
@@ -238,7 +243,7 @@ fn read_parts(overlay: &Overlay, parts: &[Part], start: u64, input: &mut [u8]) -
 }
 
 /// Adds the clusters of kept parts.
-fn keep(parts: &[Part], block: u64, segment: &mut Segment) {
+fn keep(parts: &[SegmentPart], block: u64, segment: &mut Segment) {
     segment.pieces.extend(parts.iter().filter_map(|part| {
         let kept = part.kept?;
         Some(Piece {

@@ -13,12 +13,12 @@ use super::chunks::Chunking;
 use super::content::Content;
 use super::copies::{self, Room, Stretch};
 use super::devices::Devices;
-use super::holes::Found;
+use super::holes::ReadContent;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexForm, IndexStyle, Indexes};
 use super::kept_chunks::{self, KeptChunks};
 use super::options::{self, BuildOptions, Compression, Fragments};
 use super::overlay::Overlay;
-use super::parts::{Job, Part, Source, jobs, parts};
+use super::parts::{FileSegment, Job, Source, jobs, parts};
 use super::pipeline;
 use super::plan::Plan;
 use super::repeats::{self, Chunk, Repeats};
@@ -175,7 +175,7 @@ impl Writer<'_> {
         let (options, ways, devices) = (self.options, self.ways, self.devices);
         let mut done_bytes = 0u64;
         let mut cuts = if options.dedupe { self.cuts(sources)?.into_iter() } else { Vec::new().into_iter() };
-        let parts = parts(sources).map(move |part| Part { cuts: cuts.next().unwrap_or_default(), ..part });
+        let parts = parts(sources).map(move |part| FileSegment { cuts: cuts.next().unwrap_or_default(), ..part });
         let spare = std::mem::take(&mut self.spare);
         let mut open: Option<OpenFile> = None;
         let outcome = pipeline::in_order(
@@ -220,13 +220,13 @@ impl Writer<'_> {
             jobs(parts(sources), options.thread_count()),
             Default::default,
             |(input, zeros): &mut (Vec<u8>, Vec<Chunk>), job| -> Vec<Result<Vec<Chunk>>> {
-                let mut chunks = |part: &Part| {
+                let mut chunks = |part: &FileSegment| {
                     // Copied extents keep their starts.
                     let is_copied = matches!(&part.source.content, Content::Overlay(overlay) if overlay.base.is_some());
                     if is_copied || part.len < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }
-                    if read(&part.source, part.offset, part.len, input)? == Found::Bytes {
+                    if read(&part.source, part.offset, part.len, input)? == ReadContent::Bytes {
                         return Ok(repeats::chunks(input));
                     }
                     if zeros.last().is_none_or(|chunk| u64::from(chunk.end) != part.len) {
@@ -248,7 +248,7 @@ impl Writer<'_> {
         Ok(found.iter().map(|chunks| repeats.cuts(chunks, options.block_bytes)).collect())
     }
 
-    fn add(&mut self, file: &mut OpenFile, part: &Part, work: Work, spare: &Spare) -> Result<()> {
+    fn add(&mut self, file: &mut OpenFile, part: &FileSegment, work: Work, spare: &Spare) -> Result<()> {
         let chunking = part.source.shape.chunking().or(self.chunking);
         match work {
             Work::Raw(bytes) => {
@@ -334,7 +334,13 @@ impl Writer<'_> {
 
     /// Adds blocks of an uncompressed file with encoded extents, some of which stay in the base's image
     /// at `addresses`. The others are `own`.
-    fn add_blocks(&mut self, file: &mut OpenFile, part: &Part, addresses: Vec<Option<u32>>, own: &[u8]) -> Result<()> {
+    fn add_blocks(
+        &mut self,
+        file: &mut OpenFile,
+        part: &FileSegment,
+        addresses: Vec<Option<u32>>,
+        own: &[u8],
+    ) -> Result<()> {
         let block = self.options.block_bytes as usize;
         let mut own = own.chunks(block);
         for (kept, at) in addresses.into_iter().zip((part.offset..).step_by(block)) {
@@ -693,7 +699,7 @@ impl<'a> Worker<'a> {
         Self { ways, devices, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
     }
 
-    fn work(&mut self, part: &Part, options: &BuildOptions, spare: &Spare) -> Result<Work> {
+    fn work(&mut self, part: &FileSegment, options: &BuildOptions, spare: &Spare) -> Result<Work> {
         let (source, last) = (&part.source, part.ends_file());
         let compression = self.ways.get(source.way).copied().flatten().filter(|_| source.shape.chunking().is_none());
         let Some(compression) = compression else {
@@ -712,7 +718,7 @@ impl<'a> Worker<'a> {
                 return blocks.map(Work::Chunks).map_err(source.content.failed());
             }
             if source.shape.has_holes() {
-                if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
+                if read(source, part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
                     if !last {
                         return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
                     }
@@ -725,8 +731,8 @@ impl<'a> Worker<'a> {
             let mut bytes = spare.take(part.len);
             let found = read(source, part.offset, part.len, &mut bytes)?;
             return Ok(match found {
-                Found::Bytes => Work::Raw(bytes),
-                Found::Zeros => {
+                ReadContent::Bytes => Work::Raw(bytes),
+                ReadContent::Zeros => {
                     spare.give(bytes);
                     Work::RawZeros(part.len)
                 }
@@ -749,7 +755,7 @@ impl<'a> Worker<'a> {
             self.input = input;
             return segment.map(Work::Compressed).map_err(source.content.failed());
         }
-        if read(source, part.offset, part.len, &mut self.input)? == Found::Zeros {
+        if read(source, part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
             if !last {
                 return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
             }
@@ -784,15 +790,15 @@ fn stays<'a>(content: &'a Content, devices: &Devices) -> Option<(&'a Overlay, &'
 }
 
 /// Reads `len` bytes of the file into `bytes`, whose previous contents are ignored.
-fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<Found> {
+fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<ReadContent> {
     let found = source.content.read(offset, len as usize, bytes).map_err(source.content.failed())?;
-    let zeros = found == Found::Zeros || is_zeros(bytes);
-    Ok(if zeros { Found::Zeros } else { Found::Bytes })
+    let zeros = found == ReadContent::Zeros || is_zeros(bytes);
+    Ok(if zeros { ReadContent::Zeros } else { ReadContent::Bytes })
 }
 
 /// As [`read`], but also stores zeros in `bytes`.
 fn read_bytes(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
-    if read(source, offset, len, bytes)? == Found::Zeros {
+    if read(source, offset, len, bytes)? == ReadContent::Zeros {
         bytes.clear();
         bytes.resize(len as usize, 0);
     }

@@ -16,7 +16,7 @@ const MOST_HOLES: usize = 4096;
 
 /// The result of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum ReadContent {
     /// Bytes, in the buffer.
     Bytes,
     /// Only zeros. The buffer's contents are unspecified.
@@ -28,11 +28,11 @@ pub(crate) enum Found {
 ///
 /// If others modify the file during a read, each byte has a value that it had at some time during the
 /// call. A file that ends early returns `UnexpectedEof`.
-pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
     let end = offset.checked_add(len as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut next = if len < LEAST_BYTES { offset } else { data_from(file, offset).min(end) };
     if next == end && len > 0 {
-        return check_len(file, end).map(|()| Found::Zeros);
+        return check_len(file, end).map(|()| ReadContent::Zeros);
     }
     bytes.resize(len, 0);
     let mut at = offset;
@@ -51,7 +51,7 @@ pub(crate) fn read(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) ->
     if holes > 0 {
         check_len(file, end)?;
     }
-    Ok(Found::Bytes)
+    Ok(ReadContent::Bytes)
 }
 
 /// Calls `each` with the ranges of data within a range, in order, until it breaks. Moves the file
@@ -118,10 +118,10 @@ mod tests {
         for (offset, len) in [(0, len), (100, 1000), (0, 66_000), (4096, 80_000), (290_000, 100_000), (0, 0)] {
             bytes.fill(9);
             let found = read(&file, offset, len as usize, &mut bytes).unwrap();
-            assert_eq!(found, Found::Bytes, "{offset} {len}");
+            assert_eq!(found, ReadContent::Bytes, "{offset} {len}");
             assert!(bytes == expected[offset as usize..][..len as usize], "{offset} {len}");
         }
-        assert_eq!(read(&file, 400_000, 200_000, &mut bytes).unwrap(), Found::Zeros);
+        assert_eq!(read(&file, 400_000, 200_000, &mut bytes).unwrap(), ReadContent::Zeros);
     }
 
     #[test]

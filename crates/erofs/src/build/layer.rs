@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use super::follow::{LastLink, follow};
 use super::overlayfs::{self, Mark};
 use super::scan_options::ScanOptions;
-use super::stack;
 use super::tree::{Node, NodeId, NodeKind, Tree, Visit};
 use super::warnings::WarningKind;
 use crate::error::{Error, Result};
@@ -118,21 +117,6 @@ impl Layer {
             self.tree.warn(WarningKind::WhiteoutFile, |tree| tree.name_of(id));
         }
         Ok(self.tree)
-    }
-
-    /// Stacks layers, the lowest first, into a tree.
-    ///
-    /// A directory in several layers is merged, with the metadata of the last layer that describes
-    /// it. Any other file replaces the one below it. Whiteouts apply to the layers below their own.
-    /// A hard link may refer to a file of a layer below. If a layer has a directory only because
-    /// something is below it, and the layers below have a symbolic link there, the link is
-    /// followed, and never leads out of the root. If overlayfs has moved a directory of the layers
-    /// below, or left a file's content there, these are taken from there, unless whiteouts are kept.
-    ///
-    /// # Errors
-    /// [`Error::Source`] with the name of a file that cannot be merged.
-    pub fn stack(layers: impl IntoIterator<Item = Self>, whiteouts: Whiteouts) -> Result<Tree> {
-        stack::stack(layers.into_iter().collect(), whiteouts)
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 
-use super::holes::{self, Found};
+use super::holes::{self, ReadContent};
 use super::place::SourcePath;
 
 /// A file of the operating system whose changes are recorded instead of failing the build.
@@ -85,7 +85,7 @@ impl LiveFile {
     }
 
     /// Reads like [`Content::read`](super::Content::read). What the file lacks is zeros.
-    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         let file = match self.open() {
             Ok(file) => file,
             Err(error) if is_exhaustion(&error) => return Err(error),
@@ -93,7 +93,7 @@ impl LiveFile {
                 if !self.turn(&[State::Unread], State::Gone) {
                     self.turn(&[State::Read], State::Shorter);
                 }
-                return Ok(Found::Zeros);
+                return Ok(ReadContent::Zeros);
             }
         };
         let mut there = len;
@@ -105,14 +105,14 @@ impl LiveFile {
                     let left = file.metadata()?.len().saturating_sub(offset);
                     there = left.min(there as u64 - 1) as usize;
                 }
-                Ok(Found::Bytes) if there > 0 => {
+                Ok(ReadContent::Bytes) if there > 0 => {
                     self.turn(&[State::Unread], State::Read);
                     bytes.resize(len, 0);
-                    return Ok(Found::Bytes);
+                    return Ok(ReadContent::Bytes);
                 }
                 Ok(_) => {
                     self.turn(&[State::Unread], State::Read);
-                    return Ok(Found::Zeros);
+                    return Ok(ReadContent::Zeros);
                 }
                 Err(error) => return Err(error),
             }
@@ -139,7 +139,7 @@ impl LiveFile {
     }
 
     /// Reads to verify what was read before.
-    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(crate) fn read_again(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         holes::read(&self.open()?, offset, len, bytes)
     }
 

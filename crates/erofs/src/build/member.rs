@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::holes::Found;
+use super::holes::ReadContent;
 use super::sparse::{self, Span};
 
 /// An open archive, and its name for messages.
@@ -42,13 +42,13 @@ impl MemberContent {
     }
 
     /// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored.
-    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         let file = &self.0.archive.file;
         match &self.0.place {
             Place::Whole(start) => {
                 bytes.resize(len, 0);
                 file.read_exact_at(bytes, start + offset)?;
-                Ok(Found::Bytes)
+                Ok(ReadContent::Bytes)
             }
             Place::Spans(spans) => sparse::read(file, spans, offset, len, bytes),
         }

@@ -58,6 +58,7 @@ mod spare;
 mod sparse;
 mod spool;
 mod stack;
+mod stretch;
 mod stretches;
 mod tar;
 mod tree;
@@ -71,7 +72,7 @@ use std::fs::File;
 
 pub(crate) use base::{BaseImage, BaseSpot, Device, OverlayBase};
 pub use content::Content;
-pub(crate) use holes::Found;
+pub(crate) use holes::ReadContent;
 pub use ids::{IdMap, IdRange};
 pub use layer::{Layer, Whiteouts};
 pub use live::LiveFile;

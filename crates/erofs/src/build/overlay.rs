@@ -13,8 +13,8 @@ use std::{fmt, io, iter};
 use pagefold_storage::ReadAt;
 
 use super::base::OverlayBase;
-use super::holes::Found;
-use super::stretches::{Held, Stretch};
+use super::holes::ReadContent;
+use super::stretch::{Held, Stretch};
 use crate::error::{Error, Result};
 use crate::zeros::is_zeros;
 
@@ -81,16 +81,16 @@ impl Overlay {
     }
 
     /// Reads `len` bytes at `offset` into `bytes`, whose previous contents are ignored.
-    pub(super) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+    pub(super) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         bytes.clear();
         bytes.resize(len, 0);
         let changed = self.read_changes(offset, bytes)?;
         let below = self.read_below(offset, bytes)?;
-        Ok(if changed == Found::Bytes { changed } else { below })
+        Ok(if changed == ReadContent::Bytes { changed } else { below })
     }
 
     /// Fills the changed ranges of `out`, which begins at `offset`.
-    pub(super) fn read_changes(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
+    pub(super) fn read_changes(&self, offset: u64, out: &mut [u8]) -> io::Result<ReadContent> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         let (mut at, mut rest, mut parts) = (offset, out, Vec::new());
@@ -106,16 +106,16 @@ impl Overlay {
             }
         }
         if parts.is_empty() {
-            return Ok(Found::Zeros);
+            return Ok(ReadContent::Zeros);
         }
         self.source.read_all_at(&mut parts)?;
-        Ok(Found::Bytes)
+        Ok(ReadContent::Bytes)
     }
 
     /// Fills the unchanged ranges of `out`, which begins at `offset`.
-    pub(super) fn read_below(&self, offset: u64, out: &mut [u8]) -> io::Result<Found> {
+    pub(super) fn read_below(&self, offset: u64, out: &mut [u8]) -> io::Result<ReadContent> {
         let end = offset + out.len() as u64;
-        let (mut at, mut found) = (offset, Found::Zeros);
+        let (mut at, mut found) = (offset, ReadContent::Zeros);
         for range in self.changes(offset..end).map(|change| change.at..change.end()).chain(iter::once(end..end)) {
             let to = range.start.clamp(at, end);
             let part = &mut out[(at - offset) as usize..(to - offset) as usize];
@@ -123,7 +123,7 @@ impl Overlay {
             let (held, beyond) = part.split_at_mut(base_bytes.saturating_sub(at).min(part.len() as u64) as usize);
             if let Some(base) = self.base.as_ref().filter(|_| !held.is_empty()) {
                 base.read_below(held, at).map_err(io::Error::other)?;
-                found = Found::Bytes;
+                found = ReadContent::Bytes;
             }
             beyond.fill(0);
             at = range.end.min(end);

@@ -26,7 +26,7 @@ pub(super) struct Source {
 }
 
 /// A segment of a file.
-pub(super) struct Part {
+pub(super) struct FileSegment {
     pub(super) source: Arc<Source>,
     pub(super) offset: u64,
     /// 0 only for the single part of a file without data.
@@ -37,7 +37,7 @@ pub(super) struct Part {
     pub(super) cuts: Vec<u32>,
 }
 
-impl Part {
+impl FileSegment {
     pub(super) fn end(&self) -> u64 {
         self.offset + self.len
     }
@@ -50,19 +50,19 @@ impl Part {
 /// Segments that one thread processes in sequence: a long one, or several within [`JOB_BYTES`] and
 /// [`JOB_PARTS`], because handing over a small file takes longer than compressing it. With a single
 /// thread, each segment is stored before the next is started.
-pub(super) type Job = Vec<Part>;
+pub(super) type Job = Vec<FileSegment>;
 
 const JOB_BYTES: u64 = 256 << 10;
 const JOB_PARTS: usize = 64;
 
 /// Returns the segments of files, in order. Each file has at least one.
-pub(super) fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = Part> {
+pub(super) fn parts(sources: &[Arc<Source>]) -> impl Iterator<Item = FileSegment> {
     sources.iter().flat_map(|source| {
         let end = source.shape.runs().map_or(source.size, |runs| runs.last().map_or(0, |run| run.end));
         let runs = source.shape.runs().unwrap_or_default().iter().cloned();
         let whole = (source.shape.runs().is_none_or(<[_]>::is_empty)).then_some(0..end);
         runs.chain(whole).flat_map(|run| segments(run, source.segment_bytes)).map(
-            move |Range { start, end: part_end }| Part {
+            move |Range { start, end: part_end }| FileSegment {
                 source: Arc::clone(source),
                 offset: start,
                 len: part_end - start,
@@ -83,7 +83,7 @@ fn segments(run: Range<u64>, segment_bytes: u64) -> impl Iterator<Item = Range<u
 }
 
 /// Groups parts into jobs for `threads` threads.
-pub(super) fn jobs(parts: impl Iterator<Item = Part>, threads: usize) -> impl Iterator<Item = Job> {
+pub(super) fn jobs(parts: impl Iterator<Item = FileSegment>, threads: usize) -> impl Iterator<Item = Job> {
     let most = if threads == 1 { 1 } else { JOB_PARTS };
     let mut parts = parts.peekable();
     std::iter::from_fn(move || {

@@ -21,15 +21,15 @@ const LONG_BYTES: usize = 512;
 ///
 /// With anchors, opening a file takes the same time at any depth.
 #[derive(Clone)]
-pub struct SourcePath(Arc<Part>);
+pub struct SourcePath(Arc<PathPart>);
 
-struct Part {
-    above: Option<Arc<Part>>,
+struct PathPart {
+    above: Option<Arc<PathPart>>,
     name: OsString,
     /// Length of the path from the last anchor above, or of the whole path.
     bytes: usize,
     /// The directory itself, kept open.
-    anchor: OnceLock<OwnedFd>,
+    anchor: OnceLock<Arc<OwnedFd>>,
 }
 
 impl SourcePath {
@@ -37,7 +37,7 @@ impl SourcePath {
     pub(crate) fn join(&self, name: OsString) -> Self {
         let before = if self.0.anchor.get().is_some() { 0 } else { self.0.bytes };
         let bytes = before + 1 + name.len();
-        Self(Arc::new(Part { above: Some(Arc::clone(&self.0)), name, bytes, anchor: OnceLock::new() }))
+        Self(Arc::new(PathPart { above: Some(Arc::clone(&self.0)), name, bytes, anchor: OnceLock::new() }))
     }
 
     /// Returns whether the path from the last anchor, or the whole path, is too long for a system
@@ -56,7 +56,7 @@ impl SourcePath {
     pub(crate) fn set_anchor(&self) -> io::Result<()> {
         let directory = self.reach()?.open_directory()?;
         // If another thread was faster, its descriptor is as good.
-        let _ = self.0.anchor.set(directory);
+        let _ = self.0.anchor.set(Arc::new(directory));
         Ok(())
     }
 
@@ -65,7 +65,7 @@ impl SourcePath {
         let mut parts = vec![&self.0];
         let mut anchor = None;
         while let Some(part) = parts.last() {
-            anchor = part.anchor.get().map(|_| Self(Arc::clone(part)));
+            anchor = part.anchor.get().map(Arc::clone);
             match &part.above {
                 Some(above) if anchor.is_none() => parts.push(above),
                 _ => break,
@@ -75,11 +75,6 @@ impl SourcePath {
             parts.pop();
         }
         Reached::new(anchor, &joined(&parts))
-    }
-
-    /// Returns this directory, if it is kept open.
-    pub(crate) fn anchor(&self) -> Option<&OwnedFd> {
-        self.0.anchor.get()
     }
 
     /// Returns the whole path.
@@ -93,7 +88,7 @@ impl SourcePath {
 }
 
 /// Joins names, the last first.
-fn joined(parts: &[&Arc<Part>]) -> PathBuf {
+fn joined(parts: &[&Arc<PathPart>]) -> PathBuf {
     // Each with a slash after it.
     let bytes = parts.iter().map(|part| part.name.len() + 1).sum();
     let mut path = PathBuf::with_capacity(bytes);
@@ -104,7 +99,7 @@ fn joined(parts: &[&Arc<Part>]) -> PathBuf {
 impl<P: AsRef<OsStr> + ?Sized> From<&P> for SourcePath {
     fn from(path: &P) -> Self {
         let name = path.as_ref().to_owned();
-        Self(Arc::new(Part { above: None, bytes: name.len(), name, anchor: OnceLock::new() }))
+        Self(Arc::new(PathPart { above: None, bytes: name.len(), name, anchor: OnceLock::new() }))
     }
 }
 
@@ -114,7 +109,7 @@ impl fmt::Debug for SourcePath {
     }
 }
 
-impl Drop for Part {
+impl Drop for PathPart {
     /// Drops iteratively: a path may have too many parts for recursion.
     fn drop(&mut self) {
         let mut above = self.above.take();

@@ -5,9 +5,11 @@
 //! 4-byte units, and data may be longer than that. If there are fragments, it is at the start of
 //! the packed inode, which is then the only place where every Linux since 6.4 looks for it.
 
-use super::xattrs::NAME_BYTES;
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, Xattr};
+
+/// The maximum length of an xattr name in Linux.
+pub(super) const NAME_BYTES: usize = 255;
 
 /// The number of prefixes that a 7-bit index can address.
 const MOST: usize = 128;

@@ -9,8 +9,6 @@ use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::place::SourcePath;
-
 /// The part of a path to pass at a time, in bytes. The system accepts 4095, which leaves room for
 /// the name of an open directory before it and a file name after it.
 pub(super) const MOST_BYTES: usize = 3800;
@@ -21,7 +19,7 @@ pub(super) const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFla
 /// A path through which a file and files next to it are reachable while this value exists.
 pub(crate) struct Reached {
     path: PathBuf,
-    _anchor: Option<SourcePath>,
+    _anchor: Option<Arc<OwnedFd>>,
     _directory: Option<Arc<OwnedFd>>,
 }
 
@@ -33,11 +31,11 @@ impl AsRef<Path> for Reached {
 
 impl Reached {
     /// Walks along a path in steps, keeping one directory open. The path is relative to the
-    /// directory of `anchor`, if that is given. The remaining path is relative to the last step.
-    pub(super) fn new(anchor: Option<SourcePath>, path: &Path) -> io::Result<Self> {
+    /// directory `anchor`, if that is given. The remaining path is relative to the last step.
+    pub(super) fn new(anchor: Option<Arc<OwnedFd>>, path: &Path) -> io::Result<Self> {
         let mut directory: Option<OwnedFd> = None;
         let mut rest = path.as_os_str().as_bytes();
-        let start = anchor.as_ref().and_then(SourcePath::anchor);
+        let start = anchor.as_deref();
         while rest.len() > MOST_BYTES {
             let slash = rest[..MOST_BYTES].iter().rposition(|byte| *byte == b'/').filter(|slash| *slash > 0);
             let (step, behind) = rest.split_at(slash.ok_or(rustix::io::Errno::NAMETOOLONG)?);

@@ -4,8 +4,8 @@ use std::io;
 use std::ops::{ControlFlow, Range};
 
 use super::content::Content;
-use super::holes::Found;
-use super::stretches::{Held, Stretch};
+use super::holes::ReadContent;
+use super::stretch::{Held, Stretch};
 use crate::error::Result;
 use crate::zeros::is_zeros;
 
@@ -70,7 +70,7 @@ fn look(
     let mut at = range.start;
     while at < range.end {
         let end = range.end.min((at / PIECE_BYTES + 1) * PIECE_BYTES);
-        let is_zero = content.read(at, (end - at) as usize, piece)? == Found::Zeros;
+        let is_zero = content.read(at, (end - at) as usize, piece)? == ReadContent::Zeros;
         let mut from = at;
         while from < end {
             let to = end.min((from / GRAIN_BYTES + 1) * GRAIN_BYTES);

@@ -61,7 +61,7 @@ impl Layer {
         let mut layer = Self::new(Tree::of_origin(top, Origin::Directory(root.to_owned())));
         let top = layer.tree.root();
         layer.take_in(top, options);
-        let mut stack = vec![Found { place, id: top, depth: 0, parent: None }];
+        let mut stack = vec![PendingDirectory { place, id: top, depth: 0, parent: None }];
         while let Some(found) = stack.pop() {
             let listed = scanner.enter(&found).and_then(|here| Ok((scanner.list(&found.place, &here)?, here)));
             match listed {
@@ -82,7 +82,7 @@ impl Layer {
 }
 
 /// A directory to be listed.
-struct Found {
+struct PendingDirectory {
     place: SourcePath,
     id: NodeId,
     /// The number of names below the root.
@@ -135,7 +135,7 @@ impl Scanner<'_> {
     }
 
     /// Makes a directory accessible: by its path or, if that is long, from its parent.
-    fn enter(&mut self, found: &Found) -> Result<Reached> {
+    fn enter(&mut self, found: &PendingDirectory) -> Result<Reached> {
         let place = &found.place;
         if place.is_far() && self.anchors < MOST_ANCHORS {
             self.anchors += 1;
@@ -175,10 +175,10 @@ impl Scanner<'_> {
     fn add(
         &mut self,
         layer: &mut Layer,
-        found: &Found,
+        found: &PendingDirectory,
         here: &Reached,
         entries: Vec<DirEntry>,
-        stack: &mut Vec<Found>,
+        stack: &mut Vec<PendingDirectory>,
     ) -> Result<()> {
         for entry in entries {
             let name = entry.file_name();
@@ -202,10 +202,10 @@ impl Scanner<'_> {
     fn add_file(
         &mut self,
         layer: &mut Layer,
-        above: &Found,
+        above: &PendingDirectory,
         reached: &Path,
         entry: &DirEntry,
-    ) -> Result<Option<Found>> {
+    ) -> Result<Option<PendingDirectory>> {
         let name = entry.file_name();
         let shown = || above.place.join(name.clone()).to_path_buf();
         let told = |error| Error::io(shown().display().to_string())(error);
@@ -238,7 +238,12 @@ impl Scanner<'_> {
             self.links.insert(inode, id);
         }
         let is_listed = metadata.is_dir() && (!self.options.one_file_system || metadata.dev() == self.device);
-        Ok(is_listed.then(|| Found { place, id, depth: above.depth + 1, parent: Some((above.id, name.into_vec())) }))
+        Ok(is_listed.then(|| PendingDirectory {
+            place,
+            id,
+            depth: above.depth + 1,
+            parent: Some((above.id, name.into_vec())),
+        }))
     }
 
     /// Builds the node of the file at `path`, which the system finds at `reached`.
@@ -351,7 +356,7 @@ mod tests {
             let place = SourcePath::from(root);
             let top = scanner.node_of(&place, root, &metadata).unwrap();
             let mut layer = Layer::new(Tree::of_origin(top, Origin::None));
-            let found = Found { place, id: layer.tree.root(), depth: 0, parent: None };
+            let found = PendingDirectory { place, id: layer.tree.root(), depth: 0, parent: None };
             let here = scanner.enter(&found).unwrap();
             let entries = scanner.list(&found.place, &here).unwrap();
             fs::remove_file(root.join("vanishes")).unwrap();

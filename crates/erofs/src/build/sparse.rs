@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::holes::Found;
+use super::holes::ReadContent;
 
 /// The block size of an archive.
 const BLOCK: u64 = 512;
@@ -64,11 +64,17 @@ pub(crate) struct Sparse {
 
 /// Reads `len` bytes into `bytes`, at `offset` of the content that consists of `spans` of `file`
 /// and zeros between them.
-pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<Found> {
+pub(crate) fn read(
+    file: &File,
+    spans: &[Span],
+    offset: u64,
+    len: usize,
+    bytes: &mut Vec<u8>,
+) -> io::Result<ReadContent> {
     let end = offset + len as u64;
     let mut spans = overlapping(spans, offset..end).peekable();
     if spans.peek().is_none() {
-        return Ok(Found::Zeros);
+        return Ok(ReadContent::Zeros);
     }
     bytes.clear();
     bytes.resize(len, 0);
@@ -79,7 +85,7 @@ pub(crate) fn read(file: &File, spans: &[Span], offset: u64, len: usize, bytes: 
             file.read_exact_at(target, span.source + (from - span.at))?;
         }
     }
-    Ok(Found::Bytes)
+    Ok(ReadContent::Bytes)
 }
 
 /// A map being read. The ranges are contiguous in the archive.
@@ -283,8 +289,8 @@ mod tests {
                 let expected = &whole[offset..offset + len];
                 let mut bytes = vec![9; 4];
                 match read(&file, &spans, offset as u64, len, &mut bytes).unwrap() {
-                    Found::Bytes => assert_eq!(bytes, expected),
-                    Found::Zeros => assert!(expected.iter().all(|byte| *byte == 0)),
+                    ReadContent::Bytes => assert_eq!(bytes, expected),
+                    ReadContent::Zeros => assert!(expected.iter().all(|byte| *byte == 0)),
                 }
             }
         }

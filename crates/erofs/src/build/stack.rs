@@ -10,8 +10,24 @@ use super::tree::{Node, NodeId, NodeKind, Origin, Tree};
 use super::warnings::WarningKind;
 use crate::error::{Error, Result};
 
-/// Stacks layers, the lowest first, into a tree.
-pub(super) fn stack(layers: Vec<Layer>, whiteouts: Whiteouts) -> Result<Tree> {
+impl Layer {
+    /// Stacks layers, the lowest first, into a tree.
+    ///
+    /// A directory in several layers is merged, with the metadata of the last layer that describes
+    /// it. Any other file replaces the one below it. Whiteouts apply to the layers below their own.
+    /// A hard link may refer to a file of a layer below. If a layer has a directory only because
+    /// something is below it, and the layers below have a symbolic link there, the link is
+    /// followed, and never leads out of the root. If overlayfs has moved a directory of the layers
+    /// below, or left a file's content there, these are taken from there, unless whiteouts are kept.
+    ///
+    /// # Errors
+    /// [`Error::Source`] with the name of a file that cannot be merged.
+    pub fn stack(layers: impl IntoIterator<Item = Self>, whiteouts: Whiteouts) -> Result<Tree> {
+        stack(layers.into_iter().collect(), whiteouts)
+    }
+}
+
+fn stack(layers: Vec<Layer>, whiteouts: Whiteouts) -> Result<Tree> {
     let root = undescribed(&ScanOptions::default());
     let root = layers.first().map_or(root, |layer| layer.tree.node(layer.tree.root()).clone());
     let tree = Tree::of_origin(root, Origin::None);

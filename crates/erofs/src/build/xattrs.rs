@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::acl;
-use super::prefixes::Prefixes;
+use super::prefixes::{NAME_BYTES, Prefixes};
 use super::tree::{Tree, Visit};
 use super::warnings::WarningKind;
 use crate::format::{XATTR_PREFIXES, Xattr, XattrEntry, XattrHeader};
 
 /// The number of nodes with an xattr from which on it is shared.
 const SHARED_BY: usize = 2;
-/// The maximum length of an xattr name in Linux.
-pub(super) const NAME_BYTES: usize = 255;
 /// The maximum length in bytes of an inode's xattr names in Linux, each with a NUL.
 const LIST_BYTES: usize = 1 << 16;
 /// The maximum length of a value in the format.

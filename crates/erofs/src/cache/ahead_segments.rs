@@ -70,7 +70,7 @@ struct Entry {
 }
 
 /// The result of a search in a file from an offset on.
-pub(crate) enum Found {
+pub(crate) enum SegmentSearch {
     /// A segment contains the byte at the offset.
     Segment(Arc<Segment>),
     /// No segment contains any byte before this offset.
@@ -89,13 +89,13 @@ impl Segments {
 
     /// Looks up the byte at `offset` of `file`. If no segment contains it, looks for the next
     /// segment before `end`.
-    pub(crate) fn find(&self, file: FileId, offset: u64, end: u64) -> Found {
+    pub(crate) fn find(&self, file: FileId, offset: u64, end: u64) -> SegmentSearch {
         let kept = self.lock();
         if let Some(segment) = kept.at_or_before(file, offset).filter(|segment| segment.end > offset) {
-            return Found::Segment(Arc::clone(segment));
+            return SegmentSearch::Segment(Arc::clone(segment));
         }
         let next = kept.segments.range((file, offset)..(file, end)).next();
-        Found::Nothing(next.map_or(end, |((_, start), _)| *start))
+        SegmentSearch::Nothing(next.map_or(end, |((_, start), _)| *start))
     }
 
     /// Adds a segment and returns it for the caller to decode. Returns `None` if it would overlap
@@ -191,17 +191,19 @@ mod tests {
         segments.add((0, 7), 200, 300).unwrap();
         segments.add((0, 6), 150, 160).unwrap();
         segments.add((0, 8), 150, 160).unwrap();
-        assert!(matches!(segments.find((0, 7), 0, 1000), Found::Nothing(100)));
-        assert!(matches!(segments.find((0, 7), 0, 50), Found::Nothing(50)));
-        assert!(matches!(segments.find((0, 7), 300, 1000), Found::Nothing(1000)));
-        assert!(matches!(segments.find((0, 7), 199, 1000), Found::Segment(found) if Arc::ptr_eq(&found, &first)));
+        assert!(matches!(segments.find((0, 7), 0, 1000), SegmentSearch::Nothing(100)));
+        assert!(matches!(segments.find((0, 7), 0, 50), SegmentSearch::Nothing(50)));
+        assert!(matches!(segments.find((0, 7), 300, 1000), SegmentSearch::Nothing(1000)));
+        assert!(
+            matches!(segments.find((0, 7), 199, 1000), SegmentSearch::Segment(found) if Arc::ptr_eq(&found, &first))
+        );
         segments.fetched((0, 7), &first, 99);
-        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Segment(_)));
+        assert!(matches!(segments.find((0, 7), 100, 1000), SegmentSearch::Segment(_)));
         segments.fetched((0, 7), &first, 1);
-        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Nothing(200)));
+        assert!(matches!(segments.find((0, 7), 100, 1000), SegmentSearch::Nothing(200)));
         assert!(segments.add((0, 7), 0, 200).is_some());
         segments.fetched((0, 7), &first, 1);
-        assert!(matches!(segments.find((0, 7), 100, 1000), Found::Segment(_)), "another took its place");
+        assert!(matches!(segments.find((0, 7), 100, 1000), SegmentSearch::Segment(_)), "another took its place");
     }
 
     #[test]
@@ -213,8 +215,8 @@ mod tests {
             assert!(kept.bytes <= MAX_BYTES && kept.bytes == (kept.segments.len() as u64) << 20);
             assert!(kept.order.len() <= 2 * kept.segments.len() + 64);
         }
-        assert!(matches!(segments.find((0, 967), 0, 1), Found::Nothing(1)));
-        assert!(matches!(segments.find((0, 968), 0, 1), Found::Segment(_)));
+        assert!(matches!(segments.find((0, 967), 0, 1), SegmentSearch::Nothing(1)));
+        assert!(matches!(segments.find((0, 968), 0, 1), SegmentSearch::Segment(_)));
         assert!(segments.add((0, 1), 0, MAX_BYTES * 2).is_some(), "one alone may be larger");
         for number in 2000..2100 {
             let zeros = segments.add((0, number), 0, 8 << 20).unwrap();
@@ -222,7 +224,7 @@ mod tests {
             segments.holds_zeros((0, number), &zeros);
         }
         assert_eq!(segments.lock().bytes, 100 * ZEROS_BYTES);
-        assert!((2000..2100).all(|number| matches!(segments.find((0, number), 0, 1), Found::Segment(_))));
+        assert!((2000..2100).all(|number| matches!(segments.find((0, number), 0, 1), SegmentSearch::Segment(_))));
         for number in 3000..13_000 {
             let zeros = segments.add((0, number), 0, 8 << 20).unwrap();
             segments.holds_zeros((0, number), &zeros);

@@ -8,7 +8,7 @@ mod index_windows;
 mod visits;
 mod workers;
 
-pub(crate) use ahead_segments::{Decoded, FileId, Found, Segment, Segments};
+pub(crate) use ahead_segments::{Decoded, FileId, Segment, SegmentSearch, Segments};
 pub(crate) use buffers::{Buffers, Content, room_bytes};
 pub(crate) use clock::{Cache, Kept};
 pub use clusters::ClusterCache;

@@ -26,19 +26,19 @@ const LAST: usize = 8;
 
 /// Visit counts by cluster address.
 pub(crate) struct Visits {
-    parts: Box<[Part]>,
+    parts: Box<[Shard]>,
     /// Addresses of the last misses; 0 for none.
     last: [AtomicU64; LAST],
     /// The total number of misses.
     missed: AtomicUsize,
 }
 
-struct Part {
+struct Shard {
     places: [AtomicU64; PART],
     visits: CachePadded<AtomicU64>,
 }
 
-impl Part {
+impl Shard {
     fn new() -> Self {
         Self { places: [const { AtomicU64::new(0) }; PART], visits: CachePadded::default() }
     }
@@ -47,13 +47,13 @@ impl Part {
 impl Visits {
     pub(crate) fn new() -> Self {
         Self {
-            parts: (0..PLACES / PART).map(|_| Part::new()).collect(),
+            parts: (0..PLACES / PART).map(|_| Shard::new()).collect(),
             last: Default::default(),
             missed: AtomicUsize::new(0),
         }
     }
 
-    fn place(&self, pa: u64) -> (&Part, &AtomicU64) {
+    fn place(&self, pa: u64) -> (&Shard, &AtomicU64) {
         // Addresses have strides, so they are hashed. (Fibonacci hashing: Knuth, volume 3, section
         // 6.4.)
         let hash = pa.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;

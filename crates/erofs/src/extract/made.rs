@@ -41,7 +41,7 @@ impl Creator {
         let passes_group_on = stat.is_none_or(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID));
         // A default ACL replaces the umask.
         let acl = rustix::fs::fgetxattr(directory, "system.posix_acl_default", &mut [0; 0]).is_ok();
-        let made = Made {
+        let made = AtCreation {
             owner,
             // If the system does not report the umask (Linux before 4.7), only the owner gets
             // access.
@@ -55,7 +55,7 @@ impl Creator {
 
 /// The properties of files just created. A directory that was created passes them on to what is
 /// created in it.
-struct Made {
+struct AtCreation {
     /// Owner and group, if known for certain.
     owner: Option<(u32, u32)>,
     /// The mode bits that are kept: all, or those of new files.
@@ -69,7 +69,7 @@ struct Made {
 /// The directory in which a file is created.
 #[derive(Clone)]
 pub(super) struct Within {
-    made: Arc<Made>,
+    made: Arc<AtCreation>,
     /// It existed before, so others may have access.
     is_open: bool,
 }

@@ -60,7 +60,7 @@ struct NewName {
 }
 
 /// A new file, or the existing one that is kept.
-enum Made<T> {
+enum MadeOrKept<T> {
     New(T, NewName),
     Kept(Stat),
 }
@@ -214,16 +214,16 @@ impl<'a> Target<'a> {
         name: &[u8],
         what: &'static str,
         make: impl Fn(&OsStr) -> rustix::io::Result<T>,
-    ) -> Result<Made<T>> {
+    ) -> Result<MadeOrKept<T>> {
         let new = |temporary| NewName { directory: Arc::clone(directory), temporary };
         match make(os(name)) {
-            Ok(made) => return Ok(Made::New(made, new(None))),
+            Ok(made) => return Ok(MadeOrKept::New(made, new(None))),
             Err(Errno::EXIST) if self.options.existing != Existing::Refuse => {}
             Err(error) => return Err(failed(what)(error)),
         }
         let existing = rustix::fs::statat(directory, os(name), AtFlags::SYMLINK_NOFOLLOW).map_err(failed(what))?;
         if self.options.existing == Existing::Keep {
-            return Ok(Made::Kept(existing));
+            return Ok(MadeOrKept::Kept(existing));
         }
         if FileType::from_raw_mode(existing.st_mode) == FileType::Directory {
             return Err(Error::io("replacing a file")(Errno::ISDIR.into()));
@@ -233,7 +233,7 @@ impl<'a> Target<'a> {
             let temporary = format!(".pagefold-{}-{number}", std::process::id());
             match make(OsStr::new(&temporary)) {
                 Err(Errno::EXIST) => {}
-                made => return Ok(Made::New(made.map_err(failed(what))?, new(Some(temporary)))),
+                made => return Ok(MadeOrKept::New(made.map_err(failed(what))?, new(Some(temporary)))),
             }
         }
         Err(Error::Exists)
@@ -243,8 +243,8 @@ impl<'a> Target<'a> {
     fn make_regular(&self, batch: &Batch, file: &Listed, room: &mut Room, found: &mut Findings) {
         match self.open_regular(batch, file) {
             Err(error) => self.failed(found, file.path, 1, error, false),
-            Ok(Made::Kept(existing)) => self.keep(file, &existing, found),
-            Ok(Made::New((filling, has_mode), name)) => {
+            Ok(MadeOrKept::Kept(existing)) => self.keep(file, &existing, found),
+            Ok(MadeOrKept::New((filling, has_mode), name)) => {
                 let new = NewFile { filling, has_mode, within: batch.within.clone(), name };
                 if self.threads > 1 && new.filling.is_long() {
                     self.fill_shared(Arc::new(Shared { file: file.clone(), new }), room, found);
@@ -257,7 +257,7 @@ impl<'a> Target<'a> {
     }
 
     /// Creates a file. Returns whether it has its final mode.
-    fn open_regular(&self, batch: &Batch, file: &Listed) -> Result<Made<(Filling, bool)>> {
+    fn open_regular(&self, batch: &Batch, file: &Listed) -> Result<MadeOrKept<(Filling, bool)>> {
         let inode = &file.inode;
         let content = self.image.file(inode)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -280,13 +280,13 @@ impl<'a> Target<'a> {
             rustix::fs::openat(&batch.directory, name, flags, first)
         })?;
         Ok(match made {
-            Made::Kept(existing) => Made::Kept(existing),
-            Made::New(out, name) => {
+            MadeOrKept::Kept(existing) => MadeOrKept::Kept(existing),
+            MadeOrKept::New(out, name) => {
                 if keeps && let Err(error) = take() {
                     let _ = rustix::fs::unlinkat(&batch.directory, os(&file.name), AtFlags::empty());
                     return Err(error);
                 }
-                Made::New((Filling::new(content, out.into()), mode.is_some()), name)
+                MadeOrKept::New((Filling::new(content, out.into()), mode.is_some()), name)
             }
         })
     }
@@ -348,8 +348,8 @@ impl<'a> Target<'a> {
     fn make_other(&self, batch: &Batch, file: &Listed, found: &mut Findings) {
         let made = self.make_node(batch, file);
         let (kind, name) = match made {
-            Ok(Made::New(kind, name)) => (kind, name),
-            Ok(Made::Kept(existing)) => return self.keep(file, &existing, found),
+            Ok(MadeOrKept::New(kind, name)) => (kind, name),
+            Ok(MadeOrKept::Kept(existing)) => return self.keep(file, &existing, found),
             Err(Error::Io { source, .. }) if is_device(&file.inode) && source.kind() == ErrorKind::PermissionDenied => {
                 found.left_out.devices += 1;
                 return;
@@ -378,7 +378,7 @@ impl<'a> Target<'a> {
 
     /// Creates a link, device, pipe or socket, without its metadata. Returns its type, `None` for a
     /// link.
-    fn make_node(&self, batch: &Batch, file: &Listed) -> Result<Made<Option<FileType>>> {
+    fn make_node(&self, batch: &Batch, file: &Listed) -> Result<MadeOrKept<Option<FileType>>> {
         let inode = &file.inode;
         let kind = match inode.kind {
             FileKind::Regular | FileKind::Directory => return Err(Error::NotA("link, device or pipe")),
@@ -474,8 +474,8 @@ impl<'a> Target<'a> {
             rustix::fs::linkat(old.0, os(old.1), new.0, name, AtFlags::empty())
         })?;
         match made {
-            Made::New((), name) => name.settle(new.1, Ok(true)),
-            Made::Kept(existing) => {
+            MadeOrKept::New((), name) => name.settle(new.1, Ok(true)),
+            MadeOrKept::Kept(existing) => {
                 let first = rustix::fs::statat(old.0, os(old.1), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(failed("making a hard link"))?;
                 let same = (first.st_dev, first.st_ino) == (existing.st_dev, existing.st_ino);

@@ -33,7 +33,7 @@ use pagefold_codec::cluster::{ClusterDecoder, ClusterFormat, DecodeLimits, Porti
 use pagefold_codec::lz4::{decompress_in_place, in_place_margin};
 
 use super::content::Data;
-use super::image::{Counts, Image};
+use super::image::{Image, ReadCounts};
 use super::inode::Inode;
 use super::zmap::{CompressedMap, Cursor};
 use crate::cache::{Content, Kept};
@@ -250,7 +250,7 @@ impl Data {
                 content.resize(len, 0);
             }
             self.decode_one(extent, src, &mut content[..len], wanted, decoder)?;
-            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() }, pa);
+            self.image.count(&ReadCounts { decoded_by_copy: 1, ..ReadCounts::default() }, pa);
             out.copy_from_slice(&content[from..to]);
             Ok(())
         })
@@ -317,7 +317,7 @@ impl Data {
     /// Decodes extents that are adjacent in the file and in the image to the front of `room`, which
     /// must hold their content. All of `room` may be overwritten.
     pub(super) fn decode_run(&self, mut run: &[Extent], mut room: &mut [u8]) -> Result<()> {
-        let mut counts = Counts::default();
+        let mut counts = ReadCounts::default();
         let at = run.first().and_then(address).unwrap_or(0);
         let padded = self.image.superblock().has(incompat::ZERO_PADDING);
         let in_place = |extent: &Extent| match extent.place {
@@ -360,7 +360,7 @@ impl Data {
         stored: usize,
         pa: u64,
         room: &mut [u8],
-        counts: &mut Counts,
+        counts: &mut ReadCounts,
     ) -> Result<usize> {
         let content: usize = run.iter().map(|extent| extent.len as usize).sum();
         let margin = run.last().map_or(0, |last| self.margin(last));
@@ -409,7 +409,7 @@ impl Data {
         stored: usize,
         pa: u64,
         room: &mut [u8],
-        counts: &mut Counts,
+        counts: &mut ReadCounts,
     ) -> Result<()> {
         Scratch::lend(|Scratch { decoder, src, .. }| {
             let mut src = self.compressed(pa, stored, src)?;

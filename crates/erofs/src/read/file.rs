@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pagefold_codec::cluster::ClusterFormat;
 
 use super::content::Data;
-use super::image::{Counts, Image};
+use super::image::{Image, ReadCounts};
 use super::inode::Inode;
 use super::together::ReadPart;
 use super::zmap::CompressedMap;
@@ -159,7 +159,7 @@ impl File {
     }
 
     /// Returns the counters of the file's image.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ReadCounts {
         self.data.image.counts()
     }
 

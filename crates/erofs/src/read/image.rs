@@ -66,7 +66,7 @@ struct Counters {
 /// Counters of an image since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct ReadCounts {
     /// LZ4 clusters decoded in place.
     pub decoded_in_place: u64,
     /// Clusters decoded from a separate buffer: other formats, LZ4 without a sufficient margin,
@@ -154,11 +154,11 @@ impl Image {
     }
 
     /// Returns the image's counters.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ReadCounts {
         let sum = |counter: fn(&Counters) -> &AtomicU64| {
             self.shared.counters.iter().map(|counters| counter(counters).load(Ordering::Relaxed)).sum()
         };
-        Counts {
+        ReadCounts {
             decoded_in_place: sum(|counters| &counters.in_place),
             decoded_by_copy: sum(|counters| &counters.copied),
             cache_hits: self.shared.clusters.hits(),
@@ -350,7 +350,7 @@ impl Image {
     }
 
     /// Counts operations on a cluster at `pa`.
-    pub(crate) fn count(&self, counts: &Counts, pa: u64) {
+    pub(crate) fn count(&self, counts: &ReadCounts, pa: u64) {
         let counters = &self.shared.counters[(pa >> self.shared.superblock.blkszbits) as usize % COUNTERS];
         for (counter, count) in
             [(&counters.in_place, counts.decoded_in_place), (&counters.copied, counts.decoded_by_copy)]

@@ -28,7 +28,7 @@ pub(crate) use check::Notices;
 pub use check::{CheckReport, Notice, Problem};
 pub use directory::DirEntry;
 pub use file::File;
-pub use image::{Counts, Image};
+pub use image::{Image, ReadCounts};
 pub use inode::{FileKind, Inode};
 pub(crate) use paths::{PathId, Paths};
 pub use runs::Run;

@@ -8,8 +8,9 @@ use pagefold_codec::cluster::{ClusterFormat, Portion as Wanted};
 use super::compressed::{Scratch, front};
 use super::content::Data;
 use super::devices::Spot;
-use super::image::Counts;
-use super::zmap::{Cursor, NOT_LOADED};
+use super::image::ReadCounts;
+use super::zextents::NOT_LOADED;
+use super::zmap::Cursor;
 use crate::format::{DataLayout, Extent, Place};
 use crate::readahead::Ready;
 
@@ -177,7 +178,7 @@ impl Data {
                 }
                 is_decoded
             };
-            self.image.count(&Counts { decoded_by_copy: u64::from(is_decoded), ..Counts::default() }, pa);
+            self.image.count(&ReadCounts { decoded_by_copy: u64::from(is_decoded), ..ReadCounts::default() }, pa);
             is_decoded
         })
     }

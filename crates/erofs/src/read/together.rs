@@ -13,7 +13,7 @@ use pagefold_codec::cluster::{ClusterFormat, Portion as Wanted};
 
 use super::compressed::{Scratch, front};
 use super::content::Data;
-use super::image::Counts;
+use super::image::ReadCounts;
 use super::zmap::Cursor;
 use crate::cache::{Content, Kept};
 use crate::error::Result;
@@ -180,7 +180,7 @@ impl Data {
             Scratch::lend(|scratch| {
                 self.decode_one(extent, bytes, &mut content.room()[..len], wanted, &mut scratch.decoder)
             })?;
-            self.image.count(&Counts { decoded_by_copy: 1, ..Counts::default() }, *pa);
+            self.image.count(&ReadCounts { decoded_by_copy: 1, ..ReadCounts::default() }, *pa);
             Ok(content.shorten(len))
         };
         let visits = clusters.visit(*pa);

@@ -21,13 +21,15 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::image::Image;
-use super::zmap::NOT_LOADED;
 use crate::cache::KeptWindows;
 use crate::error::{Error, Result};
 use crate::format::{
     EXTENT_FORMAT_SHIFT, EXTENT_PARTIAL, EXTENT_PLEN_MASK, EncodedExtent, Extent, ExtentsHeader, MAX_EXTENT_BYTES,
     MAX_PCLUSTER_BYTES, Place, advise, align,
 };
+
+/// The error of a cursor that does not wait, if it would have to: never shown.
+pub(super) const NOT_LOADED: Error = Error::NotA("loaded index");
 
 /// The number of extents that are decoded and cached together.
 const WINDOW: u64 = 1024;

@@ -22,7 +22,7 @@ use pagefold_codec::cluster::ClusterFormat;
 use super::devices::Spot;
 use super::image::Image;
 use super::inode::Inode;
-use super::zextents::{ExtentCursor, Extents};
+use super::zextents::{ExtentCursor, Extents, NOT_LOADED};
 use crate::cache::{Kept, KeptWindows};
 use crate::error::{Error, Result};
 use crate::format::{
@@ -34,9 +34,6 @@ use crate::format::{
 pub(crate) const WINDOW: u64 = 1024;
 /// The overhead of a cached window in bytes, besides its indexes.
 const KEPT_BYTES: usize = 128;
-
-/// The error of a cursor that does not wait, if it would have to: never shown.
-pub(super) const NOT_LOADED: Error = Error::NotA("loaded index");
 
 /// The mapping of a compressed file.
 #[derive(Debug)]

@@ -22,7 +22,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use crate::cache::{Buffers, Content, Decoded, FileId, Found, Segment, Segments, Workers, room_bytes};
+use crate::cache::{Buffers, Content, Decoded, FileId, Segment, SegmentSearch, Segments, Workers, room_bytes};
 use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::zeros::is_zeros;
@@ -373,7 +373,7 @@ impl Ahead {
     /// Fills the start of `out` from a finished segment, for an established stream at `offset`.
     /// Returns how many bytes are filled.
     fn try_take<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, out: &mut [u8], offset: u64) -> usize {
-        let Found::Segment(segment) = data.segments().find(data.id(), offset, offset + 1) else { return 0 };
+        let SegmentSearch::Segment(segment) = data.segments().find(data.id(), offset, offset + 1) else { return 0 };
         let end = segment.end.min(offset + out.len() as u64);
         let out = &mut out[..(end - offset) as usize];
         if !matches!(segment.content.get(), Some(Some(_))) || take(&**data, &segment, out, offset).is_err() {
@@ -396,14 +396,14 @@ impl Ahead {
         let (file, segments) = (data.id(), data.segments());
         while offset < end {
             let mut until = match segments.find(file, offset, end) {
-                Found::Segment(segment) => {
+                SegmentSearch::Segment(segment) => {
                     while segment.content.get().is_none() && self.help(data, id) {}
                     let until = segment.end.min(end);
                     take(data, &segment, &mut room[..(until - offset) as usize], offset)?;
                     (room, offset) = (&mut room[(until - offset) as usize..], until);
                     continue;
                 }
-                Found::Nothing(until) => until,
+                SegmentSearch::Nothing(until) => until,
             };
             let first = data.extent_around(offset)?;
             if first.is_encoded() && (first.start < offset || first.end() > end) {

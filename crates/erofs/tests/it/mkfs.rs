@@ -183,12 +183,12 @@ fn version() -> Option<Version> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-struct Made {
+struct MadeSource {
     folder: tempfile::TempDir,
     tree: Tree,
 }
 
-impl Made {
+impl MadeSource {
     /// Creates a source: a filled directory, and a tar archive of it.
     fn new(fill: fn(&Path)) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ fn hold_all(test: &str, fill: fn(&Path), rows: &[Row]) {
         let (wanted, have) = (format!("{}.{}", row.since.0, row.since.1), format!("{}.{}", have.0, have.1));
         skip(test, &format!("mkfs.erofs is {have}, and some options need {wanted} (scripts/erofs-utils builds it)"));
     }
-    let made = Made::new(fill);
+    let made = MadeSource::new(fill);
     if rows.iter().any(|row| row.source != Source::Directory) {
         let (source, tar) = (made.path("tree"), made.path("tar"));
         let args =

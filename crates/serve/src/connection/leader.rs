@@ -8,7 +8,14 @@ use std::{
 
 use pagefold_executor::{Attempt, Change, Device, Growing, Payload, Storage};
 
-use super::{Common, Connection, INLINE_BYTES, Keeper, batch::Batch, piece::Piece, run::is_small, task::Task};
+use super::{
+    Common, Connection, INLINE_BYTES, Keeper,
+    batch::Batch,
+    parked::{Parked, Unfinished},
+    piece::Piece,
+    run::is_small,
+    task::Task,
+};
 use crate::{
     input::{Input, LARGE_INPUT_BYTES, PAUSED, SMALL_INPUT_BYTES, parse},
     negotiate::Ended,
@@ -74,30 +81,6 @@ pub(super) struct Leader<T> {
     alone: u32,
     /// Batches that will not be shared because of that.
     pause: u32,
-}
-
-/// A request of which only a part of the payload was received.
-pub(crate) struct Unfinished {
-    /// Held once for the rest of the payload. If it has failed, the rest is dropped.
-    pub(crate) pieces: Arc<Pieces>,
-    pub(crate) left_bytes: u64,
-}
-
-/// What a leader leaves because the server pauses.
-#[derive(Default)]
-pub(crate) struct Parked {
-    /// Received bytes that were not used.
-    pub(crate) input: Vec<u8>,
-    pub(crate) unfinished: Option<Unfinished>,
-    /// The request at the front of `input`, if it was counted, and whether it has had its turn.
-    pub(crate) arrived: Option<Arrived>,
-    pub(crate) is_paced: bool,
-}
-
-impl Parked {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.input.is_empty() && self.unfinished.is_none()
-    }
 }
 
 /// Why a thread stops leading.

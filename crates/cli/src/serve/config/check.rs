@@ -6,14 +6,18 @@ use pagefold_control::{Batch, DiskKind, DiskRecord};
 use pagefold_server::{Manage, MemoryLimit};
 
 use super::{
-    super::{Args, new_server, options::MetricsArg, serve_files},
+    super::{
+        args::Args,
+        options::MetricsArg,
+        starting::{new_server, serve_files},
+    },
     AtStart,
 };
 use crate::{
-    image::show,
     log::{Level, Log},
     output::output,
     size,
+    text::show,
 };
 
 /// Opens everything that the server would open except its sockets, and prints it.

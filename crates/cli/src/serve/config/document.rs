@@ -5,7 +5,7 @@ use std::{fmt, fs, io::Read, ops::Range, path::Path};
 use anyhow::{Context, anyhow, bail};
 use toml_edit::{Item, Table, Value};
 
-use crate::misuse;
+use crate::report::misuse;
 
 /// No configuration is larger; this bounds what a wrong path makes the program read.
 const MOST_BYTES: u64 = 1 << 20;

@@ -13,17 +13,18 @@ use std::{
 };
 
 use anyhow::anyhow;
-use clap::{ArgMatches, Args as _, Command, parser::ValueSource};
+use clap::{ArgMatches, parser::ValueSource};
 use pagefold_control::Add;
 
 pub(super) use self::check::check;
 pub(crate) use self::tables::AtStart;
 use self::{
     document::{Document, Entry},
+    options::command,
     tables::{SocketDefaults, Tables},
 };
-use super::{Args, options::parse_base};
-use crate::{complaint, misuse};
+use super::options::parse_base;
+use crate::report::{complaint, misuse};
 
 /// Options whose keys a disk on the command line replaces: it is the same disk, or those of `export`.
 const DISK_OPTIONS: [&str; 3] = ["size", "name", "export"];
@@ -76,11 +77,6 @@ fn read(document: &Document, given: &Given<'_>) -> anyhow::Result<(Vec<OsString>
     Ok((words, AtStart(at_start)))
 }
 
-/// The options of `serve` alone.
-fn command() -> Command {
-    Args::augment_args(Command::new("serve"))
-}
-
 /// What the command line gives.
 struct Given<'a>(&'a ArgMatches);
 
@@ -115,11 +111,6 @@ impl Given<'_> {
     fn replaces(&self, key: &str, id: &str) -> bool {
         self.has(id) || (DISK_OPTIONS.contains(&key) && self.has_disks())
     }
-}
-
-/// Returns a word `--KEY=VALUE`.
-fn word(key: &str, value: &str) -> OsString {
-    OsStr::from_bytes(format!("--{key}={value}").as_bytes()).to_owned()
 }
 
 #[cfg(test)]

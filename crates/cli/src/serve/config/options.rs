@@ -1,14 +1,27 @@
 //! Options of `serve` in a configuration file: each has a key with its name.
 
-use std::ffi::OsString;
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+};
 
-use clap::{Arg, ArgAction, Command, error::ErrorKind};
+use clap::{Arg, ArgAction, Args as _, Command, error::ErrorKind};
 
-use super::{command, document::Entry, tables::Tables, word};
-use crate::complaint;
+use super::{super::args::Args, document::Entry, tables::Tables};
+use crate::report::complaint;
 
 /// Options that say what to do with a file, and are not in one.
 const NOT_IN_FILE: [&str; 4] = ["config", "check-config", "record", "take-over"];
+
+/// The options of `serve` alone.
+pub(super) fn command() -> Command {
+    Args::augment_args(Command::new("serve"))
+}
+
+/// Returns a word `--KEY=VALUE`.
+pub(super) fn word(key: &str, value: &str) -> OsString {
+    OsStr::from_bytes(format!("--{key}={value}").as_bytes()).to_owned()
+}
 
 /// Returns the options that have keys.
 pub(super) fn all(command: &Command) -> impl Iterator<Item = &Arg> {

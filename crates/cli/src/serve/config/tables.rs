@@ -14,7 +14,8 @@ use crate::{
         add::add_base,
         quota::{parse_connections, parse_rate},
     },
-    misuse, size,
+    report::misuse,
+    size,
 };
 
 /// What a configuration file has made at the start.
@@ -241,7 +242,7 @@ impl<'a> Reader<'a> {
         let devices: Vec<_> = self.texts("device")?.into_iter().map(Into::into).collect();
         let file = self.needed("file")?;
         let base = add_base(self.needed("name")?.text()?, file.text()?.into(), &devices, format);
-        let base = base.map_err(|error| file.wrong(crate::message(&error)))?;
+        let base = base.map_err(|error| file.wrong(crate::text::message(&error)))?;
         Ok(AddBase { socket: self.socket()?, quota: self.quota()?, ..base })
     }
 

@@ -20,7 +20,7 @@ fn expanded(text: &str, more: &[&str]) -> anyhow::Result<(Vec<OsString>, AtStart
 /// Returns the error without the path.
 fn error(text: &str, more: &[&str]) -> String {
     let Err(error) = expanded(text, more) else { panic!("accepted: {text}") };
-    assert!(error.is::<crate::Misuse>(), "{text}: {error}");
+    assert!(error.is::<crate::report::Misuse>(), "{text}: {error}");
     let text = error.to_string();
     text.split_once("serve.toml:").map_or(text.clone(), |(_, rest)| rest.to_owned())
 }

@@ -1,0 +1,95 @@
+//! Names, dates and errors as text.
+
+use std::fmt::Write as _;
+
+use pagefold_control::is_unseen;
+
+/// Formats a time since 1970 as a date in UTC (Hinnant, *chrono-Compatible Low-Level Date
+/// Algorithms*).
+pub(crate) fn date(seconds: i64, nanoseconds: u32) -> String {
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Years begin in March, so the leap day is the last day of a year; 400 years always have the
+    // same number of days.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = 400 * era + year + i64::from(month >= 10);
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{nanoseconds:09}")
+}
+
+/// Returns a name in printable form: characters that cannot be seen and invalid UTF-8 are escaped.
+pub(crate) fn show(name: &[u8]) -> String {
+    let mut shown = String::new();
+    for chunk in name.utf8_chunks() {
+        for letter in chunk.valid().chars() {
+            if is_unseen(letter) {
+                let _ = write!(shown, "{}", letter.escape_default());
+            } else {
+                shown.push(letter);
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(shown, "\\x{byte:02x}");
+        }
+    }
+    shown
+}
+
+/// Formats an error with its causes, omitting each cause that the text already ends with.
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.ends_with(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (seconds, date_) in [
+            (0, "1970-01-01 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+            (68_169_599, "1972-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (951_868_800, "2000-03-01 00:00:00"),
+            (1_798_761_599, "2026-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+            (10_000_000_000, "2286-11-20 17:46:40"),
+            (-2_208_988_800, "1900-01-01 00:00:00"),
+            (i64::MAX, "292277026596-12-04 15:30:07"),
+        ] {
+            assert_eq!(date(seconds, 5), format!("{date_}.000000005"), "{seconds}");
+        }
+        assert!(date(i64::MIN, 0).starts_with("-292277022657-01-27 "));
+    }
+
+    #[test]
+    fn names_are_safe_to_show() {
+        assert_eq!(show("grün".as_bytes()), "grün");
+        assert_eq!(show(b"\x1b[2J\xff\n"), "\\u{1b}[2J\\xff\\n");
+        assert_eq!(show("a\u{202e}\u{200b}\u{2028}b".as_bytes()), "a\\u{202e}\\u{200b}\\u{2028}b");
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
+        assert_eq!(message(&error), "a: opening a: no such file");
+        let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();
+        assert_eq!(message(&error), "a: b");
+    }
+}

@@ -1,0 +1,97 @@
+//! Codecs and their tables: read back, trained, and the codec that tables belong to.
+
+use std::sync::Arc;
+
+use crate::{
+    BadTables, Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, PAGE_SIZE, Page, Pleat,
+    PleatTables, Tables,
+    dictionary::{self, SIZES, candidates, held_out, worth_it},
+};
+#[cfg(feature = "zstd")]
+use crate::{Zstd, ZstdTables};
+
+impl Tables {
+    /// Returns the codec whose objects share these tables.
+    pub fn codec(&self) -> Arc<dyn Codec> {
+        match self {
+            Self::Pleat(tables) => Arc::new(Pleat::with_tables(Arc::clone(tables))),
+            Self::Fold(tables) => Arc::new(FoldDict::with_tables(Arc::clone(tables))),
+            Self::Lz4(tables) => Arc::new(Lz4Dict::with_tables(Arc::clone(tables))),
+            #[cfg(feature = "zstd")]
+            Self::Zstd(tables) => Arc::new(Zstd::with_tables(Arc::clone(tables))),
+        }
+    }
+
+    /// Deserialises the output of [`to_bytes`](Self::to_bytes). `bytes` is untrusted; tables that
+    /// are accepted are safe to use.
+    ///
+    /// # Errors
+    /// The bytes are not valid tables of a codec of this build.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BadTables> {
+        let (&id, rest) = bytes.split_first().ok_or(BadTables { what: "truncated" })?;
+        let dictionary = |bytes: &[u8]| match bytes.len() {
+            ..=dictionary::LARGEST => Ok(Dictionary::new(bytes.to_vec())),
+            _ => Err(BadTables { what: "too long a dictionary" }),
+        };
+        Ok(match id {
+            id if id == CodecId::Pleat as u8 => Self::Pleat(Arc::new(PleatTables::from_bytes(rest)?)),
+            id if id == CodecId::Fold as u8 => Self::Fold(Arc::new(FoldTables::from_bytes(rest)?)),
+            id if id == CodecId::Lz4 as u8 && rest.is_empty() => Self::Lz4(Arc::default()),
+            id if id == CodecId::Lz4 as u8 => Self::Lz4(Arc::new(Lz4Tables::new(dictionary(rest)?))),
+            #[cfg(feature = "zstd")]
+            id if id == CodecId::Zstd as u8 => {
+                let (level, rest) = rest.split_first_chunk().ok_or(BadTables { what: "truncated" })?;
+                let none = Zstd::new(i32::from_le_bytes(*level)).ok_or(BadTables { what: "unknown level" })?;
+                if rest.is_empty() {
+                    return none.with_dictionaries().tables().ok_or(BadTables { what: "no tables" });
+                }
+                let tables = ZstdTables::new(i32::from_le_bytes(*level), dictionary(rest)?);
+                Self::Zstd(Arc::new(tables.ok_or(BadTables { what: "libzstd refuses the dictionary" })?))
+            }
+            _ => return Err(BadTables { what: "tables of a codec that is not in this build" }),
+        })
+    }
+
+    /// Trains tables of the same codec on `sample`. Takes seconds; not for the hot path. The caller
+    /// should leave out same-filled pages.
+    ///
+    /// Returns `None` if training does not help. Every eighth page of the sample is held out to
+    /// judge that: the new tables must make those pages at least 2 % smaller than `self` does.
+    pub fn train_beyond(&self, sample: &[&Page]) -> Option<Self> {
+        match self {
+            Self::Pleat(current) => {
+                PleatTables::train_beyond(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
+            }
+            Self::Fold(current) => FoldTables::train_beyond(current, sample).map(|tables| Self::Fold(Arc::new(tables))),
+            Self::Lz4(_) => {
+                self.with_dictionary(sample, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
+            }
+            #[cfg(feature = "zstd")]
+            Self::Zstd(current) => self.with_dictionary(sample, |dictionary| {
+                ZstdTables::new(current.level(), dictionary).map(|tables| Self::Zstd(Arc::new(tables)))
+            }),
+        }
+    }
+
+    /// Returns the tables, built by `with` from a dictionary, that make pages like those of
+    /// `sample` smallest. Returns `None` if no dictionary helps or memory runs out.
+    ///
+    /// The candidates of several sizes are built from seven eighths of the sample and judged on the
+    /// rest: a dictionary helps if it makes those pages at least 2 % smaller than `self` does.
+    fn with_dictionary(&self, sample: &[&Page], with: impl Fn(Dictionary) -> Option<Self>) -> Option<Self> {
+        let (held_out, training) = held_out(sample)?;
+        let bytes_of = |tables: &Self| {
+            let mut stream = tables.codec().stream().ok()?;
+            let mut out = [0; PAGE_SIZE];
+            Some(held_out.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>())
+        };
+        let (bytes, tables) = candidates(&training, &SIZES)
+            .into_iter()
+            .filter_map(|bytes| {
+                let tables = with(Dictionary::new(bytes))?;
+                Some((bytes_of(&tables)?, tables))
+            })
+            .min_by_key(|(bytes, _)| *bytes)?;
+        worth_it(bytes, bytes_of(self)?).then_some(tables)
+    }
+}

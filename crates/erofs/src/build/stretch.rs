@@ -1,0 +1,21 @@
+//! Ranges of a content that may not be zeros.
+
+use std::ops::Range;
+
+/// A range of a content that may not be zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) range: Range<u64>,
+    pub(crate) held: Held,
+}
+
+/// Where the bytes of a stretch are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// In the source, and nothing else is known.
+    Unread,
+    /// In the base of an overlay, unchanged.
+    Below,
+    /// In the source or nowhere, above bytes in the base of an overlay.
+    Changed,
+}

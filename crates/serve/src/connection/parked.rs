@@ -1,0 +1,29 @@
+//! What a leader leaves because the server pauses.
+
+use std::sync::Arc;
+
+use crate::{pieces::Pieces, request::Arrived};
+
+/// A request of which only a part of the payload was received.
+pub(crate) struct Unfinished {
+    /// Held once for the rest of the payload. If it has failed, the rest is dropped.
+    pub(crate) pieces: Arc<Pieces>,
+    pub(crate) left_bytes: u64,
+}
+
+/// What a leader leaves because the server pauses.
+#[derive(Default)]
+pub(crate) struct Parked {
+    /// Received bytes that were not used.
+    pub(crate) input: Vec<u8>,
+    pub(crate) unfinished: Option<Unfinished>,
+    /// The request at the front of `input`, if it was counted, and whether it has had its turn.
+    pub(crate) arrived: Option<Arrived>,
+    pub(crate) is_paced: bool,
+}
+
+impl Parked {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.input.is_empty() && self.unfinished.is_none()
+    }
+}
