@@ -75,6 +75,7 @@ pub use config::{Config, MemoryLimit, WhenConnections, WhenFull};
 pub use ending::{Ending, waits_for};
 pub use error::{Error, TakeOverError, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
+pub use handover::DescriptorStore;
 pub use listening::{Listening, Running, Sockets};
 pub use machine::Memory;
 pub use observer::{Level, Observer};
