@@ -308,10 +308,9 @@ fn a_server_in_a_directory_that_was_taken_over_leaves_its_disks() {
 #[test]
 fn a_store_that_loses_something() {
     let Some([nbdcopy]) = programs("a_store_that_loses_something", ["nbdcopy"]) else { return };
-    for (loses, words) in [
-        ("-state", "the state of the server before is missing"),
-        ("-0", "a socket that listens is missing"),
-    ] {
+    for (loses, words) in
+        [("-state", "the state of the server before is missing"), ("-0", "a socket that listens is missing")]
+    {
         let manager = Manager::new();
         let unix = manager.path("unix.sock");
         let args = ["--size", "1M", "--unix", unix.to_str().expect("a plain path")];
@@ -414,10 +413,11 @@ fn states_that_are_not_sound_are_refused() {
     manager.store().all.pop();
     // A start that fails later leaves everything, and so do other descriptors of this kind.
     manager.store().all.push(("pagefold-1-7".to_owned(), File::open("/dev/null").expect("a file").into()));
-    let sockets = Manager { sockets: Vec::new(), store: Arc::clone(&manager.store), folder: TempDir::new().expect("a folder") };
+    let sockets =
+        Manager { sockets: Vec::new(), store: Arc::clone(&manager.store), folder: TempDir::new().expect("a folder") };
     let said = sockets.fails(&[]);
     assert!(said.contains("no address"), "{said}");
-    manager.start(&[]);
+    let _service = manager.start(&[]);
     disk.read(0, &mut [0; 512]).expect("the first client is served");
     assert_eq!(manager.names(), [""; 0]);
 }

@@ -123,8 +123,17 @@ fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
     if !geteuid().is_root() {
         return skip_for_good(test, "only root installs packages");
     }
-    let wanted =
-        ["dpkg", "unshare", "chroot", "pivot_root", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "fio", "nbdinfo"];
+    let wanted = [
+        "dpkg",
+        "unshare",
+        "chroot",
+        "pivot_root",
+        "systemctl",
+        "systemd-sysusers",
+        "systemd-tmpfiles",
+        "fio",
+        "nbdinfo",
+    ];
     if programs(test, wanted).is_none() {
         return;
     }

@@ -139,7 +139,6 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
     }
     let name = |what: &dyn std::fmt::Display| format!("{}{}-{what}", Passed::STORED, std::process::id());
     let says = |why: &str| {
-        let _ = store.remove(&name(&LOST));
         // If it is not kept, or not yet, the log still says it.
         if let Ok(text) = lost(why) {
             let _ = store.keep(&name(&LOST), text.as_fd());
@@ -191,7 +190,10 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
         paused.give_away();
         Ok(())
     })();
-    parked.inspect_err(|why: &String| says(why))
+    parked.inspect_err(|why: &String| {
+        let _ = store.remove(&name(&LOST));
+        says(why);
+    })
 }
 
 /// Returns what is left in a store with room for `room` files: not what the service manager passes again.
