@@ -342,8 +342,13 @@ impl Server {
             devices: Arc::default(),
             obstacles: Arc::new(obstacles),
         };
-        let transports = Arc::new(Started::start(transports, &host)?);
-        let Host { files, devices, obstacles, .. } = host;
+        let started = Arc::<Started>::default();
+        let mut later = transports;
+        if incoming.is_none() {
+            later.drain(..).try_for_each(|transport| started.start(transport, &host))?;
+        }
+        let (files, devices, obstacles) =
+            (Arc::clone(&host.files), Arc::clone(&host.devices), Arc::clone(&host.obstacles));
         let begun = AtomicBool::new(false);
         let giving = Giving {
             begun,
@@ -353,7 +358,7 @@ impl Server {
             when_given,
             store,
             leaving: OnceLock::new(),
-            transports: Arc::clone(&transports),
+            transports: Arc::clone(&started),
             tls,
         };
         let start = incoming.as_ref().map_or(start, Incoming::start);
@@ -374,6 +379,12 @@ impl Server {
         if let Some(incoming) = incoming {
             // From here on, the disks are only here: nothing may fail.
             incoming.confirm(&|| gives_up.as_ref()?())?;
+            // Their clients change the disks, which the other process could go on with until now.
+            for transport in later {
+                if let Err(error) = started.start(transport, &host) {
+                    self.0.observer.error(&format!("the disks are served without it: {error}"));
+                }
+            }
         }
         let control = control.map(|control| self.serve_control(control));
         let exporting = match opened_metrics {
@@ -384,7 +395,7 @@ impl Server {
             server: self.clone(),
             ending,
             nbd: Some(nbd),
-            transports,
+            transports: started,
             control,
             _metrics: exporting,
             _watch: watch,

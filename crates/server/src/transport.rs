@@ -189,14 +189,11 @@ impl fmt::Debug for Host {
 pub(crate) struct Started(Mutex<Vec<Box<dyn Transport>>>);
 
 impl Started {
-    /// Starts all transports, or none.
-    pub(crate) fn start(transports: Vec<Box<dyn Transport>>, host: &Host) -> Result<Self, TransportError> {
-        let started = Self::default();
-        for mut transport in transports {
-            transport.start(host)?;
-            started.lock().push(transport);
-        }
-        Ok(started)
+    /// Starts a transport.
+    pub(crate) fn start(&self, mut transport: Box<dyn Transport>, host: &Host) -> Result<(), TransportError> {
+        transport.start(host)?;
+        self.lock().push(transport);
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn Transport>>> {

@@ -181,8 +181,10 @@ fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
         }
         if let Some(left) = &mut store.left {
             if *left == 0 {
-                // Files of barriers stay open, too.
-                files.into_iter().for_each(std::mem::forget);
+                // It closes what it does not store, but not what a barrier waits for.
+                if has("BARRIER=1") {
+                    files.into_iter().for_each(std::mem::forget);
+                }
                 continue;
             }
             *left -= 1;

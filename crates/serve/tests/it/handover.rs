@@ -355,7 +355,7 @@ fn arrives(raw: &Raw) {
 fn replies_that_a_pause_keeps_are_within_the_memory_limit() {
     const LEN_BYTES: u32 = 32 << 20;
     let limits = limits_with(|limits| limits.memory_bytes = 4 << 20);
-    let server = Running::limited(Ram::shared(u64::from(LEN_BYTES)), limits);
+    let server = Running::limited(Ram::shared(LEN_BYTES as usize), limits);
     let idle = server.structured();
     let mut silent = server.structured();
     if !is_over_tls() {
