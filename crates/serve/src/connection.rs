@@ -237,6 +237,10 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         &self.keeper
     }
 
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Returns whether the export was removed.
     pub(crate) fn is_closed(&self) -> bool {
         self.session.access.is_closed()
@@ -386,7 +390,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         }
     }
 
-    /// Passes what another server needs to continue a connection that rests.
+    /// Passes what another server needs to continue a connection that rests, which no thread uses.
     pub(crate) fn hand_over<R>(&self, read: impl FnOnce(&Arc<T>, &Session, &Parked, &[u8]) -> R) -> R {
         read(&self.transport, &self.session, &self.parked(), &self.sending().bytes)
     }

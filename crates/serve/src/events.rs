@@ -630,10 +630,8 @@ impl Events {
 
     /// Returns the name of the export that a connection uses.
     fn export_of(&self, connection: &Served) -> Option<String> {
-        connection.hand_over(|_, session, _, _| {
-            let exports = self.exports.list();
-            Some(exports.iter().find(|export| export.is_of(&session.access))?.name().to_string())
-        })
+        let (exports, access) = (self.exports.list(), &connection.session().access);
+        Some(exports.iter().find(|export| export.is_of(access))?.name().to_string())
     }
 
     /// Returns the name of an export with requests in progress.
