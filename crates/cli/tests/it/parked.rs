@@ -31,9 +31,6 @@ use tempfile::TempDir;
 
 use crate::server::{Ended, make_image, pagefold, run, send, wait};
 
-/// How many descriptors the stand-in stores.
-const ROOM: usize = 64;
-
 /// What a manager does with the files that it gets.
 #[derive(Default)]
 struct Store {
@@ -53,6 +50,8 @@ struct Manager {
     folder: TempDir,
     sockets: Vec<(&'static str, OwnedFd)>,
     store: Arc<Mutex<Store>>,
+    /// How many descriptors it stores.
+    room: usize,
 }
 
 impl Manager {
@@ -65,7 +64,7 @@ impl Manager {
         let handler = Arc::clone(&store);
         // It ends with the tests.
         thread::spawn(move || handle(&socket, &handler));
-        Self { folder, sockets, store }
+        Self { folder, sockets, store, room: 64 }
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -84,7 +83,7 @@ impl Manager {
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pagefold"), "serve"]);
         command.args(args).stderr(Stdio::piped());
         command.env("LISTEN_FDS", all.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-        command.env("NOTIFY_SOCKET", self.path("notify")).env("FDSTORE", ROOM.to_string());
+        command.env("NOTIFY_SOCKET", self.path("notify")).env("FDSTORE", self.room.to_string());
         let numbered = all.into_iter().zip(3..).map(|((_, parent_fd), child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(numbered.collect()).expect("numbers");
         drop(store);
@@ -193,9 +192,7 @@ fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
             assert!(has("FDPOLL=0"), "systemd would close connections that the peer has closed");
             let loses = store.loses.is_some_and(|end| name.ends_with(end));
             for file in files.into_iter().filter(|_| !loses) {
-                if store.all.len() < ROOM {
-                    store.all.push((name.clone(), file));
-                }
+                store.all.push((name.clone(), file));
             }
         } else if has("FDSTOREREMOVE=1") && !store.keeps_all {
             store.all.retain(|(found, _)| *found != name);
@@ -471,6 +468,41 @@ fn a_server_that_is_killed_while_it_leaves_its_disks() {
             }
         }
     }
+}
+
+/// Virtual machines are disconnected, and so are clients for which there is no room. Disks stay.
+#[test]
+fn what_cannot_be_left_keeps_nothing_else_back() {
+    let Some([nbdcopy]) = programs("what_cannot_be_left_keeps_nothing_else_back", ["nbdcopy"]) else { return };
+    let manager = Manager { room: 2, ..Manager::new() };
+    let (image, vms) = (manager.path("image"), manager.path("vms"));
+    make_image(&image, 1);
+    let args = ["--export", "name=a,size=1M", "--vhost-user", vms.to_str().expect("a plain path")];
+    let service = manager.start(&args);
+    run(Command::new(&nbdcopy).args([image.to_str().expect("a plain path"), &manager.uri("a")]));
+    let mut clients: Vec<_> = (0..3).map(|_| client_of(&manager, "a")).collect();
+    let said = service.stop();
+    assert!(said.contains("2 clients lose their connections") && !vms.join("a.sock").exists(), "{said}");
+    let _service = manager.start(&args);
+    assert!(vms.join("a.sock").exists());
+    assert_eq!(clients.iter_mut().filter_map(|client| read(client).ok()).count(), 1);
+    let back = manager.path("back");
+    run(Command::new(&nbdcopy).args([&manager.uri("a"), back.to_str().expect("a plain path")]));
+    assert!(fs::read(back).expect("a file") == fs::read(image).expect("a file"));
+}
+
+/// A server that cannot leave its disks says so, and the next one does not begin with empty disks unasked.
+#[test]
+fn disks_that_are_lost_are_not_replaced_by_empty_ones_unasked() {
+    let manager = Manager { room: 1, ..Manager::new() };
+    let unix = manager.path("unix.sock");
+    let args = ["--size", "1M", "--unix", unix.to_str().expect("a plain path")];
+    let said = manager.start(&args).stop();
+    assert!(said.contains("the disks are lost") && said.contains("FileDescriptorStoreMax="), "{said}");
+    let said = manager.fails(&args);
+    assert!(said.contains("2 descriptors are needed") && said.contains("start the service once more"), "{said}");
+    drop(manager.start(&args));
+    assert_eq!(manager.names(), [""; 0]);
 }
 
 /// Nobody continues with a state that another process has continued with.

@@ -153,7 +153,7 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
         }
         transports.stop();
         let paused = listened.server.pause_without(REQUESTS).map_err(|error| error.to_string())?;
-        let (handed, left_out) = what_stays(listened, paused.handed(), store.room());
+        let (handed, left_out) = what_stays(listened, paused.handed(), store.room())?;
         let found = Found::of(server);
         let mut record = record(server, listened, &handed, &found)?;
         record.control = record.control.filter(|control| !control.is_passed);
@@ -196,20 +196,24 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
     })
 }
 
-/// Returns what is left in a store with room for `room` files: not what the service manager passes again.
+/// Returns what is left in a store of at most `most` files: not what the service manager passes again.
 /// Also returns how many clients are left out.
-fn what_stays(listened: &Listened, handed: &Handed<Shared>, room: usize) -> (Handed<Shared>, usize) {
+fn what_stays(listened: &Listened, handed: &Handed<Shared>, most: usize) -> Result<(Handed<Shared>, usize), String> {
     let Giving { control, belongings, .. } = &listened.giving;
     let listeners = handed.listeners.iter().filter(|(state, _)| !state.is_passed());
     let listeners: Vec<_> = listeners.map(|(state, fd)| (state.clone(), Arc::clone(fd))).collect();
     let control = usize::from(control.get().is_some_and(|control| !control.is_passed));
-    let room = room.saturating_sub(1 + listeners.len() + control + belongings.files.len());
+    let needed = 1 + listeners.len() + control + belongings.files.len();
+    let room = most.checked_sub(needed);
+    let room = room.ok_or_else(|| {
+        format!("{needed} descriptors are needed, and the service manager stores {most} (FileDescriptorStoreMax=)")
+    })?;
     let clients = handed.clients.iter().take(room).map(|(state, fd)| (state.clone(), Arc::clone(fd)));
     let clients: Vec<_> = clients.collect();
     let newcomers = handed.newcomers.iter().take(room - clients.len());
     let newcomers: Vec<_> = newcomers.map(|(state, fd)| (state.clone(), Arc::clone(fd))).collect();
     let without = handed.clients.len() - clients.len() + handed.newcomers.len() - newcomers.len();
-    (Handed { listeners, clients, newcomers, left_out: 0 }, handed.left_out + without)
+    Ok((Handed { listeners, clients, newcomers, left_out: 0 }, handed.left_out + without))
 }
 
 /// Stores everything: the state first, without which the rest is of no use.
