@@ -274,6 +274,10 @@ pub(crate) struct Args {
     #[arg(long, hide = true, requires = "detach")]
     announce: bool,
 
+    /// Be its third process, the child of this one, until that has ended
+    #[arg(long, hide = true, requires = "announce", value_name = "PID")]
+    orphan: Option<u32>,
+
     /// Write the process ID to this file once clients can connect
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
@@ -423,6 +427,11 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     if args.detach && !args.announce {
         return background::start("serve");
+    }
+    match args.orphan {
+        None if args.announce && args.take_over => return background::start_orphan("serve"),
+        None => {}
+        Some(second) => background::wait_for_adoption(second),
     }
     let log = Log::new(args.log);
     if args.announce {
