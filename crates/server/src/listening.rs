@@ -25,7 +25,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::Incoming,
+    handover::{Incoming, leave},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -255,6 +255,14 @@ impl Server {
     /// again, and their files removed. A transport cannot serve. Or the server has listened before.
     pub fn listen(&self, sockets: Sockets) -> Result<Listening, Error> {
         self.open(sockets, None)
+    }
+
+    /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
+    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and what it
+    /// leaves says why. The observer learns `why` it ends. Returns whether it has begun, or did so a moment
+    /// ago: otherwise it has no store, does not listen, or ends already.
+    pub fn leave(&self, why: &str) -> bool {
+        leave(self, why)
     }
 
     /// Opens sockets, and continues with those of another process, which then ends.

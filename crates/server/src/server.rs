@@ -20,7 +20,6 @@ use crate::{
     disks::{Disks, DisksConfig, TakenConfig},
     ending::Ending,
     events::Events,
-    handover,
     in_use::words,
     machine,
     transport::{DeviceServer, FilePaths, Obstacles, Started},
@@ -178,14 +177,6 @@ impl Server {
     /// Returns the name of the disk that clients get which name none: the oldest.
     pub fn first_name(&self) -> String {
         self.0.disks.exports().list().first().map_or_else(String::new, |export| export.name().to_string())
-    }
-
-    /// Ends the server, but leaves its disks and its clients in its [store](crate::Sockets::store) for the
-    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and what it
-    /// leaves says why. The observer learns `why` it ends. Returns whether it has begun, or did so a moment
-    /// ago: otherwise it has no store, does not listen, or ends already.
-    pub fn leave(&self, why: &str) -> bool {
-        handover::leave(self, why)
     }
 
     /// Returns the addresses on which the server listens. Empty before it does.

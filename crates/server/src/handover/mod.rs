@@ -30,7 +30,6 @@ pub(crate) use self::{
     store::leave,
     take::{Incoming, Received, receive, restore},
 };
-pub use store::DescriptorStore;
 
 /// How long either side waits for the next message of the other.
 const STEP: Duration = Duration::from_secs(30);

@@ -39,7 +39,7 @@ use super::{
     record::Record,
 };
 use crate::{
-    Server, TakeOverError,
+    DescriptorStore, Server, TakeOverError,
     ending::SAME_SIGNAL,
     server::{Giving, Listened},
 };
@@ -65,33 +65,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Pause between two looks whether another process still takes the server over.
 const TICK: Duration = Duration::from_millis(50);
-
-/// Keeps open files while no process of a server runs.
-pub trait DescriptorStore: Send + Sync {
-    /// Returns how many it keeps; 0 if the server cannot leave anything there.
-    fn room(&self) -> usize;
-
-    /// This process is about to end, and needs up to `time` for that.
-    fn ends_within(&self, time: Duration);
-
-    /// Keeps a copy under a name.
-    ///
-    /// # Errors
-    /// The store cannot be reached.
-    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
-
-    /// Returns when everything is kept, so that this process may end.
-    ///
-    /// # Errors
-    /// The store does not answer.
-    fn settle(&self) -> io::Result<()>;
-
-    /// Closes what has this name.
-    ///
-    /// # Errors
-    /// The store cannot be reached.
-    fn remove(&self, name: &str) -> io::Result<()>;
-}
 
 /// Begins to end the server, whose disks and clients stay in the store. It ends without that if something
 /// fails. Returns whether it has begun.

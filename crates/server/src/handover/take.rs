@@ -27,10 +27,10 @@ use super::{
     STEP,
     channel::{Channel, Kind, Message, PoolReader},
     record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
-    store::{DescriptorStore, Left, State},
+    store::{Left, State},
 };
 use crate::{
-    BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
+    BaseFile, Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
     backing::{Backing, BaseDisk},
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
