@@ -26,6 +26,9 @@ const READY: &[u8] = b"ready\n";
 /// How long the first process waits for further messages once the second is ready or has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// Pause between two looks whether the second process has ended.
+const ADOPTION_PAUSE: Duration = Duration::from_millis(1);
+
 /// Runs `pagefold SUBCOMMAND --announce ARGS`, where ARGS are those of this process, and waits until
 /// it is ready or has failed. Returns the exit status of this process.
 pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
@@ -57,10 +60,29 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
     let status = second.wait().context("cannot wait for the background process")?;
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(code @ 1..) => Ok(ExitCode::from(code)),
+        // The third process has said why it has ended.
+        Some(0) => Ok(ExitCode::FAILURE),
         _ => {
             let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
             anyhow::bail!("the background process ended: {how}")
         }
+    }
+}
+
+/// Runs `pagefold SUBCOMMAND --orphan PID ARGS` in place of the second process, which is to end now, so that
+/// the system adopts the third one. A service manager that learns of a new main process looks whether it
+/// has adopted that, and otherwise kills it without waiting for its end.
+pub(crate) fn start_orphan(subcommand: &str) -> anyhow::Result<ExitCode> {
+    let mut third = Command::new("/proc/self/exe");
+    third.arg0(NAME.to_str().unwrap_or_default()).args([subcommand, "--orphan", &std::process::id().to_string()]);
+    third.args(std::env::args_os().skip(2)).spawn().context("cannot start the background process")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until the second process has ended.
+pub(crate) fn wait_for_adoption(second: u32) {
+    while rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid().unsigned_abs() == second) {
+        thread::sleep(ADOPTION_PAUSE);
     }
 }
 

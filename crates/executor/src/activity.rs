@@ -6,7 +6,7 @@
 //! all exports ── Latencies: one histogram for each operation, and what removed exports have done
 //! ```
 //!
-//! A request costs two atomic additions to a cache line that its client alone uses. The clock is read
+//! A request costs two atomic additions to cache lines that its client alone uses. The clock is read
 //! for one request in [`SAMPLED`]. Sums never become smaller: what a client has done is added to its
 //! export's sum when nothing can change it any more.
 
@@ -114,6 +114,7 @@ struct Counters {
 
 /// What one client does. Any number of threads may count for it.
 #[derive(Debug)]
+#[repr(align(64))] // a cache line is not shared with another client
 pub struct Activity {
     operations: [Counters; Operation::ALL.len()],
     /// `None` for an export that is in no set.

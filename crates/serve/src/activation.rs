@@ -1,28 +1,47 @@
-//! Sockets passed by a service manager, using the protocol of `sd_listen_fds(3)`.
+//! Descriptors passed by a service manager, using the protocol of `sd_listen_fds(3)`: sockets, and what an
+//! earlier process of the service has stored.
+#![allow(unsafe_code)] // descriptors that were open when the process began
 
-use std::{env, io, os::unix::net::UnixListener, process};
+use std::{
+    env, io,
+    os::{
+        fd::{BorrowedFd, FromRawFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    process,
+};
 
 use listenfd::ListenFd;
-use rustix::net::sockopt;
+use rustix::{
+    io::{FdFlags, fcntl_getfd, fcntl_setfd},
+    net::sockopt,
+};
 
 use crate::{Error, listen::Listener};
 
-/// More sockets than any service has; a larger number is treated as an error in the environment.
-const MAX_SOCKETS: u32 = 1024;
+/// More descriptors than any service has; a larger number is treated as an error in the environment.
+const MAX_DESCRIPTORS: u32 = 1 << 16;
 
-/// Sockets that a service manager passed to this process, in their order.
-#[derive(Debug)]
-pub struct Passed(Vec<(String, Listener)>);
+/// Descriptors that a service manager passed to this process, in their order.
+#[derive(Debug, Default)]
+pub struct Passed {
+    sockets: Vec<(String, Listener)>,
+    stored: Vec<(String, OwnedFd)>,
+}
 
 impl Passed {
-    /// Takes the passed sockets; returns `None` if there are none. A second call returns `None`,
+    /// How the names of descriptors begin that an earlier process of the service has stored.
+    pub const STORED: &str = "pagefold-";
+
+    /// Takes the passed descriptors; returns `None` if there are none. A second call returns `None`,
     /// because the variables have been removed.
     ///
-    /// Sockets passed to another process, for example to a shell that did not take them, are
+    /// Descriptors passed to another process, for example to a shell that did not take them, are
     /// ignored: `LISTEN_PID` must be this process's id, and `LISTEN_FDS` a number above 0.
     ///
     /// # Errors
-    /// [`Error::Activation`]: one of them is not a listening stream socket.
+    /// [`Error::Activation`]: one of them is not open, or was not [stored](Self::STORED) and is not a
+    /// listening stream socket.
     pub fn take() -> Result<Option<Self>, Error> {
         if !is_for_us() {
             return Ok(None);
@@ -30,35 +49,58 @@ impl Passed {
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
         let mut passed = ListenFd::from_env();
-        let sockets = (0..passed.len()).map(|index| {
+        let mut all = Self::default();
+        for index in 0..passed.len() {
             let name = names.next().unwrap_or_default().to_owned();
-            let listener = take(&mut passed, index).map_err(|source| Error::Activation { index, source })?;
-            Ok((name, listener))
-        });
-        Ok(Some(Self(sockets.collect::<Result<_, Error>>()?)))
+            let failed = |source| Error::Activation { index, source };
+            if name.starts_with(Self::STORED) {
+                all.stored.push((name, take_stored(&mut passed, index).map_err(failed)?));
+            } else {
+                all.sockets.push((name, take(&mut passed, index).map_err(failed)?));
+            }
+        }
+        Ok(Some(all))
+    }
+
+    /// Takes what an earlier process of the service has stored: descriptors with their names.
+    pub fn take_stored(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.stored)
     }
 
     /// Takes the first Unix socket with this name (`FileDescriptorName=` in systemd's units,
     /// `LISTEN_FDNAMES`).
     pub fn take_unix(&mut self, name: &str) -> Option<UnixListener> {
         let is_it = |(found, listener): &(String, Listener)| found == name && listener.tcp_address().is_none();
-        let index = self.0.iter().position(is_it)?;
-        Some(self.0.remove(index).1.into_unix())
+        let index = self.sockets.iter().position(is_it)?;
+        Some(self.sockets.remove(index).1.into_unix())
     }
 
     /// Returns whether no socket is left.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.sockets.is_empty()
     }
 
     pub(crate) fn into_listeners(self) -> impl Iterator<Item = Listener> {
-        self.0.into_iter().map(|(_, listener)| listener)
+        self.sockets.into_iter().map(|(_, listener)| listener)
     }
 }
 
 fn is_for_us() -> bool {
     let number = |name| env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
-    number("LISTEN_PID") == Some(process::id()) && number("LISTEN_FDS").is_some_and(|n| (1..=MAX_SOCKETS).contains(&n))
+    number("LISTEN_PID") == Some(process::id())
+        && number("LISTEN_FDS").is_some_and(|n| (1..=MAX_DESCRIPTORS).contains(&n))
+}
+
+/// Takes a descriptor of any kind.
+fn take_stored(passed: &mut ListenFd, index: usize) -> io::Result<OwnedFd> {
+    let number = passed.take_raw_fd(index)?.ok_or(io::ErrorKind::NotFound)?;
+    // SAFETY: it is used for this call only, which fails if nothing is open under this number.
+    fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
+    // SAFETY: it is open. The service manager has opened it for this process before that began, and
+    // `passed` returns it once, so nothing else in the process owns it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
+    Ok(descriptor)
 }
 
 fn take(passed: &mut ListenFd, index: usize) -> io::Result<Listener> {

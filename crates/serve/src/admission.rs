@@ -1,7 +1,7 @@
 //! Which connections a server serves.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fmt, io,
     os::fd::OwnedFd,
     sync::{
@@ -396,6 +396,13 @@ impl Control {
     /// Lets all connections receive no more than what has arrived.
     pub(crate) fn shutdown_recv(&self) {
         self.lock().all.values().for_each(|admitted| admitted.stream.shutdown_recv());
+    }
+
+    /// Closes all connections but those with the numbers `kept`. Returns how many these are.
+    pub(crate) fn shutdown_others(&self, kept: &HashSet<u64>) -> usize {
+        let connections = self.lock();
+        let others = connections.all.iter().filter(|(number, _)| !kept.contains(number));
+        others.map(|(_, admitted)| admitted.stream.shutdown()).count()
     }
 
     /// Closes all connections.

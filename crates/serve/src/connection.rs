@@ -44,7 +44,10 @@ mod run;
 mod state;
 mod task;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::Ordering, mpsc};
+use std::{
+    cell::Cell,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, atomic::Ordering, mpsc},
+};
 
 use pagefold_executor::{Client, ClientLimits, Device, Taken, Working};
 
@@ -58,9 +61,6 @@ use crate::{
 
 /// Largest READ or WRITE that the leader runs itself, in bytes.
 pub(crate) const INLINE_BYTES: u64 = 128 << 10;
-/// Replies of one connection that are kept while the server pauses; a thread with a further one waits
-/// for the peer.
-const MOST_KEPT_BYTES: usize = 64 << 20;
 /// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
 
@@ -99,11 +99,34 @@ pub(crate) struct Connection<T, G> {
     work: Mutex<Option<Work>>,
     /// What the last leader left because the server paused.
     parked: Mutex<Parked>,
-    /// Held by the sending thread while it sends one or more whole messages. Contains those for which
-    /// the peer's socket had no room while the server paused.
-    sending: Mutex<Vec<u8>>,
+    /// Held by the sending thread while it sends one or more whole messages.
+    sending: Mutex<Unsent>,
     /// The last field, so that it is dropped last.
     keeper: G,
+}
+
+/// Messages for which the peer's socket had no room while the server paused.
+#[derive(Default)]
+struct Unsent {
+    bytes: Vec<u8>,
+    /// Their memory, at least.
+    taken: Vec<Taken>,
+}
+
+impl Unsent {
+    fn keep(&mut self, bytes: &[u8], taken: Option<Taken>) {
+        self.bytes.extend_from_slice(bytes);
+        self.taken.extend(taken);
+    }
+
+    /// Removes what was sent: all but the last `left_bytes`.
+    fn sent(&mut self, left_bytes: usize) {
+        if left_bytes == 0 {
+            *self = Self::default();
+        } else {
+            self.bytes.drain(..self.bytes.len() - left_bytes);
+        }
+    }
 }
 
 /// What a connection holds while it works.
@@ -164,6 +187,10 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         &self.keeper
     }
 
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Returns whether the export was removed.
     pub(crate) fn is_closed(&self) -> bool {
         self.session.access.is_closed()
@@ -194,7 +221,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         self.send_more(&mut self.sending(), bytes)
     }
 
-    fn sending(&self) -> MutexGuard<'_, Vec<u8>> {
+    fn sending(&self) -> MutexGuard<'_, Unsent> {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,34 +230,53 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     }
 
     /// Sends part of a message. `unsent`, which is locked, keeps other messages from coming in between.
-    fn send_more(&self, unsent: &mut Vec<u8>, bytes: &[u8]) -> Result<(), Ended> {
-        if unsent.is_empty() {
-            let left = self.send_or_keep(0, bytes)?;
-            unsent.extend_from_slice(left);
-        } else {
-            unsent.extend_from_slice(bytes);
-            let left_bytes = self.send_or_keep(unsent.len(), unsent)?.len();
-            unsent.drain(..unsent.len() - left_bytes);
+    /// If the server pauses, keeps what the peer's socket has no room for; without memory for that, waits
+    /// for the peer.
+    fn send_more(&self, unsent: &mut Unsent, bytes: &[u8]) -> Result<(), Ended> {
+        self.send_kept(unsent, &|| self.common.is_pausing())?;
+        let lend = || self.common.executor.memory().lend(bytes.len() as u64);
+        if !unsent.bytes.is_empty() {
+            if let Some(taken) = lend() {
+                unsent.keep(bytes, Some(taken));
+                return Ok(());
+            }
+            self.send_kept(unsent, &|| false)?;
+        }
+        let lent = Cell::new(None);
+        let keeps = || {
+            let taken = if self.common.is_pausing() { lend() } else { None };
+            let keeps = taken.is_some();
+            lent.set(taken);
+            keeps
+        };
+        let left = self.deadline(bytes.len()).send_unless(&*self.transport, bytes, &keeps)?;
+        if !left.is_empty() {
+            unsent.keep(left, lent.take());
         }
         Ok(())
     }
 
     /// Sends what was kept while the server paused.
     fn send_unsent(&self) -> Result<(), Ended> {
-        self.send_more(&mut self.sending(), &[])
+        self.send_kept(&mut self.sending(), &|| self.common.is_pausing())
     }
 
-    /// Sends `bytes`. If the server pauses, stops where the peer's socket has no room, and returns the
-    /// rest. There are `kept_bytes` already.
-    fn send_or_keep<'a>(&self, kept_bytes: usize, bytes: &'a [u8]) -> Result<&'a [u8], Ended> {
-        let keeps = || self.common.is_pausing() && kept_bytes < MOST_KEPT_BYTES;
-        Ok(self.deadline(bytes.len()).send_unless(&*self.transport, bytes, &keeps)?)
+    /// Sends what was kept; stops where the peer's socket has no room if `stops` returns true.
+    fn send_kept(&self, unsent: &mut Unsent, stops: &dyn Fn() -> bool) -> Result<(), Ended> {
+        if !unsent.bytes.is_empty() {
+            let deadline = self.deadline(unsent.bytes.len());
+            let left_bytes = deadline.send_unless(&*self.transport, &unsent.bytes, stops)?.len();
+            unsent.sent(left_bytes);
+        }
+        Ok(())
     }
 
     /// Continues what another server has begun: `output` is to be sent before anything else.
     pub(crate) fn adopt(&self, parked: Parked, output: Vec<u8>) {
         *self.parked() = parked;
-        *self.sending() = output;
+        // Without memory for it, it is sent all the same: the peer waits for it.
+        let taken = self.common.executor.memory().lend(output.len() as u64);
+        *self.sending() = Unsent { bytes: output, taken: taken.into_iter().collect() };
     }
 
     /// Returns whether it can continue without anything that arrives. A thread that is sending at this
@@ -242,15 +288,15 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Returns whether a thread that has sent left something; never waits for one that sends.
     fn has_unsent(&self) -> bool {
         match self.sending.try_lock() {
-            Ok(unsent) => !unsent.is_empty(),
-            Err(TryLockError::Poisoned(poisoned)) => !poisoned.into_inner().is_empty(),
+            Ok(unsent) => !unsent.bytes.is_empty(),
+            Err(TryLockError::Poisoned(poisoned)) => !poisoned.into_inner().bytes.is_empty(),
             Err(TryLockError::WouldBlock) => false,
         }
     }
 
-    /// Passes what another server needs to continue a connection that rests.
+    /// Passes what another server needs to continue a connection that rests, which no thread uses.
     pub(crate) fn hand_over<R>(&self, read: impl FnOnce(&Arc<T>, &Session, &Parked, &[u8]) -> R) -> R {
-        read(&self.transport, &self.session, &self.parked(), &self.sending())
+        read(&self.transport, &self.session, &self.parked(), &self.sending().bytes)
     }
 
     /// Returns the deadline for a message of `len_bytes`, starting now.

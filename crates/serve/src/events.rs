@@ -10,7 +10,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -36,7 +36,7 @@ use crate::{
     listen::Listener,
     negotiate::{Ended, Negotiation, Session},
     newcomer::{Handshake, Newcomer, Place, Progress},
-    pause::{Ask, PauseError, Shared},
+    pause::{Ask, Asked, LAST, PauseError, Shared},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -246,8 +246,8 @@ impl Events {
             match self.control.pause.asked() {
                 Ask::Nothing => {}
                 Ask::GoOn => self.go_on(),
-                Ask::Pause(deadline) => {
-                    if !self.pause(deadline) {
+                Ask::Pause(asked) => {
+                    if !self.pause(asked) {
                         break;
                     }
                     self.go_on();
@@ -547,9 +547,13 @@ impl Events {
     }
 
     /// Pauses until the pause ends. Returns whether the server goes on.
-    fn pause(&mut self, deadline: Instant) -> bool {
-        let found = self.settle(deadline).and_then(|()| self.hand_over());
-        self.control.clone().pause.wait(deadline, found)
+    fn pause(&mut self, asked: Asked) -> bool {
+        let found = self.settle(asked).and_then(|left_out| {
+            let mut handed = self.hand_over(asked.leaves_out)?;
+            handed.left_out += left_out;
+            Ok(handed)
+        });
+        self.control.clone().pause.wait(asked, found)
     }
 
     /// Continues all clients after a pause.
@@ -559,13 +563,14 @@ impl Events {
         waiting.into_iter().for_each(|number| self.advance(number));
     }
 
-    /// Waits until nothing is in progress.
-    fn settle(&mut self, deadline: Instant) -> Result<(), PauseError> {
+    /// Waits until nothing is in progress. Returns how many clients it has disconnected for that.
+    fn settle(&mut self, Asked { mut deadline, leaves_out }: Asked) -> Result<usize, PauseError> {
+        let mut disconnected = None;
         loop {
             let (seats, tls) = self.control.seats();
             let shakes = |entry: &&Entry| matches!(entry.negotiator, Negotiator::Thread { .. });
             let tls = tls + self.newcomers.values().filter(shakes).count();
-            if tls > 0 {
+            if tls > 0 && !leaves_out {
                 return Err(PauseError::Tls(tls));
             }
             let resting = self.control.resting.connections();
@@ -581,9 +586,14 @@ impl Events {
                 .chain(resting.iter().map(|connection| (connection, 2)))
                 .find(|(connection, references)| Arc::strong_count(connection) > *references);
             if busy.is_none() && idle == seats {
-                return Ok(());
+                return Ok(disconnected.unwrap_or_default());
             }
-            if Instant::now() >= deadline || self.control.common.stopping.load(Ordering::SeqCst) {
+            let is_late = Instant::now() >= deadline;
+            if is_late && leaves_out && disconnected.is_none() {
+                drop(resting);
+                disconnected = Some(self.disconnect_busy());
+                deadline = Instant::now() + LAST;
+            } else if is_late || self.control.common.stopping.load(Ordering::SeqCst) {
                 let busy = busy.and_then(|(connection, _)| self.export_of(connection));
                 return Err(PauseError::Busy(busy.or_else(|| self.busy_export()).unwrap_or_default()));
             }
@@ -591,12 +601,37 @@ impl Events {
         }
     }
 
+    /// Disconnects the clients that have requests in progress. Returns their number.
+    fn disconnect_busy(&mut self) -> usize {
+        let is_idle = |connection: &Arc<Served>| Arc::strong_count(connection) == 1;
+        let mut idle: HashSet<u64> = self.newcomers.keys().copied().collect();
+        let mut busy = Vec::new();
+        let mut state = self.control.resting.lock();
+        for (number, Rester { connection, ends }) in std::mem::take(&mut state.all) {
+            if is_idle(&connection) {
+                idle.insert(number);
+                state.all.insert(number, Rester { connection, ends });
+            } else {
+                busy.push(connection);
+            }
+        }
+        drop(state);
+        for (number, connection) in std::mem::take(&mut self.ready) {
+            if is_idle(&connection) {
+                idle.insert(number);
+                self.ready.push_back((number, connection));
+            } else {
+                busy.push(connection);
+            }
+        }
+        busy.iter().for_each(|connection| connection.end(true));
+        self.control.shutdown_others(&idle)
+    }
+
     /// Returns the name of the export that a connection uses.
     fn export_of(&self, connection: &Served) -> Option<String> {
-        connection.hand_over(|_, session, _, _| {
-            let exports = self.exports.list();
-            Some(exports.iter().find(|export| export.is_of(&session.access))?.name().to_string())
-        })
+        let (exports, access) = (self.exports.list(), &connection.session().access);
+        Some(exports.iter().find(|export| export.is_of(access))?.name().to_string())
     }
 
     /// Returns the name of an export with requests in progress.
@@ -604,8 +639,9 @@ impl Events {
         Some(self.exports.list().iter().find(|export| export.requests() > 0)?.name().to_string())
     }
 
-    /// Returns the server's sockets, and the states of its clients.
-    fn hand_over(&self) -> Result<Handed<Shared>, PauseError> {
+    /// Returns the server's sockets, and the states of its clients. Fails if one cannot be handed over, or
+    /// leaves it out.
+    fn hand_over(&self, leaves_out: bool) -> Result<Handed<Shared>, PauseError> {
         let mut handed = Handed::<Shared>::default();
         for (_, opened) in self.control.sockets.list() {
             let only = opened.exports.only_one().map(|export| export.name().to_string());
@@ -620,9 +656,11 @@ impl Events {
         for connection in self.ready.iter().map(|(_, connection)| connection).chain(&resting) {
             connection.hand_over(|stream, session, parked, output| {
                 match name(session) {
-                    Some((name, false)) => {
+                    Some((name, false)) if !stream.has_tls() => {
                         handed.clients.push((ClientState::of(name, session, parked, output), Arc::clone(stream) as _));
                     }
+                    Some(_) if leaves_out => handed.left_out += 1,
+                    Some((_, false)) => return Err(PauseError::Tls(1)),
                     Some((name, true)) => return Err(PauseError::Export(name)),
                     // The export was removed: the connection ends.
                     None => {}
@@ -634,7 +672,11 @@ impl Events {
             let Negotiator::Here(newcomer) = &entry.negotiator else { continue };
             let Newcomer { stream, negotiation, .. } = &**newcomer;
             if stream.has_tls() || negotiation.is_tls() {
-                return Err(PauseError::Tls(1));
+                if !leaves_out {
+                    return Err(PauseError::Tls(1));
+                }
+                handed.left_out += 1;
+                continue;
             }
             if let Some(state) = negotiation.state() {
                 handed.newcomers.push((state, Arc::clone(stream) as _));

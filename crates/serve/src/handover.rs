@@ -19,11 +19,13 @@ pub struct Handed<D> {
     pub clients: Vec<(ClientState, D)>,
     /// Those of clients that have not chosen an export.
     pub newcomers: Vec<(NewcomerState, D)>,
+    /// Number of the clients that cannot be handed over, and lose their connections.
+    pub left_out: usize,
 }
 
 impl<D> Default for Handed<D> {
     fn default() -> Self {
-        Self { listeners: Vec::new(), clients: Vec::new(), newcomers: Vec::new() }
+        Self { listeners: Vec::new(), clients: Vec::new(), newcomers: Vec::new(), left_out: 0 }
     }
 }
 
@@ -34,6 +36,9 @@ pub struct ListenerState {
     pub(crate) path: Option<PathBuf>,
     /// Whether the server has created the socket's file, and removes it when it stops.
     pub(crate) owns_file: bool,
+    /// Whether a service manager has passed the socket.
+    #[serde(default)]
+    pub(crate) is_passed: bool,
     /// Context id and port of a vsock socket.
     pub(crate) vsock: Option<(u32, u32)>,
     /// The only export that clients of the socket see; `None`: all.
@@ -44,6 +49,11 @@ impl ListenerState {
     /// Returns the path of a Unix socket.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Returns whether a service manager has passed the socket.
+    pub fn is_passed(&self) -> bool {
+        self.is_passed
     }
 
     /// Returns the name of the only export that clients of the socket see; `None`: all.

@@ -13,7 +13,6 @@
 //! The feature `tls` adds TLS, with rustls and ring, which compiles C and assembly.
 //!
 //! `docs/nbd.md` describes the supported features, the resource limits and the use of threads.
-#![forbid(unsafe_code)]
 
 mod activation;
 mod admission;
@@ -55,7 +54,7 @@ pub use client::{Client, Opened, open_export};
 pub use error::Error;
 pub use handover::{ClientState, Handed, ListenerState, NewcomerState};
 pub use limits::Limits;
-pub use listen::{Permissions, SocketFile, listen_privately, listen_with};
+pub use listen::{OwnFile, Permissions, SocketFile, listen_privately, listen_with};
 pub use pagefold_executor::{
     Account, Claim, Export, ExportError, Exports, IDLE_BYTES, LEAST_COST_BYTES, Quota, WORK_BYTES,
 };

@@ -61,13 +61,52 @@ impl Default for Permissions {
 pub(crate) struct Listener {
     /// Dropped before the socket: the open socket keeps the file's inode number from being reused
     /// for another server's file.
-    file: Mutex<Option<SocketFile>>,
+    file: OwnFile,
     fd: OwnedFd,
     tcp: Option<SocketAddr>,
     /// Context id and port of a vsock socket.
     vsock: Option<(u32, u32)>,
     /// Path of a Unix socket that has one.
     path: Option<PathBuf>,
+    /// Whether a service manager has passed it.
+    is_passed: bool,
+}
+
+/// The file of a socket that listens, if the server has created it.
+#[derive(Debug, Default)]
+pub struct OwnFile(Mutex<Option<SocketFile>>);
+
+impl OwnFile {
+    /// Holds this file.
+    pub fn new(file: Option<SocketFile>) -> Self {
+        Self(Mutex::new(file))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<SocketFile>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the server has created the file, and it is still there.
+    pub fn is_there(&self) -> bool {
+        self.lock().as_ref().is_some_and(SocketFile::is_there)
+    }
+
+    /// Takes the file over from another server.
+    pub fn own(&self) {
+        self.lock().iter_mut().for_each(SocketFile::own);
+    }
+
+    /// Leaves the file to another server.
+    pub fn leave(&self) {
+        self.lock().iter_mut().for_each(SocketFile::leave);
+    }
+
+    /// Removes the file.
+    pub fn remove(&self) {
+        let file = self.lock().take();
+        // That may take time.
+        drop(file);
+    }
 }
 
 /// The file of a Unix socket created here, removed when this value is dropped. The file is
@@ -217,13 +256,13 @@ impl Listener {
     /// Listens on a Unix socket.
     pub(crate) fn unix(path: &Path, permissions: Permissions) -> Result<Self, Error> {
         let (listener, file) = make(path, permissions)?;
-        Ok(Self { fd: listener.into(), tcp: None, vsock: None, path: Some(path.into()), file: Mutex::new(Some(file)) })
+        let file = OwnFile::new(Some(file));
+        Ok(Self { file, fd: listener.into(), tcp: None, vsock: None, path: Some(path.into()), is_passed: false })
     }
 
-    /// Removes the socket's file if it was created here. Clients that have connected are accepted.
-    pub(crate) fn remove_file(&self) {
-        let file = self.file().take();
-        drop(file);
+    /// Returns the socket's file. Once it is removed, clients that have connected are accepted.
+    pub(crate) fn file(&self) -> &OwnFile {
+        &self.file
     }
 
     /// Listens on a TCP address; port 0 means any free port.
@@ -235,22 +274,24 @@ impl Listener {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { fd: listener.into(), tcp: Some(address), vsock: None, path: None, file: Mutex::default() })
+        let (file, fd) = (OwnFile::default(), listener.into());
+        Ok(Self { file, fd, tcp: Some(address), vsock: None, path: None, is_passed: false })
     }
 
     /// Listens on a vsock port, for virtual machines on this host, or for the host if this is one.
     /// Without a context id, listens on all that the machine has.
     pub(crate) fn vsock(cid: Option<u32>, port: u32) -> Result<Self, Error> {
         let fd = vsock::listen(cid, port).map_err(|source| Error::Vsock { port, source })?;
-        Ok(Self { fd, tcp: None, vsock: Some((vsock::reachable(cid), port)), path: None, file: Mutex::default() })
+        let vsock = Some((vsock::reachable(cid), port));
+        Ok(Self { file: OwnFile::default(), fd, tcp: None, vsock, path: None, is_passed: false })
     }
 
     /// Takes over a socket that already listens. Its file is left alone.
     pub(crate) fn passed(fd: OwnedFd, tcp: Option<SocketAddr>, path: Option<PathBuf>) -> Self {
-        Self { file: Mutex::default(), fd, tcp, vsock: None, path }
+        Self { file: OwnFile::default(), fd, tcp, vsock: None, path, is_passed: true }
     }
 
-    /// Takes over a socket of another server, whose file stays until it is [owned](Self::own_file).
+    /// Takes over a socket of another server, whose file stays until it is [owned](OwnFile::own).
     pub(crate) fn of_state(state: &ListenerState, fd: OwnedFd) -> Result<Self, AdoptError> {
         let not_listening = AdoptError::NotASocket("a socket that listens");
         let listens = sockopt::socket_acceptconn(&fd).unwrap_or(false);
@@ -262,26 +303,12 @@ impl Listener {
         let path = state.path.clone().filter(|_| address.address_family() == AddressFamily::UNIX);
         // A file that was removed or replaced is not this server's.
         let file = path.as_ref().filter(|_| state.owns_file).and_then(|path| SocketFile::of_another(path).ok());
-        Ok(Self { fd, tcp, vsock, path, file: Mutex::new(file) })
+        Ok(Self { file: OwnFile::new(file), fd, tcp, vsock, path, is_passed: state.is_passed })
     }
 
     pub(crate) fn state(&self, export: Option<String>) -> ListenerState {
-        let owns_file = self.file().as_ref().is_some_and(SocketFile::is_there);
-        ListenerState { path: self.path.clone(), owns_file, vsock: self.vsock, export }
-    }
-
-    fn file(&self) -> MutexGuard<'_, Option<SocketFile>> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Leaves the socket's file to another server.
-    pub(crate) fn leave_file(&self) {
-        self.file().iter_mut().for_each(SocketFile::leave);
-    }
-
-    /// Takes the socket's file over from another server.
-    pub(crate) fn own_file(&self) {
-        self.file().iter_mut().for_each(SocketFile::own);
+        let Self { file, path, vsock, is_passed, .. } = self;
+        ListenerState { path: path.clone(), owns_file: file.is_there(), is_passed: *is_passed, vsock: *vsock, export }
     }
 
     /// Returns the TCP address, with the actual port.

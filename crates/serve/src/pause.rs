@@ -17,6 +17,9 @@ use crate::{admission::Control, handover::Handed};
 /// How long the server's thread may take to notice that it is to pause.
 const NOTICE: Duration = Duration::from_secs(5);
 
+/// How long a client may take to end after it was disconnected because its requests do not end.
+pub(crate) const LAST: Duration = Duration::from_secs(2);
+
 /// Why a server cannot pause, or cannot hand its clients over. It has gone on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -48,11 +51,19 @@ pub(crate) struct Pause {
     changed: Condvar,
 }
 
+/// A pause that the server's thread has to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Until when requests may end.
+    pub(crate) deadline: Instant,
+    /// Whether it pauses without the clients that cannot be handed over.
+    pub(crate) leaves_out: bool,
+}
+
 /// What the server's thread has to do.
 pub(crate) enum Ask {
     Nothing,
-    /// Pause until this time.
-    Pause(Instant),
+    Pause(Asked),
     /// Continue what has stopped for a pause.
     GoOn,
 }
@@ -61,8 +72,8 @@ pub(crate) enum Ask {
 enum State {
     #[default]
     Running,
-    /// It has to be paused until this time.
-    Asked(Instant),
+    /// It has to pause.
+    Asked(Asked),
     /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to go on.
     Cancelled,
     /// It does nothing. `None`: what was found has been taken.
@@ -86,7 +97,7 @@ impl Pause {
     pub(crate) fn asked(&self) -> Ask {
         let mut state = self.lock();
         match *state {
-            State::Asked(deadline) => Ask::Pause(deadline),
+            State::Asked(asked) => Ask::Pause(asked),
             State::Cancelled => {
                 *state = State::Running;
                 Ask::GoOn
@@ -95,11 +106,11 @@ impl Pause {
         }
     }
 
-    /// For the server's thread: reports what was found until `deadline`, and waits until the pause ends.
+    /// For the server's thread: reports what was found for `asked`, and waits until the pause ends.
     /// Returns whether the server goes on; it does so immediately if that pause was given up.
-    pub(crate) fn wait(&self, deadline: Instant, found: Result<Handed<Shared>, PauseError>) -> bool {
+    pub(crate) fn wait(&self, asked: Asked, found: Result<Handed<Shared>, PauseError>) -> bool {
         let mut state = self.lock();
-        if !matches!(*state, State::Asked(asked) if asked == deadline) {
+        if !matches!(*state, State::Asked(last) if last == asked) {
             if matches!(*state, State::Cancelled) {
                 *state = State::Running;
             }
@@ -141,10 +152,10 @@ pub struct Paused {
 }
 
 impl Paused {
-    pub(crate) fn begin(control: &Arc<Control>, patience: Duration) -> Result<Self, PauseError> {
+    pub(crate) fn begin(control: &Arc<Control>, patience: Duration, leaves_out: bool) -> Result<Self, PauseError> {
         // Before anything stops for the pause.
         let (_, tls) = control.seats();
-        if tls > 0 {
+        if tls > 0 && !leaves_out {
             return Err(PauseError::Tls(tls));
         }
         let pause = &control.pause;
@@ -154,11 +165,11 @@ impl Paused {
             State::Asked(_) | State::Paused(_) => return Err(PauseError::Paused),
             State::Given | State::Ended => return Err(PauseError::NotRunning),
         }
-        *state = State::Asked(Instant::now() + patience);
+        *state = State::Asked(Asked { deadline: Instant::now() + patience, leaves_out });
         control.common.pausing.store(true, Ordering::SeqCst);
         control.wake();
         let waits = |state: &mut State| matches!(state, State::Asked(_));
-        let waited = pause.changed.wait_timeout_while(state, patience + NOTICE, waits);
+        let waited = pause.changed.wait_timeout_while(state, patience + LAST + NOTICE, waits);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let found = if let State::Paused(found) = &mut *state { found.take() } else { None };
         let found = found.unwrap_or(Err(PauseError::NotRunning));
@@ -212,8 +223,9 @@ mod tests {
     #[test]
     fn the_servers_thread_waits_only_for_those_that_wait_for_it() {
         let pause = Pause::default();
-        let (first, second) = (Instant::now(), Instant::now() + Duration::from_secs(1));
-        let is_asked = |until: Instant| matches!(pause.asked(), Ask::Pause(found) if found == until);
+        let now = Instant::now();
+        let [first, second] = [now, now + Duration::from_secs(1)].map(|deadline| Asked { deadline, leaves_out: false });
+        let is_asked = |asked: Asked| matches!(pause.asked(), Ask::Pause(found) if found == asked);
         pause.set(State::Asked(first));
         assert!(is_asked(first));
         pause.set(State::Cancelled);

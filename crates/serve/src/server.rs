@@ -283,7 +283,17 @@ impl ServerHandle {
     /// # Errors
     /// See [`PauseError`].
     pub fn pause(&self, patience: Duration) -> Result<Paused, PauseError> {
-        Paused::begin(&self.0, patience)
+        Paused::begin(&self.0, patience, false)
+    }
+
+    /// The same for a server that ends after all if it is not handed over: pauses without the clients that
+    /// cannot be handed over. Those are clients with TLS, of exports that are not disks, and those whose
+    /// requests have not ended after `patience`, which are disconnected.
+    ///
+    /// # Errors
+    /// See [`PauseError`].
+    pub fn pause_without(&self, patience: Duration) -> Result<Paused, PauseError> {
+        Paused::begin(&self.0, patience, true)
     }
 
     /// Returns whether the server was [given away](Paused::give_away).

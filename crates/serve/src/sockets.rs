@@ -55,7 +55,7 @@ impl Sockets {
         let opened = self.lock().all.remove(&number);
         // Removing a file may take time, so no lock is held.
         if let Some(opened) = opened {
-            opened.listener.remove_file();
+            opened.listener.file().remove();
         }
     }
 
@@ -65,17 +65,17 @@ impl Sockets {
         state.closed = true;
         let all = std::mem::take(&mut state.all);
         drop(state);
-        all.values().for_each(|opened| opened.listener.remove_file());
+        all.values().for_each(|opened| opened.listener.file().remove());
     }
 
     /// Leaves the sockets' files to another server.
     pub(crate) fn leave_files(&self) {
-        self.lock().all.values().for_each(|opened| opened.listener.leave_file());
+        self.lock().all.values().for_each(|opened| opened.listener.file().leave());
     }
 
     /// Takes the files of sockets over that another server has left.
     pub(crate) fn own_files(&self) {
-        self.lock().all.values().for_each(|opened| opened.listener.own_file());
+        self.lock().all.values().for_each(|opened| opened.listener.file().own());
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Opened>> {

@@ -16,7 +16,7 @@ use crate::Observer;
 
 /// A second signal counts only after this time: a terminal and a parent process may both send the
 /// first one.
-const SAME_SIGNAL: Duration = Duration::from_millis(300);
+pub(crate) const SAME_SIGNAL: Duration = Duration::from_millis(300);
 
 /// How long a server is quiet about the requests that it waits for.
 const QUIET: Duration = Duration::from_secs(1);

@@ -66,6 +66,9 @@ pub enum TakeOverError {
     /// Its clients can use TLS, and this program has no certificates.
     #[error("clients of the running server may use TLS, which needs certificates")]
     NoCertificates,
+    /// The server before has ended and could not leave its disks.
+    #[error("the disks of the server before are lost: {0}")]
+    Lost(String),
     /// The server has not said that it has ended, and its process exists.
     #[error("the server has not given its disks away")]
     NotGiven,

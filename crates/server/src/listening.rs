@@ -5,25 +5,27 @@ use std::{
     net::SocketAddr,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool, mpsc},
+    sync::{Arc, OnceLock, atomic::AtomicBool, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime},
 };
 
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
 use pagefold_executor::{ClientLimits, Executor, Memory};
-use pagefold_serve::{ClientEvent, Passed, Permissions, Refused, Server as NbdServer, TakenSocket, listen_privately};
+use pagefold_serve::{
+    ClientEvent, OwnFile, Passed, Permissions, Refused, Server as NbdServer, TakenSocket, listen_privately,
+};
 
 #[cfg(feature = "tls")]
 use pagefold_serve::Certificates;
 
 use crate::{
-    Address, Belongings, Ending, Error, Host, Server, TakeOverError, Transport,
+    Address, Belongings, DescriptorStore, Ending, Error, Host, Server, TakeOverError, Transport,
     address::absolute,
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::Incoming,
+    handover::{Incoming, leave},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -50,6 +52,7 @@ pub struct Sockets {
     when_given: Option<WhenGiven>,
     gives_up: Option<GivesUp>,
     belongings: Belongings,
+    store: Option<Arc<dyn DescriptorStore>>,
 }
 
 /// Says why a server is not taken over after all.
@@ -191,6 +194,13 @@ impl Sockets {
         self
     }
 
+    /// Leaves disks and clients in `store` when the server is asked to [leave](Server::leave).
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn DescriptorStore>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
     /// Hands these over with the server.
     #[must_use]
     pub fn belongings(mut self, belongings: Belongings) -> Self {
@@ -214,7 +224,7 @@ pub struct Listening {
     ending: Ending,
     /// Until it runs.
     nbd: Option<NbdServer>,
-    transports: Started,
+    transports: Arc<Started>,
     control: Option<Control>,
     // Ended before the files of its sockets are removed.
     _metrics: Exporting,
@@ -247,6 +257,14 @@ impl Server {
         self.open(sockets, None)
     }
 
+    /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
+    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and what it
+    /// leaves says why. The observer learns `why` it ends. Returns whether it has begun, or did so a moment
+    /// ago: otherwise it has no store, does not listen, or ends already.
+    pub fn leave(&self, why: &str) -> bool {
+        leave(self, why)
+    }
+
     /// Opens sockets, and continues with those of another process, which then ends.
     pub(crate) fn open(&self, sockets: Sockets, mut incoming: Option<Incoming>) -> Result<Listening, Error> {
         let Sockets {
@@ -262,6 +280,7 @@ impl Server {
             when_given,
             gives_up,
             belongings,
+            store,
             ..
         } = sockets;
         if self.0.listened.get().is_some() {
@@ -313,9 +332,9 @@ impl Server {
         let start_time = SystemTime::now();
         // Another process has these.
         let opened_metrics = if incoming.is_none() { Some(OpenMetrics::open(&metrics)?) } else { None };
-        let control = match &mut incoming {
-            Some(incoming) => incoming.take_control()?,
+        let control = match incoming.as_mut().map(Incoming::take_control).transpose()?.flatten() {
             None => control.map(open_control).transpose()?,
+            taken => taken,
         };
         let host = Host {
             exports: self.0.disks.exports(),
@@ -331,10 +350,25 @@ impl Server {
             devices: Arc::default(),
             obstacles: Arc::new(obstacles),
         };
-        let transports = Started::start(transports, &host)?;
-        let Host { files, devices, obstacles, .. } = host;
+        let started = Arc::<Started>::default();
+        let mut later = transports;
+        if incoming.is_none() {
+            later.drain(..).try_for_each(|transport| started.start(transport, &host))?;
+        }
+        let (files, devices, obstacles) =
+            (Arc::clone(&host.files), Arc::clone(&host.devices), Arc::clone(&host.obstacles));
         let begun = AtomicBool::new(false);
-        let giving = Giving { begun, control: OnceLock::new(), obstacles, belongings, when_given, tls };
+        let giving = Giving {
+            begun,
+            control: OnceLock::new(),
+            obstacles,
+            belongings,
+            when_given,
+            store,
+            leaving: OnceLock::new(),
+            transports: Arc::clone(&started),
+            tls,
+        };
         let start = incoming.as_ref().map_or(start, Incoming::start);
         let start_time = incoming.as_ref().map_or(start_time, Incoming::start_time);
         let ends = ending.clone();
@@ -353,6 +387,12 @@ impl Server {
         if let Some(incoming) = incoming {
             // From here on, the disks are only here: nothing may fail.
             incoming.confirm(&|| gives_up.as_ref()?())?;
+            // Their clients change the disks, which the other process could go on with until now.
+            for transport in later {
+                if let Err(error) = started.start(transport, &host) {
+                    self.0.observer.error(&format!("the disks are served without it: {error}"));
+                }
+            }
         }
         let control = control.map(|control| self.serve_control(control));
         let exporting = match opened_metrics {
@@ -363,7 +403,7 @@ impl Server {
             server: self.clone(),
             ending,
             nbd: Some(nbd),
-            transports,
+            transports: started,
             control,
             _metrics: exporting,
             _watch: watch,
@@ -374,7 +414,7 @@ impl Server {
 
     /// Starts the thread of the control socket, which serves once it is [asked to](Self::serve_control).
     fn prepare_control(&self, opened: OpenedControl) -> Result<Prepared, Error> {
-        let OpenedControl { listener, file, path } = opened;
+        let OpenedControl { listener, file, path, is_passed } = opened;
         let failed = |source| Error::System { what: "cannot listen on the control socket", source };
         let kept = listener.try_clone().map_err(failed)?;
         let manage = Arc::new(self.clone()) as Arc<dyn Manage>;
@@ -391,13 +431,13 @@ impl Server {
             }
         };
         let thread = thread::Builder::new().name("control".to_owned()).spawn(serve).map_err(no_thread)?;
-        let socket =
-            ControlSocket { handle: handle.clone(), listener: kept, path: path.clone(), file: Mutex::new(file) };
+        let (file, handle_of_socket) = (OwnFile::new(file), handle.clone());
+        let socket = ControlSocket { handle: handle_of_socket, listener: kept, path: path.clone(), file, is_passed };
         Ok(Prepared { control: Control { handle, thread, path }, socket, begin })
     }
 
     fn serve_control(&self, Prepared { control, socket, begin }: Prepared) -> Control {
-        socket.own_file();
+        socket.file.own();
         if let Some(listened) = self.0.listened.get() {
             // It is set once.
             let _ = listened.giving.control.set(socket);
@@ -410,11 +450,11 @@ impl Server {
 
 fn open_control(socket: ControlPlace) -> Result<OpenedControl, Error> {
     Ok(match socket {
-        ControlPlace::Open(listener) => OpenedControl { listener, file: None, path: None },
+        ControlPlace::Open(listener) => OpenedControl { listener, file: None, path: None, is_passed: true },
         ControlPlace::Path(path) => {
             let path = absolute(&path);
             let (listener, file) = listen_privately(&path)?;
-            OpenedControl { listener, file: Some(file), path: Some(path) }
+            OpenedControl { listener, file: Some(file), path: Some(path), is_passed: false }
         }
     })
 }
@@ -480,7 +520,7 @@ impl Drop for Listening {
             let _ = thread.join();
         }
         let socket = self.server.0.listened.get().and_then(|listened| listened.giving.control.get());
-        socket.iter().for_each(|socket| socket.remove_file());
+        socket.iter().for_each(|socket| socket.file.remove());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::{Instant, SystemTime},
 };
 
@@ -11,10 +11,10 @@ use pagefold_control::{
     Batch, DiskKind, DiskQuota, DiskRecord, DiskSocket, Failure, Manage, ServerHandle as ControlHandle, check_name,
 };
 use pagefold_disk::{BlockDevice, Checked, NewPoolError};
-use pagefold_serve::{Limits, ServerHandle, SocketFile, unix_uri};
+use pagefold_serve::{Limits, OwnFile, ServerHandle, SocketFile, unix_uri};
 
 use crate::{
-    Address, BaseFile, Belongings, Config, Frozen, Level, MemoryLimit, Observer,
+    Address, BaseFile, Belongings, Config, DescriptorStore, Frozen, Level, MemoryLimit, Observer,
     config::WhenConnections,
     disk::{Exported, FoundDisk},
     disks::{Disks, DisksConfig, TakenConfig},
@@ -22,7 +22,7 @@ use crate::{
     events::Events,
     in_use::words,
     machine,
-    transport::{DeviceServer, FilePaths, Obstacles},
+    transport::{DeviceServer, FilePaths, Obstacles, Started},
 };
 
 /// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
@@ -71,6 +71,11 @@ pub(crate) struct Giving {
     pub(crate) obstacles: Arc<Obstacles>,
     pub(crate) belongings: Belongings,
     pub(crate) when_given: Option<WhenGiven>,
+    /// Where the server leaves its disks when it is asked to end.
+    pub(crate) store: Option<Arc<dyn DescriptorStore>>,
+    /// When it began to leave them there.
+    pub(crate) leaving: OnceLock<Instant>,
+    pub(crate) transports: Arc<Started>,
     /// Whether clients can use TLS.
     pub(crate) tls: bool,
 }
@@ -83,6 +88,8 @@ pub(crate) struct OpenedControl {
     pub(crate) listener: UnixListener,
     pub(crate) file: Option<SocketFile>,
     pub(crate) path: Option<PathBuf>,
+    /// Whether a service manager has passed it.
+    pub(crate) is_passed: bool,
 }
 
 /// A control socket that is served.
@@ -91,34 +98,9 @@ pub(crate) struct ControlSocket {
     pub(crate) handle: ControlHandle,
     pub(crate) listener: UnixListener,
     pub(crate) path: Option<PathBuf>,
-    pub(crate) file: Mutex<Option<SocketFile>>,
-}
-
-impl ControlSocket {
-    fn file(&self) -> MutexGuard<'_, Option<SocketFile>> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether the server has created the socket's file, which is still there.
-    pub(crate) fn owns_file(&self) -> bool {
-        self.file().as_ref().is_some_and(SocketFile::is_there)
-    }
-
-    /// Takes the file over from another process.
-    pub(crate) fn own_file(&self) {
-        self.file().iter_mut().for_each(SocketFile::own);
-    }
-
-    /// Leaves the file to another process.
-    pub(crate) fn leave_file(&self) {
-        self.file().iter_mut().for_each(SocketFile::leave);
-    }
-
-    /// Removes the file.
-    pub(crate) fn remove_file(&self) {
-        let file = self.file().take();
-        drop(file);
-    }
+    pub(crate) file: OwnFile,
+    /// Whether a service manager has passed it.
+    pub(crate) is_passed: bool,
 }
 
 impl Server {

@@ -1,16 +1,17 @@
 //! A server that continues another one.
 
-use std::fmt;
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use pagefold_control::Client;
 
 use crate::{
-    Belongings, Config, Error, Listening, Server, Sockets, TakeOverError,
-    handover::{Received, receive},
+    Belongings, Config, DescriptorStore, Error, Listening, Server, Sockets, TakeOverError,
+    handover::{Received, receive, restore},
 };
 
 /// A server that continues that of another process, which is paused until this one
-/// [listens](Self::listen). If this is dropped instead, the other one goes on.
+/// [listens](Self::listen), or has ended. If this is dropped instead, the other one goes on, or what it has
+/// left stays in its store.
 pub struct Taken(Received);
 
 impl Taken {
@@ -24,6 +25,19 @@ impl Taken {
         receive(client, config).map(Self)
     }
 
+    /// Continues the server that has [left](Server::leave) these files in `store`, with their names. Of
+    /// `config`, the same has no effect. Clients whose connections are missing are disconnected.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]. If the disks are [lost](TakeOverError::Lost), nothing stays in the store.
+    pub fn from_store(
+        stored: Vec<(String, OwnedFd)>,
+        store: &Arc<dyn DescriptorStore>,
+        config: Config,
+    ) -> Result<Self, TakeOverError> {
+        restore(stored, store, config).map(Self)
+    }
+
     /// Returns the server, which does not listen yet.
     pub fn server(&self) -> &Server {
         &self.0.server
@@ -34,18 +48,21 @@ impl Taken {
         std::mem::take(&mut self.0.belongings)
     }
 
-    /// Listens where the other server has listened, which ends. Of `sockets`, addresses have no effect.
+    /// Listens where the other server has listened, which ends. Further addresses are opened, too.
     ///
     /// # Errors
-    /// The other server goes on.
+    /// The other server goes on, or what it has left stays in its store.
     pub fn listen(self, sockets: Sockets) -> Result<Listening, Error> {
-        let Received { server, incoming, pid, program, .. } = self.0;
+        let Received { server, incoming, pid, program, lost, .. } = self.0;
         let clients = incoming.clients();
         let listening = server.open(sockets, Some(incoming))?;
         let disks: u64 = server.0.disks.kinds().iter().sum();
-        let pid = pid.as_raw_pid();
-        let line = format!("took over process {pid}, pagefold {program}: {disks} disks, {clients} clients of NBD");
+        let before = pid.map_or_else(|| "the server before".to_owned(), |pid| format!("process {}", pid.as_raw_pid()));
+        let line = format!("took over {before}, pagefold {program}: {disks} disks, {clients} clients of NBD");
         server.0.observer.info(&line);
+        if lost > 0 {
+            server.0.observer.warn(&format!("the connections of {lost} clients were not kept"));
+        }
         Ok(listening)
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use pagefold_control::{BindSpare, NewDevice};
@@ -186,21 +186,23 @@ impl fmt::Debug for Host {
 
 /// The transports that were started. They are stopped when this is dropped.
 #[derive(Default)]
-pub(crate) struct Started(Vec<Box<dyn Transport>>);
+pub(crate) struct Started(Mutex<Vec<Box<dyn Transport>>>);
 
 impl Started {
-    /// Starts all transports, or none.
-    pub(crate) fn start(transports: Vec<Box<dyn Transport>>, host: &Host) -> Result<Self, TransportError> {
-        let mut started = Self::default();
-        for mut transport in transports {
-            transport.start(host)?;
-            started.0.push(transport);
-        }
-        Ok(started)
+    /// Starts a transport.
+    pub(crate) fn start(&self, mut transport: Box<dyn Transport>, host: &Host) -> Result<(), TransportError> {
+        transport.start(host)?;
+        self.lock().push(transport);
+        Ok(())
     }
 
-    pub(crate) fn stop(&mut self) {
-        self.0.drain(..).for_each(|mut transport| transport.stop());
+    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn Transport>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops them. When this returns, they have stopped, whichever thread has done it.
+    pub(crate) fn stop(&self) {
+        self.lock().drain(..).for_each(|mut transport| transport.stop());
     }
 }
 
@@ -212,6 +214,6 @@ impl Drop for Started {
 
 impl fmt::Debug for Started {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Started").field(&self.0.len()).finish()
+        f.debug_tuple("Started").field(&self.lock().len()).finish()
     }
 }

@@ -28,7 +28,7 @@ impl Running {
         let mut shell = Command::new("sh");
         shell.args(["-c", command]).envs(variables.iter().map(|(name, value)| (*name, value)));
         // These variables are for the server.
-        for name in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
+        for name in ["NOTIFY_SOCKET", "FDSTORE", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
             shell.env_remove(name);
         }
         // The server disables huge pages for itself, but not for this command.

@@ -13,6 +13,7 @@ mod pid_file;
 mod place;
 mod spares;
 mod starting;
+mod store;
 mod swap;
 mod vhost_user;
 
@@ -24,6 +25,7 @@ use std::{
 };
 
 use anyhow::Context;
+use pagefold_serve::Passed;
 use pagefold_server::{Address, Ending, Server};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
@@ -39,6 +41,7 @@ use self::{
     pid_file::PidFile,
     place::Place,
     starting::{new_server, serve_files},
+    store::ManagersStore,
     vhost_user::SocketDirectory,
 };
 pub(crate) use self::{
@@ -54,6 +57,11 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     if args.detach && !args.announce {
         return background::start("serve");
+    }
+    match args.orphan {
+        None if args.announce && args.take_over => return background::start_orphan("serve"),
+        None => {}
+        Some(second) => background::wait_for_adoption(second),
     }
     let log = Log::new(args.log);
     if args.announce {
@@ -75,15 +83,22 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let files = args.files()?;
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
-    let mut taken = if args.take_over { Some(Place::take_over(args, args.config(log, remote.clone()))?) } else { None };
+    let mut passed = Passed::take()?;
+    let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();
+    let mut taken = match args.take_over {
+        true => Some(Place::take_over(args, args.config(log, remote.clone()))?),
+        false if stored.is_empty() => None,
+        false => Some(Place::restore(stored, args.config(log, remote.clone()))?),
+    };
+    let continues = taken.is_some();
     let server = match &taken {
         Some(taken) => taken.server().clone(),
         None => new_server(args, at_start, args.config(log, remote))?,
     };
     // Dropped in reverse order: files before the directory.
     let mut place = match &mut taken {
-        Some(taken) => Place::of_taken(taken),
-        None => Place::claim(args)?,
+        Some(taken) => Place::of_taken(taken, passed),
+        None => Place::claim(args, passed)?,
     };
     if taken.is_none() {
         serve_files(&server, &files, at_start)?;
@@ -101,6 +116,9 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     });
     if args.run.is_some() {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
+    } else if !args.swap {
+        // Between the two processes, nobody would serve pages of swap that the system may need.
+        sockets = sockets.store(Arc::new(ManagersStore));
     }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
@@ -111,6 +129,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     }
     sockets = sockets.transport(BlockDevices::default());
     let (to_signals, from_server) = mpsc::channel::<Ending>();
+    let leaving = server.clone();
     let catch = move || {
         // Otherwise the server does not listen.
         let Ok(on_signal) = from_server.recv() else { return };
@@ -129,6 +148,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
                         }
                     }
                 }
+                name if name == "SIGTERM" && leaving.leave("received SIGTERM") => {}
                 name => on_signal.signal(name),
             }
         }
@@ -145,9 +165,9 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let ending = listening.ending();
     // The thread waits for it.
     let _ = to_signals.send(ending.clone());
-    // The disks of a server that was taken over are only here, so it goes on whatever fails.
+    // The disks of a server that is continued are only here, so it goes on whatever fails.
     let or_go_on = |result: anyhow::Result<()>| match result {
-        Err(error) if args.take_over => {
+        Err(error) if continues => {
             log.warn(&format!("{error:#}"));
             Ok(())
         }

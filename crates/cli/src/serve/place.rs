@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::unix::net::UnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,13 +12,14 @@ use std::{
 use anyhow::{Context, anyhow};
 use pagefold_control::Client;
 use pagefold_serve::Passed;
-use pagefold_server::{Belongings, Certificates, Config, Sockets, TakeOverError, Taken};
+use pagefold_server::{Belongings, Certificates, Config, DescriptorStore, Sockets, TakeOverError, Taken};
 use tempfile::TempDir;
 
 use super::{
     args::Args,
     notify,
     options::{MetricsArg, TlsArg, VsockArg},
+    store::ManagersStore,
 };
 use crate::{
     report::misuse,
@@ -31,10 +32,12 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Name of the control socket among the sockets that a service manager passes.
 const PASSED_CONTROL: &str = "control";
 
-/// Names under which a server hands its lock, its directory and the service manager's socket over.
+/// Names under which a server hands over its lock, its directory, the service manager's socket, and how many
+/// descriptors that manager stores.
 const LOCK: &str = "lock";
 const DIRECTORY: &str = "directory";
 const NOTIFY: &str = "notify-socket";
+const STORE_ROOM: &str = "descriptor-store";
 
 /// Where a server will listen: sockets that the service manager passed, and a directory if they are
 /// not enough. Fields are dropped in order: the directory is unlocked before it is removed.
@@ -50,8 +53,8 @@ pub(super) struct Place {
 struct OfTaken {
     /// A directory and its lock.
     lock: Option<(PathBuf, File)>,
-    /// The service manager's socket.
-    notify_socket: Option<String>,
+    /// The service manager's socket, and how many descriptors it stores.
+    manager: Option<(String, usize)>,
 }
 
 /// Adds what belongs to the process and is not handed over: certificates and sockets for metrics.
@@ -68,12 +71,16 @@ fn of_the_process(sockets: Sockets, args: &Args, certificates: Option<Arc<Certif
 }
 
 impl Place {
-    /// Claims the place. From now on, other commands wait for this server.
-    pub(super) fn claim(args: &Args) -> anyhow::Result<Self> {
-        let mut passed = Passed::take()?;
+    /// Uses the sockets that the service manager has passed.
+    fn of_passed(mut passed: Option<Passed>) -> Self {
         let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
         let passed = passed.filter(|passed| !passed.is_empty());
-        let mut place = Self { passed, control, directory: None, _temporary: None, taken: None };
+        Self { passed, control, directory: None, _temporary: None, taken: None }
+    }
+
+    /// Claims the place. From now on, other commands wait for this server.
+    pub(super) fn claim(args: &Args, passed: Option<Passed>) -> anyhow::Result<Self> {
+        let mut place = Self::of_passed(passed);
         if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
             let (directory, temporary) = args.directory()?;
             place._temporary = temporary;
@@ -95,26 +102,33 @@ impl Place {
         })
     }
 
+    /// Continues the server that has left these files in the service manager's store.
+    pub(super) fn restore(stored: Vec<(String, OwnedFd)>, config: Config) -> anyhow::Result<Taken> {
+        let store = Arc::new(ManagersStore) as Arc<dyn DescriptorStore>;
+        Taken::from_store(stored, &store, config).map_err(|error| match error {
+            TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
+            TakeOverError::Lost(_) => {
+                anyhow!("{error}; to begin with empty disks, start the service once more")
+            }
+            error => anyhow::Error::from(error).context("cannot continue with what the service manager stores"),
+        })
+    }
+
     /// Begins the place of a server that continues another one.
-    pub(super) fn of_taken(taken: &mut Taken) -> Self {
+    pub(super) fn of_taken(taken: &mut Taken, passed: Option<Passed>) -> Self {
         let mut belongings = taken.take_belongings();
         let lock = belongings.take_file(LOCK).zip(belongings.text(DIRECTORY));
         let lock = lock.map(|(lock, directory)| (directory.into(), lock.into()));
-        let notify_socket = belongings.text(NOTIFY).map(str::to_owned);
-        Self {
-            passed: None,
-            control: None,
-            directory: None,
-            _temporary: None,
-            taken: Some(OfTaken { lock, notify_socket }),
-        }
+        let room = belongings.text(STORE_ROOM).and_then(|room| room.parse().ok()).unwrap_or(0);
+        let manager = belongings.text(NOTIFY).map(|socket| (socket.to_owned(), room));
+        Self { taken: Some(OfTaken { lock, manager }), ..Self::of_passed(passed) }
     }
 
     /// Takes over what the other server had, which has ended.
     pub(super) fn own(&mut self) -> anyhow::Result<()> {
-        let Some(OfTaken { lock, notify_socket }) = self.taken.take() else { return Ok(()) };
-        if let Some(name) = notify_socket {
-            notify::take_socket(&name);
+        let Some(OfTaken { lock, manager }) = self.taken.take() else { return Ok(()) };
+        if let Some((socket, room)) = manager {
+            notify::take(&socket, room);
         }
         if let Some((directory, lock)) = lock {
             let mut directory = ServerDirectory::taken(directory, lock);
@@ -138,9 +152,11 @@ impl Place {
             belongings.files.push((LOCK.to_owned(), lock.into()));
             belongings.texts.push((DIRECTORY.to_owned(), directory.to_owned()));
         }
-        let own = notify::socket().and_then(|name| name.into_string().ok());
-        let notify_socket = own.or_else(|| self.taken.as_ref()?.notify_socket.clone());
-        belongings.texts.extend(notify_socket.map(|name| (NOTIFY.to_owned(), name)));
+        let own = notify::socket().and_then(|name| Some((name.into_string().ok()?, notify::store_room())));
+        if let Some((socket, room)) = own.or_else(|| self.taken.as_ref()?.manager.clone()) {
+            belongings.texts.push((NOTIFY.to_owned(), socket));
+            belongings.texts.push((STORE_ROOM.to_owned(), room.to_string()));
+        }
         Ok(belongings)
     }
 
@@ -149,7 +165,14 @@ impl Place {
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
             // The other sockets are those of the other server.
-            return Ok(of_the_process(Sockets::new(), args, certificates));
+            let mut sockets = of_the_process(Sockets::new(), args, certificates);
+            if let Some(passed) = self.passed.take() {
+                sockets = sockets.passed(passed);
+            }
+            if let Some(control) = self.control.take() {
+                sockets = sockets.control_on(control);
+            }
+            return Ok(sockets);
         }
         let mut sockets = match (self.passed.take(), &self.directory) {
             (Some(passed), _) => Sockets::new().passed(passed),

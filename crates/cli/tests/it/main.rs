@@ -36,6 +36,7 @@ mod mount;
 mod outputs;
 mod own_sockets;
 mod package;
+mod parked;
 mod permissions;
 mod places;
 #[cfg(feature = "remote")]

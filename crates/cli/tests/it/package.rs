@@ -148,7 +148,7 @@ fn the_units_are_sound_and_hardened() {
     let text = |name: &str| fs::read_to_string(units.join(name)).expect("a unit");
     for name in ["pagefold.socket", "pagefold-control.socket"] {
         // No client may start a server with empty disks in place of one that has ended.
-        assert!(text(name).lines().any(|line| line == "BindsTo=pagefold.service"), "{name}");
+        assert!(text(name).lines().any(|line| line == "StopPropagatedFrom=pagefold.service"), "{name}");
     }
     let service = text("pagefold.service");
     assert!(service.lines().any(|line| line == "Requires=pagefold.socket pagefold-control.socket"), "{service}");

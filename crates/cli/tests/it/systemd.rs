@@ -72,7 +72,7 @@ stat -c '%U %G %a' /run/pagefold/disks/own.sock
 
 # A restart that its clients do not notice, and an upgrade.
 uri='nbd+unix:///data?socket=/run/pagefold/nbd.sock'
-fio --name=load --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --size=64M --time_based --runtime=4 --verify=crc32c \
+fio --name=load --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --size=64M --time_based --runtime=6 --verify=crc32c \
   --verify_backlog=64 --iodepth=8 --output=/results/fio &
 load=$!
 sleep 1
@@ -80,10 +80,32 @@ before=$(main)
 systemctl reload pagefold
 changed "$before" && echo reloaded
 before=$(main)
+systemctl restart pagefold
+changed "$before" && echo restarted
+[ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 0 ] && echo nothing stored
+before=$(main)
 dpkg --no-triggers --force-unsafe-io --force-confold --install /root/b.deb >/results/upgrade 2>&1 || { cat /results/upgrade; exit 1; }
 changed "$before" && echo upgraded
 wait $load && echo verified
 pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
+
+# Clients that connect while the service restarts wait. What a stop leaves is closed.
+for _ in 1 2; do
+  # Starts are counted.
+  systemctl reset-failed pagefold
+  systemctl restart pagefold &
+  for _ in 1 2 3 4 5 6 7 8; do
+    nbdinfo --size "$uri" >/dev/null || echo refused
+  done
+  wait $!
+done
+pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
+systemctl stop pagefold
+ls /run/pagefold/*.sock 2>/dev/null || echo no sockets
+[ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 0 ] && echo nothing stored
+systemctl start pagefold
+pagefold disks 2>/dev/null || echo none
+pagefold add data --size 1G >/dev/null
 
 # After a crash no server with empty disks takes its place.
 kill -9 "$(main)"
@@ -101,8 +123,17 @@ fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
     if !geteuid().is_root() {
         return skip_for_good(test, "only root installs packages");
     }
-    let wanted =
-        ["dpkg", "unshare", "chroot", "pivot_root", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "fio"];
+    let wanted = [
+        "dpkg",
+        "unshare",
+        "chroot",
+        "pivot_root",
+        "systemctl",
+        "systemd-sysusers",
+        "systemd-tmpfiles",
+        "fio",
+        "nbdinfo",
+    ];
     if programs(test, wanted).is_none() {
         return;
     }
@@ -120,9 +151,14 @@ fn a_service_is_replaced_under_load_and_never_by_an_empty_one() {
     let expected = "active
 pagefold pagefold 660
 reloaded
+restarted
+nothing stored
 upgraded
 verified
 NAME data own 
+NAME data own 
+no sockets
+nothing stored
 none
 no sockets
 active

@@ -211,7 +211,10 @@ fn a_new_process_serves_whatever_fails_afterwards() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let mut command = pagefold();
-    command.args(["serve", "--take-over", "--detach", "--announce", "--pid-file"]).arg(&pid_file).stdout(writer);
+    command
+        .args(["serve", "--orphan", "0", "--take-over", "--detach", "--announce", "--pid-file"])
+        .arg(&pid_file)
+        .stdout(writer);
     server.take_over_with(command);
     let deadline = Instant::now() + Duration::from_secs(60);
     while fs::read_to_string(&pid_file).ok() != Some(format!("{}\n", server.pid())) {

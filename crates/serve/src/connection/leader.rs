@@ -72,8 +72,10 @@ pub(super) struct Leader<T> {
     drained: bool,
     /// When the connection began to work.
     since: Instant,
-    /// Whether the request at the front has waited for its turn.
+    /// Whether the request at the front has got its turn.
     is_paced: bool,
+    /// When that is, until it has come.
+    turn: Option<Instant>,
     /// The request at the front, once it was seen. What of it is still to be received takes part in its
     /// time.
     arrived: Option<Arrived>,
@@ -121,6 +123,7 @@ impl<T: Transport> Leader<T> {
             drained: false,
             since: Instant::now(),
             is_paced: false,
+            turn: None,
             arrived: None,
             alone: 0,
             pause: 0,
@@ -129,14 +132,16 @@ impl<T: Transport> Leader<T> {
 
     /// Continues where a leader has stopped.
     pub(super) fn resume(&mut self, parked: Parked) {
-        self.input.replay(parked.input);
-        (self.unfinished, self.arrived, self.is_paced) = (parked.unfinished, parked.arrived, parked.is_paced);
+        let Parked { input, unfinished, arrived, is_paced, turn } = parked;
+        self.input.replay(input);
+        (self.unfinished, self.arrived, self.is_paced, self.turn) = (unfinished, arrived, is_paced, turn);
     }
 
     /// Takes what is left after [`Led::Paused`].
     pub(super) fn park(&mut self) -> Parked {
         let (unfinished, arrived) = (self.unfinished.take(), self.arrived.take());
-        Parked { input: self.input.take_unconsumed(), unfinished, arrived, is_paced: self.is_paced }
+        let (is_paced, turn) = (self.is_paced, self.turn);
+        Parked { input: self.input.take_unconsumed(), unfinished, arrived, is_paced, turn }
     }
 
     /// Serves until nothing is left to be done.
@@ -266,15 +271,18 @@ impl<T: Transport> Leader<T> {
         request: &Request,
     ) -> Result<(), Ended> {
         let access = &connection.session.access;
-        if std::mem::replace(&mut self.is_paced, true) {
-            return Ok(());
+        if !std::mem::replace(&mut self.is_paced, true) {
+            self.turn = access.rate.begin(cost_bytes(request));
         }
-        let Some(start) = access.rate.begin(cost_bytes(request)) else { return Ok(()) };
+        let Some(start) = self.turn else { return Ok(()) };
         self.send(connection)?;
         // Nothing that ends the connection waits for this.
         access
             .rate
             .wait_until(start, &|| access.is_closed() || connection.is_ending() || connection.common.is_pausing());
+        // After a pause it waits for the rest.
+        check_pause(connection)?;
+        self.turn = None;
         // The peer had to wait, so its time starts again.
         self.deadline = None;
         Ok(())

@@ -1,6 +1,6 @@
 //! What a leader leaves because the server pauses.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use crate::{pieces::Pieces, request::Arrived};
 
@@ -17,9 +17,11 @@ pub(crate) struct Parked {
     /// Received bytes that were not used.
     pub(crate) input: Vec<u8>,
     pub(crate) unfinished: Option<Unfinished>,
-    /// The request at the front of `input`, if it was counted, and whether it has had its turn.
+    /// The request at the front of `input`, if it was counted, whether it has got its turn, and when that
+    /// is if it has not come.
     pub(crate) arrived: Option<Arrived>,
     pub(crate) is_paced: bool,
+    pub(crate) turn: Option<Instant>,
 }
 
 impl Parked {

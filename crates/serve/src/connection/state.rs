@@ -44,6 +44,6 @@ impl ClientState {
             }
             Ok(Unfinished { pieces, left_bytes })
         });
-        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None, is_paced: false }, output))
+        Ok((Parked { input, unfinished: unfinished.transpose()?, arrived: None, is_paced: false, turn: None }, output))
     }
 }

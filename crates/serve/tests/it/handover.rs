@@ -5,22 +5,22 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use pagefold_serve::{
-    AdoptError, ClientState, Error, Export, Exports, Handed, ListenerState, NewcomerState, PauseError, Server,
+    AdoptError, ClientState, Error, Export, Exports, Handed, ListenerState, NewcomerState, PauseError, Quota, Server,
     ServerHandle, Shared,
-    protocol::{REQUEST_BYTES, Request, command, option, reply},
+    protocol::{REQUEST_BYTES, Request, command, command_flag, option, reply},
 };
 use proptest::prelude::*;
 
 use crate::{
     device::Ram,
-    raw::{Raw, Running},
+    raw::{Raw, Running, limits_with},
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -42,7 +42,12 @@ fn copy(handed: &Handed<Shared>) -> Handed<OwnedFd> {
         assert_eq!(copied, *state);
         (copied, fd(shared))
     });
-    Handed { listeners: listeners.collect(), clients: clients.collect(), newcomers: newcomers.collect() }
+    Handed {
+        listeners: listeners.collect(),
+        clients: clients.collect(),
+        newcomers: newcomers.collect(),
+        left_out: handed.left_out,
+    }
 }
 
 /// A server that continues another one.
@@ -338,6 +343,74 @@ fn requests_that_do_not_end_keep_a_server_from_pausing() {
     server.assert_alive();
 }
 
+/// Waits for the first byte of a reply, and leaves it there.
+fn arrives(raw: &Raw) {
+    let (received, _) = rustix::net::recv(&raw.stream, &mut [0], rustix::net::RecvFlags::PEEK).unwrap();
+    assert_eq!(received, 1);
+}
+
+/// What a pause keeps for clients that do not read takes memory from the limit. Without it, the client keeps
+/// the server from pausing, or is left out.
+#[test]
+fn replies_that_a_pause_keeps_are_within_the_memory_limit() {
+    const LEN_BYTES: u32 = 32 << 20;
+    let limits = limits_with(|limits| limits.memory_bytes = 4 << 20);
+    let server = Running::limited(Ram::shared(LEN_BYTES as usize), limits);
+    let idle = server.structured();
+    let mut silent = server.structured();
+    if !is_over_tls() {
+        silent.request(command::READ, command_flag::DF, 1, 0, LEN_BYTES);
+        arrives(&silent);
+        let error = server.handle.pause(Duration::from_millis(100)).unwrap_err();
+        assert_eq!(error, PauseError::Busy("disk".to_owned()));
+        assert_eq!(silent.structured_read(1, 0).unwrap().len(), LEN_BYTES as usize);
+        // This fits.
+        silent.request(command::READ, 0, 2, 0, 1 << 20);
+        arrives(&silent);
+        drop(server.handle.pause(PATIENCE).unwrap());
+        assert_eq!(silent.structured_read(2, 0).unwrap().len(), 1 << 20);
+    }
+    silent.request(command::READ, command_flag::DF, 3, 0, LEN_BYTES);
+    arrives(&silent);
+    let paused = server.handle.pause_without(Duration::from_millis(100)).unwrap();
+    let Handed { clients, left_out, .. } = paused.handed();
+    // With TLS, both are.
+    assert_eq!((clients.len(), *left_out), if is_over_tls() { (0, 2) } else { (1, 1) });
+    drop(paused);
+    drop(idle);
+    server.assert_alive();
+}
+
+/// A request that waits for its turn at the rate of its export waits as long if the server pauses.
+#[test]
+fn a_pause_shortens_no_wait_for_a_turn() {
+    if is_over_tls() {
+        return;
+    }
+    let export = Export::new("disk", Ram::shared(1 << 20));
+    // A quarter of a second for each request; the first and 100 ms are free.
+    export.set_quota(Quota { connections: None, bytes_per_second: Some(256 << 10) });
+    let server = Running::start(Server::builder().export(export));
+    let mut raw = server.simple();
+    let start = Instant::now();
+    (0..3).for_each(|cookie| raw.request(command::READ, 0, cookie, 0, 64 << 10));
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(SeqCst) {
+                drop(server.handle.pause(PATIENCE).unwrap());
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        for cookie in 0..3 {
+            assert_eq!(raw.simple_reply(), (0, cookie));
+            raw.bytes(64 << 10);
+        }
+        has_ended.store(true, SeqCst);
+    });
+    assert!(start.elapsed() >= Duration::from_millis(400), "they began early");
+}
+
 /// A server that cannot continue everything harms no client.
 #[test]
 fn a_server_that_is_not_bound_leaves_sockets_and_clients_alone() {
@@ -403,6 +476,7 @@ proptest! {
             listeners: Vec::new(),
             clients: vec![(serde_json::from_value(client).unwrap(), theirs.into())],
             newcomers: vec![(serde_json::from_value(newcomer).unwrap(), their_newcomers.into())],
+            left_out: 0,
         };
         let path = folder.path().join("nbd.sock");
         let bound = Server::builder().exports(exports).unix(&path).taken(handed).bind();

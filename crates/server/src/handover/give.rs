@@ -30,10 +30,10 @@ use crate::{
 };
 
 /// How long commands in progress may take to end. Clients of the disks do not notice.
-const COMMANDS: Duration = Duration::from_secs(10);
+pub(super) const COMMANDS: Duration = Duration::from_secs(10);
 
 /// How long requests in progress may take to end. Their clients, and others, wait.
-const REQUESTS: Duration = Duration::from_secs(1);
+pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
 /// The longest pause, and how many stored bytes allow a second more.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -82,6 +82,11 @@ fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
     if server.0.disks.has_instants() {
         return Some("a disk is being frozen; try again when that is done".to_owned());
     }
+    lack(server).or_else(|| listened.giving.obstacles.first())
+}
+
+/// Returns what another process would lack to continue with the disks.
+pub(super) fn lack(server: &Server) -> Option<String> {
     let disks = server.0.disks.table().batch(Batch { after: None, most: usize::MAX });
     let is_device = |disk: &Disk| disk.backing.as_base().is_some_and(|base| base.record().is_none());
     if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
@@ -90,14 +95,19 @@ fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
     let needed_bytes = stored_bytes(server);
     if let Some(memory) = Memory::available().filter(|memory| memory.bytes < needed_bytes) {
         let needed = pagefold_size::show(needed_bytes);
-        return Some(format!("for a while, both processes store {needed}, and less is left: {memory}"));
+        return Some(format!("for a while, {needed} are stored twice, and less is left: {memory}"));
     }
-    listened.giving.obstacles.first()
+    None
 }
 
 /// Returns the memory that the other process will need.
-fn stored_bytes(server: &Server) -> u64 {
+pub(super) fn stored_bytes(server: &Server) -> u64 {
     server.0.disks.table().pool.stats().spent_bytes
+}
+
+/// Returns how long the server may pause.
+pub(super) fn longest_pause(server: &Server) -> Duration {
+    PAUSE + Duration::from_secs(stored_bytes(server) / BYTES_PER_SECOND)
 }
 
 /// Hands the server over. Returns why not: it then goes on.
@@ -111,7 +121,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
     }
     let start = Instant::now();
     let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
-    let most = PAUSE + Duration::from_secs(stored_bytes(server) / BYTES_PER_SECOND);
+    let most = longest_pause(server);
     let (end, has_ended) = mpsc::channel::<()>();
     let is_late = AtomicBool::new(false);
     let transferred = thread::scope(|scope| {
@@ -143,7 +153,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
     let paused_ms = start.elapsed().as_secs_f64() * 1e3;
     server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
     if let Some(control) = control.get() {
-        control.leave_file();
+        control.file.leave();
     }
     if let Some(commands) = commands {
         commands.give_away();
@@ -169,9 +179,31 @@ fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Pa
 }
 
 /// The disks of the pool's stream, and their bases.
-struct Found {
+pub(super) struct Found {
     bases: Vec<Arc<BaseDisk>>,
     disks: Vec<(String, Disk)>,
+}
+
+impl Found {
+    /// Finds all disks of a server that pauses.
+    pub(super) fn of(server: &Server) -> Self {
+        let mut found = Self { bases: Vec::new(), disks: Vec::new() };
+        for (name, disk, _) in server.0.disks.table().batch(Batch { after: None, most: usize::MAX }) {
+            if let Some(base) = disk.base()
+                && !found.bases.iter().any(|known| Arc::ptr_eq(known, base))
+            {
+                found.bases.push(Arc::clone(base));
+            }
+            found.disks.push((name, disk));
+        }
+        found
+    }
+
+    /// Returns the disks in the order of the stream.
+    pub(super) fn stored(&self) -> Vec<&RamDisk> {
+        let bases = self.bases.iter().map(|base| &*base.pristine);
+        bases.chain(self.disks.iter().filter_map(|(_, disk)| disk.backing.stored().map(|ram| &**ram))).collect()
+    }
 }
 
 /// Sends everything. Fails twice: the other process does not receive, or something cannot be sent.
@@ -181,15 +213,7 @@ fn send(
     channel: &Channel,
     handed: &Handed<Shared>,
 ) -> io::Result<Result<(), String>> {
-    let mut found = Found { bases: Vec::new(), disks: Vec::new() };
-    for (name, disk, _) in server.0.disks.table().batch(Batch { after: None, most: usize::MAX }) {
-        if let Some(base) = disk.base()
-            && !found.bases.iter().any(|known| Arc::ptr_eq(known, base))
-        {
-            found.bases.push(Arc::clone(base));
-        }
-        found.disks.push((name, disk));
-    }
+    let found = Found::of(server);
     let giving = &listened.giving;
     let record = match record(server, listened, handed, &found) {
         Ok(record) => record,
@@ -203,18 +227,20 @@ fn send(
     let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd());
     let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
     channel.send_descriptors(&all)?;
-    let bases = found.bases.iter().map(|base| &*base.pristine);
-    let disks = bases.chain(found.disks.iter().filter_map(|(_, disk)| disk.backing.stored().map(|ram| &**ram)));
-    let disks: Vec<&RamDisk> = disks.collect();
     let mut writer = PoolWriter(channel);
-    if let Err(error) = export_disks(&server.0.disks.table().pool, &disks, &mut writer) {
+    if let Err(error) = export_disks(&server.0.disks.table().pool, &found.stored(), &mut writer) {
         return Ok(Err(error.to_string()));
     }
     writer.end()?;
     Ok(Ok(()))
 }
 
-fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: &Found) -> Result<Record, String> {
+pub(super) fn record(
+    server: &Server,
+    listened: &Listened,
+    handed: &Handed<Shared>,
+    found: &Found,
+) -> Result<Record, String> {
     let (disks, giving) = (&server.0.disks, &listened.giving);
     let table = disks.table();
     let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
@@ -240,7 +266,8 @@ fn record(server: &Server, listened: &Listened, handed: &Handed<Shared>, found: 
     });
     let control = giving.control.get().map(|control| ControlState {
         path: control.path.as_ref().and_then(|path| path.to_str()).map(str::to_owned),
-        owns_file: control.owns_file(),
+        owns_file: control.file.is_there(),
+        is_passed: control.is_passed,
     });
     Ok(Record {
         version: VERSION,

@@ -20,13 +20,15 @@
 mod channel;
 mod give;
 mod record;
+mod store;
 mod take;
 
 use std::time::Duration;
 
 pub(crate) use self::{
     give::begin,
-    take::{Incoming, Received, receive},
+    store::leave,
+    take::{Incoming, Received, receive, restore},
 };
 
 /// How long either side waits for the next message of the other.

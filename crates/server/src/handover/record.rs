@@ -80,4 +80,7 @@ pub(crate) enum Kind {
 pub(crate) struct ControlState {
     pub(crate) path: Option<String>,
     pub(crate) owns_file: bool,
+    /// Whether a service manager has passed it.
+    #[serde(default)]
+    pub(crate) is_passed: bool,
 }

@@ -1,7 +1,8 @@
 //! The side of the process that continues.
 
 use std::{
-    io,
+    collections::BTreeSet,
+    io::{self, Read},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -26,12 +27,13 @@ use super::{
     STEP,
     channel::{Channel, Kind, Message, PoolReader},
     record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+    store::{Left, State},
 };
 use crate::{
-    BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
+    BaseFile, Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
     backing::{Backing, BaseDisk},
     counted::Counted,
-    disk::{Disk, Origin, RECORD_BYTES},
+    disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
     disks::TakenConfig,
     server::OpenedControl,
     socket,
@@ -45,13 +47,26 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// What has come from the other process, until it has ended.
 pub(crate) struct Incoming {
-    channel: Channel,
-    /// Readable when the process is gone.
-    process: OwnedFd,
+    origin: Origin,
     sockets: Handed<OwnedFd>,
     control: Option<(ControlState, OwnedFd)>,
     start: Instant,
     start_time: SystemTime,
+}
+
+/// Where a server comes from.
+enum Origin {
+    Process {
+        channel: Channel,
+        /// Readable when the process is gone.
+        process: OwnedFd,
+    },
+    Store {
+        store: Arc<dyn DescriptorStore>,
+        state: State,
+        /// Of all that is stored.
+        names: BTreeSet<String>,
+    },
 }
 
 /// A server that continues another one, which is paused, and what else has come from it.
@@ -60,7 +75,10 @@ pub(crate) struct Received {
     pub(crate) incoming: Incoming,
     pub(crate) belongings: Belongings,
     pub(crate) program: String,
-    pub(crate) pid: Pid,
+    /// The process, unless it has ended.
+    pub(crate) pid: Option<Pid>,
+    /// Number of clients whose connections are missing.
+    pub(crate) lost: usize,
 }
 
 /// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
@@ -75,16 +93,35 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let Parts { server, process, pid, sockets, control, belongings, start, start_time, program } = parts;
-    let incoming = Incoming { channel, process, sockets, control, start, start_time };
-    Ok(Received { server, incoming, belongings, program, pid })
+    let (parts, process, pid) = parts;
+    Ok(parts.received(Origin::Process { channel, process }, Some(pid)))
 }
 
-/// What has come on a channel.
+/// Continues the server that has left these files in a store. They stay there if what this returns is
+/// dropped.
+pub(crate) fn restore(
+    stored: Vec<(String, OwnedFd)>,
+    store: &Arc<dyn DescriptorStore>,
+    config: Config,
+) -> Result<Received, TakeOverError> {
+    let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
+    let left = Left::find(stored).inspect_err(|error| {
+        if matches!(error, TakeOverError::Lost(_)) {
+            // The next process may begin with empty disks.
+            names.iter().for_each(|name| drop(store.remove(name)));
+        }
+    })?;
+    let (state, record) = State::read(left.state)?;
+    check(&record, &config)?;
+    let files = Left::numbered(left.files, counts(&record).iter().sum())?;
+    let server = make_server(&mut state.pool(), config, &record)?;
+    let parts = Parts::of(record, server, files)?;
+    Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None))
+}
+
+/// What has come.
 struct Parts {
     server: Server,
-    process: OwnedFd,
-    pid: Pid,
     sockets: Handed<OwnedFd>,
     control: Option<(ControlState, OwnedFd)>,
     belongings: Belongings,
@@ -93,10 +130,29 @@ struct Parts {
     program: String,
 }
 
-fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverError> {
+fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, Pid), TakeOverError> {
     let message = receive_kind(channel, Kind::Record)?;
     let (process, pid) = sender(message.sender)?;
     let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
+    check(&record, &config)?;
+    let expected = counts(&record).iter().sum::<usize>();
+    let mut descriptors = Vec::new();
+    while descriptors.len() < expected {
+        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
+        if some.is_empty() {
+            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+        }
+        descriptors.extend(some.into_iter().map(Some));
+    }
+    if descriptors.len() != expected {
+        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+    }
+    let server = make_server(&mut PoolReader::new(channel), config, &record)?;
+    Ok((Parts::of(record, server, descriptors)?, process, pid))
+}
+
+/// Checks that this program can continue with a record.
+fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
     if record.version != VERSION {
         let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
         return Err(TakeOverError::Cannot(what));
@@ -110,41 +166,52 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverErr
     if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
         config.observer.warn(&warning);
     }
+    Ok(())
+}
+
+/// Returns how many descriptors of each kind a record describes, in their order.
+fn counts(record: &Record) -> [usize; 5] {
     let control = usize::from(record.control.is_some());
-    let lists = [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()];
-    let expected = lists.iter().sum::<usize>();
-    let mut descriptors = Vec::new();
-    while descriptors.len() < expected {
-        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
-        if some.is_empty() {
-            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
-        }
-        descriptors.extend(some);
+    [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()]
+}
+
+impl Parts {
+    /// Joins a record with its descriptors. Only those of clients may be missing.
+    fn of(record: Record, server: Server, descriptors: Vec<Option<OwnedFd>>) -> Result<Self, TakeOverError> {
+        let [listeners, clients, newcomers, control, files] = counts(&record);
+        let mut descriptors = descriptors.into_iter();
+        let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
+        let needed = |what: &str, all: Vec<Option<OwnedFd>>| {
+            let all: Option<Vec<_>> = all.into_iter().collect();
+            all.ok_or_else(|| TakeOverError::Invalid(format!("{what} is missing")))
+        };
+        let listeners = record.listeners.into_iter().zip(needed("a socket that listens", next(listeners))?).collect();
+        let (clients, newcomers) = (next(clients), next(newcomers));
+        let left_out = clients.iter().chain(&newcomers).filter(|socket| socket.is_none()).count();
+        let clients = record.clients.into_iter().zip(clients).filter_map(|(state, fd)| Some((state, fd?)));
+        let newcomers = record.newcomers.into_iter().zip(newcomers).filter_map(|(state, fd)| Some((state, fd?)));
+        let sockets = Handed { listeners, clients: clients.collect(), newcomers: newcomers.collect(), left_out };
+        let control = record.control.zip(needed("the control socket", next(control))?.pop());
+        let files = record.files.into_iter().zip(needed("the lock of the server's directory", next(files))?).collect();
+        let belongings = Belongings { files, texts: record.texts };
+        let now = Instant::now();
+        let uptime = Duration::from_millis(record.uptime_ms);
+        let start = now.checked_sub(uptime).unwrap_or(now);
+        // The same value as before: another one would look like another server.
+        let start_time = match record.start_time_ns {
+            Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
+            None => SystemTime::now().checked_sub(uptime),
+        };
+        let start_time = start_time.unwrap_or(UNIX_EPOCH);
+        Ok(Self { server, sockets, control, belongings, start, start_time, program: record.program })
     }
-    if descriptors.len() != expected {
-        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+
+    fn received(self, origin: Origin, pid: Option<Pid>) -> Received {
+        let Self { server, sockets, control, belongings, start, start_time, program } = self;
+        let lost = sockets.left_out;
+        let incoming = Incoming { origin, sockets, control, start, start_time };
+        Received { server, incoming, belongings, program, pid, lost }
     }
-    let server = make_server(channel, config, &record)?;
-    let mut descriptors = descriptors.into_iter();
-    let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
-    let sockets = Handed {
-        listeners: record.listeners.into_iter().zip(next(lists[0])).collect(),
-        clients: record.clients.into_iter().zip(next(lists[1])).collect(),
-        newcomers: record.newcomers.into_iter().zip(next(lists[2])).collect(),
-    };
-    let control = record.control.zip(next(lists[3]).pop());
-    let belongings = Belongings { files: record.files.into_iter().zip(next(lists[4])).collect(), texts: record.texts };
-    let now = Instant::now();
-    let uptime = Duration::from_millis(record.uptime_ms);
-    let start = now.checked_sub(uptime).unwrap_or(now);
-    // The same value as before: another one would look like another server.
-    let start_time = match record.start_time_ns {
-        Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
-        None => SystemTime::now().checked_sub(uptime),
-    };
-    let start_time = start_time.unwrap_or(UNIX_EPOCH);
-    let program = record.program;
-    Ok(Parts { server, process, pid, sockets, control, belongings, start, start_time, program })
 }
 
 impl Incoming {
@@ -159,11 +226,11 @@ impl Incoming {
 
     /// Takes the control socket.
     pub(crate) fn take_control(&mut self) -> Result<Option<OpenedControl>, TakeOverError> {
-        let Some((ControlState { path, owns_file }, fd)) = self.control.take() else { return Ok(None) };
+        let Some((ControlState { path, owns_file, is_passed }, fd)) = self.control.take() else { return Ok(None) };
         let listener = UnixListener::from(fd);
         listener.local_addr().map_err(|error| TakeOverError::Invalid(format!("the control socket: {error}")))?;
         let file = path.as_deref().filter(|_| owns_file).and_then(|path| SocketFile::of_another(path.as_ref()).ok());
-        Ok(Some(OpenedControl { listener, file, path: path.map(Into::into) }))
+        Ok(Some(OpenedControl { listener, file, path: path.map(Into::into), is_passed }))
     }
 
     /// Returns when the first server began to listen.
@@ -184,10 +251,18 @@ impl Incoming {
 
     /// The same; the answer may take `time`.
     fn confirm_within(self, time: Duration, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
-        let Self { channel, process, .. } = self;
         if let Some(why) = gives_up() {
             return Err(TakeOverError::Cannot(why));
         }
+        let (channel, process) = match self.origin {
+            Origin::Process { channel, process } => (channel, process),
+            Origin::Store { store, state, names } => {
+                state.mark_taken().map_err(TakeOverError::Broken)?;
+                // Nobody continues with a marked state that is still there.
+                names.iter().for_each(|name| drop(store.remove(name)));
+                return Ok(());
+            }
+        };
         channel.send(Kind::Ready, &[]).map_err(TakeOverError::Broken)?;
         let deadline = Instant::now() + time;
         let mut why = None;
@@ -254,7 +329,7 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
 }
 
 /// Makes the server with its disks.
-fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
+fn make_server(pool_bytes: &mut dyn Read, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
     config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     config.dedupe = record.pool.dedupe;
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
@@ -264,10 +339,9 @@ fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result
         .codec(Arc::clone(&config.codec))
         .dedupe(config.dedupe)
         .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
-    let mut reader = PoolReader::new(channel);
-    let imported = ImportedDisks::read(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    let imported = ImportedDisks::read(pool, pool_bytes).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     // The end of the stream.
-    if io::copy(&mut reader, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
+    if io::copy(pool_bytes, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
         return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
     }
     let taken = TakenConfig {
@@ -361,12 +435,12 @@ fn add(
     check_name(plain).map_err(invalid)?;
     let table = server.0.disks.table();
     let base = base.filter(|_| disk.kind != DiskKind::Base);
-    let origin = disk.origin.as_ref().map(|name| Arc::new(Origin { name: name.clone(), base: base.cloned() }));
+    let origin = disk.origin.as_ref().map(|name| Arc::new(DiskOrigin { name: name.clone(), base: base.cloned() }));
     let path =
         record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
             Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
         });
-    let origin_bytes = origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
+    let origin_bytes = origin.as_ref().map_or(0, |origin| DiskOrigin::record_bytes(&origin.name));
     let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
     let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
     let now = Instant::now();
@@ -398,7 +472,7 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        (Incoming { channel, process, sockets, control, start, start_time }, other)
+        (Incoming { origin: Origin::Process { channel, process }, sockets, control, start, start_time }, other)
     }
 
     /// Two processes never serve at the same time, and one does if the other is gone.

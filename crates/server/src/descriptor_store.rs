@@ -1,0 +1,30 @@
+//! Where a server leaves open files for the process that continues it.
+
+use std::{io, os::fd::BorrowedFd, time::Duration};
+
+/// Keeps open files while no process of a server runs.
+pub trait DescriptorStore: Send + Sync {
+    /// Returns how many it keeps; 0 if the server cannot leave anything there.
+    fn room(&self) -> usize;
+
+    /// This process is about to end, and needs up to `time` for that.
+    fn ends_within(&self, time: Duration);
+
+    /// Keeps a copy under a name.
+    ///
+    /// # Errors
+    /// The store cannot be reached.
+    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Returns when everything is kept, so that this process may end.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    fn settle(&self) -> io::Result<()>;
+
+    /// Closes what has this name.
+    ///
+    /// # Errors
+    /// The store cannot be reached.
+    fn remove(&self, name: &str) -> io::Result<()>;
+}
