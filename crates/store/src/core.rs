@@ -25,6 +25,7 @@ use crate::{
     compaction::Background,
     entry::{Entry, Fill, GONE},
     equals::{Equals, Sum},
+    handover::Shadows,
     heap::{Heap, Location, Owner},
     layers::{LayerId, Layers},
     leaves::{LEAF_BYTES, Leaves},
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
+    /// What a stream in rounds needs of disks as they were.
+    pub(crate) shadows: Shadows,
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
     pub(crate) beside_bytes: AtomicU64,

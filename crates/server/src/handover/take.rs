@@ -25,7 +25,7 @@ use rustix::{
 use super::{
     STEP,
     channel::{Channel, Kind, Message, PoolReader},
-    record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+    record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
 };
 use crate::{
     BaseFile, Belongings, Config, MemoryLimit, Server, TakeOverError, WhenFull,
@@ -69,7 +69,12 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
     let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
     let channel = Channel::new(own.into()).map_err(TakeOverError::Broken)?;
     channel.know_sender().map_err(TakeOverError::Broken)?;
-    let HandingOver { .. } = client.call_with(&Command::TakeOver {}, Some(other.as_fd()))?;
+    let mut ask = |ahead| client.call_with(&Command::TakeOver { ahead }, Some(other.as_fd()));
+    let HandingOver { .. } = match ask(true) {
+        // A server that does not know the field.
+        Err(ClientError::Refused(failure)) if failure.code == Code::InvalidRequest => ask(false),
+        asked => asked,
+    }?;
     drop(other);
     let parts = receive_parts(&channel, config).inspect_err(|error| {
         // The server may be gone, or may have sent why it gives up.
@@ -93,38 +98,99 @@ struct Parts {
     program: String,
 }
 
-fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverError> {
-    let message = receive_kind(channel, Kind::Record)?;
-    let (process, pid) = sender(message.sender)?;
-    let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
-    if record.version != VERSION {
-        let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
+/// The record and the descriptors, as far as they have arrived.
+#[derive(Default)]
+struct Arrived {
+    record: Option<Record>,
+    /// The process that has sent it, and its number.
+    sender: Option<(OwnedFd, Pid)>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Arrived {
+    /// Takes a message with a part of them.
+    fn add(&mut self, message: Message, config: &Config) -> Result<(), TakeOverError> {
+        match (message.kind, &self.record) {
+            (Kind::Record, None) => {
+                self.sender = Some(sender(message.sender)?);
+                let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
+                check_version(record.version, record.tls, config)?;
+                // The descriptors of its clients are this process's now.
+                let allow = config.when_connections.as_ref();
+                let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
+                if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
+                    config.observer.warn(&warning);
+                }
+                self.record = Some(record);
+            }
+            (Kind::Descriptors, Some(record)) => {
+                if message.descriptors.is_empty() {
+                    return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+                }
+                self.descriptors.extend(message.descriptors);
+                if self.descriptors.len() > counts(record).iter().sum() {
+                    return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+                }
+            }
+            (Kind::Failed, _) => return Err(refused(&message.bytes)),
+            _ => return Err(TakeOverError::Invalid("a message out of order".to_owned())),
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| self.descriptors.len() == counts(record).iter().sum())
+    }
+}
+
+/// Returns the number of descriptors of each kind, in their order.
+fn counts(record: &Record) -> [usize; 5] {
+    let control = usize::from(record.control.is_some());
+    [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()]
+}
+
+fn check_version(version: u32, tls: bool, config: &Config) -> Result<(), TakeOverError> {
+    if version != VERSION {
+        let what = format!("the server's record has version {version}, this program's {VERSION}");
         return Err(TakeOverError::Cannot(what));
     }
-    if record.tls && !config.has_certificates {
-        return Err(TakeOverError::NoCertificates);
+    if tls && !config.has_certificates { Err(TakeOverError::NoCertificates) } else { Ok(()) }
+}
+
+fn receive_parts(channel: &Channel, config: Config) -> Result<Parts, TakeOverError> {
+    let mut arrived = Arrived::default();
+    let first = channel.receive().map_err(TakeOverError::Broken)?;
+    let imported = if first.kind == Kind::Ahead {
+        sender(first.sender)?;
+        let ahead: Ahead = serde_json::from_slice(&first.bytes).map_err(invalid)?;
+        check_version(ahead.version, ahead.tls, &config)?;
+        read_pool(channel, &config, &ahead.pool, ahead.limit_bytes, &mut arrived)?
+    } else {
+        arrived.add(first, &config)?;
+        None
+    };
+    let is_ahead = imported.is_some();
+    while !is_ahead && !arrived.is_complete() {
+        arrived.add(channel.receive().map_err(TakeOverError::Broken)?, &config)?;
     }
-    // The descriptors of its clients are this process's now.
-    let allow = config.when_connections.as_ref();
-    let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
-    if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
-        config.observer.warn(&warning);
-    }
-    let control = usize::from(record.control.is_some());
-    let lists = [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()];
-    let expected = lists.iter().sum::<usize>();
-    let mut descriptors = Vec::new();
-    while descriptors.len() < expected {
-        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
-        if some.is_empty() {
-            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+    let imported = match (imported, &arrived.record) {
+        (Some(imported), _) => imported,
+        (None, Some(Record { pool: PoolState { codec, dedupe }, limit_bytes, .. })) => {
+            let (pool, limit_bytes) = (PoolState { codec: codec.clone(), dedupe: *dedupe }, *limit_bytes);
+            let imported = read_pool(channel, &config, &pool, limit_bytes, &mut arrived)?;
+            imported.ok_or_else(|| TakeOverError::Invalid("the pool is void".to_owned()))?
         }
-        descriptors.extend(some);
+        (None, None) => return Err(TakeOverError::Invalid("the record is missing".to_owned())),
+    };
+    let is_complete = arrived.is_complete();
+    let Arrived { record: Some(record), sender: Some((process, pid)), descriptors } = arrived else {
+        return Err(TakeOverError::Invalid("the record is missing".to_owned()));
+    };
+    if !is_complete {
+        return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
     }
-    if descriptors.len() != expected {
-        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
-    }
-    let server = make_server(channel, config, &record)?;
+    let lists = counts(&record);
+    let server = make_server(config, &record, imported)?;
     let mut descriptors = descriptors.into_iter();
     let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
     let sockets = Handed {
@@ -253,23 +319,53 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
 }
 
+/// Reads the pool. Returns `None` if the sender says that its stream will not be completed. What comes
+/// between the parts of the stream goes to `arrived`.
+fn read_pool(
+    channel: &Channel,
+    config: &Config,
+    PoolState { codec, dedupe }: &PoolState,
+    limit_bytes: Option<u64>,
+    arrived: &mut Arrived,
+) -> Result<Option<ImportedDisks>, TakeOverError> {
+    let codec = by_name(codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    let pool = PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
+    let mut failed = None;
+    let mut add = |message| {
+        arrived.add(message, config).map_err(|error| {
+            let text = error.to_string();
+            failed = Some(error);
+            io::Error::other(text)
+        })
+    };
+    let mut reader = PoolReader::new(channel, &mut add);
+    let imported = ImportedDisks::read(pool, &mut reader);
+    if reader.is_void() {
+        return Ok(None);
+    }
+    // The end of the stream.
+    let rest = imported.is_ok().then(|| io::copy(&mut reader, &mut io::sink()));
+    if let Some(failed) = failed {
+        return Err(failed);
+    }
+    let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    match rest {
+        Some(Err(error)) => Err(TakeOverError::Broken(error)),
+        Some(Ok(1..)) => Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned())),
+        _ => Ok(Some(imported)),
+    }
+}
+
 /// Makes the server with its disks.
-fn make_server(channel: &Channel, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
+fn make_server(mut config: Config, record: &Record, imported: ImportedDisks) -> Result<Server, TakeOverError> {
     config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     config.dedupe = record.pool.dedupe;
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
     config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
     config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
-    let pool = PoolConfig::default()
-        .codec(Arc::clone(&config.codec))
-        .dedupe(config.dedupe)
-        .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
-    let mut reader = PoolReader::new(channel);
-    let imported = ImportedDisks::read(pool, &mut reader).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
-    // The end of the stream.
-    if io::copy(&mut reader, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
-        return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
-    }
+    // It may have been changed while the pool was read.
+    let limited = imported.pool().set_memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
+    limited.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     let taken = TakenConfig {
         pool: imported.pool().clone(),
         id: record.id,
