@@ -12,7 +12,9 @@ use std::{
 
 use pagefold_base::Base;
 use pagefold_codec::by_name;
-use pagefold_control::{BaseRecord, Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_control::{
+    BaseRecord, Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name,
+};
 use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
@@ -72,7 +74,7 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
     let mut ask = |ahead| client.call_with(&Command::TakeOver { ahead }, Some(other.as_fd()));
     let HandingOver { .. } = match ask(true) {
         // A server that does not know the field.
-        Err(ClientError::Refused(failure)) if failure.code == Code::InvalidRequest => ask(false),
+        Err(ClientError::Failed(failure)) if failure.code == Code::InvalidRequest => ask(false),
         asked => asked,
     }?;
     drop(other);
@@ -128,7 +130,7 @@ impl Arrived {
                     return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
                 }
                 self.descriptors.extend(message.descriptors);
-                if self.descriptors.len() > counts(record).iter().sum() {
+                if self.descriptors.len() > counts(record).iter().sum::<usize>() {
                     return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
                 }
             }
@@ -139,7 +141,7 @@ impl Arrived {
     }
 
     fn is_complete(&self) -> bool {
-        self.record.as_ref().is_some_and(|record| self.descriptors.len() == counts(record).iter().sum())
+        self.record.as_ref().is_some_and(|record| self.descriptors.len() == counts(record).iter().sum::<usize>())
     }
 }
 
@@ -297,16 +299,6 @@ fn invalid(error: impl std::fmt::Display) -> TakeOverError {
 
 fn refused(bytes: &[u8]) -> TakeOverError {
     TakeOverError::Refused(String::from_utf8_lossy(bytes).into_owned())
-}
-
-/// Receives a message of one kind.
-fn receive_kind(channel: &Channel, kind: Kind) -> Result<Message, TakeOverError> {
-    let message = channel.receive().map_err(TakeOverError::Broken)?;
-    match message.kind {
-        found if found == kind => Ok(message),
-        Kind::Failed => Err(refused(&message.bytes)),
-        _ => Err(TakeOverError::Invalid("a message out of order".to_owned())),
-    }
 }
 
 /// Returns what becomes readable when the sender's process ends.
