@@ -132,7 +132,8 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
         let give = || {
             let precopied = if ahead { precopy(server, listened, channel) } else { Ok(None) };
             let precopied = precopied.map_err(|error| format!("the other process does not receive: {error}"))?;
-            let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
+            let commands =
+                control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
             let commands = commands.transpose()?;
             // A command may just have begun something. The other process already has memory for what was sent.
             let lack = if precopied.is_none() { lack_of_memory(server) } else { None };

@@ -69,10 +69,7 @@ pub(super) fn check_notes(disks: &[ExportedDisk<'_>]) -> Result<(), ExportError>
 }
 
 /// Checks that disks are the pool's.
-pub(super) fn check_disks<'a>(
-    core: &Arc<Core>,
-    mut disks: impl Iterator<Item = &'a Disk>,
-) -> Result<(), ExportError> {
+pub(super) fn check_disks<'a>(core: &Arc<Core>, mut disks: impl Iterator<Item = &'a Disk>) -> Result<(), ExportError> {
     disks.position(|disk| !disk.is_of(core)).map_or(Ok(()), |number| Err(ExportError::NotOfPool { number }))
 }
 

@@ -84,15 +84,32 @@ impl Modelled {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { slot: u64 },
-    Update { slot: u64 },
-    UpdateHeld { slot: u64 },
-    UpdateOver { slot: u64 },
-    Zero { slot: u64 },
-    Discard { slot: u64, count: u64 },
-    Resize { slots: u64 },
+    Write {
+        slot: u64,
+    },
+    Update {
+        slot: u64,
+    },
+    UpdateHeld {
+        slot: u64,
+    },
+    UpdateOver {
+        slot: u64,
+    },
+    Zero {
+        slot: u64,
+    },
+    Discard {
+        slot: u64,
+        count: u64,
+    },
+    Resize {
+        slots: u64,
+    },
     Fork,
-    Become { other: usize },
+    Become {
+        other: usize,
+    },
     Drop,
     Compact,
     /// Writes a round of a stream, to which the pool is handed over at last.

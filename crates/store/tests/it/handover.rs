@@ -389,7 +389,8 @@ fn the_rest_has_what_was_changed_since_the_last_round() {
         let disk = pool.disk(slots).expect("a disk");
         (0..slots).for_each(|slot| disk.write(slot, &mixed(2 * slot, 0x1f)).expect("no limit"));
         let change = &mut |round: u64| {
-            (0..50).for_each(|slot| disk.write(slot * 60, &mixed(2 * (slot + 1000 * round) + 1, 0x1f)).expect("no limit"));
+            (0..50)
+                .for_each(|slot| disk.write(slot * 60, &mixed(2 * (slot + 1000 * round) + 1, 0x1f)).expect("no limit"));
         };
         let sizes = sizes(&pool, &disk, change);
         assert!(sizes[0] > slots * 1000 && sizes[1] < 250_000 && sizes[2] < 250_000, "{sizes:?}");
