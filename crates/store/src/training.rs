@@ -381,6 +381,9 @@ impl Training {
     /// Trains on one sample.
     fn train(&self, entries: &[u64], pool: &dyn Trainee) {
         let budget = pool.budget();
+        if lock(&self.sets).is_kept {
+            return;
+        }
         self.free_unused(pool);
         // The last room of a pool near its limit is left to its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;

@@ -283,8 +283,11 @@ impl Read for PoolReader<'_> {
             }
         }
         let most = usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(buf.len());
+        if most == 0 {
+            return Ok(0);
+        }
         let count = (&self.channel.0).read(buf.get_mut(..most).unwrap_or_default())?;
-        if count == 0 && most > 0 {
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.left_bytes -= count as u64;

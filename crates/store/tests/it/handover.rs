@@ -8,6 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use pagefold_codec::by_name;
@@ -473,6 +474,33 @@ fn a_client_that_needs_the_memory_gets_it() {
             assert!(page == *page_of(slot + (1 << 20)), "slot {slot}");
         }
     }
+}
+
+/// Objects of all rounds have the same tables, whatever is written meanwhile.
+#[test]
+fn no_tables_are_trained_while_rounds_are_written() {
+    let config = PoolConfig::default();
+    let pool = Pool::new(config.clone()).expect("a pool");
+    let disk = pool.disk(20_000).expect("a disk");
+    let write = |slots: std::ops::Range<u64>| slots.for_each(|slot| disk.write(slot, &text(slot)).expect("no limit"));
+    write(0..3000);
+    let (mut precopy, mut stream) = (Precopy::begin(&pool).expect("the only one"), Vec::new());
+    for round in 1..4 {
+        precopy.round(&[&disk], &mut stream).expect("a round");
+        write(3000 * round..3000 * (round + 1));
+    }
+    let before = pool.stats();
+    assert_eq!((before.codec_tables, before.trainings), (1, 0));
+    let imported = handed_over_after((precopy, stream), &pool, &[&disk], config, false);
+    let is_trained = |pool: &Pool, disk: &Disk| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while pool.stats().trainings == 0 {
+            assert!(Instant::now() < deadline, "no training");
+            (0..500).for_each(|slot| disk.write(slot, &text(slot)).expect("no limit"));
+        }
+    };
+    is_trained(&pool, &disk);
+    is_trained(&imported.pool, &imported.disks[0].disk);
 }
 
 /// Threads write, discard, fork and drop while rounds are written, with few and with trained tables.
