@@ -28,10 +28,10 @@ fn cpu_seconds() -> Option<f64> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let gib: u64 = arguments.next().as_deref().unwrap_or("1").parse()?;
+    let gib: f64 = arguments.next().as_deref().unwrap_or("1").parse()?;
     let config = PoolConfig::default().codec(pagefold_codec::by_name(&arguments.next().unwrap_or("fold".to_owned()))?);
     let pool = Pool::new(config.clone())?;
-    let slots = gib << 18;
+    let slots = (gib * f64::from(1 << 18)) as u64;
     let disk = pool.disk(slots)?;
     let mut noise = Noise(1);
     for slot in 0..slots {
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{stored_gib:.2} GiB stored, {seconds:.2} s: {:.2} s for each GiB stored, {:.2} s for each GiB of pages \
          ({:.2} s of CPU for each GiB stored); memory {:.4} of before",
         seconds / stored_gib,
-        seconds / gib as f64,
+        seconds / gib,
         cpu_seconds / stored_gib,
         after.mem_used_total as f64 / before.mem_used_total as f64
     )?;

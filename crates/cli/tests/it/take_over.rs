@@ -249,6 +249,11 @@ fn a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause() {
     println!("{take_over}");
     run(Command::new(&nbdcopy).arg(server.uri("kept")).arg(&back));
     assert!(fs::read(&back).expect("a file")[..4 << 20] == noise);
+    // A server that is to stop does not wait for a process that reads no more.
+    let mut impostor = Impostor::begin(&server, true);
+    assert_eq!((impostor.message().0, impostor.message().0), (7, 3));
+    let (status, _) = server.end(rustix::process::Signal::TERM);
+    assert!(status.success());
 }
 
 /// Once the other one is gone, the disks are only in the new process: it goes on although it can tell

@@ -32,6 +32,9 @@ use crate::{
 /// How long commands in progress may take to end. Clients of the disks do not notice.
 const COMMANDS: Duration = Duration::from_secs(10);
 
+/// If they took longer, the pool is sent once more before the pause.
+const SOON: Duration = Duration::from_millis(20);
+
 /// How long requests in progress may take to end. Their clients, and others, wait.
 const REQUESTS: Duration = Duration::from_secs(1);
 
@@ -130,11 +133,16 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
         let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
         watches.map_err(|error| format!("cannot start a thread: {error}"))?;
         let give = || {
+            let broken = |error| format!("the other process does not receive: {error}");
             let precopied = if ahead { precopy(server, listened, channel) } else { Ok(None) };
-            let precopied = precopied.map_err(|error| format!("the other process does not receive: {error}"))?;
+            let mut precopied = precopied.map_err(broken)?;
+            let asked = Instant::now();
             let commands =
                 control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
             let commands = commands.transpose()?;
+            if asked.elapsed() > SOON {
+                round(server, channel, &mut precopied).map_err(broken)?;
+            }
             // A command may just have begun something. The other process already has memory for what was sent.
             let lack = if precopied.is_none() { lack_of_memory(server) } else { None };
             if let Some(obstacle) = obstacle(server, listened).or(lack) {
@@ -176,25 +184,34 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
 /// to be sent in the pause.
 fn precopy(server: &Server, listened: &Listened, channel: &Channel) -> io::Result<Option<Precopy>> {
     let pool = &server.0.disks.table().pool;
-    let Ok(mut precopy) = Precopy::begin(pool) else { return Ok(None) };
+    let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
     let pool = PoolState { codec: pool.codec_name(), dedupe: server.0.dedupe };
     let (limit_bytes, tls) = (server.0.disks.limit_bytes(), listened.giving.tls);
     let ahead = Ahead { version: VERSION, pool, limit_bytes, tls };
     channel.send(Kind::Ahead, &serde_json::to_vec(&ahead).map_err(io::Error::other)?)?;
+    let mut precopied = Some(precopy);
     let mut before_bytes = u64::MAX;
     for _ in 0..ROUNDS {
-        match precopy_disks(&mut precopy, &Found::new(server).rams(), &mut PoolWriter::new(channel)) {
-            // Clients may write as fast as this sends.
-            Ok(sent_bytes) if sent_bytes <= FEW_BYTES || sent_bytes > before_bytes / 2 => break,
-            Ok(sent_bytes) => before_bytes = sent_bytes,
-            Err(ExportError::Write(error)) => return Err(error),
-            Err(_) => {
-                channel.send(Kind::Void, &[])?;
-                return Ok(None);
-            }
+        let sent_bytes = round(server, channel, &mut precopied)?;
+        // Clients may write as fast as this sends.
+        if sent_bytes <= FEW_BYTES || sent_bytes > before_bytes / 2 {
+            break;
         }
+        before_bytes = sent_bytes;
     }
-    Ok(Some(precopy))
+    Ok(precopied)
+}
+
+/// Sends what was written since the last round, and returns how much that was. Drops `precopied` if
+/// clients need the memory that the rounds take.
+fn round(server: &Server, channel: &Channel, precopied: &mut Option<Precopy>) -> io::Result<u64> {
+    let Some(precopy) = precopied else { return Ok(0) };
+    match precopy_disks(precopy, &Found::new(server).rams(), &mut PoolWriter::new(channel)) {
+        Ok(sent_bytes) => return Ok(sent_bytes),
+        Err(ExportError::Write(error)) => return Err(error),
+        Err(_) => *precopied = None,
+    }
+    channel.send(Kind::Void, &[]).map(|()| 0)
 }
 
 /// Sends everything that is left, and GO once the other process is ready. Returns the bytes of the pool's

@@ -556,6 +556,7 @@ mod tests {
             if round % 2 == 0 {
                 // A record of some length.
                 bytes[..16].copy_from_slice(b"PFho\x01\0\0\0\x50\0\0\0\0\0\0\0");
+                bytes[4] = if round % 3 == 0 { 7 } else { 1 };
                 bytes[8] = round as u8;
                 bytes[12] = if round % 4 == 0 { 0 } else { 0x3f };
             }
