@@ -42,7 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut from, mut to) = UnixStream::pair()?;
     let (start, cpu_before) = (Instant::now(), cpu_seconds());
     let imported = thread::scope(|scope| {
-        let reader = scope.spawn(move || Pool::import(config, &mut to));
+        let same = config.clone();
+        let reader = scope.spawn(move || Pool::import(same, &mut to));
         let done = pool.export(&[ExportedDisk { disk: &disk, note: b"" }], &mut from);
         drop(from);
         done.map_err(io::Error::other)?;
@@ -85,7 +86,7 @@ fn in_rounds(pool: &Pool, disk: &Disk, config: PoolConfig) -> Result<(), Box<dyn
         });
         let mut precopy = Precopy::begin(pool)?;
         let mut rounds = Vec::new();
-        while rounds.len() < 6 && rounds.last().is_none_or(|&bytes| bytes > 2 << 20) {
+        while rounds.len() < 6 && rounds.last().is_none_or(|&bytes| bytes > 1 << 20) {
             rounds.push(precopy.round(&[disk], &mut from)?);
         }
         stop.store(true, Relaxed);

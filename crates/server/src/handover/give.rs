@@ -40,7 +40,7 @@ const REQUESTS: Duration = Duration::from_secs(1);
 
 /// The most rounds before the pause, and how many bytes of one are so few that the pause can begin.
 const ROUNDS: u32 = 6;
-const FEW_BYTES: u64 = 2 << 20;
+const FEW_BYTES: u64 = 1 << 20;
 
 /// The longest pause, the longest time before it, and how many stored bytes allow a second more.
 const PAUSE: Duration = Duration::from_secs(60);
