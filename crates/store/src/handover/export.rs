@@ -276,8 +276,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Returns the leaf and its entries that are to be written now.
-    fn to_write(&mut self, number: usize) -> (Owner, impl Iterator<Item = usize> + use<>) {
+    /// Returns a leaf and its entries that are to be written now, and counts these as written.
+    fn begin_leaf(&mut self, number: usize) -> (Owner, impl Iterator<Item = usize> + use<>) {
         let found = &mut self.known.found[number];
         let entries = found.wanted & !found.written;
         found.written = found.wanted;
@@ -285,7 +285,7 @@ impl<'a> Export<'a> {
     }
 
     fn leaf_record(&mut self, number: usize) -> Result<(), ExportError> {
-        let (leaf, entries) = self.to_write(number);
+        let (leaf, entries) = self.begin_leaf(number);
         let layer = self.layer(self.core.leaves.layer(leaf));
         let record = self.writer.record(LEAVES)?;
         record.extend(layer.to_le_bytes());
@@ -298,7 +298,7 @@ impl<'a> Export<'a> {
     }
 
     fn more_record(&mut self, number: u32) -> Result<(), ExportError> {
-        let (leaf, entries) = self.to_write(number as usize);
+        let (leaf, entries) = self.begin_leaf(number as usize);
         let entries: Vec<usize> = entries.collect();
         let record = self.writer.record(MORE)?;
         record.extend(number.to_le_bytes());

@@ -483,11 +483,11 @@ fn no_tables_are_trained_while_rounds_are_written() {
     let pool = Pool::new(config.clone()).expect("a pool");
     let disk = pool.disk(20_000).expect("a disk");
     let write = |slots: std::ops::Range<u64>| slots.for_each(|slot| disk.write(slot, &text(slot)).expect("no limit"));
-    write(0..3000);
+    write(0..1000);
     let (mut precopy, mut stream) = (Precopy::begin(&pool).expect("the only one"), Vec::new());
-    for round in 1..4 {
+    for round in 0..2 {
         precopy.round(&[&disk], &mut stream).expect("a round");
-        write(3000 * round..3000 * (round + 1));
+        write(1000 + 2000 * round..3000 + 2000 * round);
     }
     let before = pool.stats();
     assert_eq!((before.codec_tables, before.trainings, before.trainings_useless), (1, 0, 0));
@@ -497,7 +497,7 @@ fn no_tables_are_trained_while_rounds_are_written() {
         let mut number = 20_000;
         while pool.stats().trainings + pool.stats().trainings_useless == 0 {
             assert!(Instant::now() < deadline, "no training");
-            (0..500).for_each(|slot| disk.write(slot, &text(number + slot)).expect("no limit"));
+            (0..500).for_each(|slot| disk.write(slot, &mixed(number + slot, 0x0f)).expect("no limit"));
             number += 500;
         }
     };
