@@ -129,7 +129,11 @@ pub enum Command {
     /// Makes such an export a disk's.
     BindSpare(BindSpare),
     /// Hands everything over to another server, one of whose sockets comes with the request.
-    TakeOver {},
+    TakeOver {
+        /// Whether the other one reads the pool while this one serves.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        ahead: bool,
+    },
     /// Stops the server in an orderly way. If it is stopping already, says what it waits for.
     Stop {
         /// Whether to end without waiting for requests that the disks are working on.

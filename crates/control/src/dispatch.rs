@@ -350,10 +350,10 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.spare(size_bytes)?)
         }
         Command::BindSpare(bind) => json(disks.bind_spare(&bind)?),
-        Command::TakeOver {} => {
+        Command::TakeOver { ahead } => {
             let missing =
                 || Failure::new(Code::InvalidRequest, "a socket of the new server must come with the request");
-            json(disks.take_over(holding.passed.take().ok_or_else(missing)?)?)
+            json(disks.take_over(holding.passed.take().ok_or_else(missing)?, ahead)?)
         }
         Command::Stop { force } => json(disks.stop(force)),
     };

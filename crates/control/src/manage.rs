@@ -105,8 +105,8 @@ pub trait Manage: Send + Sync {
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
     /// Hands everything over to another server at the other end of a socket, which continues with it, and
-    /// returns before that begins.
-    fn take_over(&self, socket: OwnedFd) -> Result<HandingOver, Failure>;
+    /// returns before that begins. `ahead`: that one can read the pool while this one serves.
+    fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it
     /// does not wait for requests that the disks are working on.

@@ -294,7 +294,7 @@ impl Manage for Model {
         Ok(DiskRecord { device: Some(bind.device.clone()), ..self.lock().get(&bind.name)?.clone() })
     }
 
-    fn take_over(&self, _: OwnedFd) -> Result<HandingOver, Failure> {
+    fn take_over(&self, _: OwnedFd, _: bool) -> Result<HandingOver, Failure> {
         Ok(HandingOver { pid: std::process::id() })
     }
 

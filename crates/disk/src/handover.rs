@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, Pool, PoolConfig};
+use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, Pool, PoolConfig, Precopy};
 
 use crate::{
     BaseCache, BlockDevice, RamDisk,
@@ -37,6 +37,29 @@ const SNAPSHOT: u32 = 2;
 /// # Errors
 /// See [`ExportError`]. The disks are unchanged.
 pub fn export_disks(pool: &Pool, disks: &[&RamDisk], out: &mut dyn Write) -> Result<(), ExportError> {
+    with_notes(disks, |exported| pool.export(exported, out))
+}
+
+/// Writes what RAM disks of a pool hold now, while they are in use ([`Precopy::round`]). Returns the
+/// number of bytes written.
+///
+/// # Errors
+/// See [`ExportError`].
+pub fn precopy_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Write) -> Result<u64, ExportError> {
+    let disks: Vec<&Disk> = disks.iter().map(|disk| disk.kept().disk).collect();
+    precopy.round(&disks, out)
+}
+
+/// As [`export_disks`], after such rounds ([`Precopy::finish`]). Returns the number of bytes written.
+///
+/// # Errors
+/// See [`ExportError`].
+pub fn finish_disks(precopy: Precopy, disks: &[&RamDisk], out: &mut dyn Write) -> Result<u64, ExportError> {
+    with_notes(disks, |exported| precopy.finish(exported, out))
+}
+
+/// Calls `export` with the disks and their notes.
+fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) -> T) -> T {
     let kept: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
     // The first disk over each base.
@@ -55,7 +78,7 @@ pub fn export_disks(pool: &Pool, disks: &[&RamDisk], out: &mut dyn Write) -> Res
     let notes: Vec<Vec<u8>> = kept.iter().map(note).collect();
     let exported: Vec<ExportedDisk<'_>> =
         kept.iter().zip(&notes).map(|(kept, note)| ExportedDisk { disk: kept.disk, note }).collect();
-    pool.export(&exported, out)
+    export(&exported)
 }
 
 /// A note of a disk that was read.
@@ -106,7 +129,7 @@ impl fmt::Debug for Waiting {
 }
 
 impl ImportedDisks {
-    /// Reads what [`export_disks`] wrote, and makes a pool of it. `input` is untrusted.
+    /// Reads what [`export_disks`] or [`finish_disks`] wrote, and makes a pool of it. `input` is untrusted.
     ///
     /// # Errors
     /// See [`ImportError`].

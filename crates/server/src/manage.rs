@@ -222,8 +222,8 @@ impl Manage for Server {
         DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
     }
 
-    fn take_over(&self, socket: OwnedFd) -> Result<HandingOver, Failure> {
-        handover::begin(self, socket)
+    fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
+        handover::begin(self, socket, ahead)
     }
 
     fn stop(&self, force: bool) -> Stopping {

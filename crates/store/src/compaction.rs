@@ -161,13 +161,13 @@ impl Core {
     }
 
     /// Retries an attempt to take memory that is not an object's, as long as there are clean pages
-    /// to discard. The caller must not hold a stream, an entry or a lock of the pool.
+    /// to discard or shadows to drop. The caller must not hold a stream, an entry or a lock of the pool.
     pub(crate) fn reclaiming<T, E: From<Full> + PartialEq>(
         self: &Arc<Self>,
         mut attempt: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         let mut done = attempt();
-        while done.as_ref().is_err_and(|error| *error == Full.into()) && self.clean.reclaim() {
+        while done.as_ref().is_err_and(|error| *error == Full.into()) && (self.clean.reclaim() || self.end_shadows()) {
             // What was discarded leaves segments partly empty.
             self.compact(Instant::now().checked_add(RECLAIM_TIME));
             done = attempt();

@@ -23,7 +23,7 @@ use crate::{
     heap::{Heap, Location, Owner, Owners},
     limit::{Budget, Full},
     streams::{Coder, Kept, Streams, Taken, Trained, Trainee, Training, Working, prepare},
-    tree::{EntryCounter, LEAF_BYTES, Layers, PartStorage, Parts, Unused},
+    tree::{EntryCounter, LEAF_BYTES, Layers, PartStorage, Parts, Shadows, Unused},
 };
 
 /// Objects longer than this are stored raw: they save almost nothing and would cost a decode on
@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
+    /// What a stream in rounds needs of disks as they were.
+    pub(crate) shadows: Shadows,
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
     pub(crate) beside_bytes: AtomicU64,

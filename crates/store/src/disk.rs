@@ -159,15 +159,28 @@ impl Disk {
     /// # Errors
     /// [`Error::Full`].
     pub fn fork(&self) -> Result<Self, Error> {
+        let (tree, slots) = self.forked()?;
+        self.over.store(true, Relaxed);
+        Ok(Self::with_tree(Arc::clone(&self.core), tree, slots, true))
+    }
+
+    /// Returns a tree with the content of this disk at one instant during the call, and the number of
+    /// slots.
+    fn forked(&self) -> Result<(Tree, u64), Full> {
         let core = &self.core;
         let [ours, theirs] = core.reclaiming(|| self.take_layers())?;
-        let (tree, slots) = self.change(|changing| {
+        let forked = self.change(|changing| {
             let fork = changing.fork(ours, theirs, |layer| core.streams.wait_for_writers(layer));
             (fork, self.slots())
         });
-        self.over.store(true, Relaxed);
         self.count_before();
-        Ok(Self::with_tree(Arc::clone(core), tree, slots, true))
+        Ok(forked)
+    }
+
+    /// Returns a tree like a fork's that no disk ever has: discarded slots of this disk become what
+    /// they became before.
+    pub(crate) fn shadow(&self) -> Result<Tree, Full> {
+        self.forked().map(|(tree, _)| tree)
     }
 
     /// Gives this disk the content and the size of `like`, a disk of the same pool, such as a
@@ -216,7 +229,10 @@ impl Disk {
         if self.clean {
             return self.clear_now(slots, most);
         }
-        self.core.reclaiming(|| self.clear_now(slots.clone(), most))
+        match self.core.reclaiming(|| self.clear_now(slots.clone(), most)) {
+            Err(Error::DiskFull) if self.core.end_shadows() => self.clear_now(slots, most),
+            done => done,
+        }
     }
 
     fn clear_now(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
@@ -698,6 +714,8 @@ impl Disk {
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
+            // What shadows keep counts against the disk's own limit.
+            Err(Error::DiskFull) if !self.clean && self.core.end_shadows() => attempt(),
             done => done,
         }
     }
@@ -717,6 +735,12 @@ impl Disk {
         while let Err(Error::Full) = done
             && !self.clean
             && core.clean.reclaim()
+        {
+            done = attempt();
+        }
+        if let Err(Error::Full) = done
+            && !self.clean
+            && core.end_shadows()
         {
             done = attempt();
         }

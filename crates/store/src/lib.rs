@@ -51,6 +51,7 @@
 //! - [`PoolConfig::train`]: if the codec has tables, they are trained on the pages written.
 //!
 //! [`Pool::export`] writes a pool as a stream, from which [`Pool::import`] makes another one.
+//! [`Precopy`] writes most of it while the disks are in use.
 //!
 //! A background thread compacts memory that frees have left partly empty. Each pool has its own,
 //! started when there is work for the first time, which ends with the pool; a fork of the process
@@ -80,7 +81,7 @@ mod tree;
 pub use clean::Reclaim;
 pub use disk::{Disk, Error, Slot};
 pub use entry::{ChangedRun, Status, StatusRun};
-pub use handover::{ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool};
+pub use handover::{ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool, Precopy};
 pub use heap::{Object, Objects};
 pub use memory::malloc::keep_no_large_blocks;
 pub use pagefold_codec::{PAGE_SIZE, Page};

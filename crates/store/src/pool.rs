@@ -22,7 +22,7 @@ use crate::{
     limit::{Budget, Purpose, machine},
     stats::Stats,
     streams::{Plan, Streams, Training},
-    tree::{Layers, PartStorage, Sums},
+    tree::{Layers, PartStorage, Shadows, Sums},
 };
 
 /// The most memory that heap and leaves take for the first page of the first disk.
@@ -163,6 +163,7 @@ impl Pool {
             streams,
             heap,
             training,
+            shadows: Shadows::default(),
             budget,
             beside_bytes: AtomicU64::new(0),
             background: Background::default(),

@@ -4,7 +4,9 @@
 use std::{fs, io, path::Path, sync::Arc};
 
 use pagefold_codec::{FoldTables, Lz4Encoder, PAGE_SIZE, Tables};
-use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk, export_disks};
+use pagefold_disk::{
+    BlockDevice, Pool, PoolConfig, Precopy, RamDisk, export_disks, finish_disks, precopy_disks,
+};
 
 /// Inputs of [`pagefold_fuzz::page`]: zeros and a tail, records, text, a run of numbers, and short
 /// fields that repeat among numbers that do not.
@@ -109,8 +111,8 @@ const DISKS: [&[u8]; 5] = [
 ];
 
 /// Returns streams of small pools of a codec: one disk; forks, a snapshot, holes and equal pages; a
-/// disk over a base.
-fn streams(name: &str) -> [Vec<u8>; 3] {
+/// disk over a base; forks in rounds.
+fn streams(name: &str) -> [Vec<u8>; 4] {
     let stream = |pool: &Pool, disks: &[&RamDisk]| {
         let mut stream = Vec::new();
         export_disks(pool, disks, &mut stream).expect("a stream");
@@ -145,12 +147,20 @@ fn streams(name: &str) -> [Vec<u8>; 3] {
     disk.discard(0, 4096).expect("no limit");
     let second = stream(&many, &[&disk, &kept, &fork]);
 
+    let (mut precopy, mut rounds) = (Precopy::begin(&many).expect("the only one"), Vec::new());
+    for page in [2, 65, 3] {
+        precopy_disks(&mut precopy, &[&disk, &fork], &mut rounds).expect("a round");
+        disk.write(page * 4096, &numbers).expect("no limit");
+        fork.discard((page - 1) * 4096, 4096).expect("no limit");
+    }
+    finish_disks(precopy, &[&disk, &kept, &fork], &mut rounds).expect("a stream");
+
     let base = Arc::new(pagefold_faulty::Faulty::new(&[5; 5 * PAGE_SIZE][..]));
     let over = RamDisk::over(&one, base).expect("a disk");
     let fork = over.fork().expect("no limit");
     fork.write(0, &numbers).expect("no limit");
     fork.discard(8192, 8192).expect("no limit");
-    [first, second, stream(&one, &[&over, &fork])]
+    [first, second, stream(&one, &[&over, &fork]), rounds]
 }
 
 fn main() -> io::Result<()> {

@@ -242,6 +242,10 @@ pub(crate) struct Args {
     #[arg(long, hide = true, requires = "detach")]
     pub(super) announce: bool,
 
+    /// Be its third process, the child of this one, until that has ended
+    #[arg(long, hide = true, requires = "announce", value_name = "PID")]
+    pub(super) orphan: Option<u32>,
+
     /// Write the process ID to this file once clients can connect
     #[arg(long, value_name = "PATH")]
     pub(super) pid_file: Option<PathBuf>,

@@ -119,12 +119,12 @@ struct Impostor {
 }
 
 impl Impostor {
-    fn begin(server: &Server) -> Self {
+    fn begin(server: &Server, ahead: bool) -> Self {
         let mut control = Control::connect(&server.control(), Duration::from_secs(30)).expect("a server");
         let (own, other) = UnixStream::pair().expect("sockets");
         let deadline = Instant::now() + Duration::from_secs(60);
         let handing: HandingOver = loop {
-            match control.call_with(&Ask::TakeOver {}, Some(other.as_fd())) {
+            match control.call_with(&Ask::TakeOver { ahead }, Some(other.as_fd())) {
                 // It has not noticed yet that the one before is gone.
                 Err(error) if error.to_string().contains("handed over already") && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(5));
@@ -152,6 +152,10 @@ impl Impostor {
     fn all(&mut self) {
         while self.message() != (3, 0) {}
     }
+
+    fn until(&mut self, kind: u32) {
+        while self.message().0 != kind {}
+    }
 }
 
 /// The server goes on, with its clients, whatever becomes of a process before that has said that it is
@@ -164,16 +168,18 @@ fn a_new_process_that_ends_early_harms_nobody() {
     is_busy(&server, "busy");
     let garbage: Vec<u8> = (0..100_000_u32).map(|number| (number * 7) as u8).collect();
     let unknown = [&b"PFho"[..], &77_u32.to_le_bytes(), &0_u64.to_le_bytes()].concat();
-    for step in 0..8 {
-        let mut impostor = Impostor::begin(&server);
+    // Each process may read the pool before the pause or not.
+    for (ahead, step) in [false, true].into_iter().flat_map(|ahead| (0..9).map(move |step| (ahead, step))) {
+        let mut impostor = Impostor::begin(&server, ahead);
         match step {
             // It ends immediately, or within a message.
             0 => {}
             1 => impostor.socket.read_exact(&mut [0; 20]).expect("bytes"),
-            // After the record, the descriptors, and a part of the pool.
-            2..=4 => (0..step - 1).for_each(|_| assert!(impostor.message().0 <= 3)),
-            5 => impostor.all(),
-            6 => {
+            // After the record, the descriptors, and a part of the pool; or after parts of the pool.
+            2..=4 => (0..step - 1).for_each(|_| assert!(impostor.message().0 <= if ahead { 7 } else { 3 })),
+            5 => impostor.until(1),
+            6 => impostor.all(),
+            7 => {
                 impostor.all();
                 // The server may have given up after the first of these.
                 let _ = impostor.socket.write_all(&garbage);
@@ -200,6 +206,54 @@ fn a_new_process_that_ends_early_harms_nobody() {
     }
     server.take_over(&[]);
     succeeds(client);
+}
+
+/// What is kept of a disk for a process that reads the pool is no reason to refuse writes.
+#[test]
+fn a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause() {
+    let name = "a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause";
+    let Some([nbdcopy]) = programs(name, ["nbdcopy"]) else { return };
+    let mut server = Server::start(&["--export", "name=kept,size=8M,limit=4500K"]);
+    let image = server.folder().join("noise");
+    let fill = |seed: u64| {
+        let mut state = seed;
+        let words = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state ^ state >> 29).to_le_bytes()
+        });
+        let noise: Vec<u8> = words.take(4 << 17).flatten().collect();
+        fs::write(&image, &noise).expect("a file");
+        run(Command::new(&nbdcopy).arg(&image).arg(server.uri("kept")));
+        noise
+    };
+    fill(1);
+    let mut impostor = Impostor::begin(&server, true);
+    assert_eq!(impostor.message().0, 7);
+    assert_eq!(impostor.message().0, 3);
+    // It reads no more for now, so the server waits to send the rest.
+    let noise = fill(2);
+    let mut kinds = vec![];
+    while kinds.last() != Some(&(3, 0)) {
+        kinds.push(impostor.message());
+    }
+    let void = kinds.iter().position(|&(kind, _)| kind == 8).expect("what was sent is void");
+    assert_eq!(kinds[void + 1].0, 1, "the record follows");
+    assert!(kinds[void..].iter().filter(|(kind, _)| *kind == 3).map(|(_, len)| len).sum::<usize>() > 4 << 20);
+    drop(impostor);
+    let back = server.folder().join("back");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.ask(&["stat"]).output().is_ok_and(|output| !output.status.success()) {
+        assert!(Instant::now() < deadline, "the server does not go on");
+    }
+    let take_over = server.take_over(&[]);
+    println!("{take_over}");
+    run(Command::new(&nbdcopy).arg(server.uri("kept")).arg(&back));
+    assert!(fs::read(&back).expect("a file")[..4 << 20] == noise);
+    // A server that is to stop does not wait for a process that reads no more.
+    let mut impostor = Impostor::begin(&server, true);
+    assert_eq!((impostor.message().0, impostor.message().0), (7, 3));
+    let (status, _) = server.end(rustix::process::Signal::TERM);
+    assert!(status.success());
 }
 
 /// Once the other one is gone, the disks are only in the new process: it goes on although it cannot

@@ -55,11 +55,16 @@ pub(crate) enum Kind {
     Go = 5,
     /// A text that says why the sender gives up.
     Failed = 6,
+    /// JSON: what is needed of the record to read the pool before it.
+    Ahead = 7,
+    /// What was sent of the pool is void: the record follows, and then all of it.
+    Void = 8,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
         let all = [Self::Record, Self::Descriptors, Self::Pool, Self::Ready, Self::Go, Self::Failed];
+        let all = all.into_iter().chain([Self::Ahead, Self::Void]);
         all.into_iter().find(|&kind| kind as u32 == number)
     }
 }
@@ -71,6 +76,14 @@ pub(crate) struct Message {
     pub(crate) descriptors: Vec<OwnedFd>,
     /// The process that has sent it, as the kernel says.
     pub(crate) sender: Option<UCred>,
+}
+
+/// What precedes the bytes of a message.
+struct Head {
+    kind: Kind,
+    len_bytes: u64,
+    descriptors: Vec<OwnedFd>,
+    sender: Option<UCred>,
 }
 
 /// One end of the socket.
@@ -139,6 +152,21 @@ impl Channel {
 
     /// Receives the next message. Memory is taken as its bytes arrive.
     pub(crate) fn receive(&self) -> io::Result<Message> {
+        let head = self.receive_head()?;
+        self.receive_rest(head)
+    }
+
+    fn receive_rest(&self, head: Head) -> io::Result<Message> {
+        let Head { kind, len_bytes, descriptors, sender } = head;
+        let mut bytes = Vec::new();
+        let read = (&self.0).take(len_bytes).read_to_end(&mut bytes)?;
+        if (read as u64) < len_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Message { kind, bytes, descriptors, sender })
+    }
+
+    fn receive_head(&self) -> io::Result<Head> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut header = [0; HEADER_BYTES];
         let (mut descriptors, mut sender, mut received) = (Vec::new(), None, 0);
@@ -171,12 +199,7 @@ impl Channel {
         if len_bytes > MOST_BYTES {
             return Err(invalid("a message is longer than possible"));
         }
-        let mut bytes = Vec::new();
-        let read = (&self.0).take(len_bytes).read_to_end(&mut bytes)?;
-        if (read as u64) < len_bytes {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(Message { kind, bytes, descriptors, sender })
+        Ok(Head { kind, len_bytes, descriptors, sender })
     }
 }
 
@@ -187,14 +210,18 @@ impl AsFd for Channel {
 }
 
 /// Sends a stream.
-pub(crate) struct PoolWriter<'a>(pub(crate) &'a Channel);
+pub(crate) struct PoolWriter<'a> {
+    channel: &'a Channel,
+    sent_bytes: u64,
+}
 
 impl Write for PoolWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let part = bytes.get(..PART_BYTES).unwrap_or(bytes);
         if !part.is_empty() {
-            self.0.send(Kind::Pool, part)?;
+            self.channel.send(Kind::Pool, part)?;
         }
+        self.sent_bytes += part.len() as u64;
         Ok(part.len())
     }
 
@@ -203,45 +230,67 @@ impl Write for PoolWriter<'_> {
     }
 }
 
-impl PoolWriter<'_> {
-    /// Ends the stream.
-    pub(crate) fn end(self) -> io::Result<()> {
-        self.0.send(Kind::Pool, &[])
+impl<'a> PoolWriter<'a> {
+    pub(crate) fn new(channel: &'a Channel) -> Self {
+        Self { channel, sent_bytes: 0 }
+    }
+
+    /// Ends the stream. Returns how many bytes of it were sent.
+    pub(crate) fn end(self) -> io::Result<u64> {
+        self.channel.send(Kind::Pool, &[]).map(|()| self.sent_bytes)
     }
 }
 
-/// Receives a stream.
+/// Receives a stream, and passes messages between its parts on.
 pub(crate) struct PoolReader<'a> {
     channel: &'a Channel,
-    part: Vec<u8>,
-    read_bytes: usize,
+    other: &'a mut dyn FnMut(Message) -> io::Result<()>,
+    /// Bytes of the current message that have not been read.
+    left_bytes: u64,
     has_ended: bool,
+    is_void: bool,
 }
 
 impl<'a> PoolReader<'a> {
-    pub(crate) fn new(channel: &'a Channel) -> Self {
-        Self { channel, part: Vec::new(), read_bytes: 0, has_ended: false }
+    pub(crate) fn new(channel: &'a Channel, other: &'a mut dyn FnMut(Message) -> io::Result<()>) -> Self {
+        Self { channel, other, left_bytes: 0, has_ended: false, is_void: false }
+    }
+
+    /// Returns whether the sender has said that the stream will not be completed.
+    pub(crate) fn is_void(&self) -> bool {
+        self.is_void
     }
 }
 
 impl Read for PoolReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        while self.read_bytes == self.part.len() && !self.has_ended {
-            let message = self.channel.receive()?;
-            match message.kind {
-                Kind::Pool => {}
-                Kind::Failed => return Err(io::Error::other(String::from_utf8_lossy(&message.bytes))),
-                _ => return Err(io::ErrorKind::InvalidData.into()),
+        while self.left_bytes == 0 && !self.has_ended {
+            let head = self.channel.receive_head()?;
+            match head.kind {
+                Kind::Pool => {
+                    self.left_bytes = head.len_bytes;
+                    self.has_ended = head.len_bytes == 0;
+                }
+                Kind::Failed => {
+                    let message = self.channel.receive_rest(head)?;
+                    return Err(io::Error::other(String::from_utf8_lossy(&message.bytes)));
+                }
+                Kind::Void => {
+                    self.is_void = true;
+                    return Err(io::Error::other("the stream is void"));
+                }
+                _ => (self.other)(self.channel.receive_rest(head)?)?,
             }
-            self.has_ended = message.bytes.is_empty();
-            (self.part, self.read_bytes) = (message.bytes, 0);
         }
-        let left = self.part.get(self.read_bytes..).unwrap_or_default();
-        let count = left.len().min(buf.len());
-        if let (Some(buf), Some(left)) = (buf.get_mut(..count), left.get(..count)) {
-            buf.copy_from_slice(left);
+        let most = usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(buf.len());
+        if most == 0 {
+            return Ok(0);
         }
-        self.read_bytes += count;
+        let count = (&self.channel.0).read(buf.get_mut(..most).unwrap_or_default())?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left_bytes -= count as u64;
         Ok(count)
     }
 }

@@ -4,7 +4,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -13,13 +13,13 @@ use std::{
 };
 
 use pagefold_control::{Batch, Code, Failure, HandingOver};
-use pagefold_disk::{RamDisk, export_disks};
+use pagefold_disk::{ExportError, Precopy, RamDisk, export_disks, finish_disks, precopy_disks};
 use pagefold_serve::{Handed, PauseError, Paused, Shared};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
-    record::{self, ControlState, DiskState, PoolState, Record, VERSION},
+    record::{self, Ahead, ControlState, DiskState, PoolState, Record, VERSION},
 };
 use crate::{
     Server,
@@ -32,22 +32,29 @@ use crate::{
 /// How long commands in progress may take to end. Clients of the disks do not notice.
 pub(super) const COMMANDS: Duration = Duration::from_secs(10);
 
+/// If they took longer, the pool is sent once more before the pause.
+const SOON: Duration = Duration::from_millis(20);
+
 /// How long requests in progress may take to end. Their clients, and others, wait.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
-/// The longest pause, and how many stored bytes allow a second more.
+/// The most rounds before the pause, and how many bytes of one are so few that the pause can begin.
+const ROUNDS: u32 = 6;
+const FEW_BYTES: u64 = 1 << 20;
+
+/// The longest pause, the longest time before it, and how many stored bytes allow a second more.
 const PAUSE: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 128 << 20;
 
 /// Pause between two looks whether the pause is too long, or the server stops.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Begins to hand a server over to the process at the other end of `socket`. The server goes on if that
-/// fails.
-pub(crate) fn begin(server: &Server, socket: OwnedFd) -> Result<HandingOver, Failure> {
+/// Begins to hand a server over to the process at the other end of `socket`, which can read the pool
+/// `ahead` of the pause. The server goes on if that fails.
+pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
     let failed = |what: String| Failure::new(Code::Failed, what);
     let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
-    if let Some(obstacle) = obstacle(server, listened) {
+    if let Some(obstacle) = obstacle(server, listened).or_else(|| lack_of_memory(server)) {
         return Err(failed(format!("the server cannot be handed over: {obstacle}")));
     }
     let peer = socket_peercred(&socket).map_err(|error| failed(format!("not a socket: {error}")))?;
@@ -60,7 +67,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd) -> Result<HandingOver, Fai
         let server = server_of_thread;
         let Some(listened) = server.0.listened.get() else { return };
         let pid = peer.pid.as_raw_pid().unsigned_abs();
-        if let Err(why) = give(&server, listened, &channel, pid) {
+        if let Err(why) = give(&server, listened, &channel, pid, ahead) {
             // The other process may be gone.
             let _ = channel.send(Kind::Failed, why.as_bytes());
             listened.giving.begun.store(false, Ordering::SeqCst);
@@ -92,12 +99,15 @@ pub(super) fn lack(server: &Server) -> Option<String> {
     if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
         return Some(format!("base '{name}' is not a file with a name of UTF-8"));
     }
-    let needed_bytes = stored_bytes(server);
-    if let Some(memory) = Memory::available().filter(|memory| memory.bytes < needed_bytes) {
-        let needed = pagefold_size::show(needed_bytes);
-        return Some(format!("for a while, {needed} are stored twice, and less is left: {memory}"));
-    }
     None
+}
+
+/// Returns whether the other process has too little memory.
+pub(super) fn lack_of_memory(server: &Server) -> Option<String> {
+    let needed_bytes = stored_bytes(server);
+    let memory = Memory::available().filter(|memory| memory.bytes < needed_bytes)?;
+    let needed = pagefold_size::show(needed_bytes);
+    Some(format!("for a while, both processes store {needed}, and less is left: {memory}"))
 }
 
 /// Returns the memory that the other process will need.
@@ -111,24 +121,19 @@ pub(super) fn longest_pause(server: &Server) -> Duration {
 }
 
 /// Hands the server over. Returns why not: it then goes on.
-fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Result<(), String> {
+fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead: bool) -> Result<(), String> {
     let Giving { control, when_given, .. } = &listened.giving;
-    let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
-    let commands = commands.transpose()?;
-    // A command may just have begun something.
-    if let Some(obstacle) = obstacle(server, listened) {
-        return Err(obstacle);
-    }
-    let start = Instant::now();
-    let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
     let most = longest_pause(server);
+    // When the pause begins, the time does again.
+    let start = Mutex::new(Instant::now());
+    let start_of = || start.lock().unwrap_or_else(PoisonError::into_inner);
     let (end, has_ended) = mpsc::channel::<()>();
     let is_late = AtomicBool::new(false);
-    let transferred = thread::scope(|scope| {
+    let given = thread::scope(|scope| {
         let watch = || {
             let has_ended = has_ended;
             while has_ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
-                is_late.store(start.elapsed() > most, Ordering::SeqCst);
+                is_late.store(start_of().elapsed() > most, Ordering::SeqCst);
                 if is_late.load(Ordering::SeqCst) || listened.ending.has_begun() {
                     // Nothing that is sent later arrives, GO neither.
                     return channel.shut_down();
@@ -137,21 +142,44 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
         };
         let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
         watches.map_err(|error| format!("cannot start a thread: {error}"))?;
-        let transferred = transfer(server, listened, channel, &paused);
+        let give = || {
+            let broken = |error| format!("the other process does not receive: {error}");
+            let precopied = if ahead { precopy(server, listened, channel) } else { Ok(None) };
+            let mut precopied = precopied.map_err(broken)?;
+            let asked = Instant::now();
+            let commands =
+                control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
+            let commands = commands.transpose()?;
+            if asked.elapsed() > SOON {
+                round(server, channel, &mut precopied).map_err(broken)?;
+            }
+            // A command may just have begun something. The other process already has memory for what was sent.
+            let lack = if precopied.is_none() { lack_of_memory(server) } else { None };
+            if let Some(obstacle) = obstacle(server, listened).or(lack) {
+                return Err(obstacle);
+            }
+            *start_of() = Instant::now();
+            let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
+            let sent_bytes = transfer(server, listened, channel, &paused, precopied)?;
+            Ok((commands, paused, sent_bytes))
+        };
+        let given = give();
         drop(end);
-        transferred
+        given
     });
-    transferred.map_err(|why| match is_late.into_inner() {
+    let (commands, paused, sent_bytes) = given.map_err(|why| match is_late.load(Ordering::SeqCst) {
         _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
-        true => format!("the pause has taken more than {} s", most.as_secs()),
+        true => format!("it has taken more than {} s", most.as_secs()),
         false => why,
     })?;
     // From here on, the other process serves. This one may end when the server is given away.
     if let Some(tell) = when_given {
         tell(pid);
     }
-    let paused_ms = start.elapsed().as_secs_f64() * 1e3;
-    server.0.observer.info(&format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms"));
+    let paused_ms = start_of().elapsed().as_secs_f64() * 1e3;
+    let sent = pagefold_size::show(sent_bytes);
+    let line = format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms; sent in the pause: {sent}");
+    server.0.observer.info(&line);
     if let Some(control) = control.get() {
         control.file.leave();
     }
@@ -162,10 +190,51 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32) -> Re
     Ok(())
 }
 
-/// Sends everything, and GO once the other process is ready.
-fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Paused) -> Result<(), String> {
-    let sent = send(server, listened, channel, paused.handed());
-    sent.map_err(|error| format!("the other process does not receive: {error}"))??;
+/// Sends most of the pool while the server serves. Returns what the rest needs, or `None` if all of it is
+/// to be sent in the pause.
+fn precopy(server: &Server, listened: &Listened, channel: &Channel) -> io::Result<Option<Precopy>> {
+    let pool = &server.0.disks.table().pool;
+    let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
+    let pool = PoolState { codec: pool.codec_name(), dedupe: server.0.dedupe };
+    let (limit_bytes, tls) = (server.0.disks.limit_bytes(), listened.giving.tls);
+    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls };
+    channel.send(Kind::Ahead, &serde_json::to_vec(&ahead).map_err(io::Error::other)?)?;
+    let mut precopied = Some(precopy);
+    let mut before_bytes = u64::MAX;
+    for _ in 0..ROUNDS {
+        let sent_bytes = round(server, channel, &mut precopied)?;
+        // Clients may write as fast as this sends.
+        if sent_bytes <= FEW_BYTES || sent_bytes > before_bytes / 2 {
+            break;
+        }
+        before_bytes = sent_bytes;
+    }
+    Ok(precopied)
+}
+
+/// Sends what was written since the last round, and returns how much that was. Drops `precopied` if
+/// clients need the memory that the rounds take.
+fn round(server: &Server, channel: &Channel, precopied: &mut Option<Precopy>) -> io::Result<u64> {
+    let Some(precopy) = precopied else { return Ok(0) };
+    match precopy_disks(precopy, &Found::of(server).stored(), &mut PoolWriter::new(channel)) {
+        Ok(sent_bytes) => return Ok(sent_bytes),
+        Err(ExportError::Write(error)) => return Err(error),
+        Err(_) => *precopied = None,
+    }
+    channel.send(Kind::Void, &[]).map(|()| 0)
+}
+
+/// Sends everything that is left, and GO once the other process is ready. Returns the bytes of the pool's
+/// stream.
+fn transfer(
+    server: &Server,
+    listened: &Listened,
+    channel: &Channel,
+    paused: &Paused,
+    precopied: Option<Precopy>,
+) -> Result<u64, String> {
+    let sent = send(server, listened, channel, paused.handed(), precopied);
+    let sent_bytes = sent.map_err(|error| format!("the other process does not receive: {error}"))??;
     let message = channel.receive().map_err(|error| format!("the other process is not ready: {error}"))?;
     match message.kind {
         Kind::Ready => {}
@@ -175,7 +244,8 @@ fn transfer(server: &Server, listened: &Listened, channel: &Channel, paused: &Pa
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    channel.send(Kind::Go, &[]).map_err(|error| format!("the other process has ended: {error}"))
+    channel.send(Kind::Go, &[]).map_err(|error| format!("the other process has ended: {error}"))?;
+    Ok(sent_bytes)
 }
 
 /// The disks of the pool's stream, and their bases.
@@ -206,13 +276,20 @@ impl Found {
     }
 }
 
-/// Sends everything. Fails twice: the other process does not receive, or something cannot be sent.
+/// Sends everything, or what is left after rounds. Returns the bytes of the pool's stream. Fails twice:
+/// the other process does not receive, or something cannot be sent.
 fn send(
     server: &Server,
     listened: &Listened,
     channel: &Channel,
     handed: &Handed<Shared>,
-) -> io::Result<Result<(), String>> {
+    precopied: Option<Precopy>,
+) -> io::Result<Result<u64, String>> {
+    // Clients may have needed the memory that the rounds took.
+    let has_ended = precopied.as_ref().is_some_and(Precopy::has_ended);
+    if has_ended {
+        channel.send(Kind::Void, &[])?;
+    }
     let found = Found::of(server);
     let giving = &listened.giving;
     let record = match record(server, listened, handed, &found) {
@@ -227,12 +304,15 @@ fn send(
     let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd());
     let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
     channel.send_descriptors(&all)?;
-    let mut writer = PoolWriter(channel);
-    if let Err(error) = export_disks(&server.0.disks.table().pool, &found.stored(), &mut writer) {
+    let mut writer = PoolWriter::new(channel);
+    let exported = match precopied.filter(|_| !has_ended) {
+        Some(precopy) => finish_disks(precopy, &found.stored(), &mut writer).map(drop),
+        None => export_disks(&server.0.disks.table().pool, &found.stored(), &mut writer),
+    };
+    if let Err(error) = exported {
         return Ok(Err(error.to_string()));
     }
-    writer.end()?;
-    Ok(Ok(()))
+    Ok(Ok(writer.end()?))
 }
 
 pub(super) fn record(

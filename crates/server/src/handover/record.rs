@@ -10,6 +10,15 @@ use serde::{Deserialize, Serialize};
 /// The version of the record and of the messages.
 pub(crate) const VERSION: u32 = 1;
 
+/// What is needed to read the pool before the record.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ahead {
+    pub(crate) version: u32,
+    pub(crate) pool: PoolState,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) tls: bool,
+}
+
 /// A server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {

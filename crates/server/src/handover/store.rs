@@ -21,7 +21,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Read, Write},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -35,7 +35,7 @@ use rustix::{
 };
 
 use super::{
-    give::{COMMANDS, Found, REQUESTS, lack, longest_pause, record},
+    give::{COMMANDS, Found, REQUESTS, lack, lack_of_memory, longest_pause, record},
     record::Record,
 };
 use crate::{
@@ -121,7 +121,7 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
     let parked = (|| {
         let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
         let commands = commands.transpose()?;
-        if let Some(lack) = lack(server) {
+        if let Some(lack) = lack(server).or_else(|| lack_of_memory(server)) {
             return Err(lack);
         }
         transports.stop();

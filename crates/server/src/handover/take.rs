@@ -13,7 +13,9 @@ use std::{
 
 use pagefold_base::Base;
 use pagefold_codec::by_name;
-use pagefold_control::{BaseRecord, Client, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_control::{
+    BaseRecord, Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name,
+};
 use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
@@ -26,7 +28,7 @@ use rustix::{
 use super::{
     STEP,
     channel::{Channel, Kind, Message, PoolReader},
-    record::{ControlState, DiskState, Kind as DiskKind, Record, VERSION},
+    record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
     store::{Left, State},
 };
 use crate::{
@@ -87,7 +89,12 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
     let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
     let channel = Channel::new(own.into()).map_err(TakeOverError::Broken)?;
     channel.know_sender().map_err(TakeOverError::Broken)?;
-    let HandingOver { .. } = client.call_with(&Command::TakeOver {}, Some(other.as_fd()))?;
+    let mut ask = |ahead| client.call_with(&Command::TakeOver { ahead }, Some(other.as_fd()));
+    let HandingOver { .. } = match ask(true) {
+        // A server that does not know the field.
+        Err(ClientError::Failed(failure)) if failure.code == Code::InvalidRequest => ask(false),
+        asked => asked,
+    }?;
     drop(other);
     let parts = receive_parts(&channel, config).inspect_err(|error| {
         // The server may be gone, or may have sent why it gives up.
@@ -114,7 +121,12 @@ pub(crate) fn restore(
     let (state, record) = State::read(left.state)?;
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
-    let server = make_server(&mut state.pool(), config, &record)?;
+    let mut stream = state.pool();
+    let imported = ImportedDisks::read(pool_config(&record.pool, record.limit_bytes)?, &mut stream);
+    let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    end_of(&mut stream)?;
+    drop(stream);
+    let server = make_server(config, &record, imported)?;
     let parts = Parts::of(record, server, files)?;
     Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None))
 }
@@ -130,36 +142,48 @@ struct Parts {
     program: String,
 }
 
-fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, Pid), TakeOverError> {
-    let message = receive_kind(channel, Kind::Record)?;
-    let (process, pid) = sender(message.sender)?;
-    let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
-    check(&record, &config)?;
-    let expected = counts(&record).iter().sum::<usize>();
-    let mut descriptors = Vec::new();
-    while descriptors.len() < expected {
-        let some = receive_kind(channel, Kind::Descriptors)?.descriptors;
-        if some.is_empty() {
-            return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+/// The record and the descriptors, as far as they have arrived.
+#[derive(Default)]
+struct Arrived {
+    record: Option<Record>,
+    /// The process that has sent it, and its number.
+    sender: Option<(OwnedFd, Pid)>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Arrived {
+    /// Takes a message with a part of them.
+    fn add(&mut self, message: Message, config: &Config) -> Result<(), TakeOverError> {
+        match (message.kind, &self.record) {
+            (Kind::Record, None) => {
+                self.sender = Some(sender(message.sender)?);
+                let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
+                check(&record, config)?;
+                self.record = Some(record);
+            }
+            (Kind::Descriptors, Some(record)) => {
+                if message.descriptors.is_empty() {
+                    return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+                }
+                self.descriptors.extend(message.descriptors);
+                if self.descriptors.len() > counts(record).iter().sum::<usize>() {
+                    return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+                }
+            }
+            (Kind::Failed, _) => return Err(refused(&message.bytes)),
+            _ => return Err(TakeOverError::Invalid("a message out of order".to_owned())),
         }
-        descriptors.extend(some.into_iter().map(Some));
+        Ok(())
     }
-    if descriptors.len() != expected {
-        return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
+
+    fn is_complete(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| self.descriptors.len() == counts(record).iter().sum::<usize>())
     }
-    let server = make_server(&mut PoolReader::new(channel), config, &record)?;
-    Ok((Parts::of(record, server, descriptors)?, process, pid))
 }
 
 /// Checks that this program can continue with a record.
 fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
-    if record.version != VERSION {
-        let what = format!("the server's record has version {}, this program's {VERSION}", record.version);
-        return Err(TakeOverError::Cannot(what));
-    }
-    if record.tls && !config.has_certificates {
-        return Err(TakeOverError::NoCertificates);
-    }
+    check_version(record.version, record.tls, config)?;
     // The descriptors of its clients are this process's now.
     let allow = config.when_connections.as_ref();
     let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
@@ -169,10 +193,54 @@ fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
     Ok(())
 }
 
-/// Returns how many descriptors of each kind a record describes, in their order.
+/// Returns the number of descriptors of each kind, in their order.
 fn counts(record: &Record) -> [usize; 5] {
     let control = usize::from(record.control.is_some());
     [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()]
+}
+
+fn check_version(version: u32, tls: bool, config: &Config) -> Result<(), TakeOverError> {
+    if version != VERSION {
+        let what = format!("the server's record has version {version}, this program's {VERSION}");
+        return Err(TakeOverError::Cannot(what));
+    }
+    if tls && !config.has_certificates { Err(TakeOverError::NoCertificates) } else { Ok(()) }
+}
+
+fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, Pid), TakeOverError> {
+    let mut arrived = Arrived::default();
+    let first = channel.receive().map_err(TakeOverError::Broken)?;
+    let imported = if first.kind == Kind::Ahead {
+        sender(first.sender)?;
+        let ahead: Ahead = serde_json::from_slice(&first.bytes).map_err(invalid)?;
+        check_version(ahead.version, ahead.tls, &config)?;
+        read_pool(channel, &config, &ahead.pool, ahead.limit_bytes, &mut arrived)?
+    } else {
+        arrived.add(first, &config)?;
+        None
+    };
+    let is_ahead = imported.is_some();
+    while !is_ahead && !arrived.is_complete() {
+        arrived.add(channel.receive().map_err(TakeOverError::Broken)?, &config)?;
+    }
+    let imported = match (imported, &arrived.record) {
+        (Some(imported), _) => imported,
+        (None, Some(Record { pool: PoolState { codec, dedupe }, limit_bytes, .. })) => {
+            let (pool, limit_bytes) = (PoolState { codec: codec.clone(), dedupe: *dedupe }, *limit_bytes);
+            let imported = read_pool(channel, &config, &pool, limit_bytes, &mut arrived)?;
+            imported.ok_or_else(|| TakeOverError::Invalid("the pool is void".to_owned()))?
+        }
+        (None, None) => return Err(TakeOverError::Invalid("the record is missing".to_owned())),
+    };
+    let is_complete = arrived.is_complete();
+    let Arrived { record: Some(record), sender: Some((process, pid)), descriptors } = arrived else {
+        return Err(TakeOverError::Invalid("the record is missing".to_owned()));
+    };
+    if !is_complete {
+        return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
+    }
+    let server = make_server(config, &record, imported)?;
+    Ok((Parts::of(record, server, descriptors.into_iter().map(Some).collect())?, process, pid))
 }
 
 impl Parts {
@@ -308,16 +376,6 @@ fn refused(bytes: &[u8]) -> TakeOverError {
     TakeOverError::Refused(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Receives a message of one kind.
-fn receive_kind(channel: &Channel, kind: Kind) -> Result<Message, TakeOverError> {
-    let message = channel.receive().map_err(TakeOverError::Broken)?;
-    match message.kind {
-        found if found == kind => Ok(message),
-        Kind::Failed => Err(refused(&message.bytes)),
-        _ => Err(TakeOverError::Invalid("a message out of order".to_owned())),
-    }
-}
-
 /// Returns what becomes readable when the sender's process ends.
 fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     let sender = sender.ok_or_else(|| TakeOverError::Invalid("the sender is unknown".to_owned()))?;
@@ -328,22 +386,61 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
 }
 
+/// Reads the pool. Returns `None` if the sender says that its stream will not be completed. What comes
+/// between the parts of the stream goes to `arrived`.
+fn read_pool(
+    channel: &Channel,
+    config: &Config,
+    state: &PoolState,
+    limit_bytes: Option<u64>,
+    arrived: &mut Arrived,
+) -> Result<Option<ImportedDisks>, TakeOverError> {
+    let pool = pool_config(state, limit_bytes)?;
+    let mut failed = None;
+    let mut add = |message| {
+        arrived.add(message, config).map_err(|error| {
+            let text = error.to_string();
+            failed = Some(error);
+            io::Error::other(text)
+        })
+    };
+    let mut reader = PoolReader::new(channel, &mut add);
+    let imported = ImportedDisks::read(pool, &mut reader);
+    if reader.is_void() {
+        return Ok(None);
+    }
+    let ended = imported.is_ok().then(|| end_of(&mut reader));
+    if let Some(failed) = failed {
+        return Err(failed);
+    }
+    let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    ended.transpose()?;
+    Ok(Some(imported))
+}
+
+/// Checks that a pool's stream has ended.
+fn end_of(stream: &mut dyn Read) -> Result<(), TakeOverError> {
+    match io::copy(stream, &mut io::sink()).map_err(TakeOverError::Broken)? {
+        0 => Ok(()),
+        _ => Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned())),
+    }
+}
+
+fn pool_config(PoolState { codec, dedupe }: &PoolState, limit_bytes: Option<u64>) -> Result<PoolConfig, TakeOverError> {
+    let codec = by_name(codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    Ok(PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))
+}
+
 /// Makes the server with its disks.
-fn make_server(pool_bytes: &mut dyn Read, mut config: Config, record: &Record) -> Result<Server, TakeOverError> {
+fn make_server(mut config: Config, record: &Record, imported: ImportedDisks) -> Result<Server, TakeOverError> {
     config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     config.dedupe = record.pool.dedupe;
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
     config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
     config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
-    let pool = PoolConfig::default()
-        .codec(Arc::clone(&config.codec))
-        .dedupe(config.dedupe)
-        .memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
-    let imported = ImportedDisks::read(pool, pool_bytes).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
-    // The end of the stream.
-    if io::copy(pool_bytes, &mut io::sink()).map_err(TakeOverError::Broken)? > 0 {
-        return Err(TakeOverError::Invalid("the pool is followed by other bytes".to_owned()));
-    }
+    // It may have been changed while the pool was read.
+    let limited = imported.pool().set_memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
+    limited.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     let taken = TakenConfig {
         pool: imported.pool().clone(),
         id: record.id,
@@ -542,6 +639,7 @@ mod tests {
             if round % 2 == 0 {
                 // A record of some length.
                 bytes[..16].copy_from_slice(b"PFho\x01\0\0\0\x50\0\0\0\0\0\0\0");
+                bytes[4] = if round % 3 == 0 { 7 } else { 1 };
                 bytes[8] = round as u8;
                 bytes[12] = if round % 4 == 0 { 0 } else { 0x3f };
             }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use super::{ExportError, HINTS, ImportError, MAGIC, MAY_SKIP};
+use super::{ExportError, HEADER, HINTS, ImportError, MAGIC, MAY_SKIP};
 
 /// Bytes of a block's header.
 const HEADER_BYTES: usize = 12;
@@ -20,14 +20,23 @@ pub(super) struct BlockWriter<'a> {
     block: Vec<u8>,
     kind: u16,
     check: u32,
+    written_bytes: u64,
 }
 
 impl<'a> BlockWriter<'a> {
-    /// Begins a stream whose first block is of `kind`.
-    pub(super) fn begin(out: &'a mut dyn Write, kind: u16) -> Result<Self, ExportError> {
-        out.write_all(&MAGIC).map_err(ExportError::Write)?;
-        let check = crc32c::crc32c(&MAGIC);
-        Ok(Self { out, block: vec![0; HEADER_BYTES], kind, check })
+    /// Begins a stream, or goes on with one whose last part [ended](Self::end) with this check.
+    pub(super) fn begin(out: &'a mut dyn Write, before: Option<u32>) -> Result<Self, ExportError> {
+        let check = before.unwrap_or_else(|| crc32c::crc32c(&MAGIC));
+        let mut writer = Self { out, block: vec![0; HEADER_BYTES], kind: HEADER, check, written_bytes: 0 };
+        if before.is_none() {
+            writer.write(&MAGIC)?;
+        }
+        Ok(writer)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ExportError> {
+        self.written_bytes += bytes.len() as u64;
+        self.out.write_all(bytes).map_err(ExportError::Write)
     }
 
     /// Returns the bytes of a block of `kind`, to append a record: the current block, or another if
@@ -56,16 +65,20 @@ impl<'a> BlockWriter<'a> {
         self.block[4..8].copy_from_slice(&(len as u32).to_le_bytes());
         self.check = check(self.check, &self.block[..8], &self.block[HEADER_BYTES..]);
         self.block[8..HEADER_BYTES].copy_from_slice(&self.check.to_le_bytes());
-        self.out.write_all(&self.block).map_err(ExportError::Write)?;
-        self.block.truncate(HEADER_BYTES);
-        self.block[..HEADER_BYTES].fill(0);
-        Ok(())
+        let mut block = std::mem::take(&mut self.block);
+        let written = self.write(&block);
+        block.truncate(HEADER_BYTES);
+        block.fill(0);
+        self.block = block;
+        written
     }
 
-    /// Writes the last block and ends the stream.
-    pub(super) fn end(mut self) -> Result<(), ExportError> {
+    /// Writes the last block of the stream or of a part of it. Returns the check so far, and the bytes
+    /// of the part.
+    pub(super) fn end(mut self) -> Result<(u32, u64), ExportError> {
         self.end_block()?;
-        self.out.flush().map_err(ExportError::Write)
+        self.out.flush().map_err(ExportError::Write)?;
+        Ok((self.check, self.written_bytes))
     }
 }
 

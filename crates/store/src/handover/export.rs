@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! from each disk's root: number nodes after what is below them, and leaves as they are found
-//! write the leaves in that order; a link leads to further leaves, which get the next numbers
+//! write the leaves in that order; a link or a sharer needs an entry of another leaf, which gets the
+//! next number if it has none
 //! write the nodes, the disks
 //! ```
+//!
+//! Of a leaf in a tree every entry is written, and of others those that are needed: nothing frees
+//! these. If a leaf was written before (`precopy.rs`), more of its entries are.
 //!
 //! An entry is locked while it is copied, so threads that use the disks in spite of the contract get
 //! an error or a stream that cannot be imported, and never anything worse.
@@ -14,11 +18,12 @@ use std::{collections::HashMap, io::Write, sync::Arc};
 use pagefold_codec::PAGE_SIZE;
 
 use super::{
-    DISKS, EMPTY, END, ExportError, ExportedDisk, HASH, HEADER, HINTS, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK,
-    NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES, blocks::BlockWriter,
+    DISKS, EMPTY, END, ExportError, ExportedDisk, HASH, HEADER, HINTS, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK, MORE,
+    NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, ROUND, SAME, SHARED, TABLES, blocks::BlockWriter,
 };
 use crate::{
     core::Core,
+    disk::Disk,
     entry::{Entry, LayerId, Locked},
     equal::{Equals, Seeds},
     heap::Owner,
@@ -28,46 +33,46 @@ use crate::{
     tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, names_part},
 };
 
+/// All entries of a leaf, a bit for each.
+const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
+
 impl Pool {
     /// Writes the disks and what they hold to `out`, from which [`import`](Self::import) makes
     /// another pool, also in a program of another version. Objects are copied as they are, and what
     /// disks share is written once. Other disks, and clean ones, are left out.
     ///
     /// No other thread may change the disks during the call. The pool is unchanged, so its use can go on
-    /// afterwards.
+    /// afterwards. [`Precopy`](crate::Precopy) writes most of the stream while they are in use.
     ///
     /// # Errors
     /// See [`ExportError`]. `out` may have part of a stream.
     pub fn export(&self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<(), ExportError> {
         let core = self.core();
-        for (number, ExportedDisk { disk, note }) in disks.iter().enumerate() {
-            if !disk.is_of(core) {
-                return Err(ExportError::NotOfPool { number });
-            }
-            if note.len() > NOTE_MAX {
-                return Err(ExportError::LongNote { number, len_bytes: note.len() });
-            }
-        }
-        let paused = core.pause();
-        // Entries of dropped disks that nothing refers to are not to be found by links to others.
-        while core.free_left(&paused) {}
-        drop(paused);
-        let mut export = Export::new(core, BlockWriter::begin(out, HEADER)?);
-        export.header()?;
-        for ExportedDisk { disk, .. } in disks {
-            let (name, level) = disk.tree().root();
-            if names_part(name) {
-                export.number_node(PartId::of(name).number(), level);
-            }
-        }
-        export.leaves()?;
-        export.nodes()?;
-        for disk in disks {
-            export.disk(disk)?;
-        }
-        export.hints()?;
-        export.end(disks.len())
+        check_disks(core, disks.iter().map(|exported| exported.disk))?;
+        check_notes(disks)?;
+        let mut known = Known::new(core);
+        let mut export = Export::begin(core, &mut known, None, out)?;
+        export.parts(roots(disks))?;
+        export.disks(disks)?;
+        export.hints(0)?;
+        export.end(disks.len()).map(drop)
     }
+}
+
+/// Checks that notes are not too long.
+pub(super) fn check_notes(disks: &[ExportedDisk<'_>]) -> Result<(), ExportError> {
+    let long = disks.iter().enumerate().find(|(_, exported)| exported.note.len() > NOTE_MAX);
+    long.map_or(Ok(()), |(number, exported)| Err(ExportError::LongNote { number, len_bytes: exported.note.len() }))
+}
+
+/// Checks that disks are the pool's.
+pub(super) fn check_disks<'a>(core: &Arc<Core>, mut disks: impl Iterator<Item = &'a Disk>) -> Result<(), ExportError> {
+    disks.position(|disk| !disk.is_of(core)).map_or(Ok(()), |number| Err(ExportError::NotOfPool { number }))
+}
+
+/// Returns the places and levels of the topmost parts.
+pub(super) fn roots(disks: &[ExportedDisk<'_>]) -> Vec<(u64, u32)> {
+    disks.iter().map(|exported| exported.disk.tree().root()).collect()
 }
 
 /// The numbers in the stream of parts of one kind.
@@ -97,68 +102,136 @@ impl Numbers {
     }
 }
 
-/// An export in progress.
-struct Export<'a> {
-    core: &'a Arc<Core>,
-    writer: BlockWriter<'a>,
+/// A leaf of the stream, with a bit for each entry that was written or is to be.
+struct Found {
+    leaf: Owner,
+    wanted: u64,
+    written: u64,
+}
+
+/// What a stream has so far.
+pub(super) struct Known {
+    /// The check of its bytes, if it has begun.
+    check: Option<u32>,
     layers: HashMap<u32, u32>,
     leaf_numbers: Numbers,
     /// The leaves in the order of their numbers.
-    found: Vec<Owner>,
+    found: Vec<Found>,
     node_numbers: Numbers,
-    /// The nodes in the order of their numbers, each with its level.
-    nodes: Vec<(u32, u32)>,
     objects: u64,
 }
 
-impl<'a> Export<'a> {
-    fn new(core: &'a Arc<Core>, writer: BlockWriter<'a>) -> Self {
+impl Known {
+    pub(super) fn new(core: &Core) -> Self {
         Self {
-            core,
-            writer,
+            check: None,
             layers: HashMap::from([(core.common.layer().number(), 0)]),
             leaf_numbers: Numbers::new(),
             found: Vec::new(),
             node_numbers: Numbers::new(),
-            nodes: Vec::new(),
             objects: 0,
         }
     }
 
-    /// Returns the layer's number in the stream.
-    fn layer(&mut self, layer: LayerId) -> u32 {
-        let next = self.layers.len() as u32;
-        *self.layers.entry(layer.number()).or_insert(next)
+    pub(super) fn leaves_count(&self) -> u32 {
+        self.leaf_numbers.count
+    }
+}
+
+/// A part of a stream in the making: a round, or the rest.
+pub(super) struct Export<'a> {
+    core: &'a Arc<Core>,
+    writer: BlockWriter<'a>,
+    known: &'a mut Known,
+    /// The stream that has shadows.
+    stream: Option<u64>,
+    /// The next leaf to be written, and those before it of which more entries are wanted.
+    next: usize,
+    late: Vec<u32>,
+    /// The new nodes in the order of their numbers, each with its level.
+    nodes: Vec<(u32, u32)>,
+}
+
+impl<'a> Export<'a> {
+    /// Begins a part of a stream.
+    pub(super) fn begin(
+        core: &'a Arc<Core>,
+        known: &'a mut Known,
+        stream: Option<u64>,
+        out: &'a mut dyn Write,
+    ) -> Result<Self, ExportError> {
+        let writer = BlockWriter::begin(out, known.check)?;
+        let next = known.found.len();
+        let has_begun = known.check.is_some();
+        let mut export = Self { core, writer, known, stream, next, late: Vec::new(), nodes: Vec::new() };
+        if !has_begun {
+            export.header()?;
+        }
+        Ok(export)
     }
 
-    /// Returns the leaf's number in the stream.
-    fn leaf(&mut self, leaf: Owner) -> u32 {
-        self.leaf_numbers.get(leaf).unwrap_or_else(|| {
-            self.found.push(leaf);
-            self.leaf_numbers.add(leaf)
-        })
+    /// Fails if what was just loaded may be of parts that were freed.
+    fn check_shadows(&self) -> Result<(), ExportError> {
+        match self.stream {
+            Some(stream) if !self.core.shadows.are_there(stream) => Err(ExportError::Ended),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes what is below these places and is not in the stream.
+    pub(super) fn parts(&mut self, roots: Vec<(u64, u32)>) -> Result<(), ExportError> {
+        for (name, level) in roots {
+            if names_part(name) {
+                self.check_shadows()?;
+                self.number_node(PartId::of(name).number(), level)?;
+            }
+        }
+        self.leaves()?;
+        self.nodes()
+    }
+
+    /// Returns the layer's number in the stream.
+    fn layer(&mut self, layer: LayerId) -> u32 {
+        let next = self.known.layers.len() as u32;
+        *self.known.layers.entry(layer.number()).or_insert(next)
+    }
+
+    /// Returns the leaf's number in the stream, which will have these of its entries.
+    fn leaf(&mut self, leaf: Owner, entries: u64) -> u32 {
+        let known = &mut *self.known;
+        let number = known.leaf_numbers.get(leaf).unwrap_or_else(|| {
+            known.found.push(Found { leaf, wanted: 0, written: 0 });
+            known.leaf_numbers.add(leaf)
+        });
+        let found = &mut known.found[number as usize];
+        if entries & !found.wanted != 0 {
+            if (number as usize) < self.next && found.wanted == found.written {
+                self.late.push(number);
+            }
+            found.wanted |= entries;
+        }
+        number
     }
 
     /// Numbers a node after what is below it.
-    fn number_node(&mut self, node: u32, level: u32) {
-        if self.node_numbers.get(node).is_some() {
-            return;
+    fn number_node(&mut self, node: u32, level: u32) -> Result<(), ExportError> {
+        if self.known.node_numbers.get(node).is_some() {
+            return Ok(());
         }
         let core = self.core;
-        for place in core.leaves.node(node) {
-            let name = place.load(Acquire);
-            if !names_part(name) {
-                continue;
-            }
+        let places: [u64; LEAF_SLOTS] = std::array::from_fn(|at| core.leaves.node(node)[at].load(Acquire));
+        self.check_shadows()?;
+        for name in places.into_iter().filter(|&name| names_part(name)) {
             let part = PartId::of(name).number();
             if level == 1 {
-                self.leaf(part);
+                self.leaf(part, ALL);
             } else {
-                self.number_node(part, level - 1);
+                self.number_node(part, level - 1)?;
             }
         }
-        self.node_numbers.add(node);
+        self.known.node_numbers.add(node);
         self.nodes.push((node, level));
+        Ok(())
     }
 
     fn header(&mut self) -> Result<(), ExportError> {
@@ -188,63 +261,99 @@ impl<'a> Export<'a> {
     }
 
     fn leaves(&mut self) -> Result<(), ExportError> {
-        let mut at = 0;
-        while let Some(&leaf) = self.found.get(at) {
-            at += 1;
-            self.leaf_record(leaf)?;
+        loop {
+            if self.next < self.known.found.len() {
+                self.next += 1;
+                self.leaf_record(self.next - 1)?;
+            } else if let Some(number) = self.late.pop() {
+                self.more_record(number)?;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns a leaf and its entries that are to be written now, and counts these as written.
+    fn begin_leaf(&mut self, number: usize) -> (Owner, impl Iterator<Item = usize> + use<>) {
+        let found = &mut self.known.found[number];
+        let entries = found.wanted & !found.written;
+        found.written = found.wanted;
+        (found.leaf, (0..LEAF_SLOTS).filter(move |&index| entries >> index & 1 != 0))
+    }
+
+    fn leaf_record(&mut self, number: usize) -> Result<(), ExportError> {
+        let (leaf, entries) = self.begin_leaf(number);
+        let layer = self.layer(self.core.leaves.layer(leaf));
+        let record = self.writer.record(LEAVES)?;
+        record.extend(layer.to_le_bytes());
+        let start = record.len();
+        record.extend([EMPTY; LEAF_SLOTS]);
+        for index in entries {
+            self.entry(leaf, index, start + index)?;
         }
         Ok(())
     }
 
-    fn leaf_record(&mut self, leaf: Owner) -> Result<(), ExportError> {
-        let core = self.core;
-        let layer = self.layer(core.leaves.layer(leaf));
-        let start = {
-            let record = self.writer.record(LEAVES)?;
-            record.extend(layer.to_le_bytes());
-            let start = record.len();
-            record.extend([EMPTY; LEAF_SLOTS]);
-            start
-        };
-        for (index, word) in core.leaves.words(leaf).iter().enumerate() {
-            let locked = Locked::lock(word).ok_or(ExportError::Changed)?;
-            let entry = locked.entry();
-            let to = match entry {
-                Entry::Link(to) => self.leaf(to),
-                Entry::Shared { number, .. } => self.leaf(Leaves::leaf_of(number).0),
-                _ => 0,
-            };
+    fn more_record(&mut self, number: u32) -> Result<(), ExportError> {
+        let (leaf, entries) = self.begin_leaf(number as usize);
+        let entries: Vec<usize> = entries.collect();
+        let record = self.writer.record(MORE)?;
+        record.extend(number.to_le_bytes());
+        record.push(entries.len() as u8);
+        for index in entries {
             let record = self.writer.same_record();
-            let tag = match entry {
-                Entry::Empty => EMPTY,
-                Entry::Hole => HOLE,
-                Entry::Link(_) => {
-                    record.extend(to.to_le_bytes());
-                    LINK
-                }
-                Entry::Shared { number, len_bytes } => {
-                    record.extend((len_bytes as u16 - 1).to_le_bytes());
-                    record.extend(to.to_le_bytes());
-                    record.push(Leaves::leaf_of(number).1 as u8);
-                    SHARED
-                }
-                Entry::Same(fill) => {
-                    record.extend(fill.word().to_le_bytes());
-                    SAME
-                }
-                Entry::Object { tables, len_bytes, .. } => {
-                    record.extend((len_bytes as u16 - 1).to_le_bytes());
-                    core.append_object(&locked, record);
-                    OBJECT | tables << 4
-                }
-                Entry::Raw { .. } => {
-                    core.append_object(&locked, record);
-                    RAW
-                }
-            };
-            record[start + index] = tag;
-            self.objects += u64::from(entry.object().is_some());
+            record.extend([index as u8, EMPTY]);
+            let tag_at = record.len() - 1;
+            self.entry(leaf, index, tag_at)?;
         }
+        Ok(())
+    }
+
+    /// Appends an entry to the current record, and stores its tag there.
+    fn entry(&mut self, leaf: Owner, index: usize, tag_at: usize) -> Result<(), ExportError> {
+        let core = self.core;
+        let locked = Locked::lock(&core.leaves.words(leaf)[index]);
+        self.check_shadows()?;
+        let locked = locked.ok_or(ExportError::Changed)?;
+        let entry = locked.entry();
+        let to = match entry {
+            Entry::Link(to) => self.leaf(to, 1 << index),
+            Entry::Shared { number, .. } => {
+                let (to, index) = Leaves::leaf_of(number);
+                self.leaf(to, 1 << index)
+            }
+            _ => 0,
+        };
+        let record = self.writer.same_record();
+        let tag = match entry {
+            Entry::Empty => EMPTY,
+            Entry::Hole => HOLE,
+            Entry::Link(_) => {
+                record.extend(to.to_le_bytes());
+                LINK
+            }
+            Entry::Shared { number, len_bytes } => {
+                record.extend((len_bytes as u16 - 1).to_le_bytes());
+                record.extend(to.to_le_bytes());
+                record.push(Leaves::leaf_of(number).1 as u8);
+                SHARED
+            }
+            Entry::Same(fill) => {
+                record.extend(fill.word().to_le_bytes());
+                SAME
+            }
+            Entry::Object { tables, len_bytes, .. } => {
+                record.extend((len_bytes as u16 - 1).to_le_bytes());
+                core.append_object(&locked, record);
+                OBJECT | tables << 4
+            }
+            Entry::Raw { .. } => {
+                core.append_object(&locked, record);
+                RAW
+            }
+        };
+        record[tag_at] = tag;
+        self.known.objects += u64::from(entry.object().is_some());
         Ok(())
     }
 
@@ -255,7 +364,7 @@ impl<'a> Export<'a> {
             record.extend(layer.to_le_bytes());
             record.extend([level as u8, 0]);
             let count_at = record.len() - 1;
-            let numbers = if level == 1 { &self.leaf_numbers } else { &self.node_numbers };
+            let numbers = if level == 1 { &self.known.leaf_numbers } else { &self.known.node_numbers };
             for (index, place) in self.core.leaves.node(node).iter().enumerate() {
                 let part = match place.load(Acquire) {
                     NOTHING => continue,
@@ -267,7 +376,12 @@ impl<'a> Export<'a> {
                 record[count_at] += 1;
             }
         }
-        Ok(())
+        self.check_shadows()
+    }
+
+    /// Writes the disks, whose parts are in the stream.
+    pub(super) fn disks(&mut self, disks: &[ExportedDisk<'_>]) -> Result<(), ExportError> {
+        disks.iter().try_for_each(|disk| self.disk(disk))
     }
 
     fn disk(&mut self, exported: &ExportedDisk<'_>) -> Result<(), ExportError> {
@@ -276,7 +390,7 @@ impl<'a> Export<'a> {
         let (kind, node) = match name {
             NOTHING => (NO_ROOT, 0),
             HOLE_PLACE => (HOLE_ROOT, 0),
-            name => (NODE_ROOT, self.node_numbers.get(PartId::of(name).number()).ok_or(ExportError::Changed)?),
+            name => (NODE_ROOT, self.known.node_numbers.get(PartId::of(name).number()).ok_or(ExportError::Changed)?),
         };
         let mut layers = disk.tree().layers();
         let Some(own) = layers.pop() else { unreachable!("a disk has a layer") };
@@ -301,12 +415,13 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    fn hints(&mut self) -> Result<(), ExportError> {
+    /// Writes the hints to leaves from this number on.
+    pub(super) fn hints(&mut self, first: u32) -> Result<(), ExportError> {
         let core = self.core;
         let mut last = usize::MAX;
         for (sum, number) in core.equals.iter().flat_map(Equals::hints) {
             let (leaf, index) = Leaves::leaf_of(number);
-            let Some(leaf) = self.leaf_numbers.get(leaf) else { continue };
+            let Some(leaf) = self.known.leaf_numbers.get(leaf).filter(|&leaf| leaf >= first) else { continue };
             let record = self.writer.record(HINTS)?;
             // Each block says which hash it is.
             if record.len() < last {
@@ -320,12 +435,26 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    fn end(mut self, disks: usize) -> Result<(), ExportError> {
-        let record = self.writer.record(END)?;
-        for count in [self.leaf_numbers.count, self.node_numbers.count, disks as u32] {
+    /// Ends a round. Returns its bytes.
+    pub(super) fn end_round(mut self) -> Result<u64, ExportError> {
+        let record = self.writer.record(ROUND)?;
+        for count in [self.known.leaf_numbers.count, self.known.node_numbers.count] {
             record.extend(count.to_le_bytes());
         }
-        record.extend(self.objects.to_le_bytes());
-        self.writer.end()
+        record.extend(self.known.objects.to_le_bytes());
+        let (check, written_bytes) = self.writer.end()?;
+        self.known.check = Some(check);
+        Ok(written_bytes)
+    }
+
+    /// Ends the stream. Returns the bytes of its last part.
+    pub(super) fn end(mut self, disks: usize) -> Result<u64, ExportError> {
+        let record = self.writer.record(END)?;
+        for count in [self.known.leaf_numbers.count, self.known.node_numbers.count, disks as u32] {
+            record.extend(count.to_le_bytes());
+        }
+        record.extend(self.known.objects.to_le_bytes());
+        record.extend(self.core.budget.max().to_le_bytes());
+        Ok(self.writer.end()?.1)
     }
 }

@@ -2,22 +2,24 @@
 //!
 //! ```text
 //! header, tables   make the pool
-//! leaves           take each; allocate and copy its objects; count its entries in its layer
+//! leaves, more     take each leaf; allocate and copy the objects; count the entries in the layer
 //! nodes            take each; count a use of each part that it names
+//! round            compare the totals; count the links and sharers of its entries; free entries of
+//!                  the pool's own that have none
 //! disks            keep what they say; count a use of each root
-//! end              compare the totals; count links and sharers; free entries that nothing refers
-//!                  to; check the layers; make the disks
+//! end              as a round; check the layers; free parts without uses; make the disks
 //! ```
 //!
 //! A new pool numbers its leaves and nodes in the order in which they are taken, so the numbers in
-//! the stream are those in the pool.
+//! the stream are those in the pool. What the end does takes time for the parts after the last round
+//! and for the disks, and a look at the uses of each part.
 //!
 //! What trees rely on, beyond references to what exists:
 //!
 //! - a link leads to an entry that is neither empty nor a link, of a leaf that no disk changes;
 //! - an entry that shares an object leads to one of the pool's own, which has an object;
 //! - a part of the layer that a disk writes to has one use: by a part of that layer, or as the
-//!   disk's root;
+//!   disk's root. All parts of that layer come after the last round;
 //! - no layer belongs to two disks.
 //!
 //! Until all of that is known no disk exists, so after an error the pool is dropped as it is.
@@ -28,7 +30,7 @@ use pagefold_codec::{PAGE_SIZE, Tables};
 
 use super::{
     DISKS, EMPTY, END, HASH, HEADER, HINTS, HOLE, HOLE_PART, HOLE_ROOT, ImportError, ImportedDisk, ImportedPool,
-    LEAVES, LINK, NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES,
+    LEAVES, LINK, MORE, NO_ROOT, NODE_ROOT, NODES, NOTE_MAX, OBJECT, OVER, RAW, ROUND, SAME, SHARED, TABLES,
     blocks::{BlockReader, Fields},
 };
 use crate::{
@@ -41,7 +43,7 @@ use crate::{
     pool::{Pool, PoolConfig},
     streams::{History, NUMBERS},
     sync::Ordering::{Relaxed, Release},
-    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, Tree, levels, names_part},
+    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, Tree, Unused, levels, names_part},
 };
 
 /// The most leaves: an entry has 24 bits for the number of one.
@@ -64,6 +66,8 @@ struct Layer {
     is_held: bool,
     /// Whether it is the one that a disk writes to.
     is_top: bool,
+    /// Whether it has a part of a round.
+    is_old: bool,
 }
 
 /// A disk's record.
@@ -86,6 +90,13 @@ struct Import<'a> {
     /// The leaves and the nodes, with the numbers of their layers; the levels of nodes.
     leaves: Vec<(PartId, u32)>,
     nodes: Vec<(PartId, u32, u32)>,
+    /// The leaves and the nodes of ended rounds.
+    old_leaves: usize,
+    old_nodes: usize,
+    /// Entries that leaves of rounds have got since the last one.
+    grown: Vec<u64>,
+    /// Leaves of the pool's own in which no entry was shared at the end of a round.
+    bare: Vec<Owner>,
     /// By number, whether the pool has tables.
     has_tables: [bool; NUMBERS],
     disks: Vec<Record>,
@@ -113,7 +124,7 @@ fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, Impo
     if asked != head.codec_name {
         return Err(ImportError::OtherCodec { stored: head.codec_name, asked });
     }
-    let mut known = &[TABLES, LEAVES, NODES, DISKS, END][..];
+    let mut known = &[TABLES, LEAVES, NODES, DISKS, ROUND, END][..];
     let (mut kind, mut fields) = reader.next(known)?;
     while kind == TABLES {
         head.add_tables(fields)?;
@@ -125,11 +136,24 @@ fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, Impo
         known = match kind {
             LEAVES => {
                 import.add_leaves(fields)?;
-                &[LEAVES, NODES, DISKS, END]
+                &[LEAVES, MORE, NODES, HINTS, ROUND, DISKS, END]
+            }
+            MORE => {
+                import.add_more(fields)?;
+                &[LEAVES, MORE, NODES, HINTS, ROUND, DISKS, END]
             }
             NODES => {
                 import.add_nodes(fields)?;
-                &[NODES, DISKS, END]
+                &[NODES, HINTS, ROUND, DISKS, END]
+            }
+            HINTS if import.disks.is_empty() => {
+                import.add_hints(fields)?;
+                &[HINTS, ROUND, END]
+            }
+            ROUND => {
+                import.check_round(&mut fields, &[])?;
+                import.end_round()?;
+                &[LEAVES, MORE, NODES, HINTS, ROUND, DISKS, END]
             }
             DISKS => {
                 import.add_disks(fields)?;
@@ -140,7 +164,9 @@ fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, Impo
                 &[HINTS, END]
             }
             _ => {
-                import.check_end(fields)?;
+                let disks = import.disks.len();
+                import.check_round(&mut fields, &[disks])?;
+                head.max_bytes = head.max_bytes.max(fields.u64().unwrap_or(0));
                 break;
             }
         };
@@ -216,7 +242,7 @@ impl Head {
 
 impl<'a> Import<'a> {
     fn new(core: &'a Arc<Core>, head: &Head) -> Self {
-        let common = Layer { id: core.common.layer(), is_held: true, is_top: false };
+        let common = Layer { id: core.common.layer(), is_held: true, is_top: false, is_old: false };
         let mut has_tables = [false; NUMBERS];
         // Objects of a codec without tables have number 0.
         has_tables[0] = true;
@@ -226,6 +252,10 @@ impl<'a> Import<'a> {
             layers: vec![common],
             leaves: Vec::new(),
             nodes: Vec::new(),
+            old_leaves: 0,
+            old_nodes: 0,
+            grown: Vec::new(),
+            bare: Vec::new(),
             has_tables,
             disks: Vec::new(),
             objects: 0,
@@ -237,7 +267,7 @@ impl<'a> Import<'a> {
         let at = number as usize;
         if at == self.layers.len() {
             let id = self.core.layers.take(&self.core.budget)?;
-            self.layers.push(Layer { id, is_held: false, is_top: false });
+            self.layers.push(Layer { id, is_held: false, is_top: false, is_old: false });
         }
         self.layers.get_mut(at).ok_or(ImportError::invalid("a layer without a number"))
     }
@@ -260,14 +290,51 @@ impl<'a> Import<'a> {
             unreachable!("a new pool gives its numbers in order");
         }
         self.leaves.push((leaf, layer));
-        core.leaves.uses(leaf.number()).store(0, Relaxed);
-        for (&tag, word) in tags.iter().zip(core.leaves.words(leaf.number())) {
-            let entry = self.entry(tag, fields, leaf.number())?;
-            core.count(id, 0, Entry::Empty, entry);
-            self.objects += u64::from(entry.object().is_some());
-            word.store(entry.encode(), Release);
+        // The pool itself uses its own leaves.
+        core.leaves.uses(leaf.number()).store(u32::from(layer == 0), Relaxed);
+        for (index, &tag) in tags.iter().enumerate() {
+            self.add_entry(tag, fields, (leaf, layer), index)?;
         }
         Ok(())
+    }
+
+    /// Fills empty entries of leaves.
+    fn add_more(&mut self, mut fields: Fields<'_>) -> Result<(), ImportError> {
+        while !fields.is_empty() {
+            let number = fields.u32()? as usize;
+            let &of = self.leaves.get(number).ok_or(ImportError::invalid("more of a leaf that does not exist"))?;
+            for _ in 0..fields.u8()? {
+                let (index, tag) = (usize::from(fields.u8()?), fields.u8()?);
+                let word = self.core.leaves.words(of.0.number()).get(index);
+                if word.is_none_or(|word| Entry::decode(word.load(Relaxed)) != Entry::Empty) {
+                    return invalid("more of an entry that has a page, or does not exist");
+                }
+                let is_filled = self.add_entry(tag, &mut fields, of, index)?;
+                if is_filled && number < self.old_leaves {
+                    self.grown.push(Leaves::entry_number(of.0.number(), index));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an entry to a leaf of that layer of the stream. Returns false if it is empty.
+    fn add_entry(
+        &mut self,
+        tag: u8,
+        fields: &mut Fields<'_>,
+        (leaf, layer): (PartId, u32),
+        index: usize,
+    ) -> Result<bool, ImportError> {
+        let core = self.core;
+        let entry = self.entry(tag, fields, leaf.number())?;
+        if layer == 0 && entry != Entry::Empty && entry.object().is_none() {
+            return invalid("an entry of the pool's own without an object");
+        }
+        core.count(core.leaves.layer(leaf.number()), 0, Entry::Empty, entry);
+        self.objects += u64::from(entry.object().is_some());
+        core.leaves.words(leaf.number())[index].store(entry.encode(), Release);
+        Ok(entry != Entry::Empty)
     }
 
     /// Reads an entry, and stores its object.
@@ -428,23 +495,29 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    fn check_end(&self, mut fields: Fields<'_>) -> Result<(), ImportError> {
-        let counts = [self.leaves.len(), self.nodes.len(), self.disks.len()];
-        for count in counts {
-            if fields.u32()? as usize != count {
+    /// Compares the totals: leaves, nodes, then `others`, then objects.
+    fn check_round(&self, fields: &mut Fields<'_>, others: &[usize]) -> Result<(), ImportError> {
+        for count in [self.leaves.len(), self.nodes.len()].iter().chain(others) {
+            if fields.u32()? as usize != *count {
                 return invalid("parts of it are missing");
             }
         }
         if fields.u64()? != self.objects { invalid("objects of it are missing") } else { Ok(()) }
     }
 
+    /// Ends a round.
+    fn end_round(&mut self) -> Result<(), ImportError> {
+        self.count_references()?;
+        self.layers.iter_mut().for_each(|layer| layer.is_old = true);
+        (self.old_leaves, self.old_nodes) = (self.leaves.len(), self.nodes.len());
+        Ok(())
+    }
+
     /// Completes the counts, checks everything, and makes the disks.
-    fn finish(self) -> Result<Vec<ImportedDisk>, ImportError> {
-        self.count_links()?;
-        self.drop_unused_leaves();
-        self.count_sharers()?;
-        self.drop_unshared();
+    fn finish(mut self) -> Result<Vec<ImportedDisk>, ImportError> {
+        self.count_references()?;
         self.check_layers()?;
+        self.drop_unused();
         let Self { core, layers, disks, .. } = self;
         // Layers that no disk has live as long as their parts.
         for layer in layers.iter().filter(|layer| !layer.is_held) {
@@ -459,51 +532,50 @@ impl<'a> Import<'a> {
         Ok(disks.into_iter().map(disk).collect())
     }
 
-    /// Returns the leaves that places of nodes name, or else those that none does; the pool's own
-    /// are neither.
-    fn leaves_of_trees(&self, used: bool) -> impl Iterator<Item = Owner> + '_ {
-        let leaves = self.leaves.iter().filter(|&&(_, layer)| layer != 0).map(|&(leaf, _)| leaf.number());
-        leaves.filter(move |&leaf| (self.core.leaves.uses(leaf).load(Relaxed) > 0) == used)
-    }
-
-    /// Returns the leaves of the pool's own entries.
-    fn own_leaves(&self) -> impl Iterator<Item = Owner> + '_ {
-        self.leaves.iter().filter(|&&(_, layer)| layer == 0).map(|&(leaf, _)| leaf.number())
-    }
-
-    /// Counts the links of the leaves in trees. A leaf in no tree has no links that are needed: an
-    /// entry that a link leads to is not a link.
-    fn count_links(&self) -> Result<(), ImportError> {
-        let Core { leaves, budget, .. } = &**self.core;
-        for leaf in self.leaves_of_trees(true) {
-            for (index, word) in leaves.words(leaf).iter().enumerate() {
-                let Entry::Link(to) = Entry::decode(word.load(Relaxed)) else { continue };
-                match self.leaves.get(to as usize) {
-                    Some(&(_, layer)) if layer != 0 => {}
-                    _ => return invalid("a link to a leaf that does not exist"),
-                }
-                if matches!(Entry::decode(leaves.words(to)[index].load(Relaxed)), Entry::Empty | Entry::Link(_)) {
-                    return invalid("a link to an entry that is empty or a link");
-                }
-                leaves.make_counts(to, Purpose::Move, budget)?;
-                self.core.parts().link(to, index);
+    /// Counts the links and sharers of the entries since the last round. The pool's own entries that
+    /// have got none by then will have none.
+    fn count_references(&mut self) -> Result<(), ImportError> {
+        let grown = std::mem::take(&mut self.grown);
+        let new = self.leaves[self.old_leaves..].iter().map(|(leaf, _)| leaf.number());
+        let new_entries = new.clone().flat_map(|leaf| (0..LEAF_SLOTS).map(move |at| Leaves::entry_number(leaf, at)));
+        for number in grown.iter().copied().chain(new_entries) {
+            self.count_reference(number)?;
+        }
+        let mut changed: Vec<Owner> = grown.iter().map(|&number| Leaves::leaf_of(number).0).chain(new).collect();
+        changed.dedup();
+        for leaf in changed {
+            if self.leaves[leaf as usize].1 == 0 {
+                self.drop_unshared(leaf);
             }
         }
         Ok(())
     }
 
-    /// Frees entries that nothing refers to, of leaves in no tree, and those leaves that have no
-    /// other. The others live by links alone.
-    fn drop_unused_leaves(&self) {
-        for leaf in self.leaves_of_trees(false) {
-            self.drop_unlinked(leaf);
-            self.core.parts().drop_life(leaf);
+    /// Counts what an entry leads to.
+    fn count_reference(&self, number: u64) -> Result<(), ImportError> {
+        let Core { leaves, budget, .. } = &**self.core;
+        let (to, index) = match Entry::decode(leaves.word(number).load(Relaxed)) {
+            Entry::Link(to) => (to, Leaves::leaf_of(number).1),
+            Entry::Shared { number, .. } => Leaves::leaf_of(number),
+            _ => return Ok(()),
+        };
+        let is_shared = Entry::decode(leaves.word(number).load(Relaxed)).is_shared();
+        match self.leaves.get(to as usize) {
+            Some(&(_, layer)) if (layer == 0) == is_shared => {}
+            _ => return invalid("a link to a leaf that does not exist, or a shared object of one"),
         }
+        match Entry::decode(leaves.words(to)[index].load(Relaxed)) {
+            Entry::Empty | Entry::Link(_) => return invalid("an entry that leads to one that is empty, or leads on"),
+            _ => {}
+        }
+        leaves.make_counts(to, Purpose::Move, budget)?;
+        self.core.parts().link(to, index);
+        Ok(())
     }
 
-    /// Empties the entries of a leaf that have no links.
-    fn drop_unlinked(&self, leaf: Owner) {
-        let Core { leaves, .. } = &**self.core;
+    /// Frees the objects of a leaf of the pool's own that no entry shares, and prepares it for more.
+    fn drop_unshared(&mut self, leaf: Owner) {
+        let Core { leaves, common, .. } = &**self.core;
         let layer = leaves.layer(leaf);
         for (index, word) in leaves.words(leaf).iter().enumerate() {
             if leaves.counts(leaf).is_none_or(|counts| counts[index].load(Relaxed) == 0) {
@@ -513,40 +585,37 @@ impl<'a> Import<'a> {
                 self.core.free(entry);
             }
         }
-    }
-
-    /// Counts the sharers of the pool's own objects.
-    fn count_sharers(&self) -> Result<(), ImportError> {
-        let Core { leaves, budget, .. } = &**self.core;
-        for leaf in self.leaves_of_trees(true).chain(self.leaves_of_trees(false)) {
-            for word in leaves.words(leaf) {
-                let Entry::Shared { number, .. } = Entry::decode(word.load(Relaxed)) else { continue };
-                let (to, index) = Leaves::leaf_of(number);
-                match self.leaves.get(to as usize) {
-                    Some(&(_, 0)) if Entry::decode(leaves.word(number).load(Relaxed)).object().is_some() => {}
-                    _ => return invalid("a shared object that does not exist"),
-                }
-                leaves.make_counts(to, Purpose::Move, budget)?;
-                self.core.parts().link(to, index);
-            }
+        let is_empty = |word: &crate::sync::AtomicU64| Entry::decode(word.load(Relaxed)) == Entry::Empty;
+        if leaves.words(leaf).iter().any(is_empty) {
+            common.roomy().insert(leaf);
+        } else {
+            common.roomy().remove(&leaf);
         }
-        Ok(())
+        if leaves.lives(leaf).load(Relaxed) == 1 {
+            self.bare.push(leaf);
+        }
     }
 
-    /// Frees the pool's own objects that no entry shares, and prepares the others for more.
-    fn drop_unshared(&self) {
+    /// Frees what no disk has: parts of rounds, and leaves of the pool's own without objects.
+    fn drop_unused(&self) {
         let Core { leaves, common, .. } = &**self.core;
-        for leaf in self.own_leaves() {
-            self.drop_unlinked(leaf);
-            if leaves.lives(leaf).load(Relaxed) == 1 {
-                self.core.parts().drop_life(leaf);
-                continue;
-            }
-            leaves.uses(leaf).store(1, Relaxed);
-            if leaves.words(leaf).iter().any(|word| Entry::decode(word.load(Relaxed)) == Entry::Empty) {
-                common.roomy().insert(leaf);
+        let mut unused = Unused::default();
+        for &(leaf, _) in self.leaves.iter().filter(|&&(_, layer)| layer != 0) {
+            if leaves.uses(leaf.number()).load(Relaxed) == 0 {
+                unused.add(leaf.number(), 0);
             }
         }
+        for &(node, _, level) in &self.nodes {
+            if leaves.node_uses(node.number()).load(Relaxed) == 0 {
+                unused.add(node.number(), level);
+            }
+        }
+        for &leaf in self.bare.iter().filter(|&&leaf| leaves.lives(leaf).load(Relaxed) == 1) {
+            common.roomy().remove(&leaf);
+            leaves.uses(leaf).store(0, Relaxed);
+            self.core.parts().drop_life(leaf);
+        }
+        self.core.leave(unused);
     }
 
     /// Checks that only one disk can change a part.
@@ -554,16 +623,18 @@ impl<'a> Import<'a> {
         let leaves = &self.core.leaves;
         let is_top = |layer: u32| self.layers[layer as usize].is_top;
         let is_others = |layer: u32, own: u32| layer != own && is_top(layer);
-        for (leaf, _) in self.leaves.iter().filter(|&&(_, layer)| is_top(layer)) {
+        if self.layers.iter().any(|layer| layer.is_top && layer.is_old) {
+            return invalid("a layer of a disk's own in a round");
+        }
+        for (leaf, _) in self.leaves[self.old_leaves..].iter().filter(|&&(_, layer)| is_top(layer)) {
             let counts = [leaves.uses(leaf.number()), leaves.lives(leaf.number())];
             if counts.map(|count| count.load(Relaxed)) != [1, 1] {
                 return invalid("a leaf of a disk's own with other users, or without one");
             }
         }
-        for &(node, layer, level) in &self.nodes {
-            let uses = leaves.node_uses(node.number()).load(Relaxed);
-            if uses == 0 || is_top(layer) && uses != 1 {
-                return invalid("a node without a user, or one of a disk's own with others");
+        for &(node, layer, level) in &self.nodes[self.old_nodes..] {
+            if is_top(layer) && leaves.node_uses(node.number()).load(Relaxed) != 1 {
+                return invalid("a node of a disk's own with other users, or without one");
             }
             for place in leaves.node(node.number()) {
                 let name = place.load(Relaxed);

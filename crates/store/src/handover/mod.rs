@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! stream   "pagefold", blocks: header, tables, leaves, nodes, disks, hints, end
+//!          or header, tables, for each round: leaves, more, nodes, hints, round
+//!             and then leaves, more, nodes, disks, end
 //! block    kind: 2 │ flags: 2 │ len: 4 │ check: 4 │ len bytes
 //! header   page bytes: 4 │ slots of a leaf: 4 │ mem_used_max: 8 │ trainings: 8 │ useless: 8 │
 //!          gain: 8 │ age: 8 │ stride: 4 │ codec's name: length (2), text │ seeds of hints: 8, 8
@@ -11,16 +13,26 @@
 //!            0 empty │ 1 hole │ 2 same: word (8) │ 3 object: length − 1 (2), bytes │ 4 raw: a page
 //!            5 link: leaf (4) │ 6 shared: length − 1 (2), leaf (4), index (1)
 //!          The upper half of an object's tag is the number of its tables.
+//! more     for each: leaf: 4 │ count: 1 │ for each entry: index (1), tag (1), as in a leaf
 //! nodes    for each: layer: 4 │ level: 1 │ count: 1 │ for each place: index (1), part (4)
 //! disks    for each: len: 4 │ slots: 8 │ limit: 8 │ flags: 4 │ root: kind (1), level (1), node (4) │
 //!          layer: 4 │ count: 4, earlier layers: 4 each │ length of the note: 4, note
 //! hints    hash: 4 │ for each: bits of the hash (8), leaf (4), index (1)     may be skipped
-//! end      leaves: 4 │ nodes: 4 │ disks: 4 │ objects: 8
+//! round    leaves: 4 │ nodes: 4 │ objects: 8
+//! end      leaves: 4 │ nodes: 4 │ disks: 4 │ objects: 8 │ mem_used_max: 8
 //! ```
 //!
 //! Numbers are little-endian. Leaves and nodes are numbered in the order of the stream, layers in
 //! the order in which they first occur; layer 0 is that of the pool's own entries (`common.rs`). A
-//! node comes after the parts that it names, and names none of a higher level.
+//! node comes after the parts that it names, and names none of a higher level. Of a leaf in no tree,
+//! a stream has the entries that others refer to.
+//!
+//! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): a round has what the
+//! disks had at some instant, as far as earlier rounds have not, and the rest of the stream has the
+//! disks, whose nodes name parts of all rounds. An entry, once written, stays what it is until the
+//! end: it may get other tables or become shared, but its page does not change (`precopy.rs`). So a
+//! reader takes an entry once, and a block of `more` only fills empty ones. What no disk has in the
+//! end is freed.
 //!
 //! **Versions.** A reader ignores what follows the fields that it knows in a header, a disk's record
 //! or the end, and blocks of unknown kinds with the flag [`MAY_SKIP`]. It refuses other unknown
@@ -35,6 +47,8 @@
 mod blocks;
 mod export;
 mod import;
+mod precopy;
+mod shadows;
 
 use std::io;
 
@@ -42,6 +56,8 @@ use crate::{
     disk::Disk,
     pool::{NewPoolError, Pool},
 };
+
+pub use self::precopy::Precopy;
 
 /// The first bytes of a stream.
 const MAGIC: [u8; 8] = *b"pagefold";
@@ -53,6 +69,8 @@ const LEAVES: u16 = 3;
 const NODES: u16 = 4;
 const DISKS: u16 = 5;
 const HINTS: u16 = 6;
+const ROUND: u16 = 7;
+const MORE: u16 = 8;
 const END: u16 = 0xffff;
 
 /// The flag of a block that a reader which does not know its kind may skip.
@@ -121,6 +139,10 @@ pub enum ExportError {
     /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
+    /// The pool needed the memory that what rounds have written takes, or another [`Precopy`] of it
+    /// exists.
+    #[error("the pool needs the memory that a stream in rounds takes")]
+    Ended,
     /// A disk is of another pool, or clean.
     #[error("disk {number} of the export is of another pool, or only caches what is elsewhere")]
     NotOfPool {

@@ -142,6 +142,8 @@ struct Sets {
     trained: Option<(Instant, u64)>,
     /// The numbers of trained tables, the oldest first, the current one last.
     order: Vec<u8>,
+    /// Whether no tables are added or freed.
+    is_kept: bool,
 }
 
 struct Sampling {
@@ -172,7 +174,7 @@ impl Training {
         of[0] = Some(first);
         Some(Self {
             plan,
-            sets: Mutex::new(Sets { of, trained: None, order: Vec::with_capacity(NUMBERS) }),
+            sets: Mutex::new(Sets { of, trained: None, order: Vec::with_capacity(NUMBERS), is_kept: false }),
             sampling: Mutex::new(Sampling { entries: Vec::with_capacity(plan.sample_pages), busy: false }),
             current: AtomicU8::new(0),
             objects: array::from_fn(|_| CachePadded::default()),
@@ -222,6 +224,12 @@ impl Training {
         let sets = lock(&self.sets);
         let numbers = iter::once(0).chain(sets.order.iter().copied());
         numbers.filter_map(|number| Some((number, sets.of[usize::from(number)].clone()?))).collect()
+    }
+
+    /// Sets whether no tables are added or freed: the reader of a stream in rounds has those of its
+    /// begin, with their numbers. What is trained meanwhile is lost.
+    pub(crate) fn keep(&self, is_kept: bool) {
+        lock(&self.sets).is_kept = is_kept;
     }
 
     /// Makes a new training go on where another one was, with its [`numbered`](Self::numbered)
@@ -373,6 +381,9 @@ impl Training {
     /// Trains on one sample.
     fn train(&self, entries: &[u64], pool: &dyn Trainee) {
         let budget = pool.budget();
+        if lock(&self.sets).is_kept {
+            return;
+        }
         self.free_unused(pool);
         // The last room of a pool near its limit is left to its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
@@ -410,7 +421,7 @@ impl Training {
         let bytes = tables.memory_bytes() as u64;
         let mut sets = lock(&self.sets);
         let free = sets.of.iter().position(Option::is_none);
-        if let Some(number) = free
+        if let Some(number) = free.filter(|_| !sets.is_kept)
             && self.take(budget, bytes)
         {
             sets.of[number] = Some(tables);
@@ -443,6 +454,9 @@ impl Training {
             }
         });
         let mut sets = lock(&self.sets);
+        if sets.is_kept {
+            return;
+        }
         for number in (0..NUMBERS).filter(|&number| unused[number]) {
             if let Some(tables) = sets.of[number].take() {
                 self.give(pool.budget(), tables.memory_bytes() as u64);

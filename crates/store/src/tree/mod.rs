@@ -41,6 +41,7 @@
 
 mod layers;
 mod parts;
+mod shadows;
 mod storage;
 
 use std::sync::PoisonError;
@@ -49,6 +50,7 @@ use self::storage::FAN_BITS;
 pub(crate) use self::{
     layers::{Layers, Sums},
     parts::{EntryCounter, HOLE, NOTHING, Parts, Unused, entry_below, names_part},
+    shadows::Shadows,
     storage::{LEAF_BYTES, LEAF_SLOTS, PartId, PartStorage},
 };
 use crate::{

@@ -79,6 +79,11 @@ pub(crate) struct Unused {
 }
 
 impl Unused {
+    /// Adds a part that has no use.
+    pub(crate) fn add(&mut self, number: u32, level: u32) {
+        self.parts.push((number, level));
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.words.is_empty()
     }

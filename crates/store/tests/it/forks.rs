@@ -5,10 +5,13 @@ use std::{
     thread,
 };
 
-use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Status, StatusRun};
+use pagefold_store::{Disk, Error, PAGE_SIZE, Page, Pool, PoolConfig, Precopy, Status, StatusRun};
 use proptest::prelude::*;
 
-use crate::{handover::handed_over, pages::mixed};
+use crate::{
+    handover::{handed_over, handed_over_after},
+    pages::mixed,
+};
 
 /// Returns a page that identifies the version; some are one repeated word, and some do not
 /// compress.
@@ -81,17 +84,38 @@ impl Modelled {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write { slot: u64 },
-    Update { slot: u64 },
-    UpdateHeld { slot: u64 },
-    UpdateOver { slot: u64 },
-    Zero { slot: u64 },
-    Discard { slot: u64, count: u64 },
-    Resize { slots: u64 },
+    Write {
+        slot: u64,
+    },
+    Update {
+        slot: u64,
+    },
+    UpdateHeld {
+        slot: u64,
+    },
+    UpdateOver {
+        slot: u64,
+    },
+    Zero {
+        slot: u64,
+    },
+    Discard {
+        slot: u64,
+        count: u64,
+    },
+    Resize {
+        slots: u64,
+    },
     Fork,
-    Become { other: usize },
+    Become {
+        other: usize,
+    },
     Drop,
     Compact,
+    /// Writes a round of a stream, to which the pool is handed over at last.
+    Round,
+    /// Gives such a stream up.
+    GiveUp,
     HandOver,
 }
 
@@ -114,6 +138,8 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
         2 => any::<usize>().prop_map(|other| Op::Become { other }),
         2 => Just(Op::Drop),
         1 => Just(Op::Compact),
+        2 => Just(Op::Round),
+        1 => Just(Op::GiveUp),
         1 => Just(Op::HandOver),
     ];
     (any::<usize>(), op)
@@ -128,6 +154,7 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
         Modelled { disk: disk.expect("a disk"), model: vec![Held::Nothing; SLOTS as usize] }
     };
     let mut disks = vec![new(&pool)];
+    let mut ahead: Option<(Precopy, Vec<u8>)> = None;
     for (version, (at, op)) in (1u64..).zip(ops) {
         let version = if dedupe { version % 7 + 1 } else { version };
         let many = disks.len();
@@ -206,9 +233,19 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
             Op::Drop if many > 1 => drop(disks.swap_remove(at)),
             Op::Drop => disks[0] = new(&pool),
             Op::Compact => pool.compact(),
+            Op::Round => {
+                let begin = || (Precopy::begin(&pool).expect("the only one"), Vec::new());
+                let (precopy, stream) = ahead.get_or_insert_with(begin);
+                let before: Vec<&Disk> = disks.iter().map(|modelled| &modelled.disk).collect();
+                precopy.round(&before, stream).expect("a round");
+            }
+            Op::GiveUp => ahead = None,
             Op::HandOver => {
                 let before: Vec<&Disk> = disks.iter().map(|modelled| &modelled.disk).collect();
-                let imported = handed_over(&pool, &before, config.clone());
+                let imported = match ahead.take() {
+                    None => handed_over(&pool, &before, config.clone()),
+                    Some(rounds) => handed_over_after(rounds, &pool, &before, config.clone(), dedupe),
+                };
                 for (modelled, disk) in disks.iter_mut().zip(imported.disks) {
                     modelled.disk = disk.disk;
                 }
@@ -216,6 +253,7 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
             }
         }
     }
+    drop(ahead);
     disks.iter().try_for_each(Modelled::check)?;
     pool.check().map_err(TestCaseError::fail)?;
     while let Some(last) = disks.pop() {

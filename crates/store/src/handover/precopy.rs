@@ -1,0 +1,125 @@
+//! Writes most of a pool's stream while its disks are in use.
+//!
+//! ```text
+//! round:   shadow ← each disk at some instant; write what the shadows have and no earlier round has
+//! finish:  nobody changes the disks: write what they have and no round has, and the disks
+//! ```
+//!
+//! All shadows stay until the end (`shadows.rs`). So what a round has written keeps its number and
+//! its place in the pool, and what differs between a disk and its last shadow is what was written
+//! since: parts of the layer that the disk got then. Nothing else is visited, so `finish` takes time
+//! for that and for each disk, whatever the pool stores.
+//!
+//! What rounds have written changes in two ways that keep its pages. An object may be compressed
+//! with other tables: until the end, tables are neither added nor freed (`training.rs`). Or a disk's
+//! object may become one of the pool's own (`common.rs`), because another disk has written an equal
+//! page: the stream then has that object twice.
+
+use std::{fmt, io::Write, sync::Arc};
+
+use super::{
+    ExportError, ExportedDisk,
+    export::{Export, Known, check_disks, check_notes, roots},
+};
+use crate::{core::Core, disk::Disk, pool::Pool};
+
+/// A stream of a pool that is written in several rounds while the disks are in use, and then ended
+/// while nobody changes them. [`Pool::import`] reads it like that of [`Pool::export`].
+///
+/// Until this is dropped, the pool keeps what was written: a page that a client replaces takes its
+/// memory once more. A client gets no [`Error::Full`](crate::Error::Full) because of that, and no
+/// [`Error::DiskFull`](crate::Error::DiskFull): it ends the stream instead, whose next call returns
+/// [`ExportError::Ended`]. At most 768 bytes for each 256 KiB that a disk has changed meanwhile stay
+/// in use afterwards.
+///
+/// ```
+/// use pagefold_store::{ExportedDisk, PAGE_SIZE, Pool, PoolConfig, Precopy};
+///
+/// let pool = Pool::new(PoolConfig::default())?;
+/// let disk = pool.disk(1000)?;
+/// disk.write(5, &[7; PAGE_SIZE])?;
+/// let (mut stream, mut precopy) = (Vec::new(), Precopy::begin(&pool)?);
+/// precopy.round(&[&disk], &mut stream)?;
+/// disk.write(6, &[8; PAGE_SIZE])?;
+/// precopy.finish(&[ExportedDisk { disk: &disk, note: b"" }], &mut stream)?;
+///
+/// let imported = Pool::import(PoolConfig::default(), &mut &stream[..])?;
+/// let mut page = [0; PAGE_SIZE];
+/// imported.disks[0].disk.read(6, &mut page)?;
+/// assert_eq!(page, [8; PAGE_SIZE]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Precopy {
+    core: Arc<Core>,
+    stream: u64,
+    known: Known,
+}
+
+impl fmt::Debug for Precopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Precopy").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl Precopy {
+    /// Begins a stream. A pool has at most one in rounds.
+    ///
+    /// # Errors
+    /// [`ExportError::Ended`]: there is one.
+    pub fn begin(pool: &Pool) -> Result<Self, ExportError> {
+        let core = Arc::clone(pool.core());
+        let stream = core.begin_shadows().ok_or(ExportError::Ended)?;
+        Ok(Self { known: Known::new(&core), core, stream })
+    }
+
+    /// Writes what each of the disks has at some instant during the call, as far as earlier rounds
+    /// have not written it. Returns the number of bytes written. The disks may be in use, and may be
+    /// others than those of the round before.
+    ///
+    /// # Errors
+    /// See [`ExportError`]. After an error the stream cannot be used.
+    pub fn round(&mut self, disks: &[&Disk], out: &mut dyn Write) -> Result<u64, ExportError> {
+        let Self { core, stream, known } = self;
+        check_disks(core, disks.iter().copied())?;
+        let mut shadows = Vec::with_capacity(disks.len());
+        for disk in disks {
+            let tree = disk.shadow().map_err(|_| ExportError::Ended)?;
+            shadows.push(tree.root());
+            if !core.add_shadow(*stream, tree) {
+                return Err(ExportError::Ended);
+            }
+        }
+        let first = known.leaves_count();
+        let mut export = Export::begin(core, known, Some(*stream), out)?;
+        export.parts(shadows)?;
+        export.hints(first)?;
+        export.end_round()
+    }
+
+    /// Returns whether the stream has ended because the pool or a disk needed memory. That cannot happen
+    /// while nobody changes the disks.
+    pub fn has_ended(&self) -> bool {
+        !self.core.shadows.are_there(self.stream)
+    }
+
+    /// Ends the stream: writes what the disks have and no round has. No other thread may change the
+    /// disks from before this call until it returns. Returns the number of bytes written.
+    ///
+    /// # Errors
+    /// See [`ExportError`].
+    pub fn finish(mut self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<u64, ExportError> {
+        let Self { core, stream, known } = &mut self;
+        check_disks(core, disks.iter().map(|exported| exported.disk))?;
+        check_notes(disks)?;
+        let mut export = Export::begin(core, known, Some(*stream), out)?;
+        export.parts(roots(disks))?;
+        export.disks(disks)?;
+        export.end(disks.len())
+    }
+}
+
+impl Drop for Precopy {
+    fn drop(&mut self) {
+        self.core.end_shadows_of(self.stream);
+    }
+}

@@ -1,0 +1,62 @@
+//! Beginning and ending a pool's [`Shadows`](crate::tree::Shadows).
+
+use std::sync::Arc;
+
+use crate::{core::Core, streams::Training, tree::Tree};
+
+impl Core {
+    /// Begins a stream that needs shadows, and returns its number; `None` if there is one already.
+    pub(crate) fn begin_shadows(&self) -> Option<u64> {
+        let mut trees = self.shadows.trees();
+        if trees.is_some() {
+            return None;
+        }
+        *trees = Some(Vec::new());
+        self.training.iter().for_each(|training: &Training| training.keep(true));
+        Some(self.shadows.stream())
+    }
+
+    /// Keeps a shadow for the stream of this number. Returns false if that has ended.
+    pub(crate) fn add_shadow(self: &Arc<Self>, stream: u64, tree: Tree) -> bool {
+        let mut trees = self.shadows.trees();
+        match &mut *trees {
+            Some(trees) if self.shadows.are_there(stream) => {
+                trees.push(tree);
+                true
+            }
+            _ => {
+                drop(trees);
+                self.leave_later(tree.end(self.parts()));
+                false
+            }
+        }
+    }
+
+    /// Ends the stream that needs shadows, and frees what only they have. Returns false if there is
+    /// none. The caller must not hold a stream, an entry or a lock of the pool.
+    pub(crate) fn end_shadows(self: &Arc<Self>) -> bool {
+        let Some(trees) = self.drop_shadows() else { return false };
+        trees.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));
+        while self.has_freed() {}
+        true
+    }
+
+    /// Does the same for the stream of this number; what only its shadows have is freed in the
+    /// background.
+    pub(crate) fn end_shadows_of(self: &Arc<Self>, stream: u64) {
+        if self.shadows.are_there(stream)
+            && let Some(trees) = self.drop_shadows()
+        {
+            trees.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));
+        }
+    }
+
+    fn drop_shadows(&self) -> Option<Vec<Tree>> {
+        let mut trees = self.shadows.trees();
+        let taken = trees.take()?;
+        // Before anything is freed: see `are_there`.
+        self.shadows.end();
+        self.training.iter().for_each(|training: &Training| training.keep(false));
+        Some(taken)
+    }
+}
