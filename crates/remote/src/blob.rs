@@ -23,7 +23,6 @@ use crate::{
     location::shown,
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
-    sum::Sum,
     trace::Touches,
 };
 
@@ -45,8 +44,9 @@ const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 /// The chunks that were read last stay in memory, up to this many bytes.
 const RECENT_BYTES: usize = 16 << 20;
 
-/// So often in a row a chunk may differ from its sum. Then the server's file is another one.
-const MOST_WRONG_SUMS: u32 = 3;
+/// So often in a row a chunk may differ from its sum. Then the server's file is another one. Each
+/// mirror may send it once more.
+const MOST_WRONG_SUMS: usize = 3;
 
 type Bytes = Arc<[u8]>;
 
@@ -352,7 +352,7 @@ impl Blob {
         // Another process may have fetched some until the lock was free.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
-        let mut wrong_sums = 0;
+        let mut wrong_sums = 0_u32;
         let mut next = 0;
         while next < run.len() {
             if marked.get(next) == Some(&true)
@@ -373,7 +373,8 @@ impl Blob {
             if let Err(failure) = result {
                 wrong_sums = if arrived > 0 { 0 } else { wrong_sums };
                 wrong_sums += u32::from(matches!(failure.error, Error::Sum { .. }));
-                patience.wait(Failure { passing: failure.passing && wrong_sums < MOST_WRONG_SUMS, ..failure })?;
+                let is_hopeless = wrong_sums as usize >= MOST_WRONG_SUMS + ranges.ways() - 1;
+                patience.wait(Failure { passing: failure.passing && !is_hopeless, ..failure })?;
             }
         }
         Ok(fetched)
@@ -390,7 +391,7 @@ impl Blob {
         let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
         self.requests.fetch_add(1, Relaxed);
         let mut body = ranges.open(range, patience.until())?;
-        self.receive(&mut body, run, patience, fetched).inspect_err(|_| ranges.forget())
+        self.receive(&mut body, run, patience, fetched).map_err(|failure| ranges.failed(&body, failure))
     }
 
     /// Reads adjacent chunks from a body.
@@ -406,7 +407,7 @@ impl Blob {
             let mut bytes = vec![0; (stored.end - stored.start) as usize];
             body.fill(&mut bytes, patience.limit())?;
             self.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
-            if self.is_verified && Sum::of(&bytes) != self.index.sum(landing.chunk) {
+            if self.is_verified && !self.index.is_right(landing.chunk, &bytes) {
                 let what = format!("the part of {} bytes at byte {}", bytes.len(), stored.start);
                 return Err(Failure::passing(Error::Sum { url: shown(body.url()), what }));
             }
@@ -587,7 +588,7 @@ impl Claim<'_> {
     pub(crate) fn land(mut self, bytes: Vec<u8>) -> bool {
         let Landing { blob, chunk, .. } = self.landing;
         blob.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
-        let is_right = Sum::of(&bytes) == blob.index.sum(chunk);
+        let is_right = blob.index.is_right(chunk, &bytes);
         if is_right {
             if let Some(chunks) = &blob.chunks {
                 chunks.write(chunk, &bytes);

@@ -9,7 +9,10 @@ use std::{collections::HashSet, io, ops::Range};
 use pagefold_erofs::{FileKind, Image};
 use pagefold_storage::ReadAt;
 
-use crate::index::{Index, Indexing};
+use crate::{
+    index::{Index, Indexing},
+    verity::Tree,
+};
 
 /// Cuts are at multiples of this, if clusters do not decide.
 const UNIT_BYTES: u64 = 4096;
@@ -22,6 +25,11 @@ const MOST_CHUNKS: u64 = 32 << 10;
 
 /// The usual length of the longest chunks. One cluster may have more.
 const MOST_BYTES: u64 = 1 << 20;
+
+/// Returns the usual length of a chunk in an image of `size_bytes`.
+pub(crate) fn usual_bytes(size_bytes: u64) -> u64 {
+    (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(USUAL_BYTES, MOST_BYTES)
+}
 
 /// Where the clusters of an image start and end, in order.
 #[derive(Clone, Debug, Default)]
@@ -86,10 +94,7 @@ impl Clusters {
 
     /// Returns the chunks of an image of `size_bytes`.
     pub(crate) fn chunks(&self, size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-        self.chunks_of(
-            size_bytes,
-            (size_bytes / MOST_CHUNKS).next_multiple_of(UNIT_BYTES).clamp(USUAL_BYTES, MOST_BYTES),
-        )
+        self.chunks_of(size_bytes, usual_bytes(size_bytes))
     }
 
     fn chunks_of(&self, size_bytes: u64, target_bytes: u64) -> impl Iterator<Item = Range<u64>> {
@@ -108,6 +113,12 @@ impl Clusters {
 /// The image cannot be read.
 pub fn index(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<Index> {
     index_with(image, clusters, &mut |_| {})
+}
+
+/// Returns the index of an image whose sums a tree has.
+pub(crate) fn of_tree(tree: Tree) -> Index {
+    let chunk_bytes = usual_bytes(tree.place().offset);
+    Index::of_tree(tree, chunk_bytes)
 }
 
 /// As [`index`]. Calls `each` with all bytes in order.
