@@ -44,9 +44,8 @@ const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 /// The chunks that were read last stay in memory, up to this many bytes.
 const RECENT_BYTES: usize = 16 << 20;
 
-/// So often in a row a chunk may differ from its sum. Then the server's file is another one. Each
-/// mirror may send it once more.
-const MOST_WRONG_SUMS: usize = 3;
+/// So often in a row a chunk may differ from its sum. Then the server's file is another one.
+const MOST_WRONG_SUMS: u32 = 3;
 
 type Bytes = Arc<[u8]>;
 
@@ -352,7 +351,7 @@ impl Blob {
         // Another process may have fetched some until the lock was free.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
-        let mut wrong_sums = 0_u32;
+        let mut wrong_sums = 0;
         let mut next = 0;
         while next < run.len() {
             if marked.get(next) == Some(&true)
@@ -373,14 +372,13 @@ impl Blob {
             if let Err(failure) = result {
                 wrong_sums = if arrived > 0 { 0 } else { wrong_sums };
                 wrong_sums += u32::from(matches!(failure.error, Error::Sum { .. }));
-                let is_hopeless = wrong_sums as usize >= MOST_WRONG_SUMS + ranges.ways() - 1;
-                patience.wait(Failure { passing: failure.passing && !is_hopeless, ..failure })?;
+                patience.wait(Failure { passing: failure.passing && wrong_sums < MOST_WRONG_SUMS, ..failure })?;
             }
         }
         Ok(fetched)
     }
 
-    /// Requests adjacent chunks once. Adds those that arrive as they should be to `fetched`.
+    /// Requests adjacent chunks, once on each way. Adds those that arrive as they should be to `fetched`.
     fn stream(
         &self,
         ranges: &Ranges,
@@ -388,10 +386,21 @@ impl Blob {
         patience: &mut Patience,
         fetched: &mut Vec<(usize, Bytes)>,
     ) -> Result<(), Failure> {
-        let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
-        self.requests.fetch_add(1, Relaxed);
-        let mut body = ranges.open(range, patience.until())?;
-        self.receive(&mut body, run, patience, fetched).map_err(|failure| ranges.failed(&body, failure))
+        let (before, end) = (fetched.len(), self.index.stored(run[run.len() - 1].chunk).end);
+        let mut tries = ranges.ways();
+        loop {
+            let left = &mut run[fetched.len() - before..];
+            self.requests.fetch_add(1, Relaxed);
+            let mut body = ranges.open(self.index.stored(left[0].chunk).start..end, patience.until())?;
+            let Err(failure) = self.receive(&mut body, left, patience, fetched) else { return Ok(()) };
+            tries -= 1;
+            match ranges.failed(&body, failure) {
+                // A way may be tried again after a while: that takes patience.
+                Ok(failure) if tries == 0 => return Err(Failure { passing: true, ..failure }),
+                Ok(_) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 
     /// Reads adjacent chunks from a body.

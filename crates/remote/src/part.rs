@@ -190,7 +190,7 @@ impl Read for Download<'_> {
             };
             let filled = opened.and_then(|mut body| {
                 let filled = body.fill(&mut buf[..len], self.patience.limit());
-                filled.map_err(|failure| self.ranges.failed(&body, failure))?;
+                filled.inspect_err(|_| self.ranges.forget(&body))?;
                 Ok(body)
             });
             match filled {

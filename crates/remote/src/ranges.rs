@@ -126,16 +126,24 @@ impl Ranges {
         Ok(RangeBody { url: reply.url.clone(), way, body: reply.into_body(until), left, is_exact })
     }
 
-    /// Notes that a body was not as it should be: where redirects led is forgotten, and another way is
-    /// tried before this one. Returns the failure, which passes if there is such a way.
-    pub(crate) fn failed(&self, body: &RangeBody, failure: Failure) -> Failure {
+    /// Forgets where redirects led, after a body from there that was not as it should be.
+    pub(crate) fn forget(&self, body: &RangeBody) {
+        self.ways[body.way].forget();
+    }
+
+    /// Notes that a body was not as it should be: where redirects led is forgotten, and other ways are
+    /// tried before this one. Returns the failure.
+    ///
+    /// # Errors
+    /// The failure, if it came on the last way.
+    pub(crate) fn failed(&self, body: &RangeBody, failure: Failure) -> Result<Failure, Failure> {
         let way = &self.ways[body.way];
         way.forget();
         if body.way + 1 == self.ways.len() {
-            return failure;
+            return Err(failure);
         }
         way.avoid(&failure);
-        Failure { passing: true, ..failure }
+        Ok(failure)
     }
 
     /// Returns the reply to a request for a range, which must not be empty, the object's size, and the

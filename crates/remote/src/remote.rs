@@ -459,7 +459,7 @@ impl Opener<'_> {
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
                 let ranges = Ranges::new(Arc::clone(&self.client), registry.ways(of)?);
-                self.patience().repeat(|until| self.fetch_index(&ranges, range.clone(), layer, until))?
+                self.patience().repeat(|until| self.fetch_index(&ranges, &range, layer, until))?
             }
         };
         // What is in the cache may be longer than the manifest says.
@@ -472,25 +472,29 @@ impl Opener<'_> {
         Ok(Remote::new(image, sum.to_string()))
     }
 
-    /// Returns the chunk index of a layer, or that of its tree.
-    fn fetch_index(&self, ranges: &Ranges, at: Range<u64>, layer: &Layer, until: Instant) -> Result<Index, Failure> {
+    /// Returns the chunk index of a layer, or that of its tree, from the first way that has it.
+    fn fetch_index(&self, ranges: &Ranges, at: &Range<u64>, layer: &Layer, until: Instant) -> Result<Index, Failure> {
         let mut bytes = vec![0; (at.end - at.start) as usize];
         if bytes.is_empty() {
             return Ok(Index::decode(&bytes, &self.name())?);
         }
         let limit = until.saturating_duration_since(Instant::now());
-        let mut body = ranges.open(at, until)?;
-        body.fill(&mut bytes, limit).map_err(|failure| ranges.failed(&body, failure))?;
+        for _ in 0..ranges.ways() {
+            let mut body = ranges.open(at.clone(), until)?;
+            let read = body.fill(&mut bytes, limit).and_then(|()| self.read_index(&bytes, layer));
+            let Err(failure) = read else { return read };
+            ranges.failed(&body, failure)?;
+        }
+        Err(Failure::passing(server(&ranges.url(), "the server and its mirrors fail in turn")))
+    }
+
+    fn read_index(&self, bytes: &[u8], layer: &Layer) -> Result<Index, Failure> {
         let url = self.name();
-        let wrong = match (&layer.index, &layer.tree) {
-            (Some(place), _) if Sum::of(&bytes) == place.sum() => return Ok(Index::decode(&bytes, &url)?),
-            (None, Some(place)) => match Tree::read(place, &bytes) {
-                Ok(tree) => return Ok(of_tree(tree)),
-                Err(what) => Error::Tree { url, what },
-            },
-            _ => Error::Sum { url, what: "the chunk index".to_owned() },
-        };
-        Err(ranges.failed(&body, wrong.into()))
+        match (&layer.index, &layer.tree) {
+            (Some(place), _) if Sum::of(bytes) == place.sum() => Ok(Index::decode(bytes, &url)?),
+            (None, Some(place)) => Ok(of_tree(Tree::read(place, bytes).map_err(|what| Error::Tree { url, what })?)),
+            _ => Err(Error::Sum { url, what: "the chunk index".to_owned() }.into()),
+        }
     }
 }
 

@@ -142,8 +142,8 @@ proptest! {
         let fixed = pushed(&path, &origin.url("1")).fixed;
         let before = origin.gets();
         let mirrors: Vec<_> = faults.iter().map(|fault| (*fault, origin.mirror(*fault))).collect();
-        let urls: Vec<_> = mirrors.iter().map(|(fault, mirror)| match fault {
-            Gone => "http://127.0.0.1:1".to_owned(),
+        let urls: Vec<_> = mirrors.iter().zip(1..).map(|((fault, mirror), port)| match fault {
+            Gone => format!("http://127.0.0.1:{port}"),
             _ => mirror.url(""),
         }).collect();
         let hosts = origin.hosts(&urls);
