@@ -149,10 +149,9 @@ impl Blob {
         Some(range.end - range.start)
     }
 
-    /// Returns whether any of these chunks is missing. Those that do not exist are not.
-    pub(crate) fn lacks(&self, chunks: impl IntoIterator<Item = usize>) -> bool {
-        let is_missing = |chunk: usize| chunk < self.index.len() && !self.has(chunk);
-        chunks.into_iter().any(is_missing)
+    /// Returns whether a chunk is missing. One that does not exist is not.
+    pub(crate) fn lacks(&self, chunk: usize) -> bool {
+        chunk < self.index.len() && !self.has(chunk)
     }
 
     fn has(&self, chunk: usize) -> bool {

@@ -97,12 +97,16 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     let Some(known) = known else { return Ok(true) };
     let mut total = 0;
     let mut touches = &trace.touches[..];
+    // Which of them are there is looked up once.
+    let mut there = 0;
     while !touches.is_empty() {
         let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else { return Ok(false) };
         let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
         let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(true) };
         total += window_bytes;
-        if total > MOST_TRACE_BYTES || !open.iter().any(|blob| blob.lacks(of_blobs(touches, &open, blob))) {
+        let is_there = |touch: &&Touch| !open[touch.blob as usize].lacks(touch.chunk as usize);
+        there += touches[there..].iter().take_while(is_there).count();
+        if total > MOST_TRACE_BYTES || there == touches.len() {
             return Ok(true);
         }
         let (window, rest) = touches.split_at(count);
@@ -123,6 +127,7 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
             }
         }
         touches = rest;
+        there = there.saturating_sub(count);
     }
     Ok(true)
 }

@@ -116,6 +116,14 @@ impl Part {
         self.layer.blob
     }
 
+    /// Returns the sum of the bytes that the part was made of, unless the blob has an index besides.
+    pub fn sum_of_bytes(&self) -> Option<Sum> {
+        match self.content {
+            Content::Here { is_appended: true, .. } => None,
+            _ => Some(self.layer.blob),
+        }
+    }
+
     /// Returns the length of the index.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.layer.index.as_ref().map_or(0, IndexPlace::len_bytes)

@@ -156,7 +156,9 @@ impl Registry {
         let mut registry = Self::new(client, reference)?;
         let places = mirrors.places(reference)?;
         let others = places.mirrors.into_iter();
-        let others = others.filter(|place| places.is_replaced || place.base != registry.home.place.base);
+        let home = &registry.home.place;
+        let is_home = |place: &Mirror| place.base == home.base && place.repository == home.repository;
+        let others = others.filter(|place| places.is_replaced || !is_home(place));
         let others: Vec<_> = others.map(Server::of_mirror).collect();
         let last = (!places.is_replaced).then(|| Arc::clone(&registry.home));
         registry.readers = others.into_iter().chain(last).collect();

@@ -9,9 +9,12 @@ use std::{
     thread,
 };
 
-use pagefold_remote::{Cache, Location, Mirrors, Options, Remote, Sum, open};
+use pagefold_remote::{Cache, Location, Mirrors, Options, Part, PushOptions, Remote, Sum, open, push};
 use pagefold_storage::ReadAt;
-use pagefold_testing::web::{Reply, Request, Server};
+use pagefold_testing::{
+    registry::Registry,
+    web::{Reply, Request, Server},
+};
 use serde_json::{Value, json};
 
 use crate::reading::{Random, bytes, index_of};
@@ -249,4 +252,10 @@ fn an_image_with_a_tree() {
         assert!(read(&opened(name, is_offline)).expect("a read") == contents.image);
     }
     assert_eq!(server.requests().len(), requests);
+    // Another registry gets it with its annotations.
+    let Some(registry) = Registry::start("an_image_with_a_tree") else { return };
+    let part = Part::of_remote(&opened(&fixed, false)).expect("a layer");
+    let location = Location::parse(&registry.url("x/y:1")).expect("a location");
+    let pushed = push(&part, &[], &location, &PushOptions::default()).expect("pushed");
+    assert!(read(&opened(&pushed.fixed.to_string(), false)).expect("a read") == contents.image);
 }
