@@ -10,7 +10,6 @@ mod peers;
 mod reads;
 mod snapshot;
 mod socket;
-mod speed;
 mod work;
 mod writes;
 

@@ -25,6 +25,7 @@ mod report;
 mod same_filled;
 mod server;
 mod soak;
+mod speed;
 mod streams;
 mod subjects;
 mod synthetic;

@@ -3,7 +3,8 @@
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
-use super::{depth::page_of, speed::Speed};
+use super::depth::page_of;
+use crate::speed::Speed;
 use crate::{
     load::Random,
     pages::Data,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
-use super::speed::Speed;
+use crate::speed::Speed;
 use crate::{
     load::Random,
     pages::Data,

@@ -10,10 +10,10 @@ use pagefold_erofs::{ClusterCache, FileKind, Image};
 use super::{
     base::{BaseFiles, CACHE_BYTES},
     idle::warm,
-    speed::Speed,
 };
 use crate::{
     load::Random,
+    speed::Speed,
     verdict::{Output, Target::AtLeast},
 };
 

@@ -3,13 +3,11 @@
 use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 
-use super::{
-    depth::{disk_of, page_of},
-    speed::Speed,
-};
+use super::depth::{disk_of, page_of};
 use crate::{
     load::Random,
     pages::Data,
+    speed::Speed,
     verdict::{Output, Target::AtLeast},
 };
 

@@ -49,6 +49,8 @@ pub(super) struct Passed {
     /// Without a query.
     pub(super) path: String,
     pub(super) range: Option<Range<u64>>,
+    /// The bytes of the request's body.
+    pub(super) sent_bytes: u64,
     /// The bytes of the response's body.
     pub(super) bytes: u64,
 }
@@ -143,7 +145,8 @@ impl Shared {
         let mut server = None;
         while let Some(request) = Head::read(&mut requests)? {
             thread::sleep(self.distance.delay);
-            let one = Passed { path: request.path(), range: request.range(), bytes: 0 };
+            let sent_bytes = request.len_bytes().unwrap_or(0);
+            let one = Passed { path: request.path(), range: request.range(), sent_bytes, bytes: 0 };
             let number = lock(&self.passed).add(one);
             let goes_on = match &self.behind {
                 Behind::Server(address) => {
