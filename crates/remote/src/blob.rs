@@ -17,7 +17,7 @@ use pagefold_storage::ReadAt;
 use crate::{
     cache::Chunks,
     coming::{ANNOUNCED, Coming},
-    cut::USUAL_BYTES,
+    cut::READ_TOGETHER_BYTES,
     error::{Error, Result},
     index::Index,
     location::shown,
@@ -458,7 +458,7 @@ impl ReadAt for Blob {
     }
 
     fn unit_bytes(&self) -> u64 {
-        USUAL_BYTES
+        READ_TOGETHER_BYTES
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {

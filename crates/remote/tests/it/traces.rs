@@ -42,7 +42,7 @@ fn recorded(url: &str, image: &[u8]) -> Vec<u8> {
     read(&remote, image);
     let mut trace = Vec::new();
     let (chunks, bytes) = recorder.write(&mut trace).expect("a trace");
-    assert!((10..20).contains(&chunks) && bytes < 250_000, "{chunks} chunks, {bytes} bytes");
+    assert!((5..10).contains(&chunks) && bytes < 500_000, "{chunks} chunks, {bytes} bytes");
     trace
 }
 
@@ -171,7 +171,7 @@ fn one_server_of_a_cache_follows_a_trace() {
     let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
     let trace = recorded(&plain.url("/a"), &image);
     let stall = Arc::new(AtomicBool::new(true));
-    let server = stalling(&image, trace, 20_000, &stall);
+    let server = stalling(&image, trace, 60_000, &stall);
     let (folder, cache) = cache();
     let first = followed(&server.url("/a"), &cache, 1);
     let other = Arc::new(Cache::open(folder.path(), 1 << 30).expect("a cache"));
@@ -192,7 +192,7 @@ fn a_trace_that_stalls_stops_no_read() {
     let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
     let trace = recorded(&plain.url("/a"), &image);
     let stall = Arc::new(AtomicBool::new(true));
-    let server = stalling(&image, trace, 40_000, &stall);
+    let server = stalling(&image, trace, 120_000, &stall);
     let (_folder, cache) = cache();
     let remote = followed(&server.url("/a"), &cache, 1);
     read(&remote, &image);
@@ -213,9 +213,9 @@ fn a_trace_that_stalls_is_waited_for_once() {
     remote.read_exact_at(&mut vec![0; BYTES], 0).expect("a read");
     let mut trace = Vec::new();
     let (chunks, _) = recorder.write(&mut trace).expect("a trace");
-    assert!(chunks > 50);
+    assert!(chunks > 15);
     let stall = Arc::new(AtomicBool::new(true));
-    let server = stalling(&image, trace, 40_000, &stall);
+    let server = stalling(&image, trace, 120_000, &stall);
     for len in [BYTES, BYTES / 100] {
         let (_folder, cache) = cache();
         let remote = followed(&server.url("/a"), &cache, 1);
