@@ -19,6 +19,7 @@ mod pool;
 mod product;
 mod remote;
 mod server;
+mod speeds;
 mod streams;
 mod subjects;
 mod ways;

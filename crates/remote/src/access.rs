@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ureq::http::{HeaderName, HeaderValue, Method, StatusCode};
+use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
@@ -22,6 +22,19 @@ pub(crate) trait Access: Send + Sync {
     fn authorization(&self) -> Option<HeaderValue> {
         None
     }
+
+    /// Returns other headers for the server of the URL alone.
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &[]
+    }
+
+    /// Returns whether the server failed a moment ago, so that others are asked first.
+    fn is_resting(&self) -> bool {
+        false
+    }
+
+    /// Notes that the server failed.
+    fn rest(&self) {}
 
     /// Learns from a reply that refuses an authorization how to authorize requests. Returns whether
     /// the request may be repeated. `used` is the authorization that was refused.
@@ -60,7 +73,7 @@ pub(crate) fn request(
         // A new one each time: it may have a signature.
         let url = access.url(method);
         let used = access.authorization();
-        let reply = client.send(method, &url, headers, used.as_ref(), body)?;
+        let reply = client.send(method, &url, headers, &own_headers(access, used.as_ref()), body)?;
         challenges += 1;
         // S3 sends 400 if a session has ended.
         let refuses =
@@ -72,17 +85,9 @@ pub(crate) fn request(
     }
 }
 
-/// Reads a whole object of at most `most_bytes`.
-pub(crate) fn get(
-    client: &Client,
-    access: &dyn Access,
-    headers: &[(HeaderName, HeaderValue)],
-    most_bytes: u64,
-    until: Instant,
-) -> Result<Vec<u8>, Failure> {
-    let reply = request(client, access, &Method::GET, headers, None, until)?;
-    match reply.status {
-        StatusCode::OK => reply.read_all(most_bytes, until),
-        _ => Err(reply.failure("the server refuses")),
-    }
+/// Returns the headers for the server of an object alone.
+pub(crate) fn own_headers(access: &dyn Access, authorization: Option<&HeaderValue>) -> Vec<(HeaderName, HeaderValue)> {
+    let others = access.headers().iter().filter(|(name, _)| authorization.is_none() || *name != header::AUTHORIZATION);
+    let authorization = authorization.map(|value| (header::AUTHORIZATION, value.clone()));
+    others.cloned().chain(authorization).collect()
 }

@@ -17,13 +17,12 @@ use pagefold_storage::ReadAt;
 use crate::{
     cache::Chunks,
     coming::{ANNOUNCED, Coming},
-    cut::USUAL_BYTES,
+    cut::READ_TOGETHER_BYTES,
     error::{Error, Result},
     index::Index,
     location::shown,
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
-    sum::Sum,
     trace::Touches,
 };
 
@@ -150,10 +149,9 @@ impl Blob {
         Some(range.end - range.start)
     }
 
-    /// Returns whether any of these chunks is missing. Those that do not exist are not.
-    pub(crate) fn lacks(&self, chunks: impl IntoIterator<Item = usize>) -> bool {
-        let is_missing = |chunk: usize| chunk < self.index.len() && !self.has(chunk);
-        chunks.into_iter().any(is_missing)
+    /// Returns whether a chunk is missing. One that does not exist is not.
+    pub(crate) fn lacks(&self, chunk: usize) -> bool {
+        chunk < self.index.len() && !self.has(chunk)
     }
 
     fn has(&self, chunk: usize) -> bool {
@@ -379,7 +377,7 @@ impl Blob {
         Ok(fetched)
     }
 
-    /// Requests adjacent chunks once. Adds those that arrive as they should be to `fetched`.
+    /// Requests adjacent chunks, once on each way. Adds those that arrive as they should be to `fetched`.
     fn stream(
         &self,
         ranges: &Ranges,
@@ -387,10 +385,21 @@ impl Blob {
         patience: &mut Patience,
         fetched: &mut Vec<(usize, Bytes)>,
     ) -> Result<(), Failure> {
-        let range = self.index.stored(run[0].chunk).start..self.index.stored(run[run.len() - 1].chunk).end;
-        self.requests.fetch_add(1, Relaxed);
-        let mut body = ranges.open(range, patience.until())?;
-        self.receive(&mut body, run, patience, fetched).inspect_err(|_| ranges.forget())
+        let (before, end) = (fetched.len(), self.index.stored(run[run.len() - 1].chunk).end);
+        let mut tries = ranges.ways();
+        loop {
+            let left = &mut run[fetched.len() - before..];
+            self.requests.fetch_add(1, Relaxed);
+            let mut body = ranges.open(self.index.stored(left[0].chunk).start..end, patience.until())?;
+            let Err(failure) = self.receive(&mut body, left, patience, fetched) else { return Ok(()) };
+            tries -= 1;
+            match ranges.failed(&body, failure) {
+                // A way may be tried again after a while: that takes patience.
+                Ok(failure) if tries == 0 => return Err(Failure { passing: true, ..failure }),
+                Ok(_) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 
     /// Reads adjacent chunks from a body.
@@ -406,7 +415,7 @@ impl Blob {
             let mut bytes = vec![0; (stored.end - stored.start) as usize];
             body.fill(&mut bytes, patience.limit())?;
             self.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
-            if self.is_verified && Sum::of(&bytes) != self.index.sum(landing.chunk) {
+            if self.is_verified && !self.index.is_right(landing.chunk, &bytes) {
                 let what = format!("the part of {} bytes at byte {}", bytes.len(), stored.start);
                 return Err(Failure::passing(Error::Sum { url: shown(body.url()), what }));
             }
@@ -449,7 +458,7 @@ impl ReadAt for Blob {
     }
 
     fn unit_bytes(&self) -> u64 {
-        USUAL_BYTES
+        READ_TOGETHER_BYTES
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
@@ -587,7 +596,7 @@ impl Claim<'_> {
     pub(crate) fn land(mut self, bytes: Vec<u8>) -> bool {
         let Landing { blob, chunk, .. } = self.landing;
         blob.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
-        let is_right = Sum::of(&bytes) == blob.index.sum(chunk);
+        let is_right = blob.index.is_right(chunk, &bytes);
         if is_right {
             if let Some(chunks) = &blob.chunks {
                 chunks.write(chunk, &bytes);

@@ -1,7 +1,7 @@
 //! The cache on disk, which all processes of a user share.
 //!
 //! ```text
-//! blobs/DIGITS/index   a chunk index, with its SHA-256 sum as the name
+//! blobs/DIGITS/index   a chunk index, with its SHA-256 sum as the name, or what is kept of a tree
 //! blobs/DIGITS/data    the blob's chunks at their positions, other parts are holes
 //! blobs/DIGITS/used    for each chunk, four bytes: 0, or the minute of its last use
 //! manifests/DIGITS     a registry's manifest
@@ -37,9 +37,11 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 use crate::{
+    cut::of_tree,
     error::{Error, Result},
     index::{Index, MOST_INDEX_BYTES},
     sum::Sum,
+    verity::Tree,
 };
 
 /// The limit is checked whenever this number of bytes was stored, by which a process may exceed it.
@@ -139,10 +141,13 @@ impl Cache {
         self.write(&self.directory.join("manifests").join(Sum::of(bytes).hex()), bytes);
     }
 
-    /// Returns an index, if the cache holds it.
+    /// Returns the index with this sum, or that of the tree that this sum stands for, if the cache holds
+    /// it.
     pub(crate) fn index(&self, sum: Sum) -> Option<Index> {
-        let path = self.blob_path(sum).join("index");
-        let bytes = read_some(&path, MOST_INDEX_BYTES)?;
+        let bytes = read_some(&self.blob_path(sum).join("index"), MOST_INDEX_BYTES)?;
+        if let Some(tree) = Tree::decode(&bytes) {
+            return (tree.place().identity() == sum).then(|| of_tree(tree));
+        }
         Some(bytes).filter(|bytes| Sum::of(bytes) == sum).and_then(|bytes| Index::decode(&bytes, "index").ok())
     }
 
@@ -182,7 +187,8 @@ impl Cache {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         let mut is_writable = made.is_ok();
         if is_writable && self.index(sum).is_none() {
-            self.write(&path.join("index"), &index.encode());
+            let bytes = index.tree().map_or_else(|| index.encode(), Tree::encode);
+            self.write(&path.join("index"), &bytes);
         }
         let mut open = |name: &str, len: u64| {
             let path = path.join(name);
@@ -459,7 +465,7 @@ impl Chunks {
         let stored = self.index.stored(chunk);
         let mut bytes = vec![0; (stored.end - stored.start) as usize];
         let read = self.data.read_exact_at(&mut bytes, stored.start);
-        if read.is_err() || Sum::of(&bytes) != self.index.sum(chunk) {
+        if read.is_err() || !self.index.is_right(chunk, &bytes) {
             self.mark(chunk, 0);
             return None;
         }

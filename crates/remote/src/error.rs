@@ -30,6 +30,14 @@ pub enum Error {
         /// What was read.
         what: String,
     },
+    /// A server sent a dm-verity tree that is invalid, or that differs from the sum of its root.
+    #[error("{url}: {what}")]
+    Tree {
+        /// The URL without its query.
+        url: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// A chunk index is invalid.
     #[error("{name}: {what}")]
     Index {

@@ -15,7 +15,6 @@ use crate::{
     blob::{Blob, Claim},
     error::Result,
     http::{Client, TimedBody},
-    patience::Failure,
     sum::Sum,
     trace::{MOST_TRACE_BYTES, Touch, Trace},
 };
@@ -35,18 +34,18 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// The blobs of an image, by the sums of their indexes.
 pub(crate) type Blobs = Vec<(Sum, Weak<Blob>)>;
 
-/// Starts a thread that fetches along the trace that `find` returns the way to. If the trace need not be
+/// Starts a thread that fetches along the trace that `find` returns the ways to. If the trace need not be
 /// followed again, the thread calls `ended`. It gets the blobs when they are open. It is only an aid: what
 /// fails is left to the reads.
 pub(crate) fn start(
     client: Arc<Client>,
     blobs: Receiver<Blobs>,
-    find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
+    find: impl FnOnce() -> Result<Vec<Box<dyn Access>>> + Send + 'static,
     ended: impl FnOnce() + Send + 'static,
 ) {
     let work = move || {
-        if let Ok(Some(access)) = find()
-            && follow(&client, &*access, &blobs).is_ok_and(|is_all| is_all)
+        if let Ok(ways) = find()
+            && follow(&client, &ways, &blobs)
         {
             ended();
         }
@@ -56,26 +55,26 @@ pub(crate) fn start(
 
 /// Fetches along a trace. Returns whether it need not be followed again. One that does not exist may be
 /// stored later.
-fn follow(client: &Client, access: &dyn Access, blobs: &Receiver<Blobs>) -> Result<bool, Failure> {
+fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) -> bool {
     let until = Instant::now() + SILENCE;
-    let reply = request(client, access, &Method::GET, &[], None, until)?;
-    match reply.status {
-        StatusCode::OK => {}
-        StatusCode::NOT_FOUND | StatusCode::GONE => {
+    let ask = |access: &Box<dyn Access>| {
+        let reply = request(client, &**access, &Method::GET, &[], None, until).ok()?;
+        if reply.status != StatusCode::OK {
             reply.finish();
-            return Ok(false);
+            return None;
         }
-        _ => return Err(reply.failure("the server refuses")),
-    }
+        Some(reply)
+    };
+    let Some(reply) = ways.iter().find_map(ask) else { return false };
     let mut body = Body { body: reply.into_body(until) };
     let trace = match Trace::read(&mut body) {
         Ok(trace) => trace,
-        Err(error) => return Ok(error.kind() == io::ErrorKind::InvalidData),
+        Err(error) => return error.kind() == io::ErrorKind::InvalidData,
     };
-    let Ok(blobs) = blobs.recv() else { return Ok(false) };
+    let Ok(blobs) = blobs.recv() else { return false };
     let arrived = arrive(&trace, &mut body, &blobs);
     blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));
-    Ok(arrived.unwrap_or(false))
+    arrived.unwrap_or(false)
 }
 
 /// A body each part of which may take as long as a server may be silent.
@@ -98,12 +97,16 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     let Some(known) = known else { return Ok(true) };
     let mut total = 0;
     let mut touches = &trace.touches[..];
+    // Which of them are there is looked up once.
+    let mut there = 0;
     while !touches.is_empty() {
         let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else { return Ok(false) };
         let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
         let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(true) };
         total += window_bytes;
-        if total > MOST_TRACE_BYTES || !open.iter().any(|blob| blob.lacks(of_blobs(touches, &open, blob))) {
+        let is_there = |touch: &&Touch| !open[touch.blob as usize].lacks(touch.chunk as usize);
+        there += touches[there..].iter().take_while(is_there).count();
+        if total > MOST_TRACE_BYTES || there == touches.len() {
             return Ok(true);
         }
         let (window, rest) = touches.split_at(count);
@@ -124,6 +127,7 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
             }
         }
         touches = rest;
+        there = there.saturating_sub(count);
     }
     Ok(true)
 }

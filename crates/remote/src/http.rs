@@ -98,20 +98,21 @@ impl Client {
         Self { agent: config().build().into(), local: config().proxy(None).build().into() }
     }
 
-    /// Sends one request. Follows redirects of GET and HEAD.
+    /// Sends one request. Follows redirects of GET and HEAD. Other servers do not get the `own` headers.
     pub(crate) fn send(
         &self,
         method: &Method,
         url: &Url,
         headers: &[(HeaderName, HeaderValue)],
-        authorization: Option<&HeaderValue>,
+        own: &[(HeaderName, HeaderValue)],
         body: Option<&Outgoing<'_>>,
     ) -> Result<Reply, Failure> {
         let mut target = url.clone();
         let mut is_authentic = true;
         for _ in 0..=MOST_REDIRECTS {
             is_authentic &= may_be_trusted(&target);
-            let reply = self.send_once(method, &target, headers, authorization.filter(|_| same(url, &target)), body)?;
+            let own = if same(url, &target) { own } else { &[] };
+            let reply = self.send_once(method, &target, headers, own, body)?;
             let follows = reply.status.is_redirection() && matches!(*method, Method::GET | Method::HEAD);
             let Some(next) = reply.headers.get(header::LOCATION).filter(|_| follows) else {
                 return Ok(Reply { is_authentic, ..reply });
@@ -135,15 +136,12 @@ impl Client {
         method: &Method,
         url: &Url,
         headers: &[(HeaderName, HeaderValue)],
-        authorization: Option<&HeaderValue>,
+        own: &[(HeaderName, HeaderValue)],
         body: Option<&Outgoing<'_>>,
     ) -> Result<Reply, Failure> {
         let mut request = Request::builder().method(method.clone()).uri(url.as_str());
-        for (name, value) in headers {
+        for (name, value) in headers.iter().chain(own) {
             request = request.header(name, value);
-        }
-        if let Some(authorization) = authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
         }
         let unusable = |error: ureq::http::Error| Failure::from(server(url, &error.to_string()));
         // A proxy could be another machine.

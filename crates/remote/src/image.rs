@@ -7,6 +7,7 @@ use crate::{
     index::MOST_INDEX_BYTES,
     registry::{Descriptor, MANIFEST_LIST, Manifest, Platform},
     sum::Sum,
+    verity::{BLOCK_BYTES, TreePlace},
 };
 
 pub(crate) const LAYER: &str = "application/vnd.erofs";
@@ -17,6 +18,9 @@ pub(crate) const INDEX_RANGE: &str = "org.erofs.chunk-index.range";
 pub(crate) const INDEX_DIGEST: &str = "org.erofs.chunk-index.digest";
 const INDEX_TYPE: &str = "org.erofs.chunk-index.mediaType";
 pub(crate) const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
+pub(crate) const TREE_ROOT: &str = "org.erofs.dmverity.root_digest";
+pub(crate) const TREE_OFFSET: &str = "org.erofs.dmverity.hash_offset";
+pub(crate) const TREE_BLOCK: &str = "org.erofs.dmverity.block_size";
 pub(crate) const ROLE: &str = "org.erofs.role";
 pub(crate) const DEVICE: &str = "device";
 
@@ -29,6 +33,16 @@ pub(crate) struct Layer {
     pub(crate) blob: Sum,
     pub(crate) size_bytes: u64,
     pub(crate) index: Option<IndexPlace>,
+    pub(crate) tree: Option<TreePlace>,
+}
+
+impl Layer {
+    /// Returns what stands for the image in the cache and in traces: the sum of its index, or what its
+    /// tree has. `None` if nothing can be verified.
+    pub(crate) fn identity(&self) -> Option<Sum> {
+        let index = self.index.as_ref().map(IndexPlace::sum);
+        index.or_else(|| self.tree.as_ref().map(TreePlace::identity))
+    }
 }
 
 /// Where an index is.
@@ -151,7 +165,11 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
             }
             _ => None,
         };
-        found.push((Layer { blob: sum(descriptor)?, size_bytes: descriptor.size, index }, is_device));
+        let tree = match (note(TREE_ROOT), note(TREE_OFFSET)) {
+            (Some(root), Some(offset)) => Some(tree(root, offset, note(TREE_BLOCK), descriptor.size)?),
+            _ => None,
+        };
+        found.push((Layer { blob: sum(descriptor)?, size_bytes: descriptor.size, index, tree }, is_device));
     }
     let (image, is_device) = found.pop().ok_or("the manifest has no layers")?;
     if is_device {
@@ -166,15 +184,30 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
     Ok(Layers { devices: found.into_iter().map(|(layer, _)| layer).collect(), image })
 }
 
+/// Reads where a dm-verity tree is.
+fn tree(root: &str, offset: &str, block: Option<&str>, size_bytes: u64) -> Result<TreePlace, String> {
+    let root = Sum::parse(root).or_else(|| Sum::parse(&format!("sha256:{root}")));
+    let root = root.ok_or("the root digest of a dm-verity tree is not SHA-256")?;
+    if block.is_some_and(|block| block.parse() != Ok(BLOCK_BYTES)) {
+        return Err("the blocks of a dm-verity tree are not 4096 bytes long".to_owned());
+    }
+    let offset = number(offset).filter(|offset| *offset < size_bytes);
+    Ok(TreePlace { root, offset: offset.ok_or("the offset of a dm-verity tree is invalid")? })
+}
+
 /// Parses `START[:END]` in a blob of `size_bytes`.
 fn parse_range(text: &str, size_bytes: u64) -> Option<Range<u64>> {
-    let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|digit| digit.is_ascii_digit()));
     let range = match text.split_once(':') {
         Some((start, end)) => number(start)?..number(end)?,
         None => number(text)?..size_bytes,
     };
     let fits = range.start < range.end && range.end <= size_bytes && range.end - range.start <= MOST_INDEX_BYTES;
     fits.then_some(range)
+}
+
+/// Parses digits alone.
+fn number(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|_| text.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -223,7 +256,7 @@ mod tests {
         let manifest = include_bytes!("../vectors/manifest.json");
         let Ok(Contents::Layers(found)) = contents(manifest, "x") else { panic!("an image") };
         let place = IndexPlace::Inside(12_388..blob.len() as u64, Sum::of(index));
-        let layer = Layer { blob: Sum::of(&blob), size_bytes: blob.len() as u64, index: Some(place) };
+        let layer = Layer { blob: Sum::of(&blob), size_bytes: blob.len() as u64, index: Some(place), tree: None };
         assert_eq!(found, Layers { devices: Vec::new(), image: layer });
     }
 
@@ -245,6 +278,12 @@ mod tests {
             (vec![layer(LAYER, 1, &json!({ROLE: "x"}))], "role"),
             (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "another layer"),
             (vec![layer(LAYER, 1, &json!({INDEX_RANGE: "50:101", INDEX_DIGEST: Sum::of(b"").to_string()}))], "range"),
+            (vec![layer(LAYER, 1, &json!({TREE_ROOT: "x", TREE_OFFSET: "50"}))], "root digest"),
+            (vec![layer(LAYER, 1, &json!({TREE_ROOT: "0".repeat(64), TREE_OFFSET: "100"}))], "offset"),
+            (
+                vec![layer(LAYER, 1, &json!({TREE_ROOT: "0".repeat(64), TREE_OFFSET: "50", TREE_BLOCK: "512"}))],
+                "4096 bytes",
+            ),
             (vec![layer(LAYER, 1, &json!({INDEX_RANGE: "+5", INDEX_DIGEST: Sum::of(b"").to_string()}))], "range"),
         ] {
             let error = read(&layers).expect_err(what).to_string();

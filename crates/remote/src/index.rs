@@ -20,6 +20,7 @@ use std::ops::Range;
 use crate::{
     error::{Error, Result},
     sum::Sum,
+    verity::{BLOCK_BYTES, Tree},
 };
 
 const MAGIC: [u8; 4] = [0xcd, 0xe4, 0xec, 0x67];
@@ -52,6 +53,8 @@ struct Chunk {
 pub struct Index {
     size_bytes: u64,
     chunks: Vec<Chunk>,
+    /// What has the sums instead.
+    tree: Option<Tree>,
 }
 
 impl Index {
@@ -103,7 +106,7 @@ impl Index {
             let sum = Sum(sum.try_into().expect("32 bytes"));
             read.push(Chunk { stored_at: u64::from_le_bytes(*stored_at), at: u64::from_le_bytes(*at), sum });
         }
-        let index = Self { size_bytes, chunks: read };
+        let index = Self { size_bytes, chunks: read, tree: None };
         if index.chunks.first().is_some_and(|first| first.at != 0) {
             return Err(wrong("invalid chunk index: the first chunk does not start at byte 0"));
         }
@@ -123,10 +126,30 @@ impl Index {
     /// Returns an index of equal chunks whose sums are unknown.
     pub(crate) fn without_sums(size_bytes: u64, chunk_bytes: u64) -> Self {
         let at = (0..size_bytes.div_ceil(chunk_bytes)).map(|number| number * chunk_bytes);
-        Self { size_bytes, chunks: at.map(|at| Chunk { stored_at: at, at, sum: Sum([0; 32]) }).collect() }
+        let chunks = at.map(|at| Chunk { stored_at: at, at, sum: Sum([0; 32]) }).collect();
+        Self { size_bytes, chunks, tree: None }
     }
 
-    /// Encodes the index.
+    /// Returns an index of equal chunks whose sums a tree has.
+    pub(crate) fn of_tree(tree: Tree, chunk_bytes: u64) -> Self {
+        let chunks = Self::without_sums(tree.place().offset, chunk_bytes.next_multiple_of(BLOCK_BYTES));
+        Self { tree: Some(tree), ..chunks }
+    }
+
+    /// Returns the tree that has the sums, if there is one.
+    pub(crate) fn tree(&self) -> Option<&Tree> {
+        self.tree.as_ref()
+    }
+
+    /// Returns whether these are the bytes of a chunk.
+    pub(crate) fn is_right(&self, chunk: usize, bytes: &[u8]) -> bool {
+        match &self.tree {
+            Some(tree) => tree.is_right(self.chunks[chunk].at, bytes),
+            None => Sum::of(bytes) == self.chunks[chunk].sum,
+        }
+    }
+
+    /// Encodes the index. One with a tree has no encoding.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.chunks.len() * CHUNK_BYTES);
         bytes.extend(MAGIC);
@@ -143,9 +166,10 @@ impl Index {
         bytes
     }
 
-    /// Returns the length of the encoded index.
+    /// Returns the length of the encoded index, or of what is kept of its tree.
     pub(crate) fn encoded_bytes(&self) -> u64 {
-        (HEADER_BYTES + self.chunks.len() * CHUNK_BYTES) as u64
+        let of_chunks = || (HEADER_BYTES + self.chunks.len() * CHUNK_BYTES) as u64;
+        self.tree.as_ref().map_or_else(of_chunks, Tree::kept_bytes)
     }
 
     /// Returns the image's size.
@@ -175,11 +199,6 @@ impl Index {
         at..at + (range.end - range.start)
     }
 
-    /// Returns the sum of a chunk.
-    pub fn sum(&self, chunk: usize) -> Sum {
-        self.chunks[chunk].sum
-    }
-
     /// Returns the chunks that contain a range of the image.
     pub(crate) fn around(&self, range: Range<u64>) -> Range<usize> {
         if range.is_empty() {
@@ -202,7 +221,7 @@ pub(crate) struct Indexing {
 
 impl Indexing {
     pub(crate) fn new() -> Self {
-        Self { index: Index { size_bytes: 0, chunks: Vec::new() } }
+        Self { index: Index { size_bytes: 0, chunks: Vec::new(), tree: None } }
     }
 
     /// Adds the next chunk, which must be neither empty nor longer than [`MOST_CHUNK_BYTES`].

@@ -52,7 +52,7 @@ impl Part {
         sum.add(&index);
         let end = size_bytes + index.len() as u64;
         let place = IndexPlace::Inside(size_bytes..end, Sum::of(&index));
-        let layer = Layer { blob: sum.sum(), size_bytes: end, index: Some(place) };
+        let layer = Layer { blob: sum.sum(), size_bytes: end, index: Some(place), tree: None };
         Ok(Self { layer, content: Content::Here { bytes: image, index, is_appended: true } })
     }
 
@@ -71,7 +71,7 @@ impl Part {
         }
         let (sum, size_bytes, index) = indexed(&*device, clusters)?;
         let place = IndexPlace::Apart(Sum::of(&index), index.len() as u64);
-        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place) };
+        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None };
         Ok(Self { layer, content: Content::Here { bytes: device, index, is_appended: false } })
     }
 
@@ -92,14 +92,14 @@ impl Part {
             let range = index.range(chunk);
             bytes.resize((range.end - range.start) as usize, 0);
             blob.read_exact_at(&mut bytes, range.start)?;
-            if index.stored(chunk) != range || Sum::of(&bytes) != index.sum(chunk) {
+            if index.stored(chunk) != range || !index.is_right(chunk, &bytes) {
                 return Ok(None);
             }
             sum.add(&bytes);
         }
         sum.add(&encoded);
         let place = IndexPlace::Inside(image_bytes..size_bytes, Sum::of(&encoded));
-        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place) };
+        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None };
         let content = Content::Here { bytes: Arc::clone(blob), index: encoded, is_appended: false };
         Ok(Some(Self { layer, content }))
     }
@@ -114,6 +114,14 @@ impl Part {
     /// Returns the sum of the blob.
     pub fn sum(&self) -> Sum {
         self.layer.blob
+    }
+
+    /// Returns the sum of the bytes that the part was made of, unless the blob has an index besides.
+    pub fn sum_of_bytes(&self) -> Option<Sum> {
+        match self.content {
+            Content::Here { is_appended: true, .. } => None,
+            _ => Some(self.layer.blob),
+        }
     }
 
     /// Returns the length of the index.
@@ -189,7 +197,8 @@ impl Read for Download<'_> {
                 None => self.ranges.open(self.range.clone(), self.patience.until()),
             };
             let filled = opened.and_then(|mut body| {
-                body.fill(&mut buf[..len], self.patience.limit()).inspect_err(|_| self.ranges.forget())?;
+                let filled = body.fill(&mut buf[..len], self.patience.limit());
+                filled.inspect_err(|_| self.ranges.forget(&body))?;
                 Ok(body)
             });
             match filled {

@@ -14,7 +14,8 @@ use crate::{
     error::{Error, Result},
     http::{Client, Outgoing},
     image::{
-        CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES, ROLE,
+        CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES,
+        ROLE, TREE_BLOCK, TREE_OFFSET, TREE_ROOT,
     },
     index::MOST_INDEX_BYTES,
     location::{Location, Reference},
@@ -25,6 +26,7 @@ use crate::{
     remote::{INDEX_SUFFIX, PATIENCE},
     s3::{Object, Store},
     sum::Sum,
+    verity::BLOCK_BYTES,
 };
 
 /// The most bytes that S3 accepts in one request.
@@ -214,7 +216,7 @@ impl Storing<'_> {
                 let from = registry.is_beside(&self.registry).then(|| registry.name());
                 let patience = self.options.patience;
                 for (sum, size_bytes) in part.blobs() {
-                    let ranges = Ranges::new(Arc::clone(&self.client), Box::new(registry.blob(sum)?));
+                    let ranges = Ranges::new(Arc::clone(&self.client), vec![Box::new(registry.blob(sum)?)]);
                     let open =
                         || -> Box<dyn Read> { Box::new(Download::new(&ranges, size_bytes, Patience::new(patience))) };
                     self.store(sum, &Outgoing { len_bytes: size_bytes, open: &open }, from)?;
@@ -246,6 +248,11 @@ fn descriptors(part: &Part, is_device: bool, media_types: MediaTypes) -> Vec<Des
     let mut note = |key: &str, value: String| layer.annotations.insert(key.to_owned(), value);
     if is_device {
         note(ROLE, DEVICE.to_owned());
+    }
+    if let Some(tree) = &part.layer.tree {
+        note(TREE_ROOT, tree.root.to_string());
+        note(TREE_OFFSET, tree.offset.to_string());
+        note(TREE_BLOCK, BLOCK_BYTES.to_string());
     }
     match &part.layer.index {
         Some(IndexPlace::Inside(range, sum)) => {

@@ -12,7 +12,7 @@ use crate::{
     access::Access,
     error::{Error, Result},
     http::{Client, Outgoing},
-    image::{Contents, IndexPlace, Layers, contents},
+    image::{Contents, Layer, Layers, contents},
     location::{Location, Reference},
     part::{image_bytes, memory_bytes},
     patience::Patience,
@@ -34,15 +34,15 @@ const TRACE_BLOB: &str = "org.pagefold.trace.blob";
 const PIECE_BYTES: usize = 1 << 20;
 
 impl Registry {
-    /// Returns the way to the newest trace of the image with this manifest.
-    pub(crate) fn trace(self: &Arc<Self>, of: Sum, limit: Duration) -> Result<Option<Box<dyn Access>>> {
+    /// Returns the ways to the newest trace of the image with this manifest, if there is one.
+    pub(crate) fn trace(&self, of: Sum, limit: Duration) -> Result<Vec<Box<dyn Access>>> {
         let all = Patience::opening(limit).repeat(|until| self.referrers(of, TRACE, until))?;
         let created = |annotations: &BTreeMap<String, String>| annotations.get(CREATED).cloned();
         let blob = |annotations: &BTreeMap<String, String>| Sum::parse(annotations.get(TRACE_BLOB)?);
         let traces = all.iter().filter_map(|one| Some((created(&one.annotations), blob(&one.annotations)?)));
         match traces.max() {
-            Some((_, sum)) => Ok(Some(Box::new(self.blob(sum)?))),
-            None => Ok(None),
+            Some((_, sum)) => self.ways(sum),
+            None => Ok(Vec::new()),
         }
     }
 }
@@ -73,7 +73,7 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOp
             let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
             let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
             let find = |last: &str, sum: Option<Sum>| {
-                let (manifest, _) = storing.patience().repeat(|until| storing.registry.manifest(last, until))?;
+                let (manifest, _) = storing.patience().repeat(|until| storing.registry.manifest(last, sum, until))?;
                 match sum.is_none_or(|sum| sum == Sum::of(&manifest)) {
                     true => Ok(manifest),
                     false => Err(Error::Sum { url: location.to_string(), what: "the manifest".to_owned() }),
@@ -109,7 +109,7 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOp
 
 fn indexes(layers: &Layers) -> impl Iterator<Item = Sum> {
     let all = layers.devices.iter().chain([&layers.image]);
-    all.filter_map(|layer| layer.index.as_ref().map(IndexPlace::sum))
+    all.filter_map(Layer::identity)
 }
 
 fn sum_of(file: &File, size_bytes: u64) -> std::io::Result<Sum> {

@@ -11,25 +11,73 @@ use ureq::http::{HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
-    access::{Access, request},
+    access::{Access, own_headers, request},
+    error::Error,
     http::{Client, Reply, TimedBody, same, server},
     patience::Failure,
 };
 
+/// A way to an object that lacks it is not tried for so long.
+const LACK: Duration = Duration::from_secs(60);
+
 /// An object whose ranges are read.
 pub(crate) struct Ranges {
     client: Arc<Client>,
+    /// The ways to it, in the order in which they are tried. Only the last one's failures are failures.
+    ways: Vec<Way>,
+    /// The version that replies must have.
+    version: Option<HeaderValue>,
+}
+
+/// A way to an object.
+struct Way {
     access: Box<dyn Access>,
     /// Where redirects led, which saves them until the server there refuses.
     direct: Mutex<Option<Url>>,
-    /// The version that replies must have.
-    version: Option<HeaderValue>,
+    avoided: Mutex<Avoided>,
+}
+
+/// Whether a way is tried.
+#[derive(Clone, Copy, Default)]
+enum Avoided {
+    #[default]
+    No,
+    Until(Instant),
+    /// Wrong bytes came from there.
+    ForGood,
+}
+
+impl Way {
+    fn is_avoided(&self) -> bool {
+        match *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) {
+            Avoided::No => self.access.is_resting(),
+            Avoided::Until(until) => Instant::now() < until || self.access.is_resting(),
+            Avoided::ForGood => true,
+        }
+    }
+
+    /// Notes a failure.
+    fn avoid(&self, failure: &Failure) {
+        let avoided = match &failure.error {
+            Error::Sum { .. } | Error::Tree { .. } => Avoided::ForGood,
+            // Its other objects may fail, too.
+            _ if failure.passing => return self.access.rest(),
+            _ => Avoided::Until(Instant::now() + LACK),
+        };
+        *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) = avoided;
+    }
+
+    fn forget(&self) {
+        *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// The bytes of a range as they arrive.
 pub(crate) struct RangeBody {
     body: TimedBody,
     url: Url,
+    /// The number of the way that they come on.
+    way: usize,
     /// The bytes of the range that are not read yet.
     left: u64,
     /// Whether the body ends where the range does, as far as the server says it.
@@ -37,19 +85,29 @@ pub(crate) struct RangeBody {
 }
 
 impl Ranges {
-    pub(crate) fn new(client: Arc<Client>, access: Box<dyn Access>) -> Self {
-        Self { client, access, direct: Mutex::new(None), version: None }
+    pub(crate) fn new(client: Arc<Client>, ways: Vec<Box<dyn Access>>) -> Self {
+        let way = |access| Way { access, direct: Mutex::default(), avoided: Mutex::default() };
+        Self { client, ways: ways.into_iter().map(way).collect(), version: None }
+    }
+
+    fn last(&self) -> &Way {
+        self.ways.last().expect("a way")
+    }
+
+    /// Returns the number of ways, of which each is tried before the next one.
+    pub(crate) fn ways(&self) -> usize {
+        self.ways.len()
     }
 
     /// Returns the object's URL.
     pub(crate) fn url(&self) -> Url {
-        self.access.url(&Method::HEAD)
+        self.last().access.url(&Method::HEAD)
     }
 
     /// Asks for the object's size. Later replies must be of the same version, if the server names
     /// versions.
     pub(crate) fn pin(&mut self, until: Instant) -> Result<u64, Failure> {
-        let (reply, total) = self.ask(0..1, until)?;
+        let (reply, total, _) = self.ask(0..1, until)?;
         self.version = reply.headers.get(header::ETAG).cloned();
         reply.finish();
         Ok(total)
@@ -63,39 +121,71 @@ impl Ranges {
     /// Asks for a range. Its bytes are read from the result.
     pub(crate) fn open(&self, range: Range<u64>, until: Instant) -> Result<RangeBody, Failure> {
         let left = range.end - range.start;
-        let (reply, _) = self.ask(range, until)?;
+        let (reply, _, way) = self.ask(range, until)?;
         let is_exact = reply.len_bytes() == Some(left);
-        Ok(RangeBody { url: reply.url.clone(), body: reply.into_body(until), left, is_exact })
+        Ok(RangeBody { url: reply.url.clone(), way, body: reply.into_body(until), left, is_exact })
     }
 
     /// Forgets where redirects led, after a body from there that was not as it should be.
-    pub(crate) fn forget(&self) {
-        *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    pub(crate) fn forget(&self, body: &RangeBody) {
+        self.ways[body.way].forget();
     }
 
-    /// Returns the reply to a request for a range, which must not be empty, and the object's size.
-    fn ask(&self, range: Range<u64>, until: Instant) -> Result<(Reply, u64), Failure> {
+    /// Notes that a body was not as it should be: where redirects led is forgotten, and other ways are
+    /// tried before this one. Returns the failure.
+    ///
+    /// # Errors
+    /// The failure, if it came on the last way.
+    pub(crate) fn failed(&self, body: &RangeBody, failure: Failure) -> Result<Failure, Failure> {
+        let way = &self.ways[body.way];
+        way.forget();
+        if body.way + 1 == self.ways.len() {
+            return Err(failure);
+        }
+        way.avoid(&failure);
+        Ok(failure)
+    }
+
+    /// Returns the reply to a request for a range, which must not be empty, the object's size, and the
+    /// number of the way.
+    fn ask(&self, range: Range<u64>, until: Instant) -> Result<(Reply, u64, usize), Failure> {
+        let last = self.ways.len() - 1;
+        for (number, way) in self.ways[..last].iter().enumerate().filter(|(_, way)| !way.is_avoided()) {
+            match self.ask_on(way, &range, until) {
+                Ok((reply, total)) => return Ok((reply, total, number)),
+                Err(failure) => way.avoid(&failure),
+            }
+        }
+        self.ask_on(self.last(), &range, until).map(|(reply, total)| (reply, total, last))
+    }
+
+    fn ask_on(&self, way: &Way, range: &Range<u64>, until: Instant) -> Result<(Reply, u64), Failure> {
         let value = format!("bytes={}-{}", range.start, range.end - 1);
         let headers = [(header::RANGE, HeaderValue::try_from(value).expect("digits"))];
-        let direct = self.direct.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let direct = way.direct.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let access = &*way.access;
+        let url = access.url(&Method::HEAD);
         let reply = match &direct {
             Some(direct) => {
-                let authorization = self.access.authorization().filter(|_| same(direct, &self.url()));
-                self.client.send(&Method::GET, direct, &headers, authorization.as_ref(), None)
+                let own = match same(direct, &url) {
+                    true => own_headers(access, access.authorization().as_ref()),
+                    false => Vec::new(),
+                };
+                self.client.send(&Method::GET, direct, &headers, &own, None)
             }
-            None => request(&self.client, &*self.access, &Method::GET, &headers, None, until),
+            None => request(&self.client, access, &Method::GET, &headers, None, until),
         };
-        let checked = reply.and_then(|reply| self.checked(reply, &range));
+        let checked = reply.and_then(|reply| self.checked(reply, range));
         match (checked, direct) {
             (Ok((reply, total)), None) => {
-                if reply.url != self.access.url(&Method::GET) && !same(&reply.url, &self.url()) {
-                    *self.direct.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply.url.clone());
+                if reply.url != access.url(&Method::GET) && !same(&reply.url, &url) {
+                    *way.direct.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply.url.clone());
                 }
                 Ok((reply, total))
             }
             // The link may have expired: begin where it came from.
             (Err(failure), Some(_)) => {
-                self.forget();
+                way.forget();
                 Err(Failure { passing: true, ..failure })
             }
             (result, _) => result,

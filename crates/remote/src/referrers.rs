@@ -1,7 +1,7 @@
 //! What refers to a manifest in a registry: with the API of version 1.1 of the protocol, or with the
 //! tag that stands for it in older registries.
 
-use std::{collections::BTreeMap, sync::Arc, thread, time::Instant};
+use std::{collections::BTreeMap, thread, time::Instant};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ pub(crate) struct NewReferrer<'a> {
 
 impl Registry {
     /// Returns what of this kind refers to a manifest.
-    pub(crate) fn referrers(self: &Arc<Self>, of: Sum, kind: &str, until: Instant) -> Result<Vec<Referrer>, Failure> {
+    pub(crate) fn referrers(&self, of: Sum, kind: &str, until: Instant) -> Result<Vec<Referrer>, Failure> {
         let tagged = || self.list(&format!("manifests/{}", fallback_tag(of)), until);
         // Both at the same time: each takes a while, and a start waits for what they lead to.
         let (by_tag, found) = thread::scope(|scope| {
@@ -77,7 +77,7 @@ impl Registry {
     }
 
     /// Returns the entries of a list of manifests, or `None` if the registry has no list there.
-    fn list(self: &Arc<Self>, at: &str, until: Instant) -> Result<Option<Vec<Value>>, Failure> {
+    fn list(&self, at: &str, until: Instant) -> Result<Option<Vec<Value>>, Failure> {
         let mut place = Some(self.place(at)?);
         let (mut all, mut left_bytes) = (None, MOST_LIST_BYTES);
         for _ in 0..MOST_PAGES {
@@ -92,7 +92,7 @@ impl Registry {
     }
 
     /// Returns a list of manifests, or `None` if the registry has nothing there.
-    fn page(self: &Arc<Self>, at: &Place, most_bytes: u64, until: Instant) -> Result<Option<Page>, Failure> {
+    fn page(&self, at: &Place, most_bytes: u64, until: Instant) -> Result<Option<Page>, Failure> {
         let accepted = [(header::ACCEPT, HeaderValue::from_static(MANIFEST_LIST))];
         let reply = request(self.client(), at, &Method::GET, &accepted, None, until)?;
         match reply.status {
@@ -113,7 +113,7 @@ impl Registry {
 
     /// Stores a manifest that refers to another. Its blobs are there already. Where the registry does
     /// not list it itself, replaces those of its kind in the list under the tag. All else there stays.
-    pub(crate) fn refer(self: &Arc<Self>, new: &NewReferrer<'_>, until: Instant) -> Result<Vec<u8>, Failure> {
+    pub(crate) fn refer(&self, new: &NewReferrer<'_>, until: Instant) -> Result<Vec<u8>, Failure> {
         let (subject, subject_bytes) = new.subject;
         let (blob, blob_bytes) = new.blob;
         let manifest = json!({

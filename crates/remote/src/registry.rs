@@ -1,6 +1,10 @@
 //! Images in registries: the OCI distribution protocol.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -9,8 +13,9 @@ use url::Url;
 use crate::{
     access::{Access, request},
     error::{Error, Result},
-    http::{Client, Outgoing, Reply, same, server},
+    http::{Client, Outgoing, Reply, may_be_trusted, same, server},
     location::{Location, Reference, is_loopback},
+    mirrors::{Has, Mirror, Mirrors, base, canonical},
     part::memory_bytes,
     patience::Failure,
     sum::Sum,
@@ -26,12 +31,27 @@ application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.dis
 /// The longest manifest that is read. Registries accept at least as much.
 const MOST_MANIFEST_BYTES: u64 = 4 << 20;
 
+/// A mirror that failed is not asked for so long, unless nothing else is left.
+const REST: Duration = Duration::from_secs(10);
+
+/// How long one of several servers may take to send a manifest.
+const MIRROR_TIME: Duration = Duration::from_secs(10);
+
 /// A registry's repository.
 pub(crate) struct Registry {
     client: Arc<Client>,
-    base: Url,
-    name: String,
+    /// The registry itself.
+    home: Arc<Server>,
+    /// Where its images are read: from mirrors, and from the last one if all others lack something.
+    readers: Vec<Arc<Server>>,
+}
+
+/// A server that has images of a repository.
+struct Server {
+    place: Mirror,
     tokens: Tokens,
+    /// Until when others are asked first.
+    rests_until: Mutex<Option<Instant>>,
 }
 
 /// A manifest or a list of manifests. Unknown fields are ignored.
@@ -74,65 +94,146 @@ pub(crate) struct Platform {
 
 /// A place in a repository.
 pub(crate) struct Place {
-    registry: Arc<Registry>,
+    server: Arc<Server>,
     url: Url,
 }
 
-impl Registry {
-    pub(crate) fn new(client: Arc<Client>, reference: &Reference) -> Result<Self> {
-        let wrong = |what: String| Error::Location { location: Location::Oci(reference.clone()).to_string(), what };
-        let (registry, server) = match &*reference.registry {
-            "docker.io" | "index.docker.io" => ("registry-1.docker.io", "https://index.docker.io/v1/"),
-            other => (other, other),
+impl Server {
+    /// Returns the server at a place. Its credentials are those for `name`.
+    fn new(place: Mirror, name: String) -> Arc<Self> {
+        Arc::new(Self { place, tokens: Tokens::new(name), rests_until: Mutex::new(None) })
+    }
+
+    fn of_mirror(place: Mirror) -> Arc<Self> {
+        let host = place.base.host_str().unwrap_or_default();
+        let name = match place.base.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
         };
-        let mut base = Url::parse(&format!("https://{registry}/v2/")).map_err(|error| wrong(error.to_string()))?;
-        // As docker does it. The port of a URL whose scheme changes would be lost if it were https's.
-        if is_loopback(&base) {
-            base = Url::parse(&format!("http://{registry}/v2/")).map_err(|error| wrong(error.to_string()))?;
+        Self::new(place, credentials_of(&name))
+    }
+
+    fn place(self: &Arc<Self>, rest: &str) -> Result<Place> {
+        let base = &self.place.base;
+        let url = base.join(&format!("{}/{rest}", self.place.repository));
+        let mut url = url.map_err(|error| server(base, &error.to_string()))?;
+        if let Some(namespace) = &self.place.namespace {
+            url.query_pairs_mut().append_pair("ns", namespace);
         }
-        let name = match registry {
-            "registry-1.docker.io" if !reference.repository.contains('/') => {
-                format!("library/{}", reference.repository)
-            }
-            _ => reference.repository.clone(),
+        Ok(Place { server: Arc::clone(self), url })
+    }
+}
+
+/// Returns the name of a registry in docker's configuration.
+fn credentials_of(registry: &str) -> String {
+    match registry {
+        "docker.io" | "registry-1.docker.io" => "https://index.docker.io/v1/".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+impl Registry {
+    /// Returns the repository at the registry itself.
+    pub(crate) fn new(client: Arc<Client>, reference: &Reference) -> Result<Self> {
+        let wrong = |what: &str| Error::Location {
+            location: Location::Oci(reference.clone()).to_string(),
+            what: what.to_owned(),
         };
-        Ok(Self { client, base, name, tokens: Tokens::new(server.to_owned()) })
+        let (registry, repository) = canonical(reference);
+        let mut url = base(&registry, "https");
+        // As docker does it. The port of a URL whose scheme changes would be lost if it were https's.
+        if url.as_ref().is_some_and(is_loopback) {
+            url = base(&registry, "http");
+        }
+        let base = url.ok_or_else(|| wrong("the registry must be a host with an optional port"))?;
+        let place = Mirror { base, repository, namespace: None, headers: Vec::new(), has: Has::ALL };
+        let home = Server::new(place, credentials_of(&registry));
+        Ok(Self { client, readers: vec![Arc::clone(&home)], home })
+    }
+
+    /// Returns the repository, whose images are read from mirrors.
+    pub(crate) fn with_mirrors(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
+        let mut registry = Self::new(client, reference)?;
+        let places = mirrors.places(reference)?;
+        let others = places.mirrors.into_iter();
+        let home = &registry.home.place;
+        let is_home = |place: &Mirror| place.base == home.base && place.repository == home.repository;
+        let others = others.filter(|place| places.is_replaced || !is_home(place));
+        let others: Vec<_> = others.map(Server::of_mirror).collect();
+        let last = (!places.is_replaced).then(|| Arc::clone(&registry.home));
+        registry.readers = others.into_iter().chain(last).collect();
+        Ok(registry)
     }
 
     /// Returns the path of the repository.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.home.place.repository
     }
 
     /// Returns whether both are repositories of one registry.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        self.base == other.base && self.name != other.name
+        self.base() == other.base() && self.name() != other.name()
+    }
+
+    fn base(&self) -> &Url {
+        &self.home.place.base
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    pub(crate) fn place(self: &Arc<Self>, rest: &str) -> Result<Place> {
-        let url = self.base.join(&format!("{}/{rest}", self.name));
-        let url = url.map_err(|error| server(&self.base, &error.to_string()))?;
-        Ok(Place { registry: Arc::clone(self), url })
+    /// Returns a place at the registry itself.
+    pub(crate) fn place(&self, rest: &str) -> Result<Place> {
+        self.home.place(rest)
     }
 
     /// Returns the place with a URL, if it is at this registry.
-    pub(crate) fn place_of(self: &Arc<Self>, url: Url) -> Option<Place> {
-        same(&url, &self.base).then(|| Place { registry: Arc::clone(self), url })
+    pub(crate) fn place_of(&self, url: Url) -> Option<Place> {
+        same(&url, self.base()).then(|| Place { server: Arc::clone(&self.home), url })
     }
 
-    pub(crate) fn blob(self: &Arc<Self>, sum: Sum) -> Result<Place> {
+    /// Returns a blob at the registry itself.
+    pub(crate) fn blob(&self, sum: Sum) -> Result<Place> {
         self.place(&format!("blobs/{sum}"))
     }
 
-    /// Returns the bytes of a manifest, and whether the way that they came is authenticated.
-    pub(crate) fn manifest(self: &Arc<Self>, last: &str, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
-        let place = self.place(&format!("manifests/{last}"))?;
+    /// Returns the ways to a blob in the order in which they are tried. What comes must be verified.
+    pub(crate) fn ways(&self, sum: Sum) -> Result<Vec<Box<dyn Access>>> {
+        let mut ways: Vec<Box<dyn Access>> = Vec::new();
+        for (number, reader) in self.readers.iter().enumerate() {
+            if reader.place.has.sums || number + 1 == self.readers.len() {
+                ways.push(Box::new(reader.place(&format!("blobs/{sum}"))?));
+            }
+        }
+        Ok(ways)
+    }
+
+    /// Returns the bytes of a manifest, and whether the way that they came is authenticated. If mirrors
+    /// send nothing, another one than that with the sum `of`, or what a tag means without being
+    /// authenticated, the last server is asked. Its bytes are not compared.
+    pub(crate) fn manifest(&self, last: &str, of: Option<Sum>, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
+        let (end, mirrors) = self.readers.split_last().expect("the registry itself or what replaces it");
+        for mirror in mirrors {
+            let place = mirror.place(&format!("manifests/{last}"))?;
+            let has = if of.is_some() { mirror.place.has.sums } else { mirror.place.has.tags };
+            if !has || place.is_resting() {
+                continue;
+            }
+            match self.manifest_at(&place, until.min(Instant::now() + MIRROR_TIME)) {
+                Ok((bytes, is_authentic)) if of.map_or(is_authentic, |of| Sum::of(&bytes) == of) => {
+                    return Ok((bytes, is_authentic));
+                }
+                Err(failure) if failure.passing => place.rest(),
+                _ => {}
+            }
+        }
+        self.manifest_at(&end.place(&format!("manifests/{last}"))?, until)
+    }
+
+    fn manifest_at(&self, place: &Place, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
         let accepted = [(header::ACCEPT, HeaderValue::from_static(ACCEPTED))];
-        let reply = request(&self.client, &place, &Method::GET, &accepted, None, until)?;
+        let reply = request(&self.client, place, &Method::GET, &accepted, None, until)?;
         match (reply.status, reply.is_authentic) {
             (StatusCode::OK, is_authentic) => Ok((reply.read_all(MOST_MANIFEST_BYTES, until)?, is_authentic)),
             _ => Err(reply.failure("the server refuses")),
@@ -140,7 +241,7 @@ impl Registry {
     }
 
     /// Returns whether the repository has a blob.
-    pub(crate) fn has(self: &Arc<Self>, sum: Sum, until: Instant) -> Result<bool, Failure> {
+    pub(crate) fn has(&self, sum: Sum, until: Instant) -> Result<bool, Failure> {
         let reply = request(&self.client, &self.blob(sum)?, &Method::HEAD, &[], None, until)?;
         match reply.status {
             StatusCode::OK => Ok(true),
@@ -152,7 +253,7 @@ impl Registry {
     /// Uploads a blob, or takes it over from another repository of the registry, if that is possible.
     /// Returns whether it was uploaded.
     pub(crate) fn upload(
-        self: &Arc<Self>,
+        &self,
         sum: Sum,
         body: &Outgoing<'_>,
         from: Option<&str>,
@@ -177,11 +278,11 @@ impl Registry {
         }
         let next = reply.header(header::LOCATION).and_then(|location| reply.url.join(location).ok());
         let mut next = next.ok_or_else(|| server(&reply.url, "the registry names no place for an upload"))?;
-        if next.scheme() != "https" && next.scheme() != self.base.scheme() {
+        if next.scheme() != "https" && next.scheme() != self.base().scheme() {
             return Err(server(&reply.url, "the registry names a place without https for an upload").into());
         }
         next.query_pairs_mut().append_pair("digest", &sum.to_string());
-        let place = Place { registry: Arc::clone(self), url: next };
+        let place = Place { server: Arc::clone(&self.home), url: next };
         let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
         self.created(request(&self.client, &place, &Method::PUT, &kind, Some(body), until)?)?;
         Ok(true)
@@ -189,7 +290,7 @@ impl Registry {
 
     /// Stores a manifest under a tag or its sum.
     pub(crate) fn set_manifest(
-        self: &Arc<Self>,
+        &self,
         last: &str,
         media_type: &'static str,
         bytes: &[u8],
@@ -215,7 +316,20 @@ impl Access for Place {
     }
 
     fn authorization(&self) -> Option<HeaderValue> {
-        self.registry.tokens.authorization().filter(|_| same(&self.url, &self.registry.base))
+        self.server.tokens.authorization().filter(|_| self.is_at_server(&self.url))
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        if self.is_at_server(&self.url) { &self.server.place.headers } else { &[] }
+    }
+
+    fn is_resting(&self) -> bool {
+        let until = *self.server.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn rest(&self) {
+        *self.server.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + REST);
     }
 
     fn challenged(
@@ -225,9 +339,17 @@ impl Access for Place {
         used: Option<&HeaderValue>,
         until: Instant,
     ) -> Result<bool, Failure> {
-        if refused.status != StatusCode::UNAUTHORIZED || !same(&refused.url, &self.registry.base) {
+        // Mirrors may be reached without https. Passwords and tokens are not sent so.
+        let may_be_asked = self.is_at_server(&refused.url) && may_be_trusted(&refused.url);
+        if refused.status != StatusCode::UNAUTHORIZED || !may_be_asked {
             return Ok(false);
         }
-        self.registry.tokens.challenged(client, refused, used, until)
+        self.server.tokens.challenged(client, refused, used, until)
+    }
+}
+
+impl Place {
+    fn is_at_server(&self, url: &Url) -> bool {
+        same(url, &self.server.place.base)
     }
 }

@@ -13,21 +13,24 @@ use ureq::http::Method;
 use url::Url;
 
 use crate::{
-    access::{Access, Public, get, request},
+    access::{Access, Public, request},
     blob::Blob,
     cache::Cache,
+    cut::of_tree,
     error::{Error, Result},
     follow::{self, Blobs},
     http::{Client, may_be_trusted, server},
     image::{Contents, IndexPlace, Layer, Layers, contents},
     index::{Index, MOST_INDEX_BYTES},
     location::{Location, Reference, shown},
+    mirrors::Mirrors,
     patience::{Failure, Patience},
     ranges::Ranges,
     registry::Registry,
     s3::{Object, Store},
     sum::Sum,
     trace::{Recorder, TRACE_SUFFIX},
+    verity::Tree,
 };
 
 /// What the name of a file's chunk index ends with.
@@ -50,6 +53,8 @@ pub struct Options {
     /// Whether files without an index are read, and indexes from servers that cannot be
     /// authenticated are trusted.
     pub may_be_unverified: bool,
+    /// Mirrors of registries.
+    pub mirrors: Arc<Mirrors>,
     /// How long failures of a server are waited out until a read fails.
     pub patience: Duration,
     /// What notes which chunks are read first. It is for one image.
@@ -64,6 +69,7 @@ impl Default for Options {
             cache: None,
             is_offline: false,
             may_be_unverified: false,
+            mirrors: Arc::new(Mirrors::of_system()),
             patience: PATIENCE,
             recorder: None,
             follows_traces: false,
@@ -254,10 +260,10 @@ impl Opener<'_> {
                 }
             },
         };
-        let image = self.blob(sum, index, access(""));
+        let image = self.blob(sum, index, vec![access("")]);
         if let Some(blobs) = self.following(sum, {
             let trace = access(TRACE_SUFFIX);
-            move || Ok(Some(trace))
+            move || Ok(vec![trace])
         }) {
             let _ = blobs.send(self.blobs.take());
         }
@@ -301,7 +307,7 @@ impl Opener<'_> {
 
     /// Opens a file that has no index. Chunks are kept in memory only.
     fn unverified(&self, access: Box<dyn Access>) -> Result<Remote> {
-        let mut ranges = Ranges::new(Arc::clone(&self.client), access);
+        let mut ranges = Ranges::new(Arc::clone(&self.client), vec![access]);
         let size_bytes = self.patience().repeat(|until| ranges.pin(until))?;
         if size_bytes > i64::MAX as u64 || size_bytes / UNVERIFIED_CHUNK_BYTES > MOST_INDEX_BYTES / 48 {
             return Err(server(&ranges.url(), "the file is too large to be read without an index"));
@@ -313,11 +319,11 @@ impl Opener<'_> {
         Ok(Remote::new(Arc::new(image), identity))
     }
 
-    fn blob(&self, sum: Sum, index: Index, access: Box<dyn Access>) -> Arc<Blob> {
+    fn blob(&self, sum: Sum, index: Index, ways: Vec<Box<dyn Access>>) -> Arc<Blob> {
         let index = Arc::new(index);
         // A cache that has no room costs requests, not the image.
         let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
-        let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), access));
+        let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), ways));
         let recorder = self.options.recorder.as_ref();
         let touches = recorder.and_then(|recorder| recorder.begin(sum));
         let number = touches.as_ref().map(|touches| touches.number());
@@ -329,12 +335,12 @@ impl Opener<'_> {
         blob
     }
 
-    /// Starts a thread that follows the trace that `find` returns the way to, once it gets the blobs.
+    /// Starts a thread that follows the trace that `find` returns the ways to, once it gets the blobs.
     /// `None` if traces are not wanted, or this one was followed before. `of` is a sum of the image.
     fn following(
         &self,
         of: Sum,
-        find: impl FnOnce() -> Result<Option<Box<dyn Access>>> + Send + 'static,
+        find: impl FnOnce() -> Result<Vec<Box<dyn Access>>> + Send + 'static,
     ) -> Option<mpsc::Sender<Blobs>> {
         let is_followed = self.cache().is_some_and(|cache| cache.is_followed(of));
         if !self.options.follows_traces || self.options.is_offline || is_followed {
@@ -356,7 +362,7 @@ impl Opener<'_> {
     }
 
     fn in_registry(&self, reference: &Reference) -> Result<Remote> {
-        let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
+        let registry = Arc::new(Registry::with_mirrors(Arc::clone(&self.client), reference, &self.options.mirrors)?);
         let known = match (reference.manifest, self.options.is_offline) {
             (None, true) => self.remembered(&self.name()),
             (known, _) => known,
@@ -404,14 +410,14 @@ impl Opener<'_> {
     }
 
     /// Returns a manifest and its sum.
-    fn manifest(&self, registry: &Arc<Registry>, known: Option<Sum>, last: &str) -> Result<(Sum, Vec<u8>)> {
+    fn manifest(&self, registry: &Registry, known: Option<Sum>, last: &str) -> Result<(Sum, Vec<u8>)> {
         if let Some((sum, bytes)) = known.and_then(|sum| Some((sum, self.cache()?.manifest(sum)?))) {
             return Ok((sum, bytes));
         }
         if self.options.is_offline {
             return Err(Error::Offline(self.name()));
         }
-        let (bytes, is_authentic) = self.patience().repeat(|until| registry.manifest(last, until))?;
+        let (bytes, is_authentic) = self.patience().repeat(|until| registry.manifest(last, known, until))?;
         let sum = Sum::of(&bytes);
         if known.is_none() {
             if !is_authentic && !self.options.may_be_unverified {
@@ -429,34 +435,31 @@ impl Opener<'_> {
     }
 
     /// Opens a layer. The indexes of all have `room` together.
-    fn layer(&self, registry: &Arc<Registry>, layer: &Layer, room: &mut u64) -> Result<Remote> {
-        let Some(place) = &layer.index else {
-            let what = "no chunk index, so that nothing can be verified";
-            return Err(Error::Manifest { name: self.name(), what: what.to_owned() });
+    fn layer(&self, registry: &Registry, layer: &Layer, room: &mut u64) -> Result<Remote> {
+        let wrong = |what: &str| Error::Manifest { name: self.name(), what: what.to_owned() };
+        let Some(sum) = layer.identity() else {
+            return Err(wrong("no chunk index and no dm-verity tree, so that nothing can be verified"));
         };
-        let (sum, size) = (place.sum(), place.len_bytes());
-        let too_long = || Error::Manifest {
-            name: self.name(),
-            what: "the chunk indexes of its layers exceed 64 MiB together".to_owned(),
+        let too_long = || wrong("the chunk indexes of its layers exceed 64 MiB together");
+        // Where the index is, or the tree.
+        let (of, range) = match (&layer.index, &layer.tree) {
+            (Some(IndexPlace::Apart(_, size)), _) => (sum, 0..*size),
+            (Some(IndexPlace::Inside(range, _)), _) => (layer.blob, range.clone()),
+            (None, Some(tree)) => (layer.blob, tree.offset..tree.offset + tree.len_bytes().map_err(wrong)?),
+            (None, None) => unreachable!("without identity"),
         };
-        if size > *room {
+        if range.end - range.start > *room {
             return Err(too_long());
+        }
+        if of == layer.blob && range.end > layer.size_bytes {
+            return Err(wrong("the dm-verity tree of a layer exceeds it"));
         }
         let index = match self.cache().and_then(|cache| cache.index(sum)) {
             Some(index) => index,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
-                let bytes = self.patience().repeat(|until| match place {
-                    IndexPlace::Apart(sum, size) => get(&self.client, &registry.blob(*sum)?, &[], *size, until),
-                    IndexPlace::Inside(range, _) => {
-                        let ranges = Ranges::new(Arc::clone(&self.client), Box::new(registry.blob(layer.blob)?));
-                        part(&ranges, range.clone(), until)
-                    }
-                })?;
-                if Sum::of(&bytes) != sum {
-                    return Err(Error::Sum { url: self.name(), what: "the chunk index".to_owned() });
-                }
-                Index::decode(&bytes, &self.name())?
+                let ranges = Ranges::new(Arc::clone(&self.client), registry.ways(of)?);
+                self.patience().repeat(|until| self.fetch_index(&ranges, &range, layer, until))?
             }
         };
         // What is in the cache may be longer than the manifest says.
@@ -465,19 +468,37 @@ impl Opener<'_> {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        let image = self.blob(sum, index, Box::new(registry.blob(layer.blob)?));
+        let image = self.blob(sum, index, registry.ways(layer.blob)?);
         Ok(Remote::new(image, sum.to_string()))
+    }
+
+    /// Returns the chunk index of a layer, or that of its tree, from the first way that has it.
+    fn fetch_index(&self, ranges: &Ranges, at: &Range<u64>, layer: &Layer, until: Instant) -> Result<Index, Failure> {
+        let mut bytes = vec![0; (at.end - at.start) as usize];
+        if bytes.is_empty() {
+            return Ok(Index::decode(&bytes, &self.name())?);
+        }
+        let limit = until.saturating_duration_since(Instant::now());
+        for _ in 0..ranges.ways() {
+            let mut body = ranges.open(at.clone(), until)?;
+            let read = body.fill(&mut bytes, limit).and_then(|()| self.read_index(&bytes, layer));
+            let Err(failure) = read else { return read };
+            ranges.failed(&body, failure)?;
+        }
+        Err(Failure::passing(server(&ranges.url(), "the server and its mirrors fail in turn")))
+    }
+
+    fn read_index(&self, bytes: &[u8], layer: &Layer) -> Result<Index, Failure> {
+        let url = self.name();
+        match (&layer.index, &layer.tree) {
+            (Some(place), _) if Sum::of(bytes) == place.sum() => Ok(Index::decode(bytes, &url)?),
+            (None, Some(place)) => Ok(of_tree(Tree::read(place, bytes).map_err(|what| Error::Tree { url, what })?)),
+            _ => Err(Error::Sum { url, what: "the chunk index".to_owned() }.into()),
+        }
     }
 }
 
 /// Returns the name in the cache of what was accepted without verification.
 fn unverified(key: &str) -> String {
     format!("unverified {key}")
-}
-
-fn part(ranges: &Ranges, range: Range<u64>, until: Instant) -> Result<Vec<u8>, Failure> {
-    let mut bytes = vec![0; (range.end - range.start) as usize];
-    let limit = until.saturating_duration_since(Instant::now());
-    ranges.open(range, until)?.fill(&mut bytes, limit)?;
-    Ok(bytes)
 }

@@ -11,7 +11,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use docker_credential::{CredentialRetrievalError, DockerCredential, get_credential_from_reader};
 use serde::Deserialize;
-use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use ureq::http::{HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
@@ -158,7 +158,7 @@ fn token(
             let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
             let open = || -> Box<dyn std::io::Read> { Box::new(std::io::Cursor::new(form.clone())) };
             let body = Outgoing { len_bytes: form.len() as u64, open: &open };
-            client.send(&Method::POST, &realm, &[(header::CONTENT_TYPE, kind)], None, Some(&body))?
+            client.send(&Method::POST, &realm, &[(header::CONTENT_TYPE, kind)], &[], Some(&body))?
         }
         _ => {
             // One for each repository.
@@ -168,8 +168,8 @@ fn token(
                 Some(DockerCredential::UsernamePassword(user, password)) => Some(basic(user, password, registry)?),
                 _ => None,
             };
-            let headers: [(HeaderName, HeaderValue); 0] = [];
-            client.send(&Method::GET, &realm, &headers, authorization.as_ref(), None)?
+            let own: Vec<_> = authorization.map(|value| (header::AUTHORIZATION, value)).into_iter().collect();
+            client.send(&Method::GET, &realm, &[], &own, None)?
         }
     };
     if reply.status != StatusCode::OK {
@@ -284,9 +284,10 @@ mod tests {
             Ok(Some(DockerCredential::UsernamePassword("user".to_owned(), number.to_string())))
         };
         let tokens = Tokens { look_up: Box::new(look_up), ..Tokens::new("x".to_owned()) };
+        let own = |used: Option<&HeaderValue>| Vec::from_iter(used.map(|value| (header::AUTHORIZATION, value.clone())));
         let mut used = None;
         for _ in 0..3 {
-            let refused = client.send(&Method::GET, &url, &[], used.as_ref(), None).expect("a reply");
+            let refused = client.send(&Method::GET, &url, &[], &own(used.as_ref()), None).expect("a reply");
             let until = Instant::now() + Duration::from_secs(10);
             assert!(tokens.challenged(&client, &refused, used.as_ref(), until).expect("a challenge"));
             assert_ne!(used, tokens.authorization());

@@ -247,8 +247,17 @@ impl Deadline {
     }
 
     /// Sends all of `bytes` before the deadline.
-    pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, bytes: &[u8]) -> io::Result<()> {
-        self.send_unless(transport, bytes, &|| false).map(drop)
+    pub(crate) fn send_all<T: Transport + ?Sized>(self, transport: &T, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match transport.send(bytes, self.left()?) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Sends `bytes` before the deadline. If there is no room for a part of them and `stops` returns
@@ -259,6 +268,9 @@ impl Deadline {
         mut bytes: &'a [u8],
         stops: &dyn Fn() -> bool,
     ) -> io::Result<&'a [u8]> {
+        if !transport.can_send_again() {
+            return self.send_all(transport, bytes).map(|()| &[][..]);
+        }
         let mut silence: Option<Deadline> = None;
         while !bytes.is_empty() {
             let left = self.left()?;
@@ -266,8 +278,7 @@ impl Deadline {
                 Some(silence) => left.min(silence.left()?),
                 None => left,
             };
-            let left = if transport.can_send_again() { left.min(TICK) } else { left };
-            match transport.send(bytes, left) {
+            match transport.send(bytes, left.min(TICK)) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(sent) => (bytes, silence) = (bytes.get(sent..).unwrap_or_default(), None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

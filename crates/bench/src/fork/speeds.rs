@@ -2,20 +2,20 @@
 //! next to the image library's, writes to a fork next to a plain disk's, reads with many snapshots
 //! below, and equal pages stored once.
 
-use std::{fs::File, mem, ops::Range, time::Instant};
+use std::{fs::File, mem, ops::Range};
 
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_erofs::{ClusterCache, FileKind, Image};
 use pagefold_kinds::{Data, page_of};
-use pagefold_report::{Output, median};
+use pagefold_report::Output;
 
 use super::{
     base::{BaseFiles, CACHE_BYTES},
     idle::warm,
 };
-use crate::{load::Random, machine::thread_cpu_time};
+use crate::{load::Random, speeds::Speeds};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
@@ -24,47 +24,6 @@ const CHUNK: u64 = 512;
 
 /// Turns of each device per round, where devices are only read.
 const TURNS: u64 = 100;
-
-/// Operations per second of each device: the median of its turns, by the clock and by this thread's
-/// CPU time, which other work on the machine disturbs less.
-struct Speeds(Vec<[Vec<f64>; 2]>);
-
-impl Speeds {
-    fn new(devices: usize) -> Self {
-        Self(vec![Default::default(); devices])
-    }
-
-    /// Gives each device a turn of `operations`, in another order each time.
-    fn turn(
-        &mut self,
-        at: u64,
-        operations: u64,
-        mut run: impl FnMut(usize) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        for turn in 0..self.0.len() {
-            let which = (turn + at as usize) % self.0.len();
-            let (start, cpu_start) = (Instant::now(), thread_cpu_time());
-            run(which)?;
-            let cpu = thread_cpu_time().saturating_sub(cpu_start);
-            for (speeds, time) in self.0[which].iter_mut().zip([start.elapsed(), cpu]) {
-                speeds.push(operations as f64 / time.as_secs_f64());
-            }
-        }
-        Ok(())
-    }
-
-    fn per_s(&self, which: usize) -> f64 {
-        median(&self.0[which][0])
-    }
-
-    /// Puts the speed of a device over another's, as `metric`.
-    fn put_ratio(&self, output: &mut Output, case: &str, metric: &str, which: usize, other: usize) {
-        for (suffix, clock) in [("", 0), ("_of_cpu_time", 1)] {
-            let ratio = median(&self.0[which][clock]) / median(&self.0[other][clock]);
-            output.put(case, &format!("{metric}{suffix}"), ratio, "x");
-        }
-    }
-}
 
 fn pool(codec: &str, dedupe: bool) -> anyhow::Result<Pool> {
     Ok(Pool::new(PoolConfig::default().codec(by_name(codec)?).dedupe(dedupe))?)

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_is_fetched_twice_counts_twice() {
-        let passed = |range: Range<u64>| Passed { path: String::new(), range: Some(range), bytes: 0 };
+        let passed = |range: Range<u64>| Passed { path: String::new(), range: Some(range), sent_bytes: 0, bytes: 0 };
         let index = || passed(100..120);
         assert_eq!(chunk_bytes(&[index(), passed(0..10), index(), passed(10..30), passed(5..10)]), (35, 30));
     }

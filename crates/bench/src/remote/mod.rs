@@ -1,6 +1,7 @@
 //! `pagefold-bench remote`: disks in a registry, in a bucket and on a web server that are far away,
 //! read by guests, compared with other ways to do that.
 
+mod deltas;
 mod disk;
 mod fleet;
 mod guest;
@@ -166,6 +167,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.has_case("fleet") {
         fleet::run(args, &away, &disk, &reads, scratch.path(), &mut out)?;
+    }
+    if args.has_case("push") || args.has_case("chain") {
+        deltas::run(args, &away, &disk, &program, scratch.path(), &mut out)?;
     }
     if args.has_case("sums") {
         sums(&away, &disk, scratch.path(), &mut out)?;

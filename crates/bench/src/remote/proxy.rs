@@ -48,6 +48,8 @@ pub(super) struct Passed {
     /// Without a query.
     pub(super) path: String,
     pub(super) range: Option<Range<u64>>,
+    /// The bytes of the request's body.
+    pub(super) sent_bytes: u64,
     /// The bytes of the response's body.
     pub(super) bytes: u64,
 }
@@ -142,7 +144,9 @@ impl Shared {
         let mut requests = BufReader::new(client.try_clone()?);
         let Some(request) = Head::read(&mut requests)? else { return Ok(()) };
         thread::sleep(self.distance.delay);
-        let number = lock(&self.passed).add(Passed { path: request.path(), range: request.range(), bytes: 0 });
+        let sent_bytes = request.len_bytes().unwrap_or(0);
+        let one = Passed { path: request.path(), range: request.range(), sent_bytes, bytes: 0 };
+        let number = lock(&self.passed).add(one);
         match &self.behind {
             Behind::Server(address) => self.forward(&request, &mut requests, *address, client, number),
             Behind::Folder(folder) => self.send_file(&request, folder, client, number),

@@ -60,7 +60,7 @@ impl Subject {
 }
 
 /// The name of the base.
-const BASE: &str = "disk";
+pub(super) const BASE: &str = "disk";
 
 /// A trace is written after this time at the latest.
 const RECORDED: Duration = Duration::from_secs(60);
@@ -177,6 +177,11 @@ impl<'a> Away<'a> {
         let mut push = Command::new(self.pagefold);
         tool::run(push.arg("push").arg("--trace").arg(&trace).arg(&self.near_traced))?;
         Ok(fs::metadata(&trace)?.len())
+    }
+
+    /// Returns a place in the registry.
+    pub(super) fn place(&self, image: &str) -> String {
+        format!("oci://{}/{image}", self.registry.address())
     }
 
     /// Serves the image in a registry or in a bucket, with forks.

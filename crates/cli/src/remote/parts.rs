@@ -1,10 +1,16 @@
 //! What images consist of in a registry.
 
-use std::{any::Any, path::Path, path::PathBuf, sync::Arc};
+use std::{
+    any::Any,
+    collections::VecDeque,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, anyhow};
 use pagefold_erofs::{Error, Image, ReadAt};
-use pagefold_remote::{Clusters, Part, Remote};
+use pagefold_remote::{Clusters, Part, Remote, Sum};
 use pagefold_storage::Storage;
 
 use crate::storage::{self, RemoteArgs};
@@ -29,7 +35,8 @@ impl Opened {
                 given.iter().map(open).collect::<anyhow::Result<_>>()?
             }
         };
-        let image = image(&storage, &devices).map_err(|error| match error {
+        let boxed = devices.iter().map(|device| Box::new(Arc::clone(device)) as Box<dyn ReadAt>).collect();
+        let image = image(&storage, boxed).map_err(|error| match error {
             Error::Devices(_) => {
                 anyhow!("{}: {error} (give each device with --device, in the order of the image's table)", shown())
             }
@@ -53,27 +60,61 @@ impl Opened {
     }
 }
 
-/// Returns devices as parts. `tags` are those of an image's device table.
+/// Returns devices as parts. `tags` are those of an image's device table, which has the devices of its
+/// base after the base. Each device is summed once.
 pub(crate) fn devices(devices: &[Arc<dyn Storage>], tags: &[[u8; 64]]) -> anyhow::Result<Vec<Part>> {
     let mut parts = Vec::with_capacity(devices.len());
-    for (number, device) in devices.iter().enumerate() {
+    let mut below: VecDeque<Summed> = VecDeque::with_capacity(devices.len());
+    for (number, device) in devices.iter().enumerate().rev() {
         let tag = tags.get(number).unwrap_or(&[0; 64]);
         let reading = || format!("cannot read device {}", number + 1);
-        parts.push(part(device, tag, &devices[number + 1..]).with_context(reading)?);
+        let part = part(device, tag, &below).with_context(reading)?;
+        below.push_front(Summed { storage: Arc::clone(device), sum: part.sum_of_bytes() });
+        parts.push(part);
     }
+    parts.reverse();
     Ok(parts)
 }
 
-/// Returns a device as a part. `below` may hold data of it: an image's device table has the devices of
-/// its base after the base.
-pub(crate) fn part(device: &Arc<dyn Storage>, tag: &[u8; 64], below: &[Arc<dyn Storage>]) -> anyhow::Result<Part> {
+/// Returns a device as a part. `below` may hold data of it.
+fn part(device: &Arc<dyn Storage>, tag: &[u8; 64], below: &VecDeque<Summed>) -> anyhow::Result<Part> {
     if let Some(part) = of_registry(device) {
         return Ok(part);
     }
-    let image = image(device, &[]).or_else(|_| image(device, below));
+    let below = || below.iter().map(|device| Box::new(device.clone()) as Box<dyn ReadAt>).collect();
+    let image = image(device, Vec::new()).or_else(|_| image(device, below()));
     // A device need not be an image.
     let clusters = image.map(|image| Clusters::of(&image)).unwrap_or_default();
     Ok(Part::of_device(Arc::clone(device) as Arc<dyn ReadAt>, tag, &clusters)?)
+}
+
+/// A device whose sum is known, so that nothing reads it as a whole for that again.
+#[derive(Clone)]
+struct Summed {
+    storage: Arc<dyn Storage>,
+    sum: Option<Sum>,
+}
+
+impl ReadAt for Summed {
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.storage.len_bytes()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.storage.read_exact_at(buf, offset)
+    }
+
+    fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        self.storage.read_all_at(parts)
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.storage.unit_bytes()
+    }
+
+    fn blob_sha256(&self) -> Option<[u8; 32]> {
+        self.storage.blob_sha256().or_else(|| self.sum.map(Into::into))
+    }
 }
 
 /// Returns the layer that a storage is in a registry.
@@ -82,7 +123,53 @@ fn of_registry(storage: &Arc<dyn Storage>) -> Option<Part> {
     Part::of_remote(storage.downcast_ref::<Remote>()?)
 }
 
-fn image(storage: &Arc<dyn Storage>, devices: &[Arc<dyn Storage>]) -> Result<Image, Error> {
-    let devices = devices.iter().map(|device| Box::new(Arc::clone(device)) as Box<dyn ReadAt>).collect();
+fn image(storage: &Arc<dyn Storage>, devices: Vec<Box<dyn ReadAt>>) -> Result<Image, Error> {
     Image::open_with_devices(Arc::clone(storage), devices, Image::DEFAULT_CACHE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use super::*;
+
+    /// A file of zeros that counts the bytes that are read.
+    struct Counted(Arc<AtomicU64>);
+
+    impl ReadAt for Counted {
+        fn len_bytes(&self) -> io::Result<u64> {
+            Ok(1 << 20)
+        }
+
+        fn read_exact_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<()> {
+            self.0.fetch_add(buf.len() as u64, Relaxed);
+            buf.fill(0);
+            Ok(())
+        }
+    }
+
+    impl Storage for Counted {
+        fn identity(&self) -> &str {
+            "counted"
+        }
+    }
+
+    /// A device that is summed says so to those above it.
+    #[test]
+    fn sums_are_made_once() {
+        let read = Arc::<AtomicU64>::default();
+        let device = Arc::new(Counted(Arc::clone(&read))) as Arc<dyn Storage>;
+        let sum: [u8; 32] = Sum::of(&vec![0; 1 << 20]).into();
+        let tag: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag: [u8; 64] = tag.as_bytes().try_into().expect("64 digits");
+        let named = part(&device, &tag, &VecDeque::new()).expect("a part");
+        let summed = |part: Part| Summed { storage: Arc::clone(&device), sum: part.sum_of_bytes() };
+        assert_eq!(summed(named).blob_sha256(), Some(sum));
+        // With an index behind it, the blob is another one.
+        let appended = part(&device, &[0; 64], &VecDeque::new()).expect("a part");
+        assert_eq!(summed(appended).blob_sha256(), None);
+        read.store(0, Relaxed);
+        assert_eq!(devices(&vec![Arc::clone(&device); 20], &[tag; 20]).expect("parts").len(), 20);
+        assert!(read.load(Relaxed) <= 21 << 20, "{read:?}");
+    }
 }

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use pagefold_remote::Sum;
 use pagefold_testing::web::{Reply, Server as WebServer};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -263,4 +264,61 @@ fn no_proxy_for_this_machine() {
     let mut command = cached(folder.path());
     command.envs([("HTTP_PROXY", "http://127.0.0.1:1"), ("ALL_PROXY", "http://127.0.0.1:1"), ("NO_PROXY", "")]);
     assert_eq!(output(command.args(["cat", &format!("{}:/small", web.url("/tree.erofs"))])), "small\n");
+}
+
+/// Each server gets its own password, and one without https on another machine gets none.
+#[test]
+fn passwords_go_to_their_servers() {
+    let (folder, _) = images();
+    let read = |name: &str| fs::read(folder.path().join(name)).expect("a file");
+    let (image, index) = (read("disk.erofs"), read("disk.erofs.chunk-index"));
+    let blob = [&image[..], &index].concat();
+    let layer = serde_json::json!({
+        "mediaType": "application/vnd.erofs", "digest": Sum::of(&blob).to_string(), "size": blob.len(),
+        "annotations": {
+            "org.erofs.chunk-index.range": format!("{}:{}", image.len(), blob.len()),
+            "org.erofs.chunk-index.digest": Sum::of(&index).to_string(),
+        },
+    });
+    let manifest = serde_json::json!({"schemaVersion": 2, "layers": [layer]}).to_string().into_bytes();
+    let registry = |password: Option<&'static str>, has: Range<u64>| {
+        let (blob, manifest) = (blob.clone(), manifest.clone());
+        WebServer::start(move |request| {
+            let given = request.headers.get("authorization").map(String::as_str);
+            assert!(given.is_none() || given == password, "{given:?} is not for this server");
+            match (given, request.range()) {
+                (None, _) => Reply::status(401).with("www-authenticate", "Basic realm=\"x\""),
+                (_, None) => Reply::file(request, &manifest),
+                (_, Some(range)) if has.contains(&range.start) => Reply::file(request, &blob),
+                _ => Reply::status(404),
+            }
+        })
+    };
+    // The mirror lacks the first part of the image.
+    let origin = registry(Some("Basic dXNlcjpvbmU="), 0..u64::MAX);
+    let mirror = registry(Some("Basic dXNlcjp0d28="), 1 << 20..u64::MAX);
+    let plain = registry(None, 0..u64::MAX);
+    let elsewhere = format!("0.0.0.0:{}", plain.address.port());
+    let at = |name: &str| folder.path().join(name);
+    let auths = serde_json::json!({"auths": {
+        origin.address.to_string(): {"auth": "dXNlcjpvbmU="},
+        mirror.address.to_string(): {"auth": "dXNlcjp0d28="},
+        elsewhere.clone(): {"auth": "dXNlcjpzaXg="},
+    }});
+    fs::write(at("auth.json"), auths.to_string()).expect("a file");
+    let conf = format!(
+        "[[registry]]\nlocation = \"{}\"\nmirror = [{{ location = \"{}\" }}]\n",
+        origin.address, mirror.address
+    );
+    fs::write(at("registries.conf"), conf).expect("a file");
+    let hosts = at(&format!("hosts/{}", origin.address));
+    fs::create_dir_all(&hosts).expect("a folder");
+    fs::write(hosts.join("hosts.toml"), format!("[host.\"http://{elsewhere}\"]\n")).expect("a file");
+    let mut command = cached(&at("cache"));
+    command.env("REGISTRY_AUTH_FILE", at("auth.json")).env("CONTAINERS_REGISTRIES_CONF", at("registries.conf"));
+    command.env("PAGEFOLD_HOSTS_DIR", at("hosts"));
+    assert!(output(command.args(["fetch", &format!("oci://{}/a:1", origin.address)])).contains("@sha256:"));
+    for server in [&origin, &mirror, &plain] {
+        assert!(!server.requests().is_empty());
+    }
 }

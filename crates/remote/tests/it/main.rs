@@ -2,7 +2,9 @@
 
 mod caching;
 mod faults;
+mod flips;
 mod hostile;
+mod mirrors;
 mod reading;
 mod registries;
 mod traces;

@@ -133,7 +133,7 @@ fn neighbours_are_one_request_and_identical_reads_too() {
     });
     let blob: &Blob = remote.blob();
     assert_eq!(blob.fetched().requests, 1);
-    assert!(blob.fetched().bytes < 2_000_000 + 2 * (16 << 10), "{:?}", blob.fetched());
+    assert!(blob.fetched().bytes < 2_000_000 + 2 * (48 << 10), "{:?}", blob.fetched());
     blob.fetch_all(&mut |_| {}).expect("all of it");
     assert!(blob.fetched().requests <= 6 && blob.fetched().bytes == 3_000_000, "{:?}", blob.fetched());
 }
