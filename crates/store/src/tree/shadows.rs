@@ -2,8 +2,8 @@
 //!
 //! A shadow costs what a fork costs, and keeps what it shares with its disk: the parts and entries
 //! that a round has written cannot be freed, and their numbers cannot be reused, until the stream
-//! ends. If the pool or a disk lacks room because of that, the thread that finds it drops all shadows,
-//! which ends the stream, and tries again.
+//! ends. If the pool or a disk lacks room, the thread that finds this drops all shadows, which ends
+//! the stream, and tries again.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
