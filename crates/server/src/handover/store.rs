@@ -21,7 +21,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Read, Write},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
