@@ -412,8 +412,12 @@ fn states_that_are_not_sound_are_refused() {
     manager.store().all.pop();
     // A start that fails later leaves everything, and so do other descriptors of this kind.
     manager.store().all.push(("pagefold-1-7".to_owned(), File::open("/dev/null").expect("a file").into()));
-    let sockets =
-        Manager { sockets: Vec::new(), store: Arc::clone(&manager.store), folder: TempDir::new().expect("a folder") };
+    let sockets = Manager {
+        sockets: Vec::new(),
+        store: Arc::clone(&manager.store),
+        folder: TempDir::new().expect("a folder"),
+        room: 64,
+    };
     let said = sockets.fails(&[]);
     assert!(said.contains("no address"), "{said}");
     let _service = manager.start(&[]);

@@ -115,7 +115,7 @@ pub(crate) fn restore(
     let left = Left::find(stored).inspect_err(|error| {
         if matches!(error, TakeOverError::Lost(_)) {
             // The next process may begin with empty disks.
-            names.iter().for_each(|name| drop(store.remove(name)));
+            let _ = names.iter().try_for_each(|name| store.remove(name));
         }
     })?;
     let (state, record) = State::read(left.state)?;
@@ -327,7 +327,7 @@ impl Incoming {
             Origin::Store { store, state, names } => {
                 state.mark_taken().map_err(TakeOverError::Broken)?;
                 // Nobody continues with a marked state that is still there.
-                names.iter().for_each(|name| drop(store.remove(name)));
+                let _ = names.iter().try_for_each(|name| store.remove(name));
                 return Ok(());
             }
         };
