@@ -37,7 +37,7 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow
     for (name, peer) in peers {
         let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {
-            output.skip(&format!("idle/{name}"), &format!("{error:#}"));
+            output.skip(&format!("idle/{name}"), error);
         }
     }
     Ok(())

@@ -24,7 +24,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     let case = format!("work/{name}/{}", args.workers);
     // If this machine cannot mount a file system, the bench skips this part and does not fail.
     if let Err(error) = can_mount(base) {
-        output.skip(&case, &format!("{error:#}"));
+        output.skip(&case, error);
         return Ok(());
     }
     let workers = args.workers as f64;
