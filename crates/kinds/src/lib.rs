@@ -17,6 +17,7 @@ mod recipe;
 mod script;
 pub mod synthetic;
 pub mod trees;
+mod versions;
 
 use std::{
     fs,
@@ -30,6 +31,7 @@ pub use corpus::{Corpus, MEASURED_PAGES};
 pub use pages::{Data, Pages, gather, mixed, page_of};
 pub use recipe::Set;
 use recipe::{Family, Recipe, Source};
+pub use versions::{Content, Versions, is_changed};
 
 /// Maximum pages of one kind: 24 MiB. Half trains tables, and 8 MiB are measured.
 const LIMIT_PAGES: usize = 6144;

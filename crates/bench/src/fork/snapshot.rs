@@ -11,9 +11,9 @@ use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_kinds::{Data, page_of};
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
-use crate::{latency::Latencies, load::Random, machine::thread_cpu_time};
+use crate::{load::Random, machine::thread_cpu_time};
 
 /// Longer writes are counted.
 const BOUND_NS: u64 = 1_000_000;

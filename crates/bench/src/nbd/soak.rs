@@ -10,11 +10,11 @@ use std::{
 
 use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_kinds::{Content, Versions};
 use pagefold_report::{Output, Rounds};
 
 use super::{
     connection::Served,
-    content::{Content, Versions},
     load::{self, Load, Shape, Times, read_through, write_pages},
 };
 use crate::{

@@ -8,11 +8,10 @@ use std::{
 
 use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_kinds::{Data, Pages};
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
 use super::MOSAIC;
 use crate::{
-    latency::Latencies,
     load::{Device, Random},
     machine::memory_bytes,
     product::Product,

@@ -11,13 +11,13 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::Latencies;
 use pagefold_report::tool;
 use rustix::fs::{Advice, fadvise};
 use tempfile::NamedTempFile;
 
 use super::{Case, Measured, Times};
 use crate::{
-    latency::Latencies,
     load::Random,
     machine::cpu_seconds,
     server::{fio_job, fio_number},
