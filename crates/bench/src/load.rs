@@ -19,6 +19,11 @@ pub(crate) trait Device: Sync {
     fn worker(&self, number: usize) -> anyhow::Result<Box<dyn Worker + '_>>;
 }
 
+/// A device that reports its compressed bytes, and all memory that it spends.
+pub(crate) trait Stored: Device {
+    fn bytes(&self) -> anyhow::Result<(u64, u64)>;
+}
+
 /// One thread's access to a device.
 pub(crate) trait Worker {
     /// Writes `pages` to consecutive slots starting at `slot`.
@@ -50,17 +55,8 @@ impl<S: Slots> Worker for &S {
     }
 }
 
-/// The work of each thread in one pass.
-pub(crate) trait Job: Sync {
-    /// Runs thread `number`'s part and returns the pages that it read and wrote.
-    fn run(&self, number: usize, worker: &mut dyn Worker) -> anyhow::Result<Done>;
-}
-
-impl<F: Fn(usize, &mut dyn Worker) -> anyhow::Result<Done> + Sync> Job for F {
-    fn run(&self, number: usize, worker: &mut dyn Worker) -> anyhow::Result<Done> {
-        self(number, worker)
-    }
-}
+/// The work of a thread in one pass: its number and its access. Returns the pages that it moved.
+pub(crate) type Job<'a> = dyn Fn(usize, &mut dyn Worker) -> anyhow::Result<Done> + Sync + 'a;
 
 /// Pages moved, and the time taken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,17 +86,20 @@ impl Done {
         self.speed(self.written_pages)
     }
 
+    pub(crate) fn mb_s(self) -> f64 {
+        self.speed(self.read_pages + self.written_pages)
+    }
+
     /// Returns the faster of two passes.
     pub(crate) fn best(self, other: Self) -> Self {
-        let faster = |done: Self| done.speed(done.read_pages + done.written_pages);
-        if self.time.is_zero() || faster(other) > faster(self) { other } else { self }
+        if self.time.is_zero() || other.mb_s() > self.mb_s() { other } else { self }
     }
 }
 
 /// Runs `job` on `threads` threads, and times it.
-pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
+pub(crate) fn pass(device: &dyn Device, threads: usize, job: &Job<'_>) -> anyhow::Result<Done> {
     let (done, time) =
-        together(threads, |number| device.worker(number), |number, mut worker| job.run(number, &mut *worker))?;
+        together(threads, |number| device.worker(number), |number, mut worker| job(number, &mut *worker))?;
     Ok(Done {
         read_pages: done.iter().map(|done| done.read_pages).sum(),
         written_pages: done.iter().map(|done| done.written_pages).sum(),

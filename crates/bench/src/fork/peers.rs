@@ -10,8 +10,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
-use pagefold_report::Output;
-use pagefold_report::tool;
+use pagefold_report::{Output, tool};
 use rustix::fs::ioctl_ficlone;
 use tempfile::TempDir;
 

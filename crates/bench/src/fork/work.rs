@@ -4,8 +4,7 @@
 use std::{path::Path, process::Command, thread, time::Instant};
 
 use anyhow::{Context, ensure};
-use pagefold_report::tool;
-use pagefold_report::{Output, median};
+use pagefold_report::{Output, median, tool};
 use tempfile::TempDir;
 
 use super::{
