@@ -14,7 +14,7 @@ use pagefold_kinds::{Data, Pages, gather};
 use pagefold_report::{Output, Rounds};
 
 use crate::{
-    load::{Device, Done, Random, Worker, pass},
+    load::{Done, Random, Stored, Worker, pass},
     machine::cpus,
     product::Product,
     subjects::{Bare, Zram},
@@ -77,48 +77,11 @@ struct Shape {
     part: usize,
 }
 
-/// A device, its compressed bytes, and all memory that it spends.
-trait Measured {
-    fn device(&self) -> &dyn Device;
-    fn bytes(&self) -> anyhow::Result<(u64, u64)>;
-}
-
-impl Measured for Product {
-    fn device(&self) -> &dyn Device {
-        self
-    }
-
-    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        let stats = self.pool.stats();
-        Ok((stats.compr_data_size, stats.spent_bytes))
-    }
-}
-
-impl Measured for Bare {
-    fn device(&self) -> &dyn Device {
-        self
-    }
-
-    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        Ok((self.compressed_bytes(), self.compressed_bytes()))
-    }
-}
-
-impl Measured for Zram {
-    fn device(&self) -> &dyn Device {
-        self
-    }
-
-    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        Zram::bytes(self)
-    }
-}
-
 /// The names of subjects. `codec-` is the bare codec.
 const SUBJECTS: [&str; 6] =
     ["pagefold-lz4", "pagefold-default", "codec-lz4", "codec-default", "zram-lz4", "zram-lzo-rle"];
 
-fn make(subject: &str, Shape { threads, part, .. }: Shape) -> anyhow::Result<Box<dyn Measured>> {
+fn make(subject: &str, Shape { threads, part, .. }: Shape) -> anyhow::Result<Box<dyn Stored>> {
     let slots = (part * threads) as u64;
     let codec = || if subject.ends_with("lz4") { Ok(by_name("lz4")?) } else { anyhow::Ok(Product::default_codec()) };
     Ok(match subject.split_once('-') {
@@ -161,12 +124,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// The fastest pass of a subject, pattern, request and data, by the number of threads.
 type Bests = BTreeMap<(&'static str, String), BTreeMap<usize, f64>>;
 
-impl Args {
-    fn patterns(&self) -> &'static [Pattern] {
-        if self.first_writes { &PATTERNS[..1] } else { &PATTERNS }
-    }
-}
-
 /// Runs every pattern once on every subject. There is one zram disk, so each round of a subject
 /// begins with a fresh device.
 fn measure(
@@ -180,21 +137,21 @@ fn measure(
     let Shape { threads, request, part } = shape;
     for subject in SUBJECTS.into_iter().filter(|subject| !(args.no_zram && subject.starts_with("zram"))) {
         let made = make(subject, shape)?;
-        for (number, &pattern) in args.patterns().iter().enumerate() {
+        let patterns = if args.first_writes { &PATTERNS[..1] } else { &PATTERNS };
+        for (number, &pattern) in patterns.iter().enumerate() {
             let salt = round * PATTERNS.len() + number;
             let count = (part / request) as u64;
             let order: Vec<u64> =
                 if pattern.random { Random::new(salt as u64 + 1).permutation(count) } else { (0..count).collect() };
-            let done = pass(made.device(), threads, &|thread: usize, worker: &mut dyn Worker| {
+            let done = pass(&*made, threads, &|thread: usize, worker: &mut dyn Worker| {
                 requests(&data.pages, ThreadPass { shape, thread, order: &order, salt }, pattern, worker)
             })?;
-            let speed = done.read_mb_s() + done.write_mb_s();
             let pattern_of = format!("{}/{}/{}k", data.name, pattern.name, request * 4);
             let metric = if pattern.writes { "write_mb_s" } else { "read_mb_s" };
-            output.put_of(subject, &format!("{pattern_of}/{threads}"), metric, speed, "MB/s");
+            output.put_of(subject, &format!("{pattern_of}/{threads}"), metric, done.mb_s(), "MB/s");
             if !pattern.fills {
                 let best = bests.entry((subject, pattern_of)).or_default().entry(threads).or_default();
-                *best = best.max(speed);
+                *best = best.max(done.mb_s());
             }
         }
         if round == 0 {

@@ -19,6 +19,11 @@ pub(crate) trait Device: Sync {
     fn worker(&self, number: usize) -> anyhow::Result<Box<dyn Worker + '_>>;
 }
 
+/// A device that reports its compressed bytes, and all memory that it spends.
+pub(crate) trait Stored: Device {
+    fn bytes(&self) -> anyhow::Result<(u64, u64)>;
+}
+
 /// One thread's access to a device.
 pub(crate) trait Worker {
     /// Writes `pages` to consecutive slots starting at `slot`.
@@ -50,17 +55,8 @@ impl<S: Slots> Worker for &S {
     }
 }
 
-/// The work of each thread in one pass.
-pub(crate) trait Job: Sync {
-    /// Runs thread `number`'s part and returns the pages that it read and wrote.
-    fn run(&self, number: usize, worker: &mut dyn Worker) -> anyhow::Result<Done>;
-}
-
-impl<F: Fn(usize, &mut dyn Worker) -> anyhow::Result<Done> + Sync> Job for F {
-    fn run(&self, number: usize, worker: &mut dyn Worker) -> anyhow::Result<Done> {
-        self(number, worker)
-    }
-}
+/// The work of a thread in one pass: its number and its access. Returns the pages that it moved.
+pub(crate) type Job<'a> = dyn Fn(usize, &mut dyn Worker) -> anyhow::Result<Done> + Sync + 'a;
 
 /// Pages moved, and the time taken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,24 +86,42 @@ impl Done {
         self.speed(self.written_pages)
     }
 
+    pub(crate) fn mb_s(self) -> f64 {
+        self.speed(self.read_pages + self.written_pages)
+    }
+
     /// Returns the faster of two passes.
     pub(crate) fn best(self, other: Self) -> Self {
-        let faster = |done: Self| done.speed(done.read_pages + done.written_pages);
-        if self.time.is_zero() || faster(other) > faster(self) { other } else { self }
+        if self.time.is_zero() || other.mb_s() > self.mb_s() { other } else { self }
     }
 }
 
-/// Runs `job` on `threads` threads at once, and times it from the common start to the end of the
-/// last thread. Threads that can be spread evenly over the CPUs are pinned: otherwise, two threads
-/// of a short pass often share a CPU.
-pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
+/// Runs `job` on `threads` threads, and times it.
+pub(crate) fn pass(device: &dyn Device, threads: usize, job: &Job<'_>) -> anyhow::Result<Done> {
+    let (done, time) =
+        together(threads, |number| device.worker(number), |number, mut worker| job(number, &mut *worker))?;
+    Ok(Done {
+        read_pages: done.iter().map(|done| done.read_pages).sum(),
+        written_pages: done.iter().map(|done| done.written_pages).sum(),
+        time,
+    })
+}
+
+/// Runs `work` on `threads` threads, each with what it makes by `ready` before the common start.
+/// Returns the results, and the time from that start to the end of the last thread. Threads that can be
+/// spread evenly over the CPUs are pinned: otherwise, two threads of a short pass often share a CPU.
+pub(crate) fn together<S, R: Send>(
+    threads: usize,
+    ready: impl Fn(usize) -> anyhow::Result<S> + Sync,
+    work: impl Fn(usize, S) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<(Vec<R>, Duration)> {
     if threads == 1 {
-        let mut worker = device.worker(0)?;
+        let own = ready(0)?;
         let start = Instant::now();
-        let done = job.run(0, &mut *worker)?;
-        return Ok(Done { time: start.elapsed(), ..done });
+        let done = work(0, own)?;
+        return Ok((vec![done], start.elapsed()));
     }
-    let ready = AtomicUsize::new(0);
+    let are_ready = AtomicUsize::new(0);
     let cpus = allowed_cpus()?;
     let run = |number: usize| {
         let mut moved = Ok(());
@@ -116,33 +130,30 @@ pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow
             cpu.set(cpus[number % cpus.len()]);
             moved = sched_setaffinity(None, &cpu);
         }
-        let worker = device.worker(number);
-        // No thread sleeps before the start: waking takes as long as a hundred reads.
-        ready.fetch_add(1, SeqCst);
-        while ready.load(SeqCst) < threads {
+        let own = ready(number);
+        // No thread sleeps before the start: waking takes as long as a hundred reads. One that failed
+        // does not block the others.
+        are_ready.fetch_add(1, SeqCst);
+        while are_ready.load(SeqCst) < threads {
             thread::yield_now();
         }
         moved?;
         let start = Instant::now();
-        let done = job.run(number, &mut *worker?)?;
+        let done = work(number, own?)?;
         anyhow::Ok((start, Instant::now(), done))
     };
-    let done: Vec<(Instant, Instant, Done)> = thread::scope(|scope| {
+    let done: Vec<(Instant, Instant, R)> = thread::scope(|scope| {
         let run = &run;
         let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || run(number))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a thread of the load panicked"))?)
-            .collect::<anyhow::Result<_>>()
+        let join = |thread: thread::ScopedJoinHandle<'_, anyhow::Result<_>>| {
+            thread.join().map_err(|_| anyhow!("a thread of the load panicked"))?
+        };
+        threads.into_iter().map(join).collect::<anyhow::Result<_>>()
     })?;
     let first = done.iter().map(|&(start, ..)| start).min();
     let last = done.iter().map(|&(_, end, _)| end).max();
     let time = first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first);
-    Ok(Done {
-        read_pages: done.iter().map(|(.., done)| done.read_pages).sum(),
-        written_pages: done.iter().map(|(.., done)| done.written_pages).sum(),
-        time,
-    })
+    Ok((done.into_iter().map(|(.., done)| done).collect(), time))
 }
 
 /// A small random number generator (Marsaglia's xorshift64*), the same in every run.

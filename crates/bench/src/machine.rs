@@ -120,13 +120,6 @@ fn time_of(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns how often the kernel has preempted this thread.
-pub(crate) fn preemptions() -> anyhow::Result<u64> {
-    let status = fs::read_to_string("/proc/thread-self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-    Ok(line.context("status has no count of switches")?.trim().parse()?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::{

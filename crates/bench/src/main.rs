@@ -8,7 +8,6 @@ mod device;
 mod disks;
 mod fork;
 mod image;
-mod latency;
 mod load;
 mod locks;
 mod machine;

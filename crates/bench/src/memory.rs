@@ -28,6 +28,13 @@ impl Memory {
         Ok(Self { spent_bytes: pool.stats().spent_bytes, resident_bytes: anonymous_bytes()? })
     }
 
+    /// Returns it after the pool has returned what it can.
+    fn settled(pool: &Pool) -> anyhow::Result<Self> {
+        pool.compact();
+        thread::sleep(QUIET);
+        Self::of(pool)
+    }
+
     /// Returns the increase of both since `before`.
     pub(crate) fn since(self, before: Self) -> [(&'static str, f64); 2] {
         [
@@ -39,9 +46,7 @@ impl Memory {
     /// Judges whether the process is back at its memory of `before`, after the disks made since
     /// then were dropped, and reports how much more the pool spends.
     pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
-        pool.compact();
-        thread::sleep(QUIET);
-        let after = Self::of(pool)?;
+        let after = Self::settled(pool)?;
         output.put(case, "spent_left_bytes", after.spent_bytes as f64 - before.spent_bytes as f64, "bytes");
         let ratio = after.resident_bytes as f64 / before.resident_bytes as f64;
         output.put(case, "resident_after_drop_over_before", ratio, "x");
@@ -51,9 +56,7 @@ impl Memory {
     /// Judges how much memory dropped disks have not returned. `before` is the memory before they
     /// were made, `self` the memory with them.
     pub(crate) fn judge_left(self, output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
-        pool.compact();
-        thread::sleep(QUIET);
-        let after = Self::of(pool)?;
+        let after = Self::settled(pool)?;
         for ((name, left), (_, taken)) in after.since(before).into_iter().zip(self.since(before)) {
             output.put(case, &format!("{name}_left_bytes"), left, "bytes");
             let allowed = taken * LEFT_SHARE + if name == "resident" { KEPT_BYTES } else { 0.0 };

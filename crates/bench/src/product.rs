@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pagefold_codec::{Codec, Fold, Page};
 use pagefold_store::{Disk, Error, Pool, PoolConfig};
 
-use crate::load::Slots;
+use crate::load::{Slots, Stored};
 
 /// To be called at the start of a bench that reads the process's memory.
 pub(crate) use pagefold_store::keep_no_large_blocks;
@@ -71,6 +71,13 @@ impl Slots for Product {
 
     fn read_slot(&self, slot: u64, page: &mut Page) -> anyhow::Result<()> {
         Ok(self.disk.read(slot, page).map(drop)?)
+    }
+}
+
+impl Stored for Product {
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        let stats = self.pool.stats();
+        Ok((stats.compr_data_size, stats.spent_bytes))
     }
 }
 

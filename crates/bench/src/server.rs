@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    env, fs,
+    env,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use pagefold_report::tool;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree};
@@ -38,20 +37,6 @@ pub(crate) fn pagefold(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     };
     ensure!(path.is_file(), "{} does not exist; `make build` builds it", path.display());
     Ok(path)
-}
-
-/// Returns the first job of the report that fio wrote to `path`. fio may print notes before the
-/// report.
-pub(crate) fn fio_job(path: &Path) -> anyhow::Result<Value> {
-    let text = fs::read_to_string(path).context("fio wrote no report")?;
-    let mut report: Value =
-        serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
-    Ok(report["jobs"][0].take())
-}
-
-/// Returns a figure of fio's report.
-pub(crate) fn fio_number(value: &Value) -> anyhow::Result<f64> {
-    value.as_f64().context("fio's report lacks a figure")
 }
 
 /// Returns the major version of one of qemu's programs.

@@ -12,7 +12,7 @@ use pagefold_codec::{Codec, PAGE_SIZE, Page, Stream};
 use pagefold_published::{Store, strategy::EntryLock};
 use rustix::fs::{FallocateFlags, OFlags};
 
-use crate::load::{Device, Slots, Worker};
+use crate::load::{Device, Slots, Stored, Worker};
 
 impl<L: EntryLock> Slots for Store<L> {
     fn write_slot(&self, slot: u64, page: &Page) -> anyhow::Result<()> {
@@ -55,13 +55,14 @@ impl Bare {
         };
         Ok(Self { parts: (0..threads).map(part).collect::<Result<_, _>>()? })
     }
+}
 
-    /// Returns the compressed bytes of all objects.
-    pub(crate) fn compressed_bytes(&self) -> u64 {
-        let part = |part: &Mutex<BareStripe>| {
-            part.lock().unwrap_or_else(PoisonError::into_inner).lens.iter().map(|&len| len as u64).sum::<u64>()
-        };
-        self.parts.iter().map(part).sum()
+impl Stored for Bare {
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        let lens =
+            |part: &Mutex<BareStripe>| part.lock().unwrap_or_else(PoisonError::into_inner).lens.iter().sum::<usize>();
+        let bytes = self.parts.iter().map(lens).sum::<usize>() as u64;
+        Ok((bytes, bytes))
     }
 }
 
@@ -117,15 +118,6 @@ impl Zram {
         Ok(Self { file })
     }
 
-    /// Returns the compressed bytes, and the bytes of memory for them. Neither includes the
-    /// kernel's table.
-    pub(crate) fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        let stat = fs::read_to_string(format!("{ZRAM}/mm_stat"))?;
-        let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
-        ensure!(figures.len() >= 3, "mm_stat has no figures: {stat}");
-        Ok((figures[1], figures[2]))
-    }
-
     /// Discards the slot's page.
     pub(crate) fn discard(&self, slot: u64) -> anyhow::Result<()> {
         let page = PAGE_SIZE as u64;
@@ -154,6 +146,16 @@ impl Drop for Zram {
             self.file = null;
         }
         let _ = set("reset", "1");
+    }
+}
+
+impl Stored for Zram {
+    /// Neither includes the kernel's table.
+    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
+        let stat = fs::read_to_string(format!("{ZRAM}/mm_stat"))?;
+        let figures: Vec<u64> = stat.split_whitespace().map_while(|figure| figure.parse().ok()).collect();
+        ensure!(figures.len() >= 3, "mm_stat has no figures: {stat}");
+        Ok((figures[1], figures[2]))
     }
 }
 

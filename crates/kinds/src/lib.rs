@@ -9,6 +9,7 @@
 mod corpus;
 mod even;
 pub mod files;
+mod follow;
 mod found;
 mod memory;
 mod need;
@@ -17,6 +18,7 @@ mod recipe;
 mod script;
 pub mod synthetic;
 pub mod trees;
+mod versions;
 
 use std::{
     fs,
@@ -27,16 +29,16 @@ use anyhow::{Context, bail, ensure};
 use pagefold_codec::PAGE_SIZE;
 
 pub use corpus::{Corpus, MEASURED_PAGES};
+use follow::follow_all;
 pub use pages::{Data, Pages, gather, mixed, page_of};
 pub use recipe::Set;
-use recipe::{Family, Recipe, Source};
+use recipe::{Family, Recipe};
+pub use versions::{Content, Versions, is_changed};
 
 /// Maximum pages of one kind: 24 MiB. Half trains tables, and 8 MiB are measured.
 const LIMIT_PAGES: usize = 6144;
 /// A kind with fewer pages than this (4 MiB) says too little and is left out.
 const LEAST_PAGES: usize = 1024;
-/// Pages of each synthetic kind.
-const SYNTHETIC_PAGES: usize = 4096;
 
 /// Options of `pagefold-bench gather`.
 #[derive(clap::Args)]
@@ -143,36 +145,4 @@ impl DataKind {
 /// recipe that cannot be followed.
 pub fn first() -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     Ok(follow_all(recipe::all()?.iter().filter(|recipe| recipe.first), LIMIT_PAGES))
-}
-
-/// Follows recipes, and prints a line for each that cannot be followed.
-pub(crate) fn follow_all<'a>(recipes: impl Iterator<Item = &'a Recipe>, limit_pages: usize) -> Vec<(String, Vec<u8>)> {
-    let mut kinds = Vec::new();
-    for recipe in recipes {
-        match recipe.follow(None, limit_pages) {
-            Ok(pages) => kinds.extend(pages),
-            Err(error) => eprintln!("SKIPPED: {}: {error:#}", recipe.name),
-        }
-    }
-    kinds
-}
-
-impl Recipe {
-    /// Returns the pages of each of its kinds: at most `limit_pages` per kind, spread evenly,
-    /// without same-filled pages. `dir` is the folder of kinds, which may contain a Python
-    /// environment.
-    fn follow(&self, dir: Option<&Path>, limit_pages: usize) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-        if let Some(need) = self.missing(dir).next() {
-            bail!("{}", need.what_to_do());
-        }
-        let names: Vec<String> = self.kinds.iter().map(|(name, _)| name.clone()).collect();
-        let made = SYNTHETIC_PAGES.min(limit_pages);
-        let pages = match &self.source {
-            Source::Files(wanted) => found::pages(&wanted.list(), limit_pages)?,
-            Source::Synthetic(percent) => synthetic::of_ratio(*percent, made).into_flattened(),
-            Source::TableSpace => synthetic::of_kind(synthetic::table_space, 1, made).into_flattened(),
-            Source::Script(script) => return script.run(&names, dir, limit_pages),
-        };
-        Ok(names.into_iter().map(|name| (name, pages.clone())).collect())
-    }
 }

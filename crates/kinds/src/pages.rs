@@ -6,7 +6,7 @@ use std::{ops::Deref, path::PathBuf};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 
-use crate::{files, follow_all, recipe::heaps};
+use crate::{files, follow::follow_all, recipe::heaps};
 
 /// Pages in one allocation that begins at a page boundary, as `O_DIRECT` requires.
 pub struct Pages {

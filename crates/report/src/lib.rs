@@ -13,6 +13,7 @@ mod cell;
 mod charts;
 mod command;
 mod comparisons;
+mod latency;
 mod line;
 mod machine;
 mod output;
@@ -29,6 +30,7 @@ mod words;
 mod written;
 
 pub use command::{Args, commands, run};
+pub use latency::Latencies;
 pub use line::median;
 pub use output::{Output, Rounds};
 pub use written::Written;

@@ -48,9 +48,9 @@ impl Output {
         let command: Vec<String> = env::args().skip(1).collect();
         let head = format!("pagefold-bench {}\n{}, {}", command.join(" "), words::utc(now_s), machine::description());
         if json {
-            eprintln!("{head}")
+            eprintln!("{head}");
         } else {
-            println!("{head}")
+            println!("{head}");
         }
         let (record, best, subjects, skipped) = Default::default();
         Self { bench, json, rounds, record, best, subjects, skipped, judged: "" }
@@ -110,12 +110,18 @@ impl Output {
             let cases = metrics.entry(&key.metric).or_default();
             cases.entry(&key.case).or_default().insert(&key.subject, series.spread().median);
         }
-        let mut text = String::new();
+        let (mut text, empty) = (String::new(), BTreeMap::new());
         for (metric, cases) in &metrics {
             let has = |subject: &&String| cases.values().any(|values| values.contains_key(subject.as_str()));
             let subjects: Vec<&String> = self.subjects.iter().filter(has).collect();
+            if let ([subject], 1) = (&subjects[..], cases.len()) {
+                let (case, values) = cases.iter().next().unwrap_or((metric, &empty));
+                let value = values.get(subject.as_str()).copied().unwrap_or(f64::NAN);
+                write!(text, "\n{metric:40} {:>14}  {case}", words::figure(value))?;
+                continue;
+            }
             let width = cases.keys().map(|case| case.len()).max().unwrap_or(0).max(metric.len());
-            write!(text, "\n{metric:width$}")?;
+            write!(text, "\n\n{metric:width$}")?;
             subjects.iter().try_for_each(|subject| write!(text, " {subject:>14}"))?;
             for (case, values) in cases {
                 write!(text, "\n{case:width$}")?;
@@ -124,8 +130,8 @@ impl Output {
                     write!(text, " {value:>0$}", subject.len().max(14))?;
                 }
             }
-            text.push('\n');
         }
+        text.push('\n');
         Ok(text)
     }
 }
@@ -167,11 +173,13 @@ mod tests {
             output.put_of("a", "case", "speed", speed, "MB/s");
             output.put_of("b", "case", "time", time, "s");
             output.put("other", "speed", f64::NAN, "MB/s");
+            output.put_of("b", "another", "speed", 0.5, "MB/s");
         }
         let best: Vec<f64> = output.best.values().map(|line| line.value).collect();
-        assert_eq!(best, [3.0, 1.0]);
+        assert_eq!(best, [0.5, 3.0, 1.0]);
         std::mem::take(&mut output.best).into_values().for_each(|line| output.record.add(line));
         let table = output.table().unwrap();
-        assert!(table.contains("case           3.000") && !table.contains("other"), "{table}");
+        assert!(table.contains("case             3.000              -") && !table.contains("\nother"), "{table}");
+        assert!(table.contains("time                                              1.000  case"), "{table}");
     }
 }

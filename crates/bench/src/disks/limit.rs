@@ -10,10 +10,9 @@ use std::{
 use anyhow::ensure;
 use pagefold_codec::by_name;
 use pagefold_kinds::Data;
-use pagefold_report::{Output, median};
+use pagefold_report::{Latencies, Output, median};
 
 use crate::{
-    latency::Latencies,
     load::{Done, Random, Worker, pass},
     machine::{anonymous_bytes, cpu_time},
     product::Product,

@@ -49,7 +49,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
     }
     for ((name, _), measured) in shapes.iter().zip(&measured) {
         for (at, pass) in PASSES.iter().enumerate() {
-            output.put(&case, &format!("{name}_{pass}_mb_s"), mb_s(measured.passes[at]), "MB/s");
+            output.put(&case, &format!("{name}_{pass}_mb_s"), measured.passes[at].mb_s(), "MB/s");
             output.put(&case, &format!("{name}_{pass}_cpu_us_a_page"), measured.cpu_us[at], "us");
         }
         output.put(&case, &format!("{name}_spent_bytes"), measured.spent_bytes as f64, "bytes");
@@ -57,7 +57,7 @@ pub(super) fn run(output: &mut Output, codec: &str, data: &Data, threads: usize,
     }
     let [one, many] = measured;
     for (at, pass) in PASSES.iter().enumerate() {
-        let ratio = mb_s(many.passes[at]) / mb_s(one.passes[at]);
+        let ratio = many.passes[at].mb_s() / one.passes[at].mb_s();
         output.put(&case, &format!("{pass}_speed_over_one"), ratio, "x");
         output.put(&case, &format!("{pass}_cpu_over_one"), many.cpu_us[at] / one.cpu_us[at], "x");
     }
@@ -109,8 +109,4 @@ fn one_round(measured: &mut Measured, codec: &str, data: &Data, disks: u64, thre
     measured.spent_bytes = measured.spent_bytes.max(pool.pool.stats().spent_bytes);
     measured.resident_bytes = measured.resident_bytes.max(anonymous_bytes()?.saturating_sub(resident_before));
     pool.check()
-}
-
-fn mb_s(done: Done) -> f64 {
-    done.read_mb_s() + done.write_mb_s()
 }

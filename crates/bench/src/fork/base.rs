@@ -11,8 +11,7 @@ use anyhow::Context;
 use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::{BlockDevice, Checked};
 use pagefold_kinds::trees;
-use pagefold_report::Output;
-use pagefold_report::tool;
+use pagefold_report::{Output, tool};
 use tempfile::TempDir;
 
 use super::Args;

@@ -6,10 +6,10 @@ use std::{os::unix::fs::FileExt, time::Instant};
 use anyhow::ensure;
 use pagefold_codec::{PAGE_SIZE, Page};
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
 use super::base::BaseFiles;
-use crate::{latency::Latencies, load::Random, memory::Memory};
+use crate::{load::Random, memory::Memory};
 
 /// Number of first and of last forks whose times are separate figures.
 pub(super) const TIMED: usize = 100;

@@ -141,27 +141,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if [ForkBench::Snapshot, ForkBench::Writes, ForkBench::Depth, ForkBench::Dedupe].into_iter().any(wants) {
-        let data = mixed(&gather(&[], 64 << 8)?);
-        measure_pages(&mut output, args, &data)?;
-    }
-    Ok(())
-}
-
-/// Runs the parts that write pages of programs' heaps and need no base.
-fn measure_pages(output: &mut Output, args: &Args, data: &Data) -> anyhow::Result<()> {
-    let wants = |part| args.parts.contains(&part);
-    if wants(ForkBench::Snapshot) {
-        snapshot::run(output, data, args.changed, args.rounds)?;
-    }
-    for codec in &args.codecs {
-        if wants(ForkBench::Writes) {
-            speeds::writes(output, codec, data, args.pages as u64, args.rounds)?;
+        let (data, pages) = (mixed(&gather(&[], 64 << 8)?), args.pages as u64);
+        if wants(ForkBench::Snapshot) {
+            snapshot::run(&mut output, &data, args.changed, args.rounds)?;
         }
-        if wants(ForkBench::Dedupe) {
-            speeds::dedupe(output, codec, data, args.pages as u64, args.rounds)?;
-        }
-        if wants(ForkBench::Depth) {
-            speeds::depth(output, codec, data, args.pages as u64, args.rounds)?;
+        type Part = fn(&mut Output, &str, &Data, u64, usize) -> anyhow::Result<()>;
+        let parts: [(ForkBench, Part); 3] = [
+            (ForkBench::Writes, speeds::writes),
+            (ForkBench::Dedupe, speeds::dedupe),
+            (ForkBench::Depth, speeds::depth),
+        ];
+        for codec in &args.codecs {
+            for (_, run) in parts.iter().filter(|(part, _)| wants(*part)) {
+                run(&mut output, codec, &data, pages, args.rounds)?;
+            }
         }
     }
     Ok(())

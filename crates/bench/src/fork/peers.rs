@@ -10,8 +10,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::{PAGE_SIZE, Page};
-use pagefold_report::Output;
-use pagefold_report::tool;
+use pagefold_report::{Output, tool};
 use rustix::fs::ioctl_ficlone;
 use tempfile::TempDir;
 
@@ -37,7 +36,7 @@ pub(super) fn run(output: &mut Output, base: &BaseFiles, tmpfs: &Path) -> anyhow
     for (name, peer) in peers {
         let folder = TempDir::new_in(tmpfs).context("cannot create a temporary directory in tmpfs")?;
         if let Err(error) = peer(output, base, folder.path()) {
-            output.skip(&format!("idle/{name}"), &format!("{error:#}"));
+            output.skip(&format!("idle/{name}"), error);
         }
     }
     Ok(())

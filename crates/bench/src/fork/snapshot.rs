@@ -11,9 +11,9 @@ use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_kinds::{Data, page_of};
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
-use crate::{latency::Latencies, load::Random, machine::thread_cpu_time};
+use crate::{load::Random, machine::thread_cpu_time};
 
 /// Longer writes are counted.
 const BOUND_NS: u64 = 1_000_000;
@@ -138,11 +138,7 @@ fn beside_a_writer(output: &mut Output, case: &str, pool: &Pool, disk: RamDisk, 
         output.put(&case, "write_p9999_us", times.at(0.9999) / 1e3, "us");
         output.put(&case, "write_max_us", times.max_ns() / 1e3, "us");
         output.put(&case, "writes_over_1_ms", times.longer_than(BOUND_NS) as f64, "writes");
-        if name == "quiet" {
-            output.put(&case, "write_max_running_us", times.max_running_ns() / 1e3, "us");
-        } else {
-            output.put(&case, "write_max_running_us", times.max_running_ns() / 1e3, "us");
-        }
+        output.put(&case, "write_max_running_us", times.max_running_ns() / 1e3, "us");
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
 
 use anyhow::ensure;
 use pagefold_codec::PAGE_SIZE;
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
 use super::{
     Args,
@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{
     client::{Control, Nbd},
-    latency::Latencies,
     load::Random,
     server::Server,
 };

@@ -4,8 +4,7 @@
 use std::{path::Path, process::Command, thread, time::Instant};
 
 use anyhow::{Context, ensure};
-use pagefold_report::tool;
-use pagefold_report::{Output, median};
+use pagefold_report::{Output, median, tool};
 use tempfile::TempDir;
 
 use super::{
@@ -24,7 +23,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     let case = format!("work/{name}/{}", args.workers);
     // If this machine cannot mount a file system, the bench skips this part and does not fail.
     if let Err(error) = can_mount(base) {
-        output.skip(&case, &format!("{error:#}"));
+        output.skip(&case, error);
         return Ok(());
     }
     let workers = args.workers as f64;

@@ -1,27 +1,18 @@
 //! The same reads of the same files, through the library and through mounted images.
 
 use std::{
-    cell::Cell,
     collections::hash_map::{Entry, HashMap},
     fs::{self, File},
     os::unix::{ffi::OsStrExt, fs::FileExt},
     path::{Path, PathBuf},
-    sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use pagefold_erofs::Image;
-use rustix::{
-    fs::{Advice, fadvise},
-    thread::{CpuSet, sched_setaffinity},
-};
+use rustix::fs::{Advice, fadvise};
 
-use crate::{load::Random, machine::allowed_cpus};
+use crate::load::{Random, together};
 
 /// Size of a sequential request.
 const REQUEST: usize = 128 << 10;
@@ -136,9 +127,7 @@ impl Reads {
     /// Reads everything in order, 128 KiB at a time. Returns MB/s.
     pub(super) fn sequential(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
         let (next, parts) = (AtomicUsize::new(0), self.parts(threads));
-        let time = in_threads(threads, |start| {
-            let mut buf = vec![0; REQUEST];
-            start.wait();
+        let work = |_, mut buf: Vec<u8>| {
             while let Some(&(file, from, len)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let opened = access.open(&self.files[file].0)?;
                 for at in (from..from + len).step_by(REQUEST) {
@@ -147,34 +136,38 @@ impl Reads {
                 }
             }
             Ok(())
-        })?;
+        };
+        let (_, time) = together(threads, |_| Ok(vec![0; REQUEST]), work)?;
         Ok(self.bytes() as f64 / time.as_secs_f64() / 1e6)
     }
 
     /// Reads pages in random order and returns the microseconds per read and thread. For mounted
     /// files it advises the kernel that reads are random, which turns readahead off.
     pub(super) fn random(&self, access: &Access<'_>, threads: usize) -> anyhow::Result<f64> {
-        let time = in_threads(threads, |start| {
+        let ready = |thread: usize| {
             // If every thread opened all files, there could be too many open files.
-            let pages: Vec<_> = self.pages.iter().skip(start.thread).step_by(threads).collect();
-            let mut opened = HashMap::new();
-            for (number, _) in &pages {
-                let Entry::Vacant(place) = opened.entry(number) else { continue };
-                let file = access.open(&self.files[*number].0)?;
-                if let Opened::File(file) = &file {
-                    fadvise(file, 0, None, Advice::Random)?;
-                }
-                place.insert(file);
+            let (mut opened, mut numbers, mut reads) = (Vec::new(), HashMap::new(), Vec::new());
+            for (number, at) in self.pages.iter().skip(thread).step_by(threads) {
+                let own = match numbers.entry(number) {
+                    Entry::Occupied(own) => *own.get(),
+                    Entry::Vacant(place) => {
+                        let file = access.open(&self.files[*number].0)?;
+                        if let Opened::File(file) = &file {
+                            fadvise(file, 0, None, Advice::Random)?;
+                        }
+                        opened.push(file);
+                        *place.insert(opened.len() - 1)
+                    }
+                };
+                reads.push((own, *at));
             }
-            let reads = pages.iter().filter_map(|(number, at)| Some((opened.get(number)?, *at)));
-            let reads: Vec<_> = reads.collect();
+            anyhow::Ok((opened, reads))
+        };
+        let work = |_, (opened, reads): (Vec<Opened>, Vec<(usize, u64)>)| {
             let mut buf = [0; PAGE];
-            start.wait();
-            for (file, at) in reads {
-                file.read(&mut buf, at)?;
-            }
-            Ok(())
-        })?;
+            reads.iter().try_for_each(|&(own, at)| opened[own].read(&mut buf, at))
+        };
+        let (_, time) = together(threads, ready, work)?;
         Ok(time.as_secs_f64() * 1e6 * threads as f64 / self.pages.len() as f64)
     }
 }
@@ -204,58 +197,6 @@ fn collect(root: &Path, below: &Path, files: &mut Vec<(PathBuf, u64)>) -> anyhow
         }
     }
     Ok(())
-}
-
-/// Runs `work` in threads, each on its own CPU if `threads` equals the number of CPUs. Returns the
-/// time from the first thread's start to the last one's end. Each thread must call [`Start::wait`]
-/// once, or fail.
-fn in_threads(threads: usize, work: impl Fn(&Start) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
-    let barrier = Barrier::new(threads);
-    let cpus = allowed_cpus()?;
-    let run = |number: usize| {
-        let start = Start { thread: number, barrier: &barrier, passed: Cell::new(None) };
-        if threads > 1 && threads == cpus.len() {
-            let mut one = CpuSet::new();
-            one.set(cpus[number]);
-            sched_setaffinity(None, &one)?;
-        }
-        work(&start)?;
-        anyhow::Ok((start.passed.get().context("a reading thread did not start")?, Instant::now()))
-    };
-    let times = thread::scope(|scope| {
-        let run = &run;
-        let spawned: Vec<_> = (0..threads).map(|number| scope.spawn(move || run(number))).collect();
-        spawned
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a reading thread panicked"))?)
-            .collect::<anyhow::Result<Vec<_>>>()
-    })?;
-    let first = times.iter().map(|(start, _)| *start).min();
-    let last = times.iter().map(|(_, end)| *end).max();
-    Ok(first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first))
-}
-
-/// The common start of threads. A thread that fails earlier does not block the others.
-struct Start<'a> {
-    /// The thread's number.
-    thread: usize,
-    barrier: &'a Barrier,
-    passed: Cell<Option<Instant>>,
-}
-
-impl Start<'_> {
-    fn wait(&self) {
-        self.barrier.wait();
-        self.passed.set(Some(Instant::now()));
-    }
-}
-
-impl Drop for Start<'_> {
-    fn drop(&mut self) {
-        if self.passed.get().is_none() {
-            self.barrier.wait();
-        }
-    }
 }
 
 #[cfg(test)]

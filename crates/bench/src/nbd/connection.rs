@@ -16,9 +16,9 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_kinds::{Content, Versions};
 use pagefold_serve::protocol::{SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command};
 
-use super::content::{Content, Versions};
 use crate::client::{Nbd, request_header};
 
 /// One in this many requests has all its bytes compared, the others the number and the version of each

@@ -9,15 +9,12 @@ use crate::{client::Nbd, load::Random};
 const REGION_PAGES: u64 = 16;
 const REGIONS: u64 = 64;
 
-/// The server's figure.
-const DECODED: &str = "base_decoded_clusters";
-
 /// Returns the mean over regions of 64 KiB, read one page after another by a new server. `None` if the
 /// server does not count.
 pub(super) fn per_region(setup: &Setup, subject: Subject) -> anyhow::Result<Option<f64>> {
     let disk = Disk::new(setup, subject)?;
     let mut control = disk.control()?;
-    let Ok(before) = control.figure(DECODED) else { return Ok(None) };
+    let Ok(before) = control.figure("base_decoded_clusters") else { return Ok(None) };
     let served = disk.served(setup);
     let mut client = Nbd::connect(served.socket, served.export)?;
     let (mut random, mut page) = (Random::new(1), [0; PAGE_SIZE]);
@@ -28,5 +25,5 @@ pub(super) fn per_region(setup: &Setup, subject: Subject) -> anyhow::Result<Opti
         }
     }
     let regions = (setup.pages() - REGION_PAGES).div_ceil(stride);
-    Ok(Some((control.figure(DECODED)? - before) / regions as f64))
+    Ok(Some((control.figure("base_decoded_clusters")? - before) / regions as f64))
 }

@@ -8,9 +8,10 @@ use std::{
 };
 
 use anyhow::anyhow;
+use pagefold_report::Latencies;
 
 use super::connection::{Connection, Request, Served};
-use crate::{latency::Latencies, load::Random};
+use crate::load::Random;
 
 /// Requests in flight and their pages in a pass over a disk: 128 KiB.
 const PASS_DEPTH: usize = 16;

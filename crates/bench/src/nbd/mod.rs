@@ -3,7 +3,6 @@
 
 mod cases;
 mod connection;
-mod content;
 mod decodes;
 mod load;
 pub(crate) mod soak;
@@ -17,11 +16,11 @@ use std::{
 
 use anyhow::ensure;
 use clap::ValueEnum;
+use pagefold_kinds::Content;
 use pagefold_report::{Output, Rounds};
 
 use crate::server::pagefold;
 use cases::{Case, Pattern};
-use content::Content;
 use load::{Measured, Shape, Side, Times, read_through};
 use subjects::{Disk, Setup, Subject};
 

@@ -10,11 +10,11 @@ use std::{
 
 use anyhow::{anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_kinds::{Content, Versions};
 use pagefold_report::{Output, Rounds};
 
 use super::{
     connection::Served,
-    content::{Content, Versions},
     load::{self, Load, Shape, Times, read_through, write_pages},
 };
 use crate::{
@@ -86,8 +86,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let served = Served { socket: &socket, export: DISK, content: &content, versions: &versions, may_refuse: true };
     let refused = write_pages(served, 0..pages)?;
     ensure!(refused == 0, "half of the disk does not fit the memory limit: choose a higher one");
-    // The other disks find the room of this one, and a little less.
-    let room = (args.limit_mib << 8) / VISITOR_SHARE;
+    // The other disks have half of this one's room: overwriting needs some.
+    let room = 2 * (args.limit_mib << 8) / VISITOR_SHARE;
     control.add(ROOM, room * PAGE_SIZE as u64)?;
     let of_room = Versions::new(room);
     let refused = write_pages(Served { export: ROOM, versions: &of_room, ..served }, 0..room)?;
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (mut worst_excess, mut last) = (f64::MIN, (0.0, 0.0));
     let (stop, deadline) = (AtomicBool::new(false), Instant::now() + Duration::from_secs(args.seconds));
     let visitors = thread::scope(|scope| {
-        let visitors = scope.spawn(|| visit(&server, &content, room * 15 / 16, &stop));
+        let visitors = scope.spawn(|| visit(&server, &content, room / 2, &stop));
         let mut write = || {
             while Instant::now() < deadline && !visitors.is_finished() {
                 rounds += 1;

@@ -11,12 +11,12 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum;
 use pagefold_codec::PAGE_SIZE;
+use pagefold_kinds::{Content, Versions, is_changed};
 use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::{
     connection::Served,
-    content::{Content, Versions, is_changed},
     load::{read_through, write_pages, write_through},
 };
 use crate::{

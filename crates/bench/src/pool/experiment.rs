@@ -11,7 +11,7 @@ use pagefold_store::Objects;
 
 use super::MOSAIC;
 use crate::{
-    load::{Device, Random, Slots},
+    load::{Device, Random, Slots, Stored},
     product::Product,
     subjects::Zram,
 };
@@ -62,7 +62,8 @@ pub(super) fn run(output: &mut Output, zram: bool) -> anyhow::Result<()> {
     };
     let store = Product::new(PAGES as u64, by_name(CODEC)?)?;
     fill(&store)?;
-    text(MOSAIC, store.pool.stats().compr_data_size, store.pool.stats().spent_bytes);
+    let (compressed, spent) = store.bytes()?;
+    text(MOSAIC, compressed, spent);
     for allocator in AllocatorKind::ALL {
         let config = StoreConfig { codec: by_name(CODEC)?, allocator, ..StoreConfig::new(PAGES as u64) };
         let store = Store::<BitSpin>::new(config)?;

@@ -8,12 +8,11 @@ use std::{
 
 use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_kinds::{Data, Pages};
-use pagefold_report::Output;
+use pagefold_report::{Latencies, Output};
 
 use super::MOSAIC;
 use crate::{
-    latency::Latencies,
-    load::{Device, Random},
+    load::{Device, Random, Stored},
     machine::memory_bytes,
     product::Product,
     subjects::Zram,
@@ -28,24 +27,17 @@ const QUIET_READS: usize = 50_000;
 /// How long the store stays idle after discards.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// A device that reports the memory it uses.
-trait Holder: Sync {
+/// A device that can be emptied and compacted.
+trait Holder: Stored {
     /// Writes between two readings of the bytes during churn.
     const LOOK_EVERY: usize;
 
-    /// Returns the compressed bytes and all memory spent.
-    fn bytes(&self) -> anyhow::Result<(u64, u64)>;
     fn discard(&self, slot: u64) -> anyhow::Result<()>;
     fn compact(&self) -> anyhow::Result<()>;
 }
 
 impl Holder for Product {
     const LOOK_EVERY: usize = 16;
-
-    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        let stats = self.pool.stats();
-        Ok((stats.compr_data_size, stats.spent_bytes))
-    }
 
     fn discard(&self, slot: u64) -> anyhow::Result<()> {
         Product::discard(self, slot)
@@ -59,10 +51,6 @@ impl Holder for Product {
 
 impl Holder for Zram {
     const LOOK_EVERY: usize = 1024;
-
-    fn bytes(&self) -> anyhow::Result<(u64, u64)> {
-        Zram::bytes(self)
-    }
 
     fn discard(&self, slot: u64) -> anyhow::Result<()> {
         Zram::discard(self, slot)
@@ -91,7 +79,7 @@ pub(super) fn run(output: &mut Output, codec: &str, first: &Data, second: &Data,
     Ok(())
 }
 
-fn measure<H: Holder + Device>(
+fn measure<H: Holder>(
     output: &mut Output,
     case: &str,
     subject: &str,
@@ -154,7 +142,7 @@ fn measure<H: Holder + Device>(
 
 /// Overwrites every page in random order, three times with pages of the second kind and then with
 /// the first. Returns the maximum memory spent per compressed byte, and the time.
-fn churn<H: Holder + Device>(
+fn churn<H: Holder>(
     holder: &H,
     first: &Data,
     second: &Data,

@@ -235,17 +235,17 @@ fn first_output(
         put(out, subject, "first-output/cold", &cold);
         if matches!(subject, Subject::Registry | Subject::Traced) {
             let bytes = middle(&cold, |start| start.bytes);
-            judge(out, subject, "first-output/cold", "time", middle(&cold, |start| start.seconds), "s");
-            judge(out, subject, "first-output/cold", "fetched_over_touched", bytes / touched, "x");
+            out.put(&subject.case("first-output/cold"), "time", middle(&cold, |start| start.seconds), "s");
+            out.put(&subject.case("first-output/cold"), "fetched_over_touched", bytes / touched, "x");
         }
         if subject == Subject::Traced {
             let requests = middle(&cold, |start| start.requests);
-            judge(out, subject, "first-output/cold", "requests", requests, "");
+            out.put(&subject.case("first-output/cold"), "requests", requests, "");
         }
         if subject.is_own() {
             put(out, subject, "first-output/warm", &warm);
             let requests = middle(&warm, |start| start.requests);
-            judge(out, subject, "first-output/warm", "requests", requests, "");
+            out.put(&subject.case("first-output/warm"), "requests", requests, "");
         }
     }
     Ok(())
@@ -284,7 +284,7 @@ fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> a
         put(out, subject, "metadata/warm", &warm);
         let ratio = middle(&cold, |start| start.seconds) / middle(&warm, |start| start.seconds);
         if matches!(subject, Subject::Registry | Subject::Traced) {
-            judge(out, subject, "metadata", "cold_over_warm", ratio, "x");
+            out.put(&subject.case("metadata"), "cold_over_warm", ratio, "x");
         } else {
             out.put_of(subject.name(), "metadata", "cold_over_warm", ratio, "x");
         }
@@ -343,9 +343,4 @@ fn put(out: &mut Output, subject: Subject, case: &str, starts: &[Start]) {
     ] {
         out.put_of(subject.name(), case, metric, middle(starts, of), unit);
     }
-}
-
-/// Puts a figure that has a target, with the subject in its case.
-fn judge(out: &mut Output, subject: Subject, case: &str, metric: &str, value: f64, unit: &str) {
-    out.put(&format!("{case}/{}", subject.name()), metric, value, unit);
 }

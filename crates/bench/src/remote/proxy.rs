@@ -230,6 +230,8 @@ impl Shared {
 /// The first line and the headers of a request or a response.
 struct Head {
     first: String,
+    /// The other lines, of which several may have one name.
+    lines: Vec<String>,
     /// By names in lower case.
     headers: HashMap<String, String>,
 }
@@ -237,7 +239,7 @@ struct Head {
 impl Head {
     /// Returns `None` at the end of the connection.
     fn read(from: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let mut head = Self { first: String::new(), headers: HashMap::new() };
+        let mut head = Self { first: String::new(), lines: Vec::new(), headers: HashMap::new() };
         for number in 0..MOST_LINES {
             let mut line = String::new();
             if from.take(MOST_LINE_BYTES).read_line(&mut line)? == 0 {
@@ -248,6 +250,7 @@ impl Head {
                 (first, _) if number == 0 => first.clone_into(&mut head.first),
                 (_, Some((name, value))) => {
                     head.headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+                    head.lines.push(line.trim_end().to_owned());
                 }
                 _ => {}
             }
@@ -274,23 +277,12 @@ impl Head {
 
     /// Returns its text, with which the connection ends after one request.
     fn closing(&self) -> Vec<u8> {
-        let headers = self.headers.iter().filter(|(name, _)| !["connection", "expect"].contains(&name.as_str()));
-        let headers: String = headers
-            .map(|(name, value)| {
-                format!(
-                    "{name}: {value}
-"
-                )
-            })
-            .collect();
-        format!(
-            "{}
-{headers}connection: close
-
-",
-            self.first
-        )
-        .into_bytes()
+        let stays = |line: &&String| {
+            let name = line.split(':').next().unwrap_or_default();
+            !["connection", "expect"].iter().any(|other| name.eq_ignore_ascii_case(other))
+        };
+        let lines: String = self.lines.iter().filter(stays).map(|line| format!("{line}\r\n")).collect();
+        format!("{}\r\n{lines}Connection: close\r\n\r\n", self.first).into_bytes()
     }
 }
 
@@ -310,6 +302,14 @@ mod tests {
         let head = Head::read(&mut reader).unwrap().unwrap();
         reader.read_exact(&mut vec![0; head.len_bytes().unwrap() as usize]).unwrap();
         head.word(1)
+    }
+
+    #[test]
+    fn headers_of_one_name_stay_and_the_connection_does_not() {
+        let text = b"GET / HTTP/1.1\r\nAccept: a\r\nConnection: keep-alive\r\nAccept: b\r\n\r\n";
+        let head = Head::read(&mut &text[..]).unwrap().unwrap();
+        let closing = "GET / HTTP/1.1\r\nAccept: a\r\nAccept: b\r\nConnection: close\r\n\r\n";
+        assert_eq!(String::from_utf8(head.closing()).unwrap(), closing);
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl Subject {
         }
     }
 
+    /// Returns a case of it that has targets.
+    pub(super) fn case(self, case: &str) -> String {
+        format!("{case}/{}", self.name())
+    }
+
     /// Whether pagefold reads the image in parts.
     pub(super) fn is_own(self) -> bool {
         matches!(self, Self::Registry | Self::Traced | Self::S3)

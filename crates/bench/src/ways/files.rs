@@ -1,7 +1,7 @@
 //! Requests to files and devices by fio, and reads of a base's file.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::Read,
     os::unix::fs::FileExt,
     path::Path,
@@ -11,17 +11,13 @@ use std::{
 
 use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
-use pagefold_report::tool;
+use pagefold_report::{Latencies, tool};
 use rustix::fs::{Advice, fadvise};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 
 use super::{Case, Measured, Times};
-use crate::{
-    latency::Latencies,
-    load::Random,
-    machine::cpu_seconds,
-    server::{fio_job, fio_number},
-};
+use crate::{load::Random, machine::cpu_seconds};
 
 /// Pages read one by one from a base that is not in memory.
 const TOUCHES: usize = 4000;
@@ -47,11 +43,16 @@ pub(super) fn run(path: &Path, size_bytes: u64, case: Case, times: Times, seed: 
     fio.arg(format!("--ioengine={engine}")).arg("--direct=1");
     let output = fio.stdout(Stdio::null()).output()?;
     ensure!(output.status.success(), "fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    let job = fio_job(report.path())?;
+    // fio may print notes before the report.
+    let text = fs::read_to_string(report.path()).context("fio wrote no report")?;
+    let report: Value =
+        serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).context("fio's report is not JSON")?;
+    let job = &report["jobs"][0];
     ensure!(job["error"] == 0, "fio reports error {}", job["error"]);
+    let number = |value: &Value| value.as_f64().context("fio's report lacks a figure");
     let side = &job[if case.is_write { "write" } else { "read" }];
-    let p99_ns = fio_number(&side["clat_ns"]["percentile"]["99.000000"])?;
-    Ok(Measured { rate: fio_number(&side["iops"])?, p99_us: p99_ns / 1e3 })
+    let p99_ns = number(&side["clat_ns"]["percentile"]["99.000000"])?;
+    Ok(Measured { rate: number(&side["iops"])?, p99_us: p99_ns / 1e3 })
 }
 
 /// Reads a page.

@@ -4,10 +4,11 @@ use std::{path::Path, thread, time::Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use pagefold_codec::PAGE_SIZE;
+use pagefold_report::Latencies;
 use pagefold_vhost_user::client::{Client, Layout, Operation, Options, Queue};
 
 use super::{Case, Measured, Times};
-use crate::{latency::Latencies, load::Random};
+use crate::load::Random;
 
 /// Bytes of a request that fills a disk.
 const LONG_BYTES: usize = 128 << 10;

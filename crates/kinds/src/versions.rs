@@ -6,11 +6,14 @@ use std::{
 };
 
 use pagefold_codec::PAGE_SIZE;
-use pagefold_kinds::synthetic::{self, KINDS};
-use pagefold_kinds::{Data, Pages, gather, mixed};
+
+use super::{
+    pages::{Data, Pages, gather, mixed},
+    synthetic::{self, KINDS},
+};
 
 /// Bytes at the start of a page: its number and its version, each a little-endian word.
-pub(super) const HEADER_BYTES: usize = 16;
+const HEADER_BYTES: usize = 16;
 
 /// The seed and the number of generated pages: 64 MiB.
 const SEED: u64 = 38;
@@ -20,13 +23,13 @@ const GENERATED_PAGES: usize = 16384;
 const VERSION_STRIDE: u64 = 7919;
 
 /// Pages to take data from.
-pub(super) struct Content {
+pub struct Content {
     data: Data,
 }
 
 impl Content {
     /// Takes pages of `files`, or generates pages like those of an interpreter's heap.
-    pub(super) fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
+    pub fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         if !files.is_empty() {
             let mut data = mixed(&gather(files, GENERATED_PAGES * 4)?);
             data.name = data.name.replace(".pages", "");
@@ -40,7 +43,7 @@ impl Content {
     }
 
     /// Returns the name of the data.
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.data.name
     }
 
@@ -50,7 +53,7 @@ impl Content {
     }
 
     /// Appends a page of a disk.
-    pub(super) fn append(&self, number: u64, version: u32, to: &mut Vec<u8>) {
+    pub fn append(&self, number: u64, version: u32, to: &mut Vec<u8>) {
         to.extend(header(number, version));
         to.extend_from_slice(self.body(number, version));
     }
@@ -71,31 +74,33 @@ fn header(number: u64, version: u32) -> [u8; HEADER_BYTES] {
 
 /// The version of each page of a disk: 0 as in the base, one more for each write. A page has a single
 /// user at a time, the connection that has a request for it in flight.
-pub(super) struct Versions(Vec<AtomicU32>);
+pub struct Versions(Vec<AtomicU32>);
 
 impl Versions {
-    pub(super) fn new(pages: u64) -> Self {
+    /// Begins with version 0.
+    pub fn new(pages: u64) -> Self {
         Self::from(pages, 0)
     }
 
     /// Begins with a version of which nothing is written.
-    pub(super) fn from(pages: u64, version: u32) -> Self {
+    pub fn from(pages: u64, version: u32) -> Self {
         Self((0..pages).map(|_| AtomicU32::new(version)).collect())
     }
 
     /// Takes a write back that was refused.
-    pub(super) fn refuse(&self, first: u64, count: u64) {
+    pub fn refuse(&self, first: u64, count: u64) {
         (first..first + count).for_each(|number| {
             self.0[number as usize].fetch_sub(1, Relaxed);
         });
     }
 
-    pub(super) fn pages(&self) -> u64 {
+    /// Returns the number of pages.
+    pub fn pages(&self) -> u64 {
         self.0.len() as u64
     }
 
     /// Appends the next version of `count` pages to `to`.
-    pub(super) fn write(&self, content: &Content, first: u64, count: u64, to: &mut Vec<u8>) {
+    pub fn write(&self, content: &Content, first: u64, count: u64, to: &mut Vec<u8>) {
         for number in first..first + count {
             let version = self.0[number as usize].fetch_add(1, Relaxed) + 1;
             content.append(number, version, to);
@@ -103,7 +108,7 @@ impl Versions {
     }
 
     /// Returns the number of the first page of `bytes` that is not what was written last.
-    pub(super) fn difference(&self, content: &Content, first: u64, bytes: &[u8], whole: bool) -> Option<u64> {
+    pub fn difference(&self, content: &Content, first: u64, bytes: &[u8], whole: bool) -> Option<u64> {
         (first..).zip(bytes.chunks(PAGE_SIZE)).find_map(|(number, page)| {
             let version = self.0[number as usize].load(Relaxed);
             (!content.is(number, version, page, whole)).then_some(number)
@@ -113,7 +118,7 @@ impl Versions {
 
 /// Whether a page is one of the `percent` that a fork changes: spread over the disk, the same for each
 /// subject.
-pub(super) fn is_changed(number: u64, percent: u32) -> bool {
+pub fn is_changed(number: u64, percent: u32) -> bool {
     synthetic::Random::new(number).next() % 100 < u64::from(percent)
 }
 

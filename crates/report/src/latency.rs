@@ -1,8 +1,11 @@
 //! Latencies of single operations, in constant space.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use crate::machine::preemptions;
+use anyhow::Context;
 
 /// Each power of two is divided into 2^5 steps, so a time is accurate to 3 %.
 const STEP_BITS: u32 = 5;
@@ -16,7 +19,7 @@ const LONG_NS: u64 = 50_000;
 
 /// Latencies of the operations of one or several threads.
 #[derive(Clone)]
-pub(crate) struct Latencies {
+pub struct Latencies {
     counts: Vec<u64>,
     max_ns: u64,
     /// The longest operation during which the thread was not preempted.
@@ -26,13 +29,15 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    pub(crate) fn new() -> Self {
+    /// Begins without operations.
+    #[expect(clippy::new_without_default, reason = "it allocates")]
+    pub fn new() -> Self {
         let counts = vec![0; STEPS * (u64::BITS - STEP_BITS + 1) as usize];
         Self { counts, max_ns: 0, max_running_ns: 0, preempted: 0, since_look: 0 }
     }
 
     /// Runs `operation` and records its time.
-    pub(crate) fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
+    pub fn time<T>(&mut self, operation: impl FnOnce() -> T) -> anyhow::Result<T> {
         if self.since_look == 0 {
             self.preempted = preemptions()?;
             self.since_look = LOOK_OPERATIONS;
@@ -54,13 +59,14 @@ impl Latencies {
     }
 
     /// Records an operation whose time was measured elsewhere.
-    pub(crate) fn record(&mut self, time: Duration) {
+    pub fn record(&mut self, time: Duration) {
         let ns = time.as_nanos() as u64;
         self.counts[step(ns)] += 1;
         self.max_ns = self.max_ns.max(ns);
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the operations of another thread.
+    pub fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
@@ -69,7 +75,7 @@ impl Latencies {
     }
 
     /// Returns the time in nanoseconds that `share` of the operations do not exceed.
-    pub(crate) fn at(&self, share: f64) -> f64 {
+    pub fn at(&self, share: f64) -> f64 {
         let wanted = (self.counts.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
         let mut sum = 0;
         let found = self.counts.iter().position(|&count| {
@@ -81,15 +87,17 @@ impl Latencies {
 
     /// Returns how many operations took longer than `bound_ns`, with the accuracy of
     /// [`at`](Self::at).
-    pub(crate) fn longer_than(&self, bound_ns: u64) -> u64 {
+    pub fn longer_than(&self, bound_ns: u64) -> u64 {
         self.counts[step(bound_ns) + 1..].iter().sum()
     }
 
-    pub(crate) fn max_ns(&self) -> f64 {
+    /// Returns the longest time.
+    pub fn max_ns(&self) -> f64 {
         self.max_ns as f64
     }
 
-    pub(crate) fn max_running_ns(&self) -> f64 {
+    /// Returns the longest time of an operation during which the thread was not preempted.
+    pub fn max_running_ns(&self) -> f64 {
         self.max_running_ns as f64
     }
 }
@@ -105,6 +113,13 @@ fn end_ns(step: usize) -> f64 {
     let power = (step >> STEP_BITS).saturating_sub(1);
     let first = step - (power << STEP_BITS);
     (first + 1) as f64 * (power as f64).exp2() - 1.0
+}
+
+/// Returns how often the kernel has preempted this thread.
+fn preemptions() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/thread-self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+    Ok(line.context("status has no count of switches")?.trim().parse()?)
 }
 
 #[cfg(test)]
