@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_is_told() {
+    fn what_was_learnt_is_shown() {
         let text =
             words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 0)]);
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_takes_no_more_is_told_from_a_bad_file() {
+    fn a_full_target_is_distinguished_from_a_bad_file() {
         let takes_no_more = |errno: Errno| Error::io("writing a file")(errno.into()).takes_no_more();
         assert!([Errno::NOSPC, Errno::DQUOT, Errno::ROFS].into_iter().all(takes_no_more));
         assert!(![Errno::EXIST, Errno::ACCESS, Errno::FBIG, Errno::IO].into_iter().any(takes_no_more));

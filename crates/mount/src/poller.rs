@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_tried_as_far_as_they_help() {
+    fn waits_are_tried_while_they_help() {
         let poller = Poller::new(2, 2);
         let mut answered = 0;
         poller.answer(|| answered += 1);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_at_once_with_others_gets_the_processors() {
+    fn simultaneous_requests_get_the_processors() {
         let poller = Poller::new(2, 2);
         let (mut kernel, device) = UnixStream::pair().expect("a pair of sockets");
         poller.watch(device.into());

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_told_from_paths() {
+    fn urls_are_distinguished_from_paths() {
         for (name, scheme) in [
             ("https://host/debian.erofs", Some("https")),
             ("oci://host:5000/disks/debian:13", Some("oci")),

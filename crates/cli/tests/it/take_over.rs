@@ -157,8 +157,8 @@ impl Impostor {
 /// The server goes on, with its clients, whatever becomes of a process before that has said that it is
 /// ready.
 #[test]
-fn a_new_process_that_ends_early_harms_nobody() {
-    let Some([fio]) = programs("a_new_process_that_ends_early_harms_nobody", ["fio"]) else { return };
+fn a_new_process_that_ends_early_harms_no_client() {
+    let Some([fio]) = programs("a_new_process_that_ends_early_harms_no_client", ["fio"]) else { return };
     let mut server = Server::start(&["--export", "name=busy,size=64M"]);
     let client = load(&fio, &server, "busy", 3);
     is_busy(&server, "busy");
