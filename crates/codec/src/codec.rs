@@ -40,7 +40,7 @@ pub enum CodecId {
 #[error("corrupt object: {what}")]
 #[non_exhaustive]
 pub struct Corrupt {
-    /// What is wrong with it.
+    /// Its fault.
     pub what: &'static str,
 }
 

@@ -14,7 +14,7 @@ use crate::{Zstd, ZstdTables};
 #[error("invalid tables of a codec: {what}")]
 #[non_exhaustive]
 pub struct BadTables {
-    /// What is wrong with them.
+    /// Their fault.
     pub what: &'static str,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What has passed and has not ended.
+    /// Commands that have passed and have not ended.
     inside: usize,
     is_paused: bool,
     is_closed: bool,

@@ -12,7 +12,7 @@ pub enum Error {
     /// The image violates the format. Untrusted bytes cause this error and nothing worse.
     #[error("corrupt image at byte {}: {what}", place(*offset))]
     Corrupt {
-        /// What was found wrong.
+        /// The fault.
         what: &'static str,
         /// An offset into the image, in bytes. From 2⁶³ on, an offset into its metadata box, plus
         /// 2⁶³.
@@ -73,7 +73,7 @@ pub enum Error {
     /// Reading the source, writing the target or another system operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
         /// The system's error.
         source: io::Error,

@@ -49,7 +49,7 @@ impl Failed {
     }
 }
 
-/// Who made a change, and what is done when it has ended: a transport replies. It is dropped without
+/// The sender of a change, which is notified when it has ended: a transport replies. It is dropped without
 /// a result if the device panics.
 pub trait Completion: Send + 'static {
     /// Returns the client that made the change.
@@ -304,7 +304,7 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with its buffers. What it returns is dropped once the thread no longer uses the client.
+    /// Lets the thread call `work`, with its buffers. Its result is dropped once the thread no longer uses the client.
     pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }

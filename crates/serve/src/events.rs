@@ -158,7 +158,7 @@ struct Entry {
     negotiator: Negotiator,
 }
 
-/// Who continues a negotiation.
+/// The thread that continues a negotiation.
 enum Negotiator {
     Here(Box<Newcomer>),
     /// A thread that computes TLS handshakes, and whether the newcomer has memory.

@@ -43,8 +43,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// Clients that may wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 
-/// Who may connect to a Unix socket that a server creates: mode and group of its file, whatever the
-/// umask. By default, only the server's user.
+/// Mode and group of the file of a Unix socket that a server creates, whatever the umask. By
+/// default, only the server's user may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions {
     /// Mode of the file. Connecting needs the permission to write.

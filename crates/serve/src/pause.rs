@@ -63,7 +63,7 @@ enum State {
     Running,
     /// It has to be paused until this time.
     Asked(Instant),
-    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to go on.
+    /// It was asked, and no thread waits for its pause any more. All threads that have stopped for it have to go on.
     Cancelled,
     /// It does nothing. `None`: what was found has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),

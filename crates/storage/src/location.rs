@@ -15,7 +15,7 @@ pub enum Location<'a> {
     File(&'a Path),
     /// A URL.
     Url {
-        /// What is before `://`.
+        /// The part before `://`.
         scheme: &'a str,
         /// All of it.
         url: &'a str,

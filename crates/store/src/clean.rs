@@ -75,7 +75,7 @@ impl Core {
     ) -> Result<T, E> {
         let mut done = attempt();
         while done.as_ref().is_err_and(|error| *error == Full.into()) && self.clean.reclaim() {
-            // What was discarded leaves segments partly empty.
+            // Discarded objects leave segments partly empty.
             self.compact(Instant::now().checked_add(COMPACT_TIME));
             done = attempt();
         }

@@ -199,7 +199,7 @@ impl Vring {
     pub(crate) fn set_call(&self, call: Option<OwnedFd>) {
         let mut state = self.lock();
         state.call = call;
-        // What was answered before is not lost.
+        // Earlier answers are not lost.
         signal(state.call.as_ref());
     }
 

@@ -89,7 +89,7 @@ pub struct Filled {
 pub struct EncoderError {
     /// The codec's name.
     pub codec: &'static str,
-    /// What is wrong.
+    /// The fault.
     pub what: &'static str,
 }
 

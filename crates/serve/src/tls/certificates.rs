@@ -44,7 +44,7 @@ pub enum CertificatesError {
     Empty {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// Its expected content.
         what: &'static str,
     },
     /// The certificate's time is over, or has not begun.
