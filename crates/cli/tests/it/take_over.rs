@@ -255,8 +255,8 @@ fn what_cannot_be_handed_over_is_named() {
     assert!(line.contains("no server to take over"), "{line}");
 }
 
-/// The old process notifies a stand-in for systemd of the new main process, and the new one that it is ready
-/// one, which has the socket's name from the old one.
+/// The old process notifies a stand-in for systemd of the new main process. The new one, which has the
+/// socket's name from the old one, notifies it that it is ready.
 #[test]
 fn a_service_manager_learns_the_new_process() {
     let folder = tempfile::tempdir().expect("a folder");
