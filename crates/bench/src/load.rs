@@ -91,7 +91,7 @@ impl Done {
     }
 }
 
-/// Runs `job` on `threads` threads at once, and times it from the common start to the end of the
+/// Runs `job` on `threads` threads in parallel, and times it from the common start to the end of the
 /// last thread. Threads that can be spread evenly over the CPUs are pinned: otherwise, two threads
 /// of a short pass often share a CPU.
 pub(crate) fn pass(device: &dyn Device, threads: usize, job: &dyn Job) -> anyhow::Result<Done> {
