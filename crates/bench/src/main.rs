@@ -92,7 +92,7 @@ enum Bench {
     /// Disks in a registry, in a bucket and on a web server that are far away, compared with nbdkit,
     /// qemu and skopeo
     Remote(remote::Args),
-    /// All of these, which take turns, as one HTML page: verdicts, the sources' tables, raw figures
+    /// All of these, in turns, as one HTML page: verdicts, the sources' tables, raw figures
     Report(report::Args),
     /// A store with trained tables, compared with one with built-in tables
     Training(training::Args),

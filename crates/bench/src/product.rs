@@ -77,7 +77,7 @@ impl Product {
         self.pool.compact();
     }
 
-    /// Checks the whole pool. No other thread may use it during that.
+    /// Checks the whole pool. No other thread may use it meanwhile.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }
@@ -146,7 +146,7 @@ impl ProductDisks {
         self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
     }
 
-    /// Checks the whole pool. No other thread may use it during that.
+    /// Checks the whole pool. No other thread may use it meanwhile.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }

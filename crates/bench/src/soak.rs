@@ -27,7 +27,7 @@ use visitors::Visitors;
 The bench writes half of a disk, adds and writes four other disks, and then fills the other half \
 of the first disk with noise until it meets the memory limit. At the limit, four fio connections \
 write and read random blocks of the first half, each in its own quarter, and verify every \
-accepted block (crc32c). At the same time the bench reads back, compares and drops the other disks one \
+accepted block (crc32c). Meanwhile the bench reads back, compares and drops the other disks one \
 by one, and replaces each with a new one. It fails if a block is lost, if more than 1 % of the \
 writes or 10 % of the disks are refused, if the limit is not met, or if the process takes more \
 than BASE + 1.03 × the limit.")]

@@ -117,7 +117,7 @@ impl DiskFile {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !fs::exists(disk.path())? {
             if let Some(status) = disk.nbdfuse.try_wait()? {
-                bail!("nbdfuse ended immediately: {status}");
+                bail!("nbdfuse ended at once: {status}");
             }
             ensure!(Instant::now() < deadline, "nbdfuse does not mount {uri}");
             thread::sleep(Duration::from_millis(5));

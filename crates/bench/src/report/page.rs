@@ -50,7 +50,7 @@ fn head(record: &Record, lines: &str) -> String {
     let _ = writeln!(text, "; {turns} {}, {} of measuring.</p>", plural(turns as usize, "turn"), minutes(seconds));
     let _ = writeln!(
         text,
-        "<p class=\"quiet\">Every peer was measured in the same run and took turns with pagefold. The method, and what differs \
+        "<p class=\"quiet\">Every peer was measured in the same run, in turns with pagefold. The method, and what differs \
          between pagefold and each peer, is in docs/report.md. The figures are in <code>{}</code>, one JSON object a \
          line.</p>",
         escape(lines)

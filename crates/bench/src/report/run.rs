@@ -1,4 +1,4 @@
-//! Runs the parts of a plan, which take turns, each as a separate process, and records every figure
+//! Runs the parts of a plan in turns, each as a separate process, and records every figure
 //! immediately.
 //!
 //! ```text
@@ -377,7 +377,7 @@ pub(super) fn unmount_below(scratch: &Scratch) {
     }
 }
 
-/// Returns a function that says for a peer's name whether it is here, or how to get it.
+/// Returns a function that tells for a peer's name whether it is here, or how to get it.
 pub(super) fn needs(peers: &super::peers::Peers) -> impl Fn(&str) -> Result<(), String> + '_ {
     let mut known: HashMap<String, Result<(), String>> = HashMap::new();
     for line in peers.lines() {
