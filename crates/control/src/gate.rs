@@ -57,7 +57,7 @@ impl Gate {
         (!time.timed_out()).then_some(pause)
     }
 
-    /// Lets nothing pass for good.
+    /// Closes permanently: nothing passes.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();

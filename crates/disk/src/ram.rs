@@ -56,7 +56,7 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// What a RAM disk is besides its store's disk, for other processes.
+/// The state of a RAM disk in addition to its store's disk, for other processes.
 pub(crate) struct Kept<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) below: Option<&'a Arc<Below>>,

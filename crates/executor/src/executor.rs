@@ -37,7 +37,7 @@ use crate::{
     waiting::WaitingChanges,
 };
 
-/// Bytes that a thread takes besides: the part of its stack that is touched, and its records.
+/// Bytes that a thread takes in addition: the part of its stack that is touched, and its records.
 pub const THREAD_BYTES: u64 = 32 << 10;
 
 /// A thread ends after it has been idle for this time.

@@ -37,7 +37,7 @@ use crate::{
 /// NBD client has this many in flight.
 const MOST_ASIDE: usize = 128;
 
-/// Bytes that such a change needs besides its payload, including its reply.
+/// Bytes that such a change needs in addition to its payload, including its reply.
 const ASIDE_BYTES: u64 = 512;
 
 /// Longer changes are not retried by the thread that serves all clients.

@@ -62,7 +62,7 @@ impl Poller {
     }
 
     /// Calls `answer` for a request, then returns when there is another or after a moment. Returns
-    /// immediately if polling rarely succeeded lately or another thread polls.
+    /// immediately if polling rarely succeeded recently or another thread polls.
     pub fn answer(&self, answer: impl FnOnce()) {
         self.crew.begin(|| self.waits());
         // A reader and the thread that answers it run alternately, so each request occupies one

@@ -74,7 +74,7 @@ impl World {
         Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
     }
 
-    /// Creates an empty disk beside the first.
+    /// Creates a second, empty disk.
     pub(crate) fn other_tree(&self) -> Tree {
         Tree::new(self.layers.take(&self.budget).expect("no limit"))
     }
