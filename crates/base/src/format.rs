@@ -56,8 +56,8 @@ impl Format {
     /// particular name.
     ///
     /// # Errors
-    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file contains
-    /// something else than a base; [`OpenError::Io`] if it cannot be read.
+    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file is not a
+    /// base; [`OpenError::Io`] if it cannot be read.
     pub fn of(path: &Path, storage: &dyn Storage) -> Result<Self, OpenError> {
         let unfit = |what| Err(OpenError::Unfit { path: path.into(), what });
         let content = Signature::of(storage, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;

@@ -270,7 +270,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     }
 }
 
-/// Formats a duration for humans, in the largest unit of which there are at least two.
+/// Formats a duration for humans, in the largest unit that gives at least 2.
 pub(crate) fn age(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);

@@ -543,7 +543,7 @@ mod tests {
 
     #[test]
     fn changes_end_with_their_client_and_their_export() {
-        // With and without memory to set them aside.
+        // With memory to set them aside, and without.
         for memory_bytes in [u64::MAX, 0] {
             let world = World::new(2, 4, memory_bytes);
             let clients = [world.client(0), world.client(1), world.client(1)];

@@ -53,7 +53,7 @@ const WORK_PAUSE: Duration = Duration::from_millis(20);
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// Newcomers for which there is no memory. They may ask, and get the reason why they are not served.
+/// Newcomers that wait for memory. They may ask, and get the reason why they are not served.
 const MOST_UNPAID: usize = 8;
 
 /// Pause between two looks whether anything is in progress.

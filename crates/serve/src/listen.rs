@@ -199,7 +199,7 @@ fn listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Sets mode and group of the file of a socket, and of nothing that may have replaced it.
+/// Sets mode and group of the file of a socket, but not of a file that has replaced it.
 fn permit(path: &Path, Permissions { mode, group }: Permissions) -> io::Result<()> {
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let found = fstat(&file)?;

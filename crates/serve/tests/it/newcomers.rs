@@ -39,7 +39,7 @@ fn stop_somewhere(server: &Running, kind: usize) -> UnixStream {
     stream
 }
 
-/// Clients that stop somewhere in the negotiation take nothing that others need to be served: the
+/// Clients that stop somewhere in the negotiation take no resource that others need: the
 /// account lets one connection work.
 #[test]
 fn newcomers_that_stop_somewhere_take_no_thread_and_keep_no_other_out() {
