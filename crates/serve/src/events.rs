@@ -53,7 +53,7 @@ const WORK_PAUSE: Duration = Duration::from_millis(20);
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// Newcomers that wait for memory. They may ask, and get the reason why they are not served.
+/// Maximum number of newcomers without memory. They may ask, and get the reason.
 const MOST_UNPAID: usize = 8;
 
 /// Pause between two looks whether anything is in progress.
