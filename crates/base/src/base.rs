@@ -130,7 +130,7 @@ impl Base {
         self.format
     }
 
-    /// Returns the most memory that the base uses besides the cache: metadata that locates content,
+    /// Returns the most memory that the base uses in addition to the cache: metadata that locates content,
     /// once it has been read.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()

@@ -21,7 +21,7 @@ pub(crate) trait Content: Send + Sync {
         0
     }
 
-    /// Runs several reads, sorted by offset, and sets their results. What they need in common is
+    /// Runs several reads, sorted by offset, and sets their results. Data that they share is
     /// fetched once.
     fn read_together(&self, reads: &mut [&mut Read<'_>]) {
         for read in reads {

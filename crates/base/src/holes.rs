@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_told_where_they_are() {
+    fn holes_are_reported_where_they_are() {
         let mut holes = Holes::new();
         [10..20, 20..30, 50..60].into_iter().for_each(|hole| holes.add(hole));
         for (range, expected) in [

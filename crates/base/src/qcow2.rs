@@ -47,7 +47,7 @@ struct Header {
 
 /// Bits of an entry of either level: a position in the file.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Bits of an entry of the second level. What has no other reference can be written in place.
+/// Bits of an entry of the second level. A cluster without other references can be written in place.
 const ONLY_REFERENCE: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;

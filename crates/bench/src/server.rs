@@ -124,7 +124,7 @@ impl Server {
         // The socket's file exists before the server listens on it.
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = server.child.try_wait()? {
-                bail!("{command:?} ended at once: {status}");
+                bail!("{command:?} ended immediately: {status}");
             }
             ensure!(Instant::now() < deadline, "{command:?} does not listen");
             thread::sleep(Duration::from_micros(200));

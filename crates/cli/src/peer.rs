@@ -20,7 +20,7 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for a server of which there is no sign: after `pagefold serve … &`, the shell may
+/// How long to wait for a server that has left no sign: after `pagefold serve … &`, the shell may
 /// start the next command first.
 const NO_SIGN: Duration = Duration::from_secs(1);
 /// Interval between two attempts to connect.
@@ -82,7 +82,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// The same, but without waiting for a server of which there is no sign.
+    /// The same, but without waiting for a server that has left no sign.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }

@@ -18,8 +18,8 @@ pub(crate) struct Place {
     is_image: bool,
 }
 
-/// Returns the images in a file after `offset`; if there are none, its partitions. What cannot be
-/// read has none.
+/// Returns the images in a file after `offset`; if there are none, its partitions. An unreadable
+/// file has none.
 pub(crate) fn found(file: &dyn ReadAt, offset: u64, len_bytes: u64) -> Vec<Place> {
     let mut places = Vec::new();
     for at in partitions(file, offset).into_iter().filter(|at| *at > offset && *at < len_bytes) {

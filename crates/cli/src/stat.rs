@@ -270,7 +270,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     }
 }
 
-/// Formats a duration for humans, in the largest unit of which there are at least two.
+/// Formats a duration for humans, in the largest unit that gives at least 2.
 pub(crate) fn age(seconds: u64) -> String {
     let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_is_told() {
+    fn what_was_learnt_is_shown() {
         let text =
             words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 0)]);
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");

@@ -47,7 +47,7 @@ impl RecordArgs {
     }
 }
 
-/// A recording, of which there is none.
+/// A recording, which cannot exist.
 #[cfg(not(feature = "remote"))]
 pub(crate) enum Recording {}
 

@@ -37,7 +37,7 @@ impl Dictionary {
     }
 
     /// Returns a number that distinguishes dictionaries: FNV-1a of the content. Equal contents have
-    /// equal ids, so a dictionary that was saved beside its objects can be recognised.
+    /// equal ids, so a dictionary that was saved next to its objects can be recognised.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -99,7 +99,7 @@ mod tests {
         #[cfg(feature = "zstd")]
         ("zstd--7-dict", "zstd--7"),
     ];
-    /// Has tokens and palettes beside its dictionary. Pages of noise have no object.
+    /// Has tokens and palettes in addition to its dictionary. Pages of noise have no object.
     const FOLD: (&str, &str) = ("fold-dict", "fold");
 
     fn train(name: &str, pages: &[Page]) -> Option<Tables> {

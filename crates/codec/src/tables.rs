@@ -1,4 +1,4 @@
-//! What the objects of a store share besides their codec: tables or a dictionary, which can be
+//! Data that the objects of a store share in addition to their codec: tables or a dictionary, which can be
 //! trained on its pages.
 
 use std::sync::Arc;

@@ -159,7 +159,7 @@ pub struct Add {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
-    /// What all clients of the disk together may take of the server.
+    /// The bounds for all clients of the disk together.
     #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
     pub quota: DiskQuota,
 }
@@ -211,7 +211,7 @@ pub struct Fork {
     /// A Unix socket on which only the new disk is served; `names` must have one name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
-    /// What all clients of each fork together may take of the server.
+    /// The bounds for all clients of each fork together.
     #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
     pub quota: DiskQuota,
 }
@@ -253,7 +253,7 @@ pub struct AddBase {
     /// A Unix socket on which only this disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<DiskSocket>,
-    /// What all clients of the disk together may take of the server.
+    /// The bounds for all clients of the disk together.
     #[serde(default, skip_serializing_if = "DiskQuota::is_none")]
     pub quota: DiskQuota,
 }
@@ -284,7 +284,7 @@ pub struct BindSpare {
     pub device: String,
 }
 
-/// What all clients of a disk together may take of the server.
+/// The bounds for all clients of a disk together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Failure {
     /// Kind of error.
     pub code: Code,
-    /// What is wrong, and what to do.
+    /// The fault, and what to do.
     pub message: String,
 }
 

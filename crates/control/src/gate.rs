@@ -14,7 +14,7 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What has passed and has not ended.
+    /// Commands that have passed and have not ended.
     inside: usize,
     is_paused: bool,
     is_closed: bool,
@@ -57,7 +57,7 @@ impl Gate {
         (!time.timed_out()).then_some(pause)
     }
 
-    /// Lets nothing pass for good.
+    /// Closes permanently: nothing passes.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();

@@ -55,7 +55,7 @@ pub(crate) struct Lines {
     bytes: Vec<u8>,
     /// The last file that came with them.
     passed: Option<OwnedFd>,
-    /// Who sent the last bytes, if the socket asks the kernel for it.
+    /// The sender of the last bytes, if the socket asks the kernel for it.
     sender: Option<Uid>,
 }
 

@@ -97,7 +97,7 @@ impl BaseCache {
         self.0.limit_bytes.load(Relaxed)
     }
 
-    /// Changes the limit. What is beyond a lower one is discarded.
+    /// Changes the limit. Pages beyond a lower one are discarded.
     pub fn set_limit(&self, limit_bytes: u64) {
         self.0.limit_bytes.store(limit_bytes, Relaxed);
         self.0.trim();

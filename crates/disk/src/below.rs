@@ -1,4 +1,4 @@
-//! What is below disks: a base, and digests of its pages.
+//! The base below disks, and digests of its pages.
 //!
 //! A page that equals the base's needs no memory. Comparing every written page would need a read of
 //! the base for each. So a 15-bit digest is kept of each page of the base that was read whole

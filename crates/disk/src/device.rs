@@ -151,8 +151,8 @@ pub trait BlockDevice: Send + Sync {
         self.read(offset, buf).map(|()| buf.len())
     }
 
-    /// Runs several reads, each as [`read`](Self::read) does, and sets their results. What they need
-    /// in common is fetched once.
+    /// Runs several reads, each as [`read`](Self::read) does, and sets their results. Data that
+    /// they share is fetched once.
     fn read_together(&self, reads: &mut [Read<'_>]) {
         for read in reads {
             read.result = self.read(read.offset, read.buf);

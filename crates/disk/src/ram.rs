@@ -56,7 +56,7 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// What a RAM disk is besides its store's disk, for other processes.
+/// The state of a RAM disk in addition to its store's disk, for other processes.
 pub(crate) struct Kept<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) below: Option<&'a Arc<Below>>,
@@ -69,9 +69,9 @@ pub(crate) struct Kept<'a> {
 /// Where a range of a disk is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// What was written to the disk, or to the disk that it was forked from.
+    /// Pages written to the disk, or to the disk that it was forked from.
     Own,
-    /// What is below the disk: the base, or zeros.
+    /// The base below the disk, or zeros.
     Below,
 }
 

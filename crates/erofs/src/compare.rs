@@ -292,7 +292,7 @@ impl Differences {
 }
 
 /// Returns the end of the hole that both sides have at `start`, if it is longer than a part.
-/// Whatever fails is left to the comparison.
+/// Failures are left to the comparison.
 fn end_of_hole(file: &File, content: &Content, start: u64) -> Option<u64> {
     let run = file.run_at(start).ok().filter(|run| run.hole && run.len > PART_BYTES)?;
     let mut end = start + run.len;

@@ -12,7 +12,7 @@ pub enum Error {
     /// The image violates the format. Untrusted bytes cause this error and nothing worse.
     #[error("corrupt image at byte {}: {what}", place(*offset))]
     Corrupt {
-        /// What was found wrong.
+        /// The fault.
         what: &'static str,
         /// An offset into the image, in bytes. From 2⁶³ on, an offset into its metadata box, plus
         /// 2⁶³.
@@ -73,7 +73,7 @@ pub enum Error {
     /// Reading the source, writing the target or another system operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
         /// The system's error.
         source: io::Error,
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_takes_no_more_is_told_from_a_bad_file() {
+    fn a_full_target_is_distinguished_from_a_bad_file() {
         let takes_no_more = |errno: Errno| Error::io("writing a file")(errno.into()).takes_no_more();
         assert!([Errno::NOSPC, Errno::DQUOT, Errno::ROFS].into_iter().all(takes_no_more));
         assert!(![Errno::EXIST, Errno::ACCESS, Errno::FBIG, Errno::IO].into_iter().any(takes_no_more));

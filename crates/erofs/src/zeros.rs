@@ -12,7 +12,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_told() {
+    fn zeros_are_found() {
         for len in [0, 1, 15, 4096, 70_001] {
             let mut bytes = vec![0; len];
             assert!(is_zeros(&bytes), "{len}");

@@ -57,7 +57,7 @@ impl Operation {
     }
 }
 
-/// What was done of one operation.
+/// The requests of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Requests that were received.
@@ -72,7 +72,7 @@ pub struct Done {
     pub timed_ns: u64,
 }
 
-/// What was done, by the number of the operation.
+/// The requests, by the number of the operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllDone([Done; Operation::ALL.len()]);
 

@@ -19,7 +19,7 @@ const ZEROES_STEP_BYTES: u64 = 1 << 20;
 /// The result of an attempt.
 #[derive(Debug)]
 pub enum Attempt {
-    /// It is done, or failed for good.
+    /// It is done, or failed permanently.
     Done(Result<(), Failed>),
     /// It stopped for lack of room; the next attempt resumes there.
     NoRoom(Arc<Waits>),

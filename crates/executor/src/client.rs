@@ -223,7 +223,7 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with its buffers. What it returns is dropped once the thread no longer uses the client.
+    /// Lets the thread call `work`, with its buffers. Its result is dropped once the thread no longer uses the client.
     pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }

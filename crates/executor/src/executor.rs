@@ -530,7 +530,7 @@ mod tests {
 
     /// Each helper brings the next, as many as CPUs are spare.
     #[test]
-    fn helpers_come_as_far_as_cpus_are_spare() {
+    fn helpers_come_for_spare_cpus() {
         let executor = executor(256, u64::MAX);
         let working = executor.begin_work();
         let spare = executor.shared.spare_cpus();

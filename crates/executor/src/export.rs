@@ -30,7 +30,7 @@ pub struct Export {
     state: Mutex<ExportState>,
 }
 
-/// Taking `device` removes the export for good; every access is then closed.
+/// Taking `device` removes the export permanently; every access is then closed.
 struct ExportState {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,

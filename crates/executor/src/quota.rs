@@ -1,4 +1,4 @@
-//! What all clients of one export together may take of a server.
+//! The bounds for all clients of one export together.
 
 use std::{
     sync::{
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What all clients of one export together may take of a server.
+/// The bounds for all clients of one export together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
     /// Maximum number of connections.

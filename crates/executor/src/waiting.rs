@@ -26,7 +26,7 @@ use crate::{
 /// NBD client has this many in flight.
 const MOST_ASIDE: usize = 128;
 
-/// Bytes that such a change needs besides its payload, including its reply.
+/// Bytes that such a change needs in addition to its payload, including its reply.
 const ASIDE_BYTES: u64 = 512;
 
 /// Longer changes are not retried by the thread that serves all clients.
@@ -457,7 +457,7 @@ mod tests {
 
     #[test]
     fn changes_end_with_their_client_and_their_export() {
-        // With and without memory to set them aside.
+        // With memory to set them aside, and without.
         for memory_bytes in [u64::MAX, 0] {
             let world = World::new(2, 4, memory_bytes);
             let clients = [world.client(0), world.client(1), world.client(1)];

@@ -7,7 +7,7 @@ use std::{
 
 use crate::export::Export;
 
-/// What has become of an export. Its number stays the same as long as it exists, and no other export
+/// A change of an export. Its number stays the same as long as it exists, and no other export
 /// ever has it.
 #[derive(Clone, Debug)]
 pub enum Event {

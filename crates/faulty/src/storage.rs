@@ -14,7 +14,7 @@ use std::{
 use pagefold_storage::{ReadAt, Storage};
 
 /// A storage elsewhere that fetches aligned units, and keeps each: only the first read of a unit is
-/// a wait. What is stored is in `below`.
+/// a wait. The content is in `below`.
 pub struct FaultyStorage {
     below: Arc<dyn ReadAt>,
     unit_bytes: u64,

@@ -1,4 +1,4 @@
-//! What is done when a change has ended: the reply to the kernel.
+//! The reply to the kernel when a change has ended.
 
 use std::sync::Arc;
 

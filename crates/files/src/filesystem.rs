@@ -1,6 +1,6 @@
 //! Answers requests of the kernel from the exports.
 //!
-//! What need not wait for storage is done by the thread that received the request. A thread of the
+//! The thread that received a request runs the part that need not wait for storage. A thread of the
 //! executor does the rest, with the reply; changes without room wait without a thread.
 //!
 //! No state is kept for the kernel except open files: numbers of files and positions in the

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How exports are shown as files. To set options, change fields of [`Options::default`].
 #[non_exhaustive]
 pub struct Options {
-    /// Who may read and write the files. Others than this process's user may use them only if it
+    /// The users who may read and write the files. Others than this process's user may use them only if it
     /// permits something to a group or to all; that needs root, or `user_allow_other` in
     /// `/etc/fuse.conf`. The default is 0600.
     pub mode: u32,

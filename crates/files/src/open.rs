@@ -241,7 +241,7 @@ mod tests {
         OpenFiles::new(executor).open(&export).expect("a client").1
     }
 
-    /// Work that panics takes what waits behind it, and nothing that comes later.
+    /// Work that panics ends the work that waits behind it, but not later work.
     #[test]
     fn paced_work_goes_on_after_a_panic() {
         let file = file(4);

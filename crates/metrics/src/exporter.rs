@@ -189,7 +189,7 @@ struct Client {
 
 #[derive(Debug)]
 enum State {
-    /// What was received of the request.
+    /// The received part of the request.
     Receives(Vec<u8>),
     Sends(Sending),
     /// The answer was sent.

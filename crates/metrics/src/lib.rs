@@ -6,7 +6,7 @@
 //!
 //! A [`Source`] writes its metrics into a [`Text`] whenever a client asks for them, and an
 //! [`Exporter`] serves that on Unix and TCP sockets. It has one thread, serves few clients, and gives
-//! each little time, so that a hostile one costs nothing that matters.
+//! each little time, so that a hostile one costs little.
 //!
 //! ```text
 //! text      the two formats: names, units, labels, values

@@ -62,7 +62,7 @@ impl Poller {
     }
 
     /// Calls `answer` for a request, then returns when there is another or after a moment. Returns
-    /// immediately if polling rarely succeeded lately or another thread polls.
+    /// immediately if polling rarely succeeded recently or another thread polls.
     pub fn answer(&self, answer: impl FnOnce()) {
         self.crew.begin(|| self.waits());
         // A reader and the thread that answers it run alternately, so each request occupies one
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_tried_as_far_as_they_help() {
+    fn waits_are_tried_while_they_help() {
         let poller = Poller::new(2, 2);
         let mut answered = 0;
         poller.answer(|| answered += 1);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_at_once_with_others_gets_the_processors() {
+    fn simultaneous_requests_get_the_processors() {
         let poller = Poller::new(2, 2);
         let (mut kernel, device) = UnixStream::pair().expect("a pair of sockets");
         poller.watch(device.into());

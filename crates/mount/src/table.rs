@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What is mounted on a directory.
+/// The mount on a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
     /// The mount's number.
@@ -13,7 +13,7 @@ pub(crate) struct Mounted {
     pub(crate) device: String,
     /// The file system's type.
     pub(crate) kind: String,
-    /// What is mounted, as the table shows it.
+    /// The mounted source, as the table shows it.
     pub(crate) source: String,
 }
 

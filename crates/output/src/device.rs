@@ -7,8 +7,8 @@
 //! 4. the front is written, its first block last
 //! ```
 //!
-//! Each step is flushed before the next. Whatever fails, and whenever the power does, the device
-//! holds the whole output, or what it held before, or nothing that is mistaken for either.
+//! Each step is flushed before the next. After any failure, also of the power, the device holds the
+//! whole output, its earlier content, or nothing that is mistaken for either.
 
 use std::{
     fs::{File, OpenOptions},

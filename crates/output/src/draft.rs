@@ -67,7 +67,7 @@ impl Draft {
     }
 }
 
-/// Where a draft has got a name.
+/// The place at which a draft was named.
 pub(crate) enum Linked {
     /// Where it was asked for.
     There,

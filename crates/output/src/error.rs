@@ -9,13 +9,13 @@ pub enum Error {
     /// The output's name and its format disagree, or neither says the format.
     #[error("{0}")]
     Name(String),
-    /// What has the output's name may not be replaced, or cannot hold the output.
+    /// The file with the output's name may not be replaced, or cannot hold the output.
     #[error("{0}")]
     Refused(String),
     /// The system failed.
     #[error("{what}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
         /// The cause.
         source: io::Error,

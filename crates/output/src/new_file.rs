@@ -51,7 +51,7 @@ impl Replaced {
 }
 
 impl NewFile {
-    /// Examines a name for a file. A symbolic link stays, and what it leads to is replaced.
+    /// Examines a name for a file. A symbolic link stays, and its target is replaced.
     ///
     /// # Errors
     /// The name has a file that is an input, that is not regular, or that may not be replaced.

@@ -1,7 +1,7 @@
 //! The five locks that were compared for zram's table ("zram: remove global tb_lock with fine grain
 //! lock", May 2014).
 //!
-//! | strategy      | its name there | lock                           | bytes beside an entry | readers of an entry |
+//! | strategy      | its name there | lock                           | bytes for each entry  | readers of an entry |
 //! |---------------|----------------|--------------------------------|-----------------------|---------------------|
 //! | `TableRwLock` | base           | one reader-writer lock for all | 0                     | share               |
 //! | `Cas`         | CAS            | a flag, compare-and-swap       | 4                     | take turns          |
@@ -43,7 +43,7 @@ pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
     /// Data that exists once per table.
     type Whole: Debug + Default + Send + Sync;
 
-    /// Data beside each entry's word.
+    /// Data next to each entry's word.
     type Beside: Debug + Default + Send + Sync;
 
     /// The lock.
@@ -262,18 +262,18 @@ impl EntryLock for BitSpin {
     }
 }
 
-/// A lock beside each entry.
+/// A lock next to each entry.
 #[derive(Debug)]
 pub struct Beside<A>(PhantomData<A>);
 
-/// A flag beside each entry, taken by compare-and-swap.
+/// A flag next to each entry, taken by compare-and-swap.
 pub type Cas = Beside<Flag>;
-/// A ticket lock beside each entry.
+/// A ticket lock next to each entry.
 pub type Spin = Beside<Ticket>;
-/// A reader-writer lock beside each entry.
+/// A reader-writer lock next to each entry.
 pub type RwLock = Beside<RwSpin>;
 
-/// A lock small enough to store beside an entry.
+/// A lock small enough to store next to an entry.
 pub trait Small: Lock + Debug + Default + Send + Sync + 'static {
     /// The strategy's name.
     const NAME: &'static str;

@@ -36,7 +36,7 @@ use crate::{
 /// same objects; zram's was 3072 bytes, zcache's 3584.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// The most objects besides the slots': each concurrent writer has one that is not in a slot yet.
+/// The most objects in addition to the slots': each concurrent writer has one that is not in a slot yet.
 const WRITERS_MAX: u64 = 1024;
 
 /// The configuration of a store.

@@ -53,7 +53,7 @@ const WORK_PAUSE: Duration = Duration::from_millis(20);
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// Newcomers for which there is no memory. They may ask, and get the reason why they are not served.
+/// Maximum number of newcomers without memory. They may ask, and get the reason.
 const MOST_UNPAID: usize = 8;
 
 /// Pause between two looks whether anything is in progress.
@@ -158,7 +158,7 @@ struct Entry {
     negotiator: Negotiator,
 }
 
-/// Who continues a negotiation.
+/// The thread that continues a negotiation.
 enum Negotiator {
     Here(Box<Newcomer>),
     /// A thread that computes TLS handshakes, and whether the newcomer has memory.

@@ -129,7 +129,7 @@ impl<T: Transport> Input<T> {
 
     /// Removes the first `len_bytes` that have not been parsed together with their buffer, and
     /// returns where in it they are. Returns `None`, and changes nothing, if the buffer is the small
-    /// one, or if there is no memory for what has been received besides.
+    /// one, or if there is no memory for what has been received in addition.
     pub(crate) fn detach(&mut self, len_bytes: usize, share: &Arc<Share>) -> Option<(Lent, Range<usize>)> {
         let bytes = self.start..self.start + len_bytes.min(self.len());
         let buffer = self.buffer.replace(share, bytes.end..self.end)?;

@@ -39,8 +39,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// Clients that may wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 
-/// Who may connect to a Unix socket that a server creates: mode and group of its file, whatever the
-/// umask. By default, only the server's user.
+/// Mode and group of the file of a Unix socket that a server creates, whatever the umask. By
+/// default, only the server's user may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions {
     /// Mode of the file. Connecting needs the permission to write.
@@ -234,7 +234,7 @@ fn listen(path: &Path, permissions: Permissions) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Sets mode and group of the file of a socket, and of nothing that may have replaced it.
+/// Sets mode and group of the file of a socket, but not of a file that has replaced it.
 fn permit(path: &Path, Permissions { mode, group }: Permissions) -> io::Result<()> {
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let found = fstat(&file)?;

@@ -77,7 +77,7 @@ impl Refusal {
     }
 }
 
-/// A request that has been received. Its reply, of which there is one, ends it.
+/// A request that has been received. Its only reply ends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
     request: Request,

@@ -59,7 +59,7 @@ impl Sockets {
         }
     }
 
-    /// Removes all sockets for good.
+    /// Removes all sockets permanently.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

@@ -45,7 +45,7 @@ pub trait Transport: Send + Sync + 'static {
         false
     }
 
-    /// Returns whether a `send` for which there was no room has sent nothing and can be repeated.
+    /// Returns whether a `send` that found no room has sent nothing, so that it can be repeated.
     /// Otherwise nothing can be sent after it.
     fn can_send_again(&self) -> bool {
         true

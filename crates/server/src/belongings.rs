@@ -2,8 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-/// What is handed over with a server to the process that continues it: open files with names, and texts
-/// with names.
+/// Named open files and texts that are handed over with a server to the process that continues it.
 #[derive(Debug, Default)]
 pub struct Belongings {
     /// Open files, of which a server has at most 64.

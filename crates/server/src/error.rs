@@ -37,7 +37,7 @@ pub enum Error {
     /// The system failed.
     #[error("{what}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -57,7 +57,7 @@ pub enum TakeOverError {
     /// The connection to the server broke.
     #[error("the server has not handed over everything")]
     Broken(#[source] io::Error),
-    /// What it has sent is not valid.
+    /// It has sent an invalid record.
     #[error("what the server hands over is not valid: {0}")]
     Invalid(String),
     /// This program cannot continue with something.

@@ -1,4 +1,4 @@
-//! What has happened since a server was made, counted.
+//! Counts of events since a server was made.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

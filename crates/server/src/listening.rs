@@ -485,8 +485,8 @@ impl Listening {
         Ok(served?)
     }
 
-    /// Returns whether the server has been handed over to another process, which serves its clients. What
-    /// is left of it only has to end.
+    /// Returns whether the server has been handed over to another process, which serves its clients. The
+    /// rest of it only has to end.
     pub fn was_given(&self) -> bool {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }

@@ -1,4 +1,4 @@
-//! Who learns what a server does.
+//! The receiver of a server's log lines.
 
 use std::{fmt, sync::Arc};
 

@@ -62,7 +62,7 @@ pub(crate) struct Listened {
     pub(crate) giving: Giving,
 }
 
-/// What is needed to hand the server over to another process.
+/// The state that is needed to hand the server over to another process.
 pub(crate) struct Giving {
     /// Whether that has begun.
     pub(crate) begun: AtomicBool,

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_waits_is_told_once_and_that_it_goes_on() {
+    fn a_disk_that_waits_and_its_end_are_logged_once() {
         let start = Instant::now();
         let mut waits = Waits::default();
         let mut lines = |seconds, waiting: u64| {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_near_is_told_once() {
+    fn a_limit_that_is_near_is_logged_once() {
         let mut near = Near::default();
         let mut lines = |spent_bytes| {
             let disk = Use { name: Some("a".to_owned()), spent_bytes, limit_bytes: 1000 };

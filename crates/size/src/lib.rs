@@ -71,7 +71,7 @@ pub fn show(bytes: u64) -> String {
     if let Some(number) = exact(bytes, UNITS[at].0) {
         return format!("{number} {}", UNITS[at].1);
     }
-    // What is rounded to 1000 or more of a unit is shown in the next.
+    // A number rounded to 1000 or more of a unit is shown in the next.
     if bytes as f64 / UNITS[at].0 as f64 >= 999.5 && at > 0 {
         at -= 1;
     }

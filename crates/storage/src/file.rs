@@ -242,7 +242,7 @@ mod tests {
             at = end.min(3 << 20);
         }
         assert!(data_bytes >= 4096);
-        // What was cut off is not a hole.
+        // A part that was cut off is not a hole.
         file.set_len(1 << 20).expect("a size");
         assert!(!stored.stretch_at(2 << 20).is_hole);
     }

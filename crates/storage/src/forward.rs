@@ -59,7 +59,7 @@ impl<S: ReadAt> Forward<S> {
         range.start / self.unit_bytes..range.end.div_ceil(self.unit_bytes)
     }
 
-    /// Records what is read or fetched now. Returns the units to fetch besides.
+    /// Records what is read or fetched now. Returns the units to fetch in addition.
     fn follow(&self, units: Range<u64>, is_read: bool) -> Option<Range<u64>> {
         let mut trails = self.trails.lock().unwrap_or_else(PoisonError::into_inner);
         let is_on = |trail: &Trail| trail.units.start <= units.start && units.start <= trail.units.end;

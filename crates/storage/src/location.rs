@@ -15,7 +15,7 @@ pub enum Location<'a> {
     File(&'a Path),
     /// A URL.
     Url {
-        /// What is before `://`.
+        /// The part before `://`.
         scheme: &'a str,
         /// All of it.
         url: &'a str,
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_told_from_paths() {
+    fn urls_are_distinguished_from_paths() {
         for (name, scheme) in [
             ("https://host/debian.erofs", Some("https")),
             ("oci://host:5000/disks/debian:13", Some("oci")),

@@ -24,8 +24,8 @@ pub trait ReadAt: Send + Sync {
         0
     }
 
-    /// Fills each buffer from its offset. What is close to each other or can be fetched concurrently
-    /// costs one wait, where waits are long. After an error, any of the buffers may be filled.
+    /// Fills each buffer from its offset. Ranges that are adjacent or fetched concurrently cost one
+    /// wait, where waits are long. After an error, any of the buffers may be filled.
     fn read_all_at(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
         parts.iter_mut().try_for_each(|(offset, buf)| self.read_exact_at(buf, *offset))
     }
@@ -43,8 +43,8 @@ pub trait ReadAt: Send + Sync {
     }
 
     /// Fetches the units of these ranges, which must exist, together, so that reads of them soon
-    /// after need not wait. Does nothing unless the source [is far](Self::is_far). What cannot be
-    /// fetched is left to the reads.
+    /// after need not wait. Does nothing unless the source [is far](Self::is_far). Reads report
+    /// what cannot be fetched.
     fn fetch(&self, ranges: &[Range<u64>]) {
         if !self.is_far() {
             return;

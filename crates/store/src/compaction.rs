@@ -265,7 +265,7 @@ mod tests {
     /// The streams of many CPUs each keep replaced objects for a moment; freeing them together must
     /// not look like memory worth compacting.
     #[test]
-    fn a_small_store_on_many_cpus_does_not_take_its_memory_anew() {
+    fn a_small_store_on_many_cpus_does_not_take_its_memory_again() {
         fake::set_machine(0..16, 16);
         let (slots, rounds) = (192, 40);
         let store = One::new(slots, PoolConfig::default().codec(Arc::new(Lz4)));

@@ -70,7 +70,7 @@ impl Cpus {
         usize::try_from(id).unwrap_or(0)
     }
 
-    /// Returns the bytes used besides the struct.
+    /// Returns the bytes used in addition to the struct.
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(&*self.numbers) as u64
     }

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Each folder, and the folders that it may use besides itself.
+/// Each folder, and the folders that it may use in addition to itself.
 const MAY_USE: [(&str, &[&str]); 6] = [
     ("format", &[]),
     ("cache", &["format"]),

@@ -18,7 +18,7 @@ use crate::abi::{self, Device, INFO_BYTES, Layout, command, feature};
 /// A device to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct New {
-    /// Its queues. The kernel makes no more than there are processors.
+    /// Its queues. The kernel makes at most one for each processor.
     pub layout: Layout,
     /// Whether another server can recover it when its own has ended. Its requests then wait for one.
     /// Only what the next server has too should be recovered.

@@ -269,7 +269,7 @@ mod tests {
         assert!(map(u64::MAX, len_bytes, 2).is_err());
     }
 
-    /// Whatever a frontend writes into a log, only heads of the queue come out of it.
+    /// A frontend may write anything into a log: only heads of the queue come out of it.
     #[test]
     fn a_log_with_any_content_names_only_heads_of_the_queue() {
         let (file, len_bytes) = Logs::create(2, 16).expect("logs");

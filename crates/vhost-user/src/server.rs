@@ -233,7 +233,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports what a frontend has caused, unless there were many such reports of its socket lately.
+    /// Reports what a frontend has caused, unless there were many such reports of its socket recently.
     fn report(&self, number: u64, export: &Export, event: Event) {
         let mut state = self.lock();
         let may = state.sockets.get_mut(&number).is_some_and(|socket| socket.reports.may_have(Instant::now()));

@@ -56,7 +56,7 @@ pub(crate) enum SessionError {
     Config,
 }
 
-/// What others need of a frontend that is connected.
+/// The part of a connected frontend that other threads need.
 #[derive(Debug)]
 pub(crate) struct Handle {
     client: Arc<Client>,

@@ -199,7 +199,7 @@ impl Vring {
     pub(crate) fn set_call(&self, call: Option<OwnedFd>) {
         let mut state = self.lock();
         state.call = call;
-        // What was answered before is not lost.
+        // Earlier answers are not lost.
         signal(state.call.as_ref());
     }
 
@@ -334,7 +334,7 @@ impl Vring {
         }
     }
 
-    /// Stops the queue for good: a request cannot be answered.
+    /// Stops the queue permanently: a request cannot be answered.
     pub(crate) fn break_off(&self, why: Malformed) -> Broken {
         let mut state = self.lock();
         state.in_flight = state.in_flight.saturating_sub(1);

@@ -8,8 +8,8 @@
 //!     sleep until a queue's eventfd, or this thread's own, is written
 //! ```
 //!
-//! A request that need not wait runs on the queue's thread. What has to wait for storage, or is large,
-//! is a task of the executor, which answers it when it is done.
+//! A request that need not wait runs on the queue's thread. A request that has to wait for storage,
+//! or is large, is a task of the executor, which answers it.
 
 use std::{
     io,
@@ -52,7 +52,7 @@ const MOST_POLL: Duration = Duration::from_micros(50);
 /// Interval between two tries of requests that wait for room.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
-/// What all threads of one frontend share.
+/// The state that all threads of one frontend share.
 pub(crate) struct Context {
     pub(crate) export: Arc<Export>,
     pub(crate) client: Arc<Client>,

@@ -50,7 +50,7 @@ fn what_is_cut_off_is_an_error_and_never_zeros() {
 }
 
 #[test]
-fn a_change_is_told_once() {
+fn a_change_is_logged_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk.img");
     fs::write(&path, vec![1; 8192]).expect("a file");

@@ -144,7 +144,7 @@ pub(crate) fn threads(path: &Path, content: &[u8]) {
 
 /// Images of the same shape, whose clusters are at the same addresses, with different content.
 #[test]
-fn images_that_share_a_cache_are_told_apart() {
+fn images_that_share_a_cache_are_distinguished() {
     let (cache, plain) = (Cache::new(1 << 20), content(1 << 20));
     let folders: Vec<TempDir> = (0..3).map(|_| tempfile::tempdir().expect("a folder")).collect();
     let bases: Vec<Base> = folders

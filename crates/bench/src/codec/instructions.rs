@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     table.run(args, counts)
 }
 
-/// Returns the counts of all our codecs in both directions. Both directions run at once: they are
+/// Returns the counts of all our codecs in both directions. Both directions run in parallel: they are
 /// counted, not timed.
 fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     let names: Vec<String> =

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let file = File::open(&args.file)?;
     let own = || anyhow::Ok(memory_bytes("self", "VmPTE")? + memory_bytes("self", "RssAnon")?);
     let before = own()?;
-    // SAFETY: the file is a base's, which nobody changes.
+    // SAFETY: the file is a base's, which no program changes.
     let map = unsafe { MmapOptions::new().len(args.len_bytes).map(&file) }?;
     let sum: u64 = map.chunks(PAGE_SIZE).map(|page| u64::from(page[0])).sum();
     println!("{} {sum}", own()? - before);

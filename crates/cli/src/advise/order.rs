@@ -1,4 +1,4 @@
-//! Orders of numbers of which any beginning is a sample: a random one, and an even one.
+//! Orders of numbers, each beginning of which is a sample: random or even.
 //!
 //! The random order is that of a Feistel network over the next even number of bits. Results beyond the
 //! count are mapped again until they are below it, so that it stays a permutation (J. Black and P.

@@ -213,7 +213,7 @@ mod tests {
     use super::{super::clock::Clock, *};
 
     #[test]
-    fn mappings_are_told_apart() {
+    fn mappings_are_distinguished() {
         let smaps = "\
 00400000-00401000 r-xp 00000000 fe:00 123   /usr/bin/a program
 Rss:                   4 kB

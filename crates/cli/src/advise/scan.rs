@@ -56,7 +56,7 @@ fn of_stratum(
             }
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(unit) = stratum.nth(place) else { return };
-            // What cannot be read counts as data, and is found to be unreadable when it is sampled.
+            // An unreadable range counts as data, and is found to be unreadable when it is sampled.
             let pages = unit.len_bytes.div_ceil(PAGE_BYTES);
             let unknown = Data { first_page: 0, end_page: pages, pages };
             let data = input.read(unit, &mut bytes).map_or(unknown, |()| data(&bytes));

@@ -67,8 +67,8 @@ pub(super) fn look_at(path: &Path, [list_end, map_end]: [Deadline<'_>; 2], threa
     })
 }
 
-/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes. What
-/// is not looked at until `end` counts as data.
+/// Adds the units of a file of `len` bytes that contain data, and returns their number of bytes. A
+/// part not examined until `end` counts as data.
 fn add_data(stratum: &mut Stratum, number: u32, file: &File, len: u64, end: Deadline<'_>) -> u64 {
     let (mut at, mut added) = (0, 0);
     for stretch in 0.. {

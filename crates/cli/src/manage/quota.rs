@@ -28,7 +28,7 @@ pub(crate) struct Args {
     asked: Asked,
 }
 
-/// What all clients of a disk together may take.
+/// The bounds for all clients of a disk together.
 #[derive(clap::Args)]
 pub(super) struct QuotaArgs {
     /// Maximum number of connections of all clients of a disk

@@ -154,7 +154,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Formats a duration in the largest unit of which there are at least two.
+/// Formats a duration in the largest unit that gives at least 2.
 pub(super) fn age(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "min")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2 * unit);

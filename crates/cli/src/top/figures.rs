@@ -27,7 +27,7 @@ pub(super) struct Rates {
     pub(super) write_ns: Option<f64>,
 }
 
-/// What is shown of a disk, or of all of them.
+/// The figures shown of a disk, or of all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) name: String,
@@ -46,7 +46,7 @@ impl Row {
     }
 }
 
-/// What is shown of a server.
+/// The figures shown of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
     pub(super) version: String,

@@ -143,7 +143,7 @@ fn time(ns: f64) -> String {
     }
 }
 
-/// What is on the screen.
+/// The content of the screen.
 pub(super) struct View {
     shown: Option<Shown>,
     sort: Column,

@@ -218,7 +218,7 @@ fn forecasts_hold_for_many_small_files() {
 }
 
 #[test]
-fn pages_are_told_apart() {
+fn pages_are_distinguished() {
     let folder = TempDir::new().expect("a folder");
     let (file, noise) = (path(&folder, "file"), &mut Noise(9));
     let (zeros, word, raw) = ([0; 4096], 0x0102_0304_0506_0708u64.to_le_bytes().repeat(512), noise.bytes(4096));
@@ -423,7 +423,7 @@ fn trees_with_all_kinds_of_files_are_walked() {
 }
 
 #[test]
-fn files_that_change_meanwhile_do_no_harm() {
+fn files_that_change_while_sampled_do_no_harm() {
     let folder = TempDir::new().expect("a folder");
     let tree = folder.path().join("tree");
     fs::create_dir(&tree).expect("a folder");

@@ -19,7 +19,7 @@ use crate::{guest::Machine, server::run};
 /// Tests that take a device, except those that remove a PCI device (011, 019).
 const TESTS: &str = "block/003 block/004 block/005 block/007 block/008 block/012 block/036";
 
-/// What the tests run besides busybox's programs.
+/// Programs that the tests run in addition to busybox's.
 const PROGRAMS: [&str; 30] = [
     "bash", "fio", "mawk", "realpath", "date", "column", "sort", "find", "stat", "timeout", "mktemp", "dmesg", "diff",
     "sed", "grep", "cat", "readlink", "blockdev", "dd", "basename", "cut", "tr", "xargs", "logger", "getopt", "nproc",

@@ -309,7 +309,7 @@ fn a_resized_disk_has_its_new_size() {
     let expected = json!({"name": "a", "before_bytes": 32 << 20, "size_bytes": 24 << 20});
     assert_eq!(control.done(&shrink), expected);
     assert_eq!(size().trim(), (24 << 20).to_string());
-    // The data past the end are gone for good.
+    // The data past the end are lost.
     control.done(&json!({"command": "resize", "name": "a", "size_bytes": 32 << 20}));
     let commands = ["-c", "read -P 7 20M 4M", "-c", "read -P 0 24M 8M"];
     let said = run(Command::new(&qemu_io).args(["-f", "raw"]).args(commands).arg(server.uri("a")));

@@ -102,7 +102,7 @@ fn clients_that_do_not_read_keep_no_other_out() {
 }
 
 #[test]
-fn silent_connections_take_no_thread_and_delay_nobody() {
+fn silent_connections_take_no_thread_and_delay_no_client() {
     const SILENT: usize = 700;
     allow_files();
     let server = Server::start(&["--size", "1M", "--memory-limit", "64M"]);

@@ -10,7 +10,7 @@ use crate::server::{pagefold, run, run_to_fail};
 const HEADER_BYTES: usize = 12_345;
 
 /// Creates a tree, its image, and a file with that image between a header and other data. Returns a
-/// function from a name to a path beside them.
+/// function from a name to a path next to them.
 fn place(folder: &TempDir, options: &[&str]) -> impl Fn(&str) -> String {
     let path = folder.path().to_owned();
     let at = move |name: &str| path.join(name).to_str().expect("a plain path").to_owned();

@@ -16,7 +16,7 @@ use crate::{
     server::{Ended, Server, make_image, run},
 };
 
-/// Number of forks beside the greedy one, and the bytes that each writes.
+/// Number of forks in addition to the greedy one, and the bytes that each writes.
 const QUIET: usize = 20;
 const QUIET_BYTES: u64 = 1 << 20;
 

@@ -291,8 +291,8 @@ fn a_hundred_forks_of_forks_are_each_as_they_were() {
 }
 
 #[test]
-fn what_was_changed_is_told() {
-    let test = "what_was_changed_is_told";
+fn what_was_changed_is_reported() {
+    let test = "what_was_changed_is_reported";
     let (Some(clients), Some([nbdinfo, qemu_img])) = (Clients::find(test), programs(test, ["nbdinfo", "qemu-img"]))
     else {
         return;

@@ -90,7 +90,7 @@ fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
     archive
 }
 
-/// Bytes behind which there is nothing that was meant.
+/// Bytes that mean nothing.
 fn headed(at: usize, magic: &[u8]) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..20_000u32).map(|n| (n % 251) as u8 | 0x80).collect();
     bytes[..1100].fill(0);

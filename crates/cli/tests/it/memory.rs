@@ -247,7 +247,7 @@ fn a_full_disk_is_overwritten_with_many_clients_connected() {
 }
 
 #[test]
-fn lists_of_many_disks_take_no_memory_while_nobody_reads_them() {
+fn lists_of_many_disks_take_no_memory_while_they_are_not_read() {
     const DISKS: usize = 3000;
     const CLIENTS: usize = 12;
     let server = Server::start(&["--memory-limit", "64M", "--log", "warn"]);

@@ -232,7 +232,7 @@ fn what_clients_do_is_counted() {
     assert_eq!(after.get("pagefold_disk_memory_limit_bytes", &[("disk", "a")]), Some(f64::from(64 << 20)));
     assert_eq!(server.figure("fork-1", "read_requests"), 32);
     assert_eq!(server.total("read_bytes"), 3 << 16);
-    // What was done with a disk stays in the sum when the disk is gone.
+    // Requests of a disk stay in the sum when the disk is gone.
     control.done(&json!({"command": "drop", "name": "fork-1", "force": true}));
     let last = scrape_until(&socket, |metrics| read(metrics, requests, "fork-1").is_none());
     assert_eq!(all(&last, "pagefold_requests_total"), all(&after, "pagefold_requests_total"));

@@ -369,8 +369,8 @@ fn threads_beyond_reason_are_not_started() {
 }
 
 #[test]
-fn threads_read_anywhere_at_once() {
-    const TEST: &str = "threads_read_anywhere_at_once";
+fn threads_read_anywhere_in_parallel() {
+    const TEST: &str = "threads_read_anywhere_in_parallel";
     if !can_mount(TEST) {
         return;
     }
@@ -495,8 +495,8 @@ fn signals_unmount() {
 
 /// The process of a mount that is gone does not touch the one that replaced it.
 #[test]
-fn a_mount_can_follow_another_at_once() {
-    const TEST: &str = "a_mount_can_follow_another_at_once";
+fn a_mount_can_follow_another_immediately() {
+    const TEST: &str = "a_mount_can_follow_another_immediately";
     if !can_mount(TEST) {
         return;
     }
@@ -516,8 +516,8 @@ fn a_mount_can_follow_another_at_once() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_told_before_it_returns() {
-    const TEST: &str = "what_cannot_be_mounted_is_told_before_it_returns";
+fn what_cannot_be_mounted_is_reported_before_it_returns() {
+    const TEST: &str = "what_cannot_be_mounted_is_reported_before_it_returns";
     if !can_mount(TEST) {
         return;
     }

@@ -27,7 +27,7 @@ fn keys(record: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn ls_and_info_tell_all_of_a_file() {
+fn ls_and_info_show_all_of_a_file() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir_all(at("tree/d")).expect("a folder");

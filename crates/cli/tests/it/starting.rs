@@ -53,7 +53,7 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
 
 /// If standard error has no reader, messages are lost and the server continues.
 #[test]
-fn a_server_whose_messages_nobody_reads_goes_on() {
+fn a_server_whose_messages_are_not_read_goes_on() {
     let server = Server::start(&[]);
     // More than fits into a pipe.
     let name = "n".repeat(1500);
@@ -181,8 +181,8 @@ fn the_journal_gets_priorities() {
 }
 
 #[test]
-fn a_limit_that_is_near_is_told_once() {
-    let Some([qemu_io]) = programs("a_limit_that_is_near_is_told_once", ["qemu-io"]) else { return };
+fn a_limit_that_is_near_is_logged_once() {
+    let Some([qemu_io]) = programs("a_limit_that_is_near_is_logged_once", ["qemu-io"]) else { return };
     let server = Server::start(&["--export", "name=a,size=64M,limit=4M"]);
     let image = server.folder().join("image");
     crate::server::make_image(&image, 16);
@@ -197,7 +197,7 @@ fn a_limit_that_is_near_is_told_once() {
 }
 
 #[test]
-fn a_service_manager_is_told() {
+fn a_service_manager_is_notified() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).expect("a socket");

@@ -12,7 +12,7 @@ fn stat_speaks_in_words() {
 }
 
 #[test]
-fn stat_tells_what_a_disk_learns() {
+fn stat_shows_what_a_disk_learns() {
     for codec in ["pleat", "fold-dict", "lz4-dict", "zstd-1-dict"] {
         let server = Server::start(&["--size", "1G", "--codec", codec]);
         let text = run(&mut server.ask(&["stat"]));

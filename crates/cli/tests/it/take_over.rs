@@ -161,8 +161,8 @@ impl Impostor {
 /// The server goes on, with its clients, whatever becomes of a process before that has said that it is
 /// ready.
 #[test]
-fn a_new_process_that_ends_early_harms_nobody() {
-    let Some([fio]) = programs("a_new_process_that_ends_early_harms_nobody", ["fio"]) else { return };
+fn a_new_process_that_ends_early_harms_no_client() {
+    let Some([fio]) = programs("a_new_process_that_ends_early_harms_no_client", ["fio"]) else { return };
     let mut server = Server::start(&["--export", "name=busy,size=64M"]);
     let client = load(&fio, &server, "busy", 3);
     is_busy(&server, "busy");
@@ -312,8 +312,8 @@ fn what_cannot_be_handed_over_is_named() {
     assert!(line.contains("no server to take over"), "{line}");
 }
 
-/// The old process notifies a stand-in for systemd of the new main process, and the new one that it is ready
-/// one, which has the socket's name from the old one.
+/// The old process notifies a stand-in for systemd of the new main process. The new one, which has the
+/// socket's name from the old one, notifies it that it is ready.
 #[test]
 fn a_service_manager_learns_the_new_process() {
     let folder = tempfile::tempdir().expect("a folder");

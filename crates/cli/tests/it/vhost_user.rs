@@ -161,7 +161,7 @@ fn a_guest_uses_a_disk_with_two_queues() {
         run(Command::new(&debugfs).args(["-R", &format!("dump {name} {}", found.display())]).arg(&disk));
         assert!(std::fs::read_to_string(&found).expect("a file") == expected, "{name} differs");
     }
-    // What was trimmed takes no memory.
+    // Trimmed pages take no memory.
     let stored_bytes = server.figure("root", "compr_data_size");
     assert!(stored_bytes < 4 << 20, "{stored_bytes}");
     run(&mut server.ask(&["resize", "root", "128M"]));

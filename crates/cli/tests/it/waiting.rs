@@ -61,8 +61,8 @@ fn a_client_goes_on_when_the_limit_is_raised() {
 }
 
 #[test]
-fn nobody_waits_for_a_client_that_was_killed() {
-    let Some([nbdcopy]) = programs("nobody_waits_for_a_client_that_was_killed", ["nbdcopy"]) else { return };
+fn no_client_waits_for_one_that_was_killed() {
+    let Some([nbdcopy]) = programs("no_client_waits_for_one_that_was_killed", ["nbdcopy"]) else { return };
     let (server, copy) = start(&nbdcopy);
     drop(copy);
     wait_until("the end of waiting", || !waits(&server));
@@ -163,8 +163,8 @@ fn a_guest_that_was_stopped_at_the_limit_goes_on() {
 
 /// With `werror=report`, the guest sees that its disk failed, and nothing stops.
 #[test]
-fn a_guest_may_be_told_of_the_limit() {
-    let Some(machine) = Machine::find("a_guest_may_be_told_of_the_limit") else { return };
+fn a_guest_may_be_notified_of_the_limit() {
+    let Some(machine) = Machine::find("a_guest_may_be_notified_of_the_limit") else { return };
     let server = Server::start(&["--memory-limit", "12M", "--export", "name=guest,size=64M"]);
     let script = "dd if=/dev/urandom of=/dev/vda bs=1M count=16 oflag=direct || true";
     let mut guest = machine.start(&[format!("file={},werror=report", server.uri("guest"))], script);

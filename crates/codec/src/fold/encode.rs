@@ -100,7 +100,7 @@ pub(super) struct Sequence {
     pub(super) length: usize,
 }
 
-/// What is searched: the page behind the `REACH` bytes of the window.
+/// The bytes that are searched: the page behind the `REACH` bytes of the window.
 struct Search<'a, const REACH: usize> {
     format: &'a Format,
     starts: &'a Starts,

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_told_from_runs_of_zeros() {
+    fn runs_of_zeros_are_not_pages_of_words() {
         let pointer = |at: usize, random: u8| if at % 8 < 6 { random | 1 } else { 0 };
         for seed in 0..50 {
             assert_eq!(kind_of(&filled(seed, pointer)), Kind::Words);

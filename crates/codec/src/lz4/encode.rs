@@ -51,7 +51,7 @@ const fn far(first: usize) -> usize {
 /// bytes beyond one in 128, and that `Fit::Front` reserves for the literals after it.
 pub(super) const SLACK: usize = 40;
 
-/// What must fit in the output.
+/// The bytes that must fit in the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// All of the input, or nothing.

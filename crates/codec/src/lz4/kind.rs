@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_told_by_the_bytes_sampled() {
+    fn kinds_follow_from_the_bytes_sampled() {
         assert_eq!(Kind::of(&page(b"He sat down and said nothing at all for a long while. ")), Kind::Prose);
         assert_eq!(Kind::of(&page(b"\x9C\xE2\x81\xD0\xF7")), Kind::Prose);
         assert_eq!(Kind::of(&page("он сел и молчал".as_bytes())), Kind::Prose);

@@ -129,7 +129,7 @@ pub(super) fn encode<I: Isa>(
         extras.put(I::gather(extra, meaning.mask), (meaning.base >> 56) as u32);
         extras.flush();
     };
-    // Four tokens of a stream fit in a word beside the remaining bits of a byte.
+    // Four tokens of a stream fit in a word next to the remaining bits of a byte.
     let [first, second] = &mut scratch.tokens;
     let [mut first, mut second] = [Writer::new(first), Writer::new(second)];
     let (eights, rest) = sequences.as_chunks::<8>();

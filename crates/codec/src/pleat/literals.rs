@@ -234,7 +234,7 @@ fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
     if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(BAD_LANES) }
 }
 
-/// Minimum number of literals in a lane that is decoded beside others: at least two steps then
+/// Minimum number of literals in a lane that is decoded in parallel with others: at least two steps then
 /// precede the first lane's end.
 const LEAST: usize = 2 * STEP;
 

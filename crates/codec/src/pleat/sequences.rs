@@ -15,7 +15,7 @@
 //!    them (is a run or a match long? is an offset short?), with all inputs available: a
 //!    mispredicted branch does not wait for a token to be decoded.
 //! 2. Tokens are in two streams, which are looked up side by side and need a refill only every
-//!    fifth time; beside literals, every second. The place of extra bits depends only on earlier
+//!    fifth time; while literals are decoded, every second. The place of extra bits depends only on earlier
 //!    tokens, not on earlier bits.
 //! 3. The sizes of the sequences are summed and checked once, before anything is copied.
 #![allow(unsafe_code)] // Copies within the window, checked once per page.
@@ -40,7 +40,7 @@ use crate::{
 /// Sequences that one refill of both streams serves, at most.
 const MOST_TOGETHER: usize = 10;
 const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
-/// Sequences that are read together beside literals: few, which are on their way to the processor
+/// Sequences that are read together while literals are decoded: few, which are on their way to the processor
 /// before it waits for the next look-ups.
 const FEW_TOGETHER: usize = 4;
 

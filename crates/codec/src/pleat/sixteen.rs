@@ -12,7 +12,7 @@
 //!
 //! 1. A look-up waits for the one before, some 25 cycles. In this time the processor makes those of
 //!    the other eight lanes and reads a few sequences, which do not depend on literals.
-//! 2. The next bits are gathered beside a step's last look-ups, and rotated by their lengths after
+//! 2. The next bits are gathered together with a step's last look-ups, and rotated by their lengths after
 //!    that.
 #![allow(unsafe_code)] // Gathers and scatters, at places that are masked or that lanes' ends bound.
 

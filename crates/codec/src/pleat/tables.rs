@@ -40,7 +40,7 @@ pub(super) struct LiteralCode {
     pub(super) costs: [u8; 256],
 }
 
-/// What is trained and stored; everything else is derived from it.
+/// The part that is trained and stored; everything else is derived from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model {
     /// The triple of each token symbol from [`COARSE`], in ascending order.

@@ -25,7 +25,7 @@ const OWN: usize = 800;
 /// Rounds of the k-means search for sets and for contexts.
 const ROUNDS: usize = 8;
 
-/// What is counted in one page.
+/// The counts of one page.
 struct Parsed {
     /// Triples of each sequence: first with its offset in a class of any alignment, then in a class
     /// of words if it is a multiple of 8.

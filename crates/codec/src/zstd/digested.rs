@@ -1,5 +1,5 @@
 //! A dictionary digested once by libzstd, and the compression context that uses such dictionaries.
-#![allow(unsafe_code)] // Self-references: the digests refer to the dictionary beside them.
+#![allow(unsafe_code)] // Self-references: the digests refer to the dictionary next to them.
 
 use std::{fmt, sync::Arc};
 

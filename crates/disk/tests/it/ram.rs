@@ -94,7 +94,7 @@ proptest! {
 }
 
 #[test]
-fn extents_tell_holes_zeros_and_data() {
+fn extents_distinguish_holes_zeros_and_data() {
     let disk = disk();
     disk.write(8192, &[5; 4096]).expect("no limit");
     disk.write_zeroes(16384, 4096, Zeroes::Allocated).expect("no limit");
@@ -114,7 +114,7 @@ fn extents_tell_holes_zeros_and_data() {
 
 /// The first extents are reported without looking for the end of a long run.
 #[test]
-fn a_stretch_of_data_is_told_page_by_page() {
+fn a_stretch_of_data_is_reported_page_by_page() {
     let disk = disk();
     disk.write(0, &[5; SIZE as usize]).expect("no limit");
     let mut told_bytes = 0;

@@ -18,8 +18,8 @@ pub(crate) trait OverlayBase: Send + Sync {
     /// Returns none for an uncompressed file.
     fn mapped_extents(&self, range: Range<u64>) -> Box<dyn Iterator<Item = Result<Extent>> + '_>;
 
-    /// Calls `each` with the ranges that have stored bytes, within `range` and in order. What is
-    /// between them, and past the end of the file, is holes.
+    /// Calls `each` with the ranges that have stored bytes, within `range` and in order. The ranges
+    /// between them, and past the end of the file, are holes.
     fn stored_ranges(&self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) -> Result<()>;
 
     fn base_image(&self) -> BaseImage;

@@ -119,8 +119,8 @@ impl LiveFile {
         }
     }
 
-    /// Calls `each` with the ranges that are not holes, in order, until it breaks. What cannot be
-    /// examined counts as data: reading it finds what is wrong.
+    /// Calls `each` with the ranges that are not holes, in order, until it breaks. A range that
+    /// cannot be examined counts as data: reading it finds the fault.
     ///
     /// # Errors
     /// Those of `each`.

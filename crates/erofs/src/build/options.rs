@@ -20,7 +20,7 @@ pub enum Indexes {
     Extents,
 }
 
-/// What is stored in the packed inode.
+/// The content of the packed inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fragments {

@@ -1,4 +1,4 @@
-//! The runs of data in a file, and so its zeros. What is known to be zeros is not read.
+//! The runs of data in a file, and so its zeros. Known zeros are not read.
 
 use std::io;
 use std::ops::{ControlFlow, Range};

@@ -1,4 +1,4 @@
-//! What is known of a content without reading it.
+//! The holes and data of a content, known without reading it.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use super::sparse;
 use super::stretch::{Held, Stretch};
 
 impl Content {
-    /// Calls `each` with the stretches of a range in order until it breaks. What is between them is
-    /// zeros. Takes time linear in their number, not in the length.
+    /// Calls `each` with the stretches of a range in order until it breaks. The ranges between them
+    /// are zeros. Takes time linear in their number, not in the length.
     ///
     /// # Errors
     /// Those of `each`, and [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the source ends

@@ -13,8 +13,7 @@ const FETCHERS: usize = 4;
 
 /// The readahead threads of all images that share a cache: those that decode, one fewer than there
 /// are processors, because the reader uses one, and those that fetch. They are started when they are
-/// first needed, and end when this is dropped. What those that cannot be started would do, readers
-/// do.
+/// first needed, and end when this is dropped. Readers do the work of those that cannot be started.
 #[derive(Default)]
 pub(crate) struct Workers {
     decoders: OnceLock<(Crew, usize)>,

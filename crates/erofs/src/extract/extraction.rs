@@ -30,7 +30,7 @@ const MAX_WAITING: u64 = 128;
 struct Directory {
     path: PathId,
     inode: Inode,
-    /// What it is like: as files created in its directory, or in itself if it existed before.
+    /// Its attributes: those of files created in its directory, or in itself if it existed before.
     within: Within,
     has_mode: bool,
 }
@@ -40,7 +40,7 @@ enum Entered {
     New {
         has_mode: bool,
     },
-    /// It existed. What is created in it is like this.
+    /// It existed. Files created in it have these.
     Existing(Within),
 }
 

@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Error, Result};
 use crate::read::{PathId, Paths};
 
-/// The maximum number of directories kept open, besides the target.
+/// The maximum number of directories kept open, in addition to the target.
 const MAX_OPEN: usize = 16;
 /// The flags for opening directories.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -24,7 +24,7 @@ pub struct ExtractReport {
     pub problems: Vec<ExtractProblem>,
     /// The number of files with further problems.
     pub more_problems: u64,
-    /// What was left out because it needs a privilege. It is not a problem.
+    /// Attributes and files left out because they need a privilege. It is not a problem.
     pub left_out: LeftOut,
     /// Names that were kept because they existed ([`Existing::Keep`](crate::Existing::Keep)).
     pub kept: u64,

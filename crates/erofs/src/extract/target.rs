@@ -162,7 +162,7 @@ impl<'a> Target<'a> {
     /// all further files stops the extraction instead.
     pub(super) fn failed(&self, found: &mut Findings, path: PathId, count: u64, error: Error, extracted: bool) {
         if error.takes_no_more() {
-            // What was found before the limit is still extracted.
+            // Files found before the limit are still extracted.
             self.stopped.fetch_or(!matches!(error, Error::TooManyFiles { .. }), Ordering::Relaxed);
             self.stopped_by.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((path, error));
         } else {

@@ -1,4 +1,4 @@
-//! The other devices with an image's data: files besides the image, listed in its device table.
+//! The other devices with an image's data: files in addition to the image, listed in its device table.
 //!
 //! ```text
 //! a chunk           names a device by number and a block on it; number 0 means a unified address

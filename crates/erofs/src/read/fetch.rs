@@ -53,7 +53,7 @@ impl Data {
         }
         let ranges = clipped;
         self.fetch_indexes(&ranges);
-        // What is wrong is reported by the read that meets it.
+        // The read that meets a fault reports it.
         let mut needed = Vec::new();
         let mut of_packed = Vec::new();
         for range in &ranges {

@@ -41,7 +41,7 @@ pub struct Superblock {
     pub metabox_nid: Option<u64>,
     /// The base of compact inodes' modification times: seconds since the epoch.
     pub(crate) epoch_s: u64,
-    /// The number of devices with data, besides the image.
+    /// The number of devices with data, in addition to the image.
     pub extra_devices: u16,
     /// The byte range of the device table.
     pub(crate) device_table: Range<u64>,

@@ -32,7 +32,7 @@ use crate::format::{
 
 /// The number of logical clusters that are decoded and cached together.
 pub(crate) const WINDOW: u64 = 1024;
-/// The overhead of a cached window in bytes, besides its indexes.
+/// The overhead of a cached window in bytes, in addition to its indexes.
 const KEPT_BYTES: usize = 128;
 
 /// The mapping of a compressed file.

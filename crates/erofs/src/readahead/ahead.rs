@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_told_apart_and_outlast_random_reads() {
+    fn streams_are_distinguished_and_outlast_random_reads() {
         let mut streams = Streams::default();
         const LEN: u64 = 128 << 10;
         assert_eq!(read(&mut streams, 0, LEN), (1, true));

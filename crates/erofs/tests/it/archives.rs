@@ -458,7 +458,7 @@ fn what_is_left_out_may_have_further_names() {
 }
 
 #[test]
-fn a_slash_behind_a_name_tells_a_directory() {
+fn a_slash_behind_a_name_means_a_directory() {
     let members = [old_member(0, "d/", "", 0, b""), old_member(0, "d/file", "", 1, b"x"), vec![0; 1024]];
     assert_eq!(names_of(&members).unwrap(), ["", "d", "d/file"]);
 }

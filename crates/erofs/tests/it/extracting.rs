@@ -125,7 +125,7 @@ impl ReadAt for Watched {
 }
 
 #[test]
-fn nobody_gets_in_before_all_is_done() {
+fn directories_are_closed_to_others_until_all_is_extracted() {
     let directory = tempfile::tempdir().unwrap();
     let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
     for name in ["a/b/c", "d/e", "d/f"] {

@@ -127,7 +127,7 @@ fn without_the_option_a_change_ends_the_build() {
 
 /// A file that changes between the build and its verification is named; damage is not excused.
 #[test]
-fn verification_tells_changes_from_damage() {
+fn verification_distinguishes_changes_from_damage() {
     let folder = tempfile::tempdir().unwrap();
     let (source, path) = (folder.path().join("tree"), folder.path().join("image"));
     fs::create_dir(&source).unwrap();

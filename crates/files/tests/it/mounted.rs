@@ -81,7 +81,7 @@ impl Mounted {
         self.folder.path().join("files").join(name)
     }
 
-    /// Returns a path beside the mount.
+    /// Returns a path next to the mount.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -1,4 +1,4 @@
-//! What can be done with files, and what not.
+//! Allowed and refused operations on files.
 
 use std::{
     fs::{self, File, OpenOptions},

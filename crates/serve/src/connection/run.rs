@@ -45,7 +45,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             match reading.try_fill(replies, &connection.session, Some(device))? {
                 Filled::All => {}
                 Filled::Blocks => reads.push(reading),
-                // What is in `replies` already is sent together with what follows.
+                // Earlier contents of `replies` are sent together with later ones.
                 Filled::Part => connection.read(reading, replies)?,
             }
             return Ok(());

@@ -44,7 +44,7 @@ pub enum CertificatesError {
     Empty {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// Its expected content.
         what: &'static str,
     },
     /// The certificate's time is over, or has not begun.
@@ -173,7 +173,7 @@ fn configuration(directory: &Path, verify_peer: bool) -> Result<ServerConfig, Ce
         let mut verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(authorities.clone()), Arc::clone(&provider));
         if file(CA_CRL).exists() {
-            // An authority without a list has revoked nothing that is known.
+            // An authority without a list has revoked no certificate.
             verifier = verifier.with_crls(revoked(&file(CA_CRL))?).allow_unknown_revocation_status();
         }
         builder.with_client_cert_verifier(

@@ -51,7 +51,7 @@ pub(crate) struct Layer {
     _taken: Taken,
 }
 
-/// What has been received.
+/// The received bytes.
 #[derive(Default)]
 struct Received {
     records: Records,
@@ -243,7 +243,7 @@ impl Layer {
                 if session.is_in_handshake() {
                     break;
                 }
-                // What is left must be a record that has begun: see `Session::open`.
+                // The rest must be a record that has begun: see `Session::open`.
                 if records.whole_bytes()?.is_some() {
                     return Err(session.fail("a message of TLS itself continues after the handshake"));
                 }
@@ -297,8 +297,8 @@ impl Layer {
         }
     }
 
-    /// Says that nothing more is sent, if that is possible without waiting. Whatever fails here, the
-    /// socket is closed next.
+    /// Says that nothing more is sent, if that is possible without waiting. After any failure here,
+    /// the socket is closed.
     pub(crate) fn close(&self, socket: &Socket) {
         let Ok(sealed) = self.sealed.try_lock() else { return };
         let mut last = [0; 256];

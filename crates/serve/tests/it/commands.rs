@@ -155,7 +155,7 @@ fn block_status_covers_the_range_and_joins_neighbours() {
 }
 
 #[test]
-fn block_status_tells_holes_and_req_one_tells_one() {
+fn block_status_reports_holes_and_req_one_reports_one() {
     let server = Running::of(Arc::new(Ram { striped: true, ..Ram::new(1 << 20) }));
     let mut raw = server.structured();
     raw.request(command::BLOCK_STATUS, 0, 1, 4000, 4096 * 2);

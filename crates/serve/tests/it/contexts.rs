@@ -94,7 +94,7 @@ fn contexts_are_listed_where_the_device_knows_them() {
 }
 
 #[test]
-fn changes_are_told_alone_and_beside_holes() {
+fn changes_are_reported_alone_and_with_holes() {
     let server = Running::of(fork());
     let mut raw = negotiated(&server, option::STRUCTURED_REPLY, &[CHANGED]);
     raw.request(BLOCK_STATUS, 0, 1, 0, 1 << 20);

@@ -99,7 +99,7 @@ fn names_that_are_bad_taken_or_unknown_change_nothing() {
 }
 
 #[test]
-fn a_list_of_many_long_names_is_told_whole() {
+fn a_list_of_many_long_names_is_sent_whole() {
     let exports = Exports::new();
     let long: Vec<String> = (0..500).map(|number| format!("{number:04096}")).collect();
     for name in &long {
@@ -110,7 +110,7 @@ fn a_list_of_many_long_names_is_told_whole() {
 }
 
 #[test]
-fn clients_of_a_removed_export_are_told_and_the_device_goes_with_its_last_request() {
+fn clients_of_a_removed_export_get_errors_and_the_device_goes_with_its_last_request() {
     let device = Ram::gated(1 << 20);
     let exports = Exports::new();
     exports.add(Export::new("disk", Arc::clone(&device) as _)).unwrap();

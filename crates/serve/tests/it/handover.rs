@@ -255,7 +255,7 @@ fn nothing_is_lost_or_done_twice_under_load() {
 
 /// A connection stops for a pause at any moment, also when the pause has been cancelled already.
 #[test]
-fn a_pause_that_fails_stops_nobody() {
+fn a_pause_that_fails_stops_no_client() {
     let device = Ram::shared(64 << 20);
     let server = Running::of(Arc::clone(&device) as _);
     let clients: Vec<_> = (0..4_u64).map(|number| (number, server.simple())).collect();

@@ -135,7 +135,7 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
 }
 
 #[test]
-fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back() {
+fn a_connection_over_the_bound_gets_the_reason_may_ask_and_gets_room_that_comes_back() {
     let limits = limits_with(|limits| limits.connections = 3);
     let told = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&told);
@@ -167,7 +167,7 @@ fn a_connection_over_the_bound_is_told_so_may_ask_and_gets_room_that_comes_back(
 }
 
 #[test]
-fn silent_peers_keep_nobody_out() {
+fn silent_peers_keep_no_client_out() {
     let limits = limits_with(|limits| limits.negotiating = 4);
     let server = Running::limited(Ram::shared(8192), limits);
     let mut served = server.simple();
@@ -203,7 +203,7 @@ fn clients_that_connect_at_the_same_instant_are_all_served() {
 }
 
 #[test]
-fn many_connections_are_served_at_once() {
+fn many_connections_are_served_in_parallel() {
     let server = Running::of(Ram::shared(1 << 20));
     let mut all: Vec<_> = (0..100).map(|_| server.simple()).collect();
     for (number, raw) in all.iter_mut().enumerate() {

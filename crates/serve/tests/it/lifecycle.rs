@@ -152,7 +152,7 @@ fn of_many_servers_that_start_on_one_stale_socket_one_wins() {
 }
 
 #[test]
-fn a_directory_that_stays_locked_holds_up_nobody_for_ever() {
+fn a_directory_that_stays_locked_is_an_error_after_a_while() {
     use rustix::fs::{FlockOperation, flock};
     let directory = tempfile::tempdir().unwrap();
     let held = std::fs::File::open(directory.path()).unwrap();
@@ -225,7 +225,7 @@ fn read_greeting(mut stream: impl std::io::Read) -> [u8; 8] {
 }
 
 #[test]
-fn names_that_clients_could_not_show_or_tell_apart_are_refused() {
+fn names_that_clients_could_not_show_or_distinguish_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bind = |names: &[&str]| {
         let builder =

@@ -196,7 +196,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_client_for_which_there_is_no_memory_is_told_why_and_may_ask() {
+fn a_client_for_which_there_is_no_memory_gets_the_reason_and_may_ask() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&told);
     let account = Strict::new(1, 1);

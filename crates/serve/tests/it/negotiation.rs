@@ -124,7 +124,7 @@ fn unknown_options_are_unsupported_and_their_data_skipped() {
 }
 
 #[test]
-fn an_option_of_4_gib_is_refused_at_once_and_ends_the_connection() {
+fn an_option_of_4_gib_is_refused_immediately_and_ends_the_connection() {
     let server = two();
     for (option, kind) in [(99_u32, reply::ERR_UNSUP), (option::GO, reply::ERR_TOO_BIG)] {
         let mut raw = server.greet();

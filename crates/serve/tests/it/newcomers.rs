@@ -39,10 +39,10 @@ fn stop_somewhere(server: &Running, kind: usize) -> UnixStream {
     stream
 }
 
-/// Clients that stop somewhere in the negotiation take nothing that others need to be served: the
+/// Clients that stop somewhere in the negotiation take no resource that others need: the
 /// account lets one connection work.
 #[test]
-fn newcomers_that_stop_somewhere_take_no_thread_and_keep_nobody_out() {
+fn newcomers_that_stop_somewhere_take_no_thread_and_keep_no_other_out() {
     const CLIENTS: usize = 100;
     let exports = Exports::new();
     for number in 0..20 {
@@ -83,7 +83,7 @@ fn a_client_that_sends_byte_by_byte_is_served() {
 
 /// Requests that a client sends without waiting for the end of the negotiation are not lost.
 #[test]
-fn a_client_that_sends_everything_at_once_is_served() {
+fn a_client_that_sends_everything_in_one_message_is_served() {
     let server = Running::of(Ram::shared(8192));
     let mut raw = Raw { stream: UnixStream::connect(&server.path).unwrap() };
     let go = info(b"disk", &[]);

@@ -108,7 +108,7 @@ fn a_large_write_comes_in_pieces_that_cover_it() {
     let device = Ram::gated(4 * LEN_BYTES);
     let server = Running::of(Arc::clone(&device) as _);
     let mut raw = server.simple();
-    // A slow request beside it delays none of them.
+    // A slow request in parallel delays none of them.
     raw.request(command::READ, 0, 9, 0, 16);
     wait_for("the read", || device.gate.waiting() == 1);
     for number in 1..3_u8 {

@@ -624,7 +624,7 @@ fn requests_in_the_record_that_ends_the_negotiation_are_answered() {
 }
 
 #[test]
-fn the_end_of_the_server_is_told_to_clients() {
+fn clients_are_notified_of_the_end_of_the_server() {
     let mut server = secure_server(Ram::shared(8192), Limits::default());
     let (mut tls, mut wire) = in_hand(&server);
     server.stop();

@@ -27,7 +27,7 @@ fn clients_on_vsock_are_served_and_named() {
     match VsockStream::connect_with_cid_port(VMADDR_CID_LOCAL, port) {
         Err(error) => skip_for_good(TEST, &format!("the kernel has no loopback for vsock (vsock_loopback): {error}")),
         Ok(client) => {
-            // The kinds of stream sockets differ in nothing that is used here.
+            // The differences between kinds of stream sockets do not matter here.
             let mut raw = Raw { stream: OwnedFd::from(client).into() };
             raw.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             assert_eq!(raw.bytes(18), *b"NBDMAGICIHAVEOPT\0\x03");

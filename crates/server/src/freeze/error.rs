@@ -30,7 +30,7 @@ pub enum FreezeError {
     /// Another error, and what was being done.
     #[error("{what}")]
     In {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
         /// The error.
         source: Box<FreezeError>,

@@ -27,7 +27,7 @@ use crate::sync::{
 /// none).
 const FREE: u64 = 0;
 
-/// Set in a writer's pin, beside the layer's number.
+/// Set in a writer's pin, next to the layer's number.
 const WRITING: u64 = 1 << 58;
 
 /// One pin per stream, each on its own cache line. The rest of the line belongs to the pin's
@@ -63,12 +63,12 @@ impl<T> Pins<T> {
         self.seats.len()
     }
 
-    /// Returns the bytes of the pins and the data beside them.
+    /// Returns the bytes of the pins and the data next to them.
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(&*self.seats) as u64
     }
 
-    /// Returns the data beside pin `number`.
+    /// Returns the data next to pin `number`.
     pub(crate) fn beside(&self, number: usize) -> &T {
         &self.seats[number].beside
     }

@@ -129,7 +129,7 @@ struct PaddedShard {
     pressure: AtomicU8,
     /// Bytes held but not used by objects, as last published.
     free_bytes: AtomicU64,
-    /// Whether a thread is compacting this shard: two would get in each other's way.
+    /// Whether a thread is compacting this shard: two would contend.
     relieving: AtomicBool,
     handed: CachePadded<Handed>,
 }

@@ -503,7 +503,7 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
 
 /// A writer that goes on where the compactor has paused gains what the whole emptying gave, less
 /// all that was taken for it. Otherwise each such writer would take some of the reserve for moving
-/// for good.
+/// permanently.
 #[test]
 fn what_a_paused_emptying_has_taken_is_not_gained() {
     let Subject { heap: pool, .. } = subject(u64::MAX);

@@ -30,7 +30,7 @@ pub fn keep_no_large_blocks() {
 
 /// Returns free memory to the system. It walks all heaps of the process, which takes milliseconds.
 pub(crate) fn give_back() {
-    // SAFETY: it changes nothing that is in use.
+    // SAFETY: it changes no memory in use.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);

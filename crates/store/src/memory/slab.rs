@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_nobody_elses(ops in prop::collection::vec(any::<u8>(), 0..600), part_bytes in 128usize..1500) {
+        fn numbers_have_one_owner(ops in prop::collection::vec(any::<u8>(), 0..600), part_bytes in 128usize..1500) {
             let slab = Slab::new(10_000, part_bytes, 4);
             let budget = Budget::new(u64::MAX, 1);
             let mut taken: Vec<u32> = Vec::new();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_than_so_many() {
+    fn numbers_have_an_upper_bound() {
         let slab = Slab::new(16, 512, 0);
         let budget = Budget::new(u64::MAX, 1);
         let taken: Vec<u32> =

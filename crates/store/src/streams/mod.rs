@@ -110,7 +110,7 @@ struct Desk {
 
 const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream that was never taken costs 128 bytes");
 
-// SAFETY: only its holder accesses the data beside a pin, and a pin has one holder; a `Working` may
+// SAFETY: only its holder accesses the data next to a pin, and a pin has one holder; a `Working` may
 // move between threads. Everything else is `Sync` by itself.
 unsafe impl Sync for Streams {}
 
@@ -429,7 +429,7 @@ impl Streams {
         self.one_bytes
     }
 
-    /// Makes the budget reserve room for one stream per CPU: beside the first, at most 1/64 of the
+    /// Makes the budget reserve room for one stream per CPU: in addition to the first, at most 1/64 of the
     /// limit.
     pub(crate) fn promise(&self, budget: &Budget) {
         let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));

@@ -69,7 +69,7 @@ impl World {
         Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
     }
 
-    /// Creates an empty disk beside the first.
+    /// Creates a second, empty disk.
     pub(crate) fn other_tree(&self) -> Tree {
         Tree::new(self.layers.take(&self.budget).expect("no limit"))
     }
@@ -624,7 +624,7 @@ fn read_through_a_link_against_write() {
 
 /// A disk and its fork copy the part that they share at the same time; the old part is freed.
 #[test]
-fn forks_part_at_once() {
+fn a_fork_parts_from_its_origin_in_one_step() {
     check(2, || {
         let world = World::new(3, 2);
         let fork = Arc::new(world.fork());

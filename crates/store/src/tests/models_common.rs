@@ -56,7 +56,7 @@ fn write_against_share() {
 
 /// Both sharers of an object drop it simultaneously: one of them frees it.
 #[test]
-fn both_let_go_at_once() {
+fn both_sharers_release_simultaneously() {
     check(3, || {
         let world = World::new(3, 2);
         let other = Arc::new(sharing(&world));

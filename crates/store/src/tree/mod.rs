@@ -37,7 +37,7 @@
 //! place that still names the leaf names it for the same slot. A writer's pin and the layer work
 //! like a reader's pin and the entry (`pins.rs`): a writer that locks an entry after the layer has
 //! changed sees the change, and the forker waits for all others. So at the instant of the fork no
-//! change is half done, and nothing that the fork shares changes afterwards.
+//! change is half done, and the shared parts never change afterwards.
 
 mod layers;
 mod parts;

@@ -69,7 +69,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) common: &'a Common,
 }
 
-/// What is to be freed: parts without uses, and objects that are not in an entry any more but may
+/// Parts and objects to be freed: parts without uses, and objects that are not in an entry any more but may
 /// still be read.
 #[derive(Debug, Default)]
 pub(crate) struct Unused {

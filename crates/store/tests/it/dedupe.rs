@@ -126,7 +126,7 @@ fn a_disks_limit_counts_what_it_shares() {
 /// Shared objects are moved like others, including those in two pieces, and rewritten for other
 /// tables.
 #[test]
-fn shared_objects_are_compacted_and_made_anew() {
+fn shared_objects_are_compacted_and_made_again() {
     for codec in ["lz4", "fold", "pleat"] {
         let codec = by_name(codec).expect("a codec");
         let pool = Pool::new(PoolConfig::default().codec(codec).dedupe(true)).expect("a pool");

@@ -323,7 +323,7 @@ fn discards_have_a_bound() {
 /// If a write finds no room while a dropped disk's pages are still being freed, it waits for that
 /// room.
 #[test]
-fn room_of_a_dropped_disk_is_there_at_once() {
+fn room_of_a_dropped_disk_is_there_immediately() {
     let limit = 64 << 20;
     let config = PoolConfig::default().codec(by_name("lz4").expect("a codec")).memory_limit(limit);
     let pool = Pool::new(config).expect("a pool");

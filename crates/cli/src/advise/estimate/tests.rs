@@ -325,7 +325,7 @@ fn differences_exchange_the_ends() {
 }
 
 #[test]
-fn two_kinds_of_content_are_told_apart() {
+fn two_kinds_of_content_are_distinguished() {
     // Incompressible batches keep their length; the others are reduced to 60 % or 30 %.
     let batch = |at: usize| if at < 6 { [10.0, 10.0, 10.0] } else { [10.0, 6.0, 3.0] };
     let measured: Vec<_> = (0..10).map(batch).collect();

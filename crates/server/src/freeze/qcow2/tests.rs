@@ -125,8 +125,8 @@ proptest! {
 }
 
 #[test]
-fn holes_and_zeros_are_told_apart() {
-    let Some([qemu_img]) = programs("holes_and_zeros_are_told_apart", ["qemu-img"]) else { return };
+fn holes_and_zeros_are_distinguished() {
+    let Some([qemu_img]) = programs("holes_and_zeros_are_distinguished", ["qemu-img"]) else { return };
     let fills = [
         Fill { first: 128, count: 128, byte: Some(1) },
         Fill { first: 512, count: 300, byte: Some(0) },
