@@ -77,7 +77,7 @@ enum Bench {
     /// Disks in a registry, in a bucket and on a web server that are far away, compared with nbdkit,
     /// qemu and skopeo
     Remote(remote::Args),
-    /// All of these, in turns, as one page: verdicts and the sources' tables
+    /// All of these, which take turns, as one page: verdicts and the sources' tables
     Report(pagefold_report::Args),
 }
 

@@ -58,7 +58,7 @@ impl Product {
         Ok(self.disk.discard(slot..slot + 1)?)
     }
 
-    /// Checks the whole pool. No other thread may use it meanwhile.
+    /// Checks the whole pool. No other thread may use it during that.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }
@@ -115,7 +115,7 @@ impl ProductDisks {
         self.disks.iter().map(|disk| disk.stats().table_bytes).sum()
     }
 
-    /// Checks the whole pool. No other thread may use it meanwhile.
+    /// Checks the whole pool. No other thread may use it during that.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.pool.check().map_err(anyhow::Error::msg)
     }

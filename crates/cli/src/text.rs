@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_told_once() {
+    fn causes_are_shown_once() {
         let error = Err::<(), _>(anyhow!("no such file")).context("opening a: no such file").context("a").unwrap_err();
         assert_eq!(message(&error), "a: opening a: no such file");
         let error = Err::<(), _>(anyhow!("b")).context("a").unwrap_err();

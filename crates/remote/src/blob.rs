@@ -29,7 +29,7 @@ use crate::{
 /// The longest range of one request.
 const MOST_RANGE_BYTES: u64 = 4 << 20;
 
-/// The longest range of a request for chunks that nobody waits for. Reads go between.
+/// The longest range of a request for chunks that no reader waits for. Reads go between.
 const MOST_AHEAD_BYTES: u64 = 512 << 10;
 
 /// The most requests for one blob at a time.
@@ -533,7 +533,7 @@ fn copy(bytes: &[u8], start: u64, buf: &mut [u8], offset: u64) -> usize {
 struct Flight {
     state: Mutex<Option<Result<Bytes, String>>>,
     landed: Condvar,
-    /// Whether reads need not wait long, as nobody requested the chunk alone.
+    /// Whether reads need not wait long, as no reader requested the chunk alone.
     is_announced: bool,
 }
 

@@ -303,7 +303,7 @@ fn interrupted(url: &Url, error: &io::Error) -> Failure {
     Failure::passing(server(url, &format!("the response was interrupted: {error}")))
 }
 
-/// Returns whether what comes from a URL is what its server sent: nobody on the way can change it.
+/// Returns whether what comes from a URL is what its server sent: no one on the way can change it.
 pub(crate) fn may_be_trusted(url: &Url) -> bool {
     url.scheme() == "https" || is_loopback(url)
 }

@@ -139,7 +139,7 @@ impl fmt::Display for Location {
     }
 }
 
-/// Returns whether a URL's host is this machine, which nobody can impersonate on the way.
+/// Returns whether a URL's host is this machine, which no other machine can impersonate on the way.
 pub(crate) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",

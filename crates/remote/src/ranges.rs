@@ -80,7 +80,7 @@ pub(crate) struct RangeBody {
     way: usize,
     /// The bytes of the range that are not read yet.
     left: u64,
-    /// Whether the body ends where the range does, as far as the server says it.
+    /// Whether the body ends where the range does, if the server says so.
     is_exact: bool,
 }
 

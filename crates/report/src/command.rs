@@ -1,4 +1,4 @@
-//! `pagefold-bench report`: runs all the other benches in turns and writes one page.
+//! `pagefold-bench report`: runs all the other benches, which take turns, and writes one page.
 //!
 //! Each bench is a part and runs as a separate process, whose lines of JSON are the interface. The
 //! page is made only from those lines, so it can be made again from a file of them.

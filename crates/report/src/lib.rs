@@ -2,7 +2,7 @@
 //!
 //! - [`Output`] takes a bench's figures. It prints lines of JSON, or tables, and which targets the
 //!   figures reach.
-//! - [`run`] is `pagefold-bench report`: all benches in turns, and one page, made of their lines of
+//! - [`run`] is `pagefold-bench report`: all benches, which take turns, and one page, made of their lines of
 //!   JSON alone (docs/report.md).
 //!
 //! Ratios to peers are computed in one place, of figures of the same turn.

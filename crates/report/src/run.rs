@@ -1,4 +1,4 @@
-//! Runs the parts of a plan in turns, each as a separate process, and records every figure
+//! Runs the parts of a plan, which take turns, each as a separate process, and records every figure
 //! immediately.
 //!
 //! ```text

@@ -99,7 +99,7 @@ impl Core {
         some
     }
 
-    /// Waits until nobody reads the objects of `words`, which were swapped out of their slots, then
+    /// Waits until no thread reads the objects of `words`, which were swapped out of their slots, then
     /// frees them and clears the list.
     fn free_unread(self: &Arc<Self>, words: &mut Vec<u64>) {
         if words.is_empty() {

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 32] = [
+const ORDER: [&str; 33] = [
     "observer",
     "config",
     "error",
@@ -11,6 +11,7 @@ const ORDER: [&str; 32] = [
     "process",
     "machine",
     "counted",
+    "descriptor_store",
     "client_memory",
     "socket",
     "bases",

@@ -138,7 +138,7 @@ fn own_bytes(
     Ok(bytes)
 }
 
-/// Reads pages of images whose chunks are all in the cache, in turns.
+/// Reads pages of images whose chunks are all in the cache, alternately.
 fn compare(args: &Args, locations: [&str; 2], cache: &Path, out: &mut Output) -> anyhow::Result<()> {
     let mut bases = Vec::new();
     for location in locations {

@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// sockets, bases and standard streams.
 const OTHER_DESCRIPTORS: usize = 64;
 
-/// Raises the limit of open files as far as the system allows, for a server whose disks each have a
+/// Raises the limit of open files to what the system allows, for a server whose disks each have a
 /// socket.
 pub(crate) fn allow_most() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.run.is_some() {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     } else if !args.swap {
-        // Between the two processes, nobody would serve pages of swap that the system may need.
+        // Between the two processes, no server would serve pages of swap that the system may need.
         sockets = sockets.store(Arc::new(ManagersStore));
     }
     if let Some(directory) = &args.vhost_user {

@@ -58,7 +58,7 @@ pub(crate) fn address() -> io::Result<Option<SocketAddr>> {
 /// manager has its own timeout.
 pub(crate) fn notify(state: &str) {
     if let (Ok(Some(address)), Ok(socket)) = (address(), UnixDatagram::unbound()) {
-        // A manager that does not receive keeps nobody waiting for long.
+        // A manager that does not receive does not delay the server for long.
         let _ = socket.set_write_timeout(Some(PATIENCE));
         let _ = socket.send_to_addr(state.as_bytes(), &address);
     }

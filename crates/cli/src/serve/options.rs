@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_is_loopback_unless_told_otherwise() {
+    fn tcp_is_loopback_unless_an_address_is_given() {
         for (text, address) in [
             ("10809", "127.0.0.1:10809"),
             ("0.0.0.0:1", "0.0.0.0:1"),

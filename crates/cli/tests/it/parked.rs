@@ -292,7 +292,7 @@ fn a_server_in_a_directory_that_was_taken_over_leaves_its_disks() {
     ask(&["add", "more", "--size", "2M"]);
     next.stop();
     assert!(dir.join("control.sock").exists() && manager.names().len() > 3, "{:?}", manager.names());
-    // Nobody else gets the place.
+    // No other server gets the place.
     let mut other = pagefold();
     let other = other.arg("serve").args(place).output().expect("an end");
     assert!(String::from_utf8_lossy(&other.stderr).contains("already uses"));
@@ -509,7 +509,7 @@ fn disks_that_are_lost_are_not_replaced_by_empty_ones_unasked() {
     assert_eq!(manager.names(), [""; 0]);
 }
 
-/// Nobody continues with a state that another process has continued with.
+/// No process continues with a state that another process has continued with.
 #[test]
 fn a_state_that_was_taken_is_not_taken_again() {
     let manager = Manager::new();

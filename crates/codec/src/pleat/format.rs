@@ -244,7 +244,7 @@ pub(super) struct Step {
     pub(super) run: u16,
     pub(super) length: u16,
     pub(super) offset: u16,
-    /// Unused: makes a step a word, which is stored at once.
+    /// Unused: makes a step a word, which one instruction stores.
     pub(super) rest: u16,
 }
 

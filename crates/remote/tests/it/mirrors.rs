@@ -33,7 +33,7 @@ enum Fault {
     Whole,
     /// It sends other manifests.
     WrongManifests,
-    /// Nobody listens.
+    /// No server listens.
     Gone,
 }
 

@@ -16,7 +16,7 @@
 //!
 //! Names begin with [`Passed::STORED`] and the process that has stored them. If something fails, the server
 //! marks the state as taken before its clients go on, and the text says why: a process continues only with
-//! a state that is as new as what clients were told, and begins with empty disks only if nothing is stored.
+//! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
 
 use std::{
     fs::File,
@@ -54,7 +54,7 @@ const LOST: &str = "lost";
 /// The longest such text.
 const LOST_BYTES: u64 = 4096;
 
-/// The mode of a state that nobody has taken, and of one that was taken.
+/// The mode of a state that no process has taken, and of one that was taken.
 const FREE: Mode = Mode::from_raw_mode(0o600);
 const TAKEN: Mode = Mode::empty();
 
@@ -346,7 +346,7 @@ impl Left {
             }
         }
         let count = states.len();
-        // Nobody has served after a state was stored that is not marked.
+        // No server has served after a state was stored that is not marked.
         states.retain(|(_, file): &(String, OwnedFd)| {
             fstat(file).is_ok_and(|found| Mode::from_raw_mode(found.st_mode) & Mode::RWXU != TAKEN)
         });

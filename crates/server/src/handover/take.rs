@@ -142,7 +142,7 @@ struct Parts {
     program: String,
 }
 
-/// The record and the descriptors, as far as they have arrived.
+/// The record and the descriptors that have arrived.
 #[derive(Default)]
 struct Arrived {
     record: Option<Record>,
@@ -326,7 +326,7 @@ impl Incoming {
             Origin::Process { channel, process } => (channel, process),
             Origin::Store { store, state, names } => {
                 state.mark_taken().map_err(TakeOverError::Broken)?;
-                // Nobody continues with a marked state that is still there.
+                // No process continues with a marked state that is still there.
                 let _ = names.iter().try_for_each(|name| store.remove(name));
                 return Ok(());
             }

@@ -28,7 +28,7 @@
 //! a stream has the entries that others refer to.
 //!
 //! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): a round has what the
-//! disks had at some instant, as far as earlier rounds have not, and the rest of the stream has the
+//! disks had at some instant and earlier rounds have not written, and the rest of the stream has the
 //! disks, whose nodes name parts of all rounds. An entry, once written, stays what it is until the
 //! end: it may get other tables or become shared, but its page does not change (`precopy.rs`). So a
 //! reader takes an entry once, and a block of `more` only fills empty ones. What no disk has in the

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! round:   shadow ← each disk at some instant; write what the shadows have and no earlier round has
-//! finish:  nobody changes the disks: write what they have and no round has, and the disks
+//! finish:  no client changes the disks: write what they have and no round has, and the disks
 //! ```
 //!
 //! All shadows stay until the end (`shadows.rs`). So what a round has written keeps its number and
@@ -24,12 +24,12 @@ use super::{
 use crate::{core::Core, disk::Disk, pool::Pool};
 
 /// A stream of a pool that is written in several rounds while the disks are in use, and then ended
-/// while nobody changes them. [`Pool::import`] reads it like that of [`Pool::export`].
+/// while no client changes them. [`Pool::import`] reads it like that of [`Pool::export`].
 ///
 /// Until this is dropped, the pool keeps what was written: a page that a client replaces takes its
 /// memory once more. A client gets no [`Error::Full`](crate::Error::Full) because of that, and no
 /// [`Error::DiskFull`](crate::Error::DiskFull): it ends the stream instead, whose next call returns
-/// [`ExportError::Ended`]. At most 768 bytes for each 256 KiB that a disk has changed meanwhile stay
+/// [`ExportError::Ended`]. At most 768 bytes for each 256 KiB that a disk has changed since stay
 /// in use afterwards.
 ///
 /// ```
@@ -72,8 +72,8 @@ impl Precopy {
         Ok(Self { known: Known::new(&core), core, stream })
     }
 
-    /// Writes what each of the disks has at some instant during the call, as far as earlier rounds
-    /// have not written it. Returns the number of bytes written. The disks may be in use, and may be
+    /// Writes what each of the disks has at some instant during the call, of what earlier rounds
+    /// have not written. Returns the number of bytes written. The disks may be in use, and may be
     /// others than those of the round before.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Precopy {
     }
 
     /// Returns whether the stream has ended because the pool or a disk needed memory. That cannot happen
-    /// while nobody changes the disks.
+    /// while no client changes the disks.
     pub fn has_ended(&self) -> bool {
         !self.core.shadows.are_there(self.stream)
     }

@@ -227,7 +227,7 @@ impl Training {
     }
 
     /// Sets whether no tables are added or freed: the reader of a stream in rounds has those of its
-    /// begin, with their numbers. What is trained meanwhile is lost.
+    /// begin, with their numbers. Tables trained during that are lost.
     pub(crate) fn keep(&self, is_kept: bool) {
         lock(&self.sets).is_kept = is_kept;
     }

@@ -476,7 +476,7 @@ fn a_client_that_needs_the_memory_gets_it() {
     }
 }
 
-/// Objects of all rounds have the same tables, whatever is written meanwhile.
+/// Objects of all rounds have the same tables, whatever is written between them.
 #[test]
 fn no_tables_are_trained_while_rounds_are_written() {
     let config = PoolConfig::default().codec(by_name("fold-dict").expect("a codec"));
