@@ -6,7 +6,7 @@ pub(super) enum Isa {
     /// The features of the compiler's target.
     Portable,
     /// x86-64 with BMI1, BMI2, LZCNT, POPCNT and AVX2: shifts by a register that leave the flags
-    /// alone, bit counts without a special case for zero, bit deposit, 32 bytes at once.
+    /// alone, bit counts without a special case for zero, bit deposit, 32 bytes in one step.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// The same, with AVX-512 (F, BW, CD, VBMI, VBMI2) for literals, tokens, long matches, and all
