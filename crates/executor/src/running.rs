@@ -1,4 +1,4 @@
-//! Runs changes: in a transport's thread until they would wait, in a thread of the executor, or
+//! Runs changes: in a transport's thread until they would have to wait, in a thread of the executor, or
 //! set aside until there is room.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Change<&[u8]> {
-    /// Runs the part of the change that need not wait for storage or for room. A thread of the executor
+    /// Runs the change until it would have to wait for storage or for room. A thread of the executor
     /// does the rest; if there is none, or no memory for a copy of the payload, this thread does.
     pub fn start<C: Completion>(mut self, mut completion: C) {
         let attempt = self.attempt(completion.client().device().as_deref(), Storage::DoNotWait);

@@ -344,6 +344,25 @@ fn no_files_use_each_other_in_a_circle() {
     assert!(opened.is_empty(), "in no circle any more; remove them from `OPEN`: {opened:?}");
 }
 
+/// The folders of a crate depend in one direction too, where files of each are one thing.
+#[test]
+fn no_folders_of_the_store_use_each_other_in_a_circle() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/src");
+    let whole = |file: &Path| {
+        let first = file.strip_prefix(&sources).expect("a file of the crate").iter().next();
+        PathBuf::from(first.expect("a name"))
+    };
+    let mut uses = BTreeMap::<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>::new();
+    for (file, used) in Crate::of(&sources.join("lib.rs")).uses() {
+        for (other, names) in used.into_iter().filter(|(other, _)| whole(other) != whole(&file)) {
+            uses.entry(whole(&file)).or_default().entry(whole(&other)).or_default().extend(names);
+        }
+    }
+    assert!(uses.contains_key(Path::new("tree")), "{uses:?}");
+    let found = circles(&uses);
+    assert!(found.is_empty(), "{found:?}");
+}
+
 #[test]
 fn names_lead_to_the_files_that_define_them() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -201,7 +201,7 @@ impl Worker {
     }
 }
 
-/// Runs a change until it would wait. If it is long, another thread does all of it.
+/// Runs a change until it would have to wait. If it is long, another thread does all of it.
 fn begin_change(change: Change<&[u8]>, reply: Reply, is_long: bool) {
     if is_long {
         if let Err((change, reply)) = change.hand_on(reply) {
