@@ -100,7 +100,9 @@ for _ in 1 2; do
   wait $!
 done
 pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
-systemctl stop pagefold
+systemctl stop pagefold 2>/dev/null
+# Its sockets stop after it.
+while systemctl -q is-active pagefold.socket || systemctl -q is-active pagefold-control.socket; do sleep 0.05; done
 ls /run/pagefold/*.sock 2>/dev/null || echo no sockets
 [ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 0 ] && echo nothing stored
 systemctl start pagefold
