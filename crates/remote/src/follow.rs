@@ -57,15 +57,15 @@ pub(crate) fn start(
 /// stored later.
 fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) -> bool {
     let until = Instant::now() + SILENCE;
-    let ask = |access: &Box<dyn Access>| {
-        let reply = request(client, &**access, &Method::GET, &[], None, until).ok()?;
+    let ask = |access: &dyn Access| {
+        let reply = request(client, access, &Method::GET, &[], None, until).ok()?;
         if reply.status != StatusCode::OK {
             reply.finish();
             return None;
         }
         Some(reply)
     };
-    let Some(reply) = ways.iter().find_map(ask) else { return false };
+    let Some(reply) = ways.iter().find_map(|way| ask(&**way)) else { return false };
     let mut body = Body { body: reply.into_body(until) };
     let trace = match Trace::read(&mut body) {
         Ok(trace) => trace,
