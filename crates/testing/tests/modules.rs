@@ -28,6 +28,7 @@ const ORDER: [&str; 32] = [
     "address",
     "transport",
     "belongings",
+    "descriptor_store",
     "server",
     "handover",
     "manage",
