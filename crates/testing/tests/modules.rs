@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 32] = [
+const ORDER: [&str; 33] = [
     "observer",
     "config",
     "error",
