@@ -29,6 +29,7 @@ const ORDER: [&str; 33] = [
     "address",
     "transport",
     "belongings",
+    "descriptor_store",
     "server",
     "handover",
     "manage",
