@@ -4,9 +4,10 @@
 //! new process                                 running server
 //! connects to the control socket
 //! sends take-over with one end of a socket → checks what cannot be handed over; answers
+//!                   ←     most of the pool        while it serves
 //!                                             pauses: no command, then no request is in progress
 //!                         record, descriptors,
-//!                   ←     the pool as a stream
+//!                   ←     the rest of the pool
 //! makes all of it, but serves nobody
 //! READY             →
 //!                   ←     GO                  never serves anybody again; exits
