@@ -151,7 +151,7 @@ fn compare(args: &Args, locations: [&str; 2], cache: &Path, out: &mut Output) ->
         remote.blobs().iter().try_for_each(|blob| blob.fetch_all(&mut |_| {}))?;
         let clusters = ClusterCache::new(CACHE_BYTES);
         bases.push(Base::of(remote, Path::new(location), &BaseOptions::default(), &clusters, |line| {
-            eprintln!("{line}")
+            eprintln!("{line}");
         })?);
     }
     let pages = bases[0].size_bytes() / PAGE_SIZE as u64;
