@@ -25,6 +25,8 @@ use servers::{Setup, Subject};
 Every disk holds the same pages, like those of heaps, and is written once before it is measured. \
 fio sends the requests to files and devices (O_DIRECT; psync at depth 1, io_uring beyond); nbdcopy, a \
 process for each client, those over NBD with TLS, which are in order and of the whole disk; a client of pagefold's own, on rust-vmm's frontend, those to vhost-user-blk, a queue for each client. \
+As root, loop devices over a file in tmpfs and over a file of pagefold, \
+and the kernel's zram if /dev/zram0 is not set up. \
 Subjects take turns, for each round; a figure is the median of the rounds. The base is an image with \
 LZ4 in the page cache.")]
 pub(crate) struct Args {

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
+use pagefold_codec::PAGE_SIZE;
 use pagefold_kinds::synthetic::{self, KINDS};
 use pagefold_report::tool;
 use tempfile::TempDir;
@@ -20,7 +21,9 @@ use super::{
 };
 use crate::{
     client::Control,
+    loop_device::LoopDevice,
     server::{Server, qcow2_overlay},
+    subjects::Zram,
 };
 
 /// The name of a disk.
@@ -41,6 +44,12 @@ pub(super) enum Subject {
     QemuFile,
     /// The same over a qcow2 overlay.
     QemuFileOverlay,
+    /// A loop device over a raw file in tmpfs.
+    Loop,
+    /// A loop device over a file of pagefold.
+    LoopFile,
+    /// The kernel's zram with lz4.
+    KernelZram,
     /// A vhost-user-blk socket of pagefold.
     Ring,
     /// One of qemu-storage-daemon, over a raw file in tmpfs.
@@ -53,17 +62,34 @@ pub(super) enum Subject {
     NbdkitTls,
 }
 
-use Subject::{File as OwnFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls};
+use Subject::{
+    File as OwnFile, KernelZram, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring,
+    Tls,
+};
 
 impl Subject {
-    pub(super) const ALL: [Self; 8] =
-        [OwnFile, QemuFile, QemuFileOverlay, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
+    pub(super) const ALL: [Self; 11] = [
+        OwnFile,
+        QemuFile,
+        QemuFileOverlay,
+        Loop,
+        LoopFile,
+        KernelZram,
+        Ring,
+        QemuRing,
+        QemuRingOverlay,
+        Tls,
+        NbdkitTls,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             OwnFile => "file",
             QemuFile => "qemu-file",
             QemuFileOverlay => "qemu-file-overlay",
+            Loop => "loop-tmpfs",
+            LoopFile => "loop-file",
+            KernelZram => "zram-lz4",
             Ring => "vhost-user",
             QemuRing => "qemu-vhost-user",
             QemuRingOverlay => "qemu-vhost-user-overlay",
@@ -90,10 +116,17 @@ enum Way {
     Tls { socket: PathBuf, export: &'static str },
 }
 
+/// What serves a disk. It ends on drop, a device before the server that it uses.
+enum Source {
+    Server(Server),
+    Loop { _device: LoopDevice, _server: Option<Server> },
+    Zram { _device: Zram },
+}
+
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    server: Server,
+    source: Source,
     folder: TempDir,
 }
 
@@ -185,38 +218,51 @@ impl Setup {
             let export = format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on,num-queues=2");
             anyhow::Ok((Way::Socket(at), daemon(overlay, &export)?))
         };
-        let (way, server) = match subject {
-            OwnFile => {
-                let files = shown("files");
-                let server = self.own(&["--files", &text(&files)])?;
-                let at = files.join(NAME);
-                wait_for(&at)?;
-                (Way::Path(at), server)
+        let own_file = || {
+            let files = shown("files");
+            let server = self.own(&["--files", &text(&files)])?;
+            let at = files.join(NAME);
+            wait_for(&at)?;
+            anyhow::Ok((at, server))
+        };
+        let over = |file: &Path, server| {
+            let device = LoopDevice::new(file)?;
+            anyhow::Ok((Way::Path(device.path()), Source::Loop { _device: device, _server: server }))
+        };
+        let by_server = |(way, server)| (way, Source::Server(server));
+        let (way, source) = match subject {
+            OwnFile => own_file().map(|(at, server)| (Way::Path(at), Source::Server(server)))?,
+            Loop => over(&self.raw()?, None)?,
+            LoopFile => own_file().and_then(|(at, server)| over(&at, Some(server)))?,
+            KernelZram => {
+                Zram::check_unused()?;
+                let device = Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)?;
+                (Way::Path(Zram::PATH.into()), Source::Zram { _device: device })
             }
-            QemuFile => fuse(false)?,
-            QemuFileOverlay => fuse(true)?,
+            QemuFile => by_server(fuse(false)?),
+            QemuFileOverlay => by_server(fuse(true)?),
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
                 let at = sockets.join("disk.sock");
                 wait_for(&at)?;
-                (Way::Socket(at), server)
+                by_server((Way::Socket(at), server))
             }
-            QemuRing => ring(false)?,
-            QemuRingOverlay => ring(true)?,
+            QemuRing => by_server(ring(false)?),
+            QemuRingOverlay => by_server(ring(true)?),
             Tls => {
                 let server = self.own(&["--tls", "require", "--tls-certificates", &text(self.certificates()?)])?;
-                (Way::Tls { socket: server.socket(), export: NAME }, server)
+                by_server((Way::Tls { socket: server.socket(), export: NAME }, server))
             }
             NbdkitTls => {
                 let certificates = format!("--tls-certificates={}", text(self.certificates()?));
                 let size = format!("size={}", self.size_bytes());
                 let args = ["--tls=require", &certificates, "memory", &size, "allocator=malloc"];
                 let server = Server::nbdkit(&tool::find("nbdkit")?, &args, self.tmpfs.path())?;
-                (Way::Tls { socket: server.socket(), export: "" }, server)
+                by_server((Way::Tls { socket: server.socket(), export: "" }, server))
             }
         };
-        let disk = Disk { way, server, folder };
+        let disk = Disk { way, source, folder };
         disk.fill(self)?;
         Ok(disk)
     }
@@ -242,7 +288,8 @@ impl Disk {
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
-        Control::connect(&self.server.folder().join("control.sock"))
+        let Source::Server(server) = &self.source else { bail!("a device of the kernel has no control socket") };
+        Control::connect(&server.folder().join("control.sock"))
     }
 
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {
