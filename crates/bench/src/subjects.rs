@@ -121,9 +121,6 @@ impl Zram {
     }
 
     /// Checks that the disk has no contents that [`new`](Self::new) would lose.
-    ///
-    /// # Errors
-    /// It is set up, or the kernel has no zram.
     pub(crate) fn check_unused() -> anyhow::Result<()> {
         let size = fs::read_to_string(format!("{ZRAM}/disksize")).context("this kernel has no zram0")?;
         ensure!(size.trim() == "0", "zram0 is set up: `zramctl --reset {}` discards its contents", Self::PATH);

@@ -1,6 +1,7 @@
 //! The servers to measure, and what they serve.
 
 use std::{
+    any::Any,
     fs::{self, File},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_kinds::synthetic::{self, KINDS};
 use pagefold_report::tool;
@@ -67,37 +68,20 @@ use Subject::{
     Tls,
 };
 
-impl Subject {
-    pub(super) const ALL: [Self; 11] = [
-        OwnFile,
-        QemuFile,
-        QemuFileOverlay,
-        Loop,
-        LoopFile,
-        KernelZram,
-        Ring,
-        QemuRing,
-        QemuRingOverlay,
-        Tls,
-        NbdkitTls,
-    ];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            OwnFile => "file",
-            QemuFile => "qemu-file",
-            QemuFileOverlay => "qemu-file-overlay",
-            Loop => "loop-tmpfs",
-            LoopFile => "loop-file",
-            KernelZram => "zram-lz4",
-            Ring => "vhost-user",
-            QemuRing => "qemu-vhost-user",
-            QemuRingOverlay => "qemu-vhost-user-overlay",
-            Tls => "tls",
-            NbdkitTls => "nbdkit-tls",
-        }
-    }
-}
+/// All of them, by name.
+pub(super) const SUBJECTS: [(&str, Subject); 11] = [
+    ("file", OwnFile),
+    ("qemu-file", QemuFile),
+    ("qemu-file-overlay", QemuFileOverlay),
+    ("loop-tmpfs", Loop),
+    ("loop-file", LoopFile),
+    ("zram-lz4", KernelZram),
+    ("vhost-user", Ring),
+    ("qemu-vhost-user", QemuRing),
+    ("qemu-vhost-user-overlay", QemuRingOverlay),
+    ("tls", Tls),
+    ("nbdkit-tls", NbdkitTls),
+];
 
 /// What all subjects have in common.
 pub(super) struct Setup {
@@ -116,17 +100,12 @@ enum Way {
     Tls { socket: PathBuf, export: &'static str },
 }
 
-/// What serves a disk. It ends on drop, a device before the server that it uses.
-enum Source {
-    Server(Server),
-    Loop { _device: LoopDevice, _server: Option<Server> },
-    Zram { _device: Zram },
-}
-
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    source: Source,
+    /// Of the kernel, if it is one. Before the server, which it may use.
+    _device: Option<Box<dyn Any>>,
+    server: Option<Server>,
     folder: TempDir,
 }
 
@@ -210,59 +189,61 @@ impl Setup {
             let at = shown(NAME);
             File::create(&at)?;
             let export = format!("type=fuse,id=export,node-name=disk,mountpoint={},writable=on", text(&at));
-            anyhow::Ok((Way::Path(at), daemon(overlay, &export)?))
+            anyhow::Ok((Way::Path(at), Some(daemon(overlay, &export)?)))
         };
         let ring = |overlay| {
             let at = shown("disk.sock");
             let address = format!("addr.type=unix,addr.path={}", text(&at));
             let export = format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on,num-queues=2");
-            anyhow::Ok((Way::Socket(at), daemon(overlay, &export)?))
+            anyhow::Ok((Way::Socket(at), Some(daemon(overlay, &export)?)))
         };
         let own_file = || {
             let files = shown("files");
             let server = self.own(&["--files", &text(&files)])?;
             let at = files.join(NAME);
             wait_for(&at)?;
-            anyhow::Ok((at, server))
+            anyhow::Ok((at, Some(server)))
         };
-        let over = |file: &Path, server| {
-            let device = LoopDevice::new(file)?;
-            anyhow::Ok((Way::Path(device.path()), Source::Loop { _device: device, _server: server }))
+        let mut device: Option<Box<dyn Any>> = None;
+        let mut over = |file: &Path| {
+            let made = LoopDevice::new(file)?;
+            let path = made.path();
+            device = Some(Box::new(made));
+            anyhow::Ok(Way::Path(path))
         };
-        let by_server = |(way, server)| (way, Source::Server(server));
-        let (way, source) = match subject {
-            OwnFile => own_file().map(|(at, server)| (Way::Path(at), Source::Server(server)))?,
-            Loop => over(&self.raw()?, None)?,
-            LoopFile => own_file().and_then(|(at, server)| over(&at, Some(server)))?,
+        let (way, server) = match subject {
+            OwnFile => own_file().map(|(at, server)| (Way::Path(at), server))?,
+            Loop => (over(&self.raw()?)?, None),
+            LoopFile => own_file().and_then(|(at, server)| Ok((over(&at)?, server)))?,
             KernelZram => {
                 Zram::check_unused()?;
-                let device = Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)?;
-                (Way::Path(Zram::PATH.into()), Source::Zram { _device: device })
+                device = Some(Box::new(Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)?));
+                (Way::Path(Zram::PATH.into()), None)
             }
-            QemuFile => by_server(fuse(false)?),
-            QemuFileOverlay => by_server(fuse(true)?),
+            QemuFile => fuse(false)?,
+            QemuFileOverlay => fuse(true)?,
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
                 let at = sockets.join("disk.sock");
                 wait_for(&at)?;
-                by_server((Way::Socket(at), server))
+                (Way::Socket(at), Some(server))
             }
-            QemuRing => by_server(ring(false)?),
-            QemuRingOverlay => by_server(ring(true)?),
+            QemuRing => ring(false)?,
+            QemuRingOverlay => ring(true)?,
             Tls => {
                 let server = self.own(&["--tls", "require", "--tls-certificates", &text(self.certificates()?)])?;
-                by_server((Way::Tls { socket: server.socket(), export: NAME }, server))
+                (Way::Tls { socket: server.socket(), export: NAME }, Some(server))
             }
             NbdkitTls => {
                 let certificates = format!("--tls-certificates={}", text(self.certificates()?));
                 let size = format!("size={}", self.size_bytes());
                 let args = ["--tls=require", &certificates, "memory", &size, "allocator=malloc"];
                 let server = Server::nbdkit(&tool::find("nbdkit")?, &args, self.tmpfs.path())?;
-                by_server((Way::Tls { socket: server.socket(), export: "" }, server))
+                (Way::Tls { socket: server.socket(), export: "" }, Some(server))
             }
         };
-        let disk = Disk { way, source, folder };
+        let disk = Disk { way, _device: device, server, folder };
         disk.fill(self)?;
         Ok(disk)
     }
@@ -288,7 +269,7 @@ impl Disk {
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
-        let Source::Server(server) = &self.source else { bail!("a device of the kernel has no control socket") };
+        let server = self.server.as_ref().context("no server")?;
         Control::connect(&server.folder().join("control.sock"))
     }
 
