@@ -225,9 +225,7 @@ impl Setup {
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
-                let at = sockets.join("disk.sock");
-                wait_for(&at)?;
-                (Way::Socket(at), Some(server))
+                (Way::Socket(sockets.join("disk.sock")), Some(server))
             }
             QemuRing => ring(false)?,
             QemuRingOverlay => ring(true)?,
@@ -276,13 +274,14 @@ impl Disk {
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {
         match &self.way {
             Way::Path(path) => {
+                wait_for(path)?;
                 let file = File::options().write(true).open(path).with_context(|| path.display().to_string())?;
                 for (part, at) in setup.content.chunks(LONG_BYTES).zip((0..).step_by(LONG_BYTES)) {
                     file.write_all_at(part, at)?;
                 }
                 Ok(file.sync_all()?)
             }
-            Way::Socket(socket) => rings::fill(socket, &setup.content),
+            Way::Socket(socket) => wait_for(socket).and_then(|()| rings::fill(socket, &setup.content)),
             Way::Tls { socket, export } => secure::fill(&setup.tls(socket, export)?),
         }
     }
@@ -297,10 +296,10 @@ impl Disk {
     }
 }
 
-/// Waits until a transport has made a file.
+/// Waits until a transport has made a file or a socket. A file that is mounted over is empty.
 fn wait_for(path: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
-    while !path.exists() {
+    while !fs::metadata(path).is_ok_and(|found| !found.is_file() || found.len() > 0) {
         ensure!(start.elapsed().as_secs() < 10, "{} does not appear", path.display());
         thread::sleep(Duration::from_millis(1));
     }
