@@ -10,6 +10,7 @@ mod fork;
 mod image;
 mod load;
 mod locks;
+mod loop_device;
 mod machine;
 mod memory;
 mod nbd;

@@ -108,14 +108,23 @@ pub(crate) struct Zram {
 }
 
 impl Zram {
+    pub(crate) const PATH: &str = "/dev/zram0";
+
     /// Sets up `/dev/zram0` with `algorithm` and room for `slots` pages. Its contents are lost.
     pub(crate) fn new(algorithm: &str, slots: u64) -> anyhow::Result<Self> {
         set("reset", "1").context("cannot reset zram0 (root only, and only while it is unused)")?;
         set("comp_algorithm", algorithm)?;
         set("disksize", &(slots * PAGE_SIZE as u64).to_string())?;
         let direct = OFlags::DIRECT.bits() as i32;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open("/dev/zram0")?;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(Self::PATH)?;
         Ok(Self { file })
+    }
+
+    /// Checks that the disk has no contents that [`new`](Self::new) would lose.
+    pub(crate) fn check_unused() -> anyhow::Result<()> {
+        let size = fs::read_to_string(format!("{ZRAM}/disksize")).context("this kernel has no zram0")?;
+        ensure!(size.trim() == "0", "zram0 is set up: `zramctl --reset {}` discards its contents", Self::PATH);
+        Ok(())
     }
 
     /// Discards the slot's page.

@@ -24,6 +24,7 @@ mod published;
 mod ratio;
 mod record;
 mod run;
+pub mod sizes;
 mod targets;
 pub mod tool;
 mod words;

@@ -13,21 +13,21 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use pagefold_attach::loop_device;
 use pagefold_report::tool;
 use tempfile::TempDir;
 
-use crate::{nbdfuse::DiskFile, server::Server};
+use crate::{loop_device::LoopDevice, nbdfuse::DiskFile, server::Server};
 
 /// What the guest runs.
 const PROGRAM: [&str; 3] = ["/usr/bin/python3", "-c", "print('ready')"];
 
 /// A mounted disk, given back on drop.
 pub(super) struct Guest {
-    device: Option<u32>,
     root: TempDir,
     is_mounted: bool,
     /// After the mount, which uses it.
+    device: LoopDevice,
+    /// After the device, which uses it.
     _disk: DiskFile,
 }
 
@@ -43,11 +43,10 @@ impl Guest {
     /// Mounts the ext4 file system of an export.
     pub(super) fn start(uri: &str) -> anyhow::Result<Self> {
         let disk = DiskFile::new(uri)?;
-        let number = loop_device::attach(&disk.path(), false, None).context("no loop device")?;
-        let mut guest = Self { device: None, root: TempDir::new()?, is_mounted: false, _disk: disk };
-        guest.device = Some(number);
+        let device = LoopDevice::new(&disk.path())?;
+        let mut guest = Self { root: TempDir::new()?, is_mounted: false, device, _disk: disk };
         let mut mount = Command::new("mount");
-        mount.args(["-t", "ext4"]).arg(loop_device::path(number)).arg(guest.root.path());
+        mount.args(["-t", "ext4"]).arg(guest.device.path()).arg(guest.root.path());
         tool::run(&mut mount)?;
         guest.is_mounted = true;
         Ok(guest)
@@ -88,10 +87,6 @@ impl Drop for Guest {
         // What a program of the guest or of this machine still looks at is busy for a moment.
         if self.is_mounted {
             (0..100).any(|_| succeeds(Command::new("umount").arg(self.root.path())) || pause());
-        }
-        if let Some(number) = self.device {
-            // It goes with the machine at the latest.
-            let _ = loop_device::detach(number);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use pagefold_report::tool;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -34,13 +34,15 @@ pub(super) enum Subject {
     NbdkitCurl,
     /// qemu's driver for web servers, with a compressed qcow2 image.
     QemuHttp,
+    /// `mount.erofs` of erofs-utils.
+    MountErofs,
     /// `skopeo copy`, and then a fork of the local image.
     SkopeoCopy,
 }
 
 impl Subject {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Registry, Self::Traced, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::SkopeoCopy];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Registry, Self::Traced, Self::S3, Self::NbdkitCurl, Self::QemuHttp, Self::MountErofs, Self::SkopeoCopy];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -49,6 +51,7 @@ impl Subject {
             Self::S3 => "pagefold-s3",
             Self::NbdkitCurl => "nbdkit-curl",
             Self::QemuHttp => "qemu-http",
+            Self::MountErofs => "mount.erofs",
             Self::SkopeoCopy => "skopeo-copy",
         }
     }
@@ -159,6 +162,7 @@ impl<'a> Away<'a> {
             Subject::Registry | Subject::Traced | Subject::S3 => self.own(subject, cache, &[FORK]),
             Subject::NbdkitCurl => self.nbdkit(),
             Subject::QemuHttp => self.qemu(),
+            Subject::MountErofs => tool::find("mount.erofs").and_then(|_| bail!("it mounts trees of files, not disks")),
             Subject::SkopeoCopy => self.copied(),
         }
     }

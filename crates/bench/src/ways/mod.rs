@@ -17,7 +17,7 @@ use pagefold_report::{Output, Rounds, median};
 
 use crate::server::pagefold;
 
-use servers::{Setup, Subject};
+use servers::{SUBJECTS, Setup, Subject};
 
 /// Options of `pagefold-bench ways`.
 #[derive(clap::Args)]
@@ -25,6 +25,8 @@ use servers::{Setup, Subject};
 Every disk holds the same pages, like those of heaps, and is written once before it is measured. \
 fio sends the requests to files and devices (O_DIRECT; psync at depth 1, io_uring beyond); nbdcopy, a \
 process for each client, those over NBD with TLS, which are in order and of the whole disk; a client of pagefold's own, on rust-vmm's frontend, those to vhost-user-blk, a queue for each client. \
+As root, loop devices over a file in tmpfs and over a file of pagefold, \
+and the kernel's zram if /dev/zram0 is not set up. \
 Subjects take turns, for each round; a figure is the median of the rounds. The base is an image with \
 LZ4 in the page cache.")]
 pub(crate) struct Args {
@@ -109,42 +111,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let is_wanted = |name: &str| name.contains(&args.only);
 
     let mut running = Vec::new();
-    for subject in Subject::ALL.into_iter().filter(|subject| is_wanted(subject.name())) {
+    for (name, subject) in SUBJECTS.into_iter().filter(|(name, _)| is_wanted(name)) {
         match setup.start(subject) {
-            Ok(disk) => running.push((subject, disk)),
-            Err(error) => out.skip(subject.name(), error),
+            Ok(disk) => running.push((name, disk)),
+            Err(error) => out.skip(name, error),
         }
     }
     for round in 0..args.rounds {
         for case in Case::all() {
-            for (subject, disk) in &running {
+            for (name, disk) in &running {
                 match disk.run(&setup, case, times, round as u64) {
                     Ok(Measured { rate, p99_us }) => {
-                        out.put_of(subject.name(), &case.name(), "rate", rate, "requests/s");
-                        out.put_of(subject.name(), &case.name(), "p99", p99_us, "us");
+                        out.put_of(name, &case.name(), "rate", rate, "requests/s");
+                        out.put_of(name, &case.name(), "p99", p99_us, "us");
                     }
-                    Err(error) => out.skip(&format!("{}/{}", subject.name(), case.name()), error),
+                    Err(error) => out.skip(&format!("{name}/{}", case.name()), error),
                 }
             }
         }
     }
     drop(running);
     if is_wanted("file") {
-        first_byte(&setup, args.rounds, &mut out)?;
-        base(&setup, &mut out)?;
+        let done = first_byte(&setup, args.rounds, &mut out);
+        done.unwrap_or_else(|error| out.skip("first-byte/file", error));
+        let done = base(&setup, &mut out);
+        done.unwrap_or_else(|error| out.skip("base/file", error));
     }
     Ok(())
 }
 
 /// Measures the time from the command to fork a disk to the first byte of the fork's file.
 fn first_byte(setup: &Setup, rounds: usize, out: &mut Output) -> anyhow::Result<()> {
-    let disk = match setup.start(Subject::File) {
-        Ok(disk) => disk,
-        Err(error) => {
-            out.skip("first-byte/file", error);
-            return Ok(());
-        }
-    };
+    let disk = setup.start(Subject::File)?;
     let mut control = disk.control()?;
     let mut times_ms = Vec::new();
     for number in 0..rounds * 20 {
@@ -160,13 +158,7 @@ fn first_byte(setup: &Setup, rounds: usize, out: &mut Output) -> anyhow::Result<
 
 /// Measures the file of a base: reads that find nothing in memory, and reads in order.
 fn base(setup: &Setup, out: &mut Output) -> anyhow::Result<()> {
-    let served = match setup.start_base() {
-        Ok(served) => served,
-        Err(error) => {
-            out.skip("base/file", error);
-            return Ok(());
-        }
-    };
+    let served = setup.start_base()?;
     let touches = files::first_touches(&served.path)?;
     out.put("base/file", "first touch, p50", touches.at(0.5) / 1e3, "us");
     out.put("base/file", "first touch, p99", touches.at(0.99) / 1e3, "us");

@@ -1,6 +1,7 @@
 //! The servers to measure, and what they serve.
 
 use std::{
+    any::Any,
     fs::{self, File},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -10,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use pagefold_codec::PAGE_SIZE;
 use pagefold_kinds::synthetic::{self, KINDS};
 use pagefold_report::tool;
 use tempfile::TempDir;
@@ -20,7 +22,9 @@ use super::{
 };
 use crate::{
     client::Control,
+    loop_device::LoopDevice,
     server::{Server, qcow2_overlay},
+    subjects::Zram,
 };
 
 /// The name of a disk.
@@ -41,6 +45,12 @@ pub(super) enum Subject {
     QemuFile,
     /// The same over a qcow2 overlay.
     QemuFileOverlay,
+    /// A loop device over a raw file in tmpfs.
+    Loop,
+    /// A loop device over a file of pagefold.
+    LoopFile,
+    /// The kernel's zram with lz4.
+    KernelZram,
     /// A vhost-user-blk socket of pagefold.
     Ring,
     /// One of qemu-storage-daemon, over a raw file in tmpfs.
@@ -53,25 +63,25 @@ pub(super) enum Subject {
     NbdkitTls,
 }
 
-use Subject::{File as OwnFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring, Tls};
+use Subject::{
+    File as OwnFile, KernelZram, Loop, LoopFile, NbdkitTls, QemuFile, QemuFileOverlay, QemuRing, QemuRingOverlay, Ring,
+    Tls,
+};
 
-impl Subject {
-    pub(super) const ALL: [Self; 8] =
-        [OwnFile, QemuFile, QemuFileOverlay, Ring, QemuRing, QemuRingOverlay, Tls, NbdkitTls];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            OwnFile => "file",
-            QemuFile => "qemu-file",
-            QemuFileOverlay => "qemu-file-overlay",
-            Ring => "vhost-user",
-            QemuRing => "qemu-vhost-user",
-            QemuRingOverlay => "qemu-vhost-user-overlay",
-            Tls => "tls",
-            NbdkitTls => "nbdkit-tls",
-        }
-    }
-}
+/// All of them, by name.
+pub(super) const SUBJECTS: [(&str, Subject); 11] = [
+    ("file", OwnFile),
+    ("qemu-file", QemuFile),
+    ("qemu-file-overlay", QemuFileOverlay),
+    ("loop-tmpfs", Loop),
+    ("loop-file", LoopFile),
+    ("zram-lz4", KernelZram),
+    ("vhost-user", Ring),
+    ("qemu-vhost-user", QemuRing),
+    ("qemu-vhost-user-overlay", QemuRingOverlay),
+    ("tls", Tls),
+    ("nbdkit-tls", NbdkitTls),
+];
 
 /// What all subjects have in common.
 pub(super) struct Setup {
@@ -93,7 +103,9 @@ enum Way {
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    server: Server,
+    /// Of the kernel, if it is one. Before the server, which it may use.
+    _device: Option<Box<dyn Any>>,
+    server: Option<Server>,
     folder: TempDir,
 }
 
@@ -177,46 +189,59 @@ impl Setup {
             let at = shown(NAME);
             File::create(&at)?;
             let export = format!("type=fuse,id=export,node-name=disk,mountpoint={},writable=on", text(&at));
-            anyhow::Ok((Way::Path(at), daemon(overlay, &export)?))
+            anyhow::Ok((Way::Path(at), Some(daemon(overlay, &export)?)))
         };
         let ring = |overlay| {
             let at = shown("disk.sock");
             let address = format!("addr.type=unix,addr.path={}", text(&at));
             let export = format!("type=vhost-user-blk,id=export,node-name=disk,{address},writable=on,num-queues=2");
-            anyhow::Ok((Way::Socket(at), daemon(overlay, &export)?))
+            anyhow::Ok((Way::Socket(at), Some(daemon(overlay, &export)?)))
+        };
+        let own_file = || {
+            let files = shown("files");
+            let server = self.own(&["--files", &text(&files)])?;
+            let at = files.join(NAME);
+            wait_for(&at)?;
+            anyhow::Ok((at, Some(server)))
+        };
+        let mut device: Option<Box<dyn Any>> = None;
+        let mut over = |file: &Path| {
+            let made = LoopDevice::new(file)?;
+            let path = made.path();
+            device = Some(Box::new(made));
+            anyhow::Ok(Way::Path(path))
         };
         let (way, server) = match subject {
-            OwnFile => {
-                let files = shown("files");
-                let server = self.own(&["--files", &text(&files)])?;
-                let at = files.join(NAME);
-                wait_for(&at)?;
-                (Way::Path(at), server)
+            OwnFile => own_file().map(|(at, server)| (Way::Path(at), server))?,
+            Loop => (over(&self.raw()?)?, None),
+            LoopFile => own_file().and_then(|(at, server)| Ok((over(&at)?, server)))?,
+            KernelZram => {
+                Zram::check_unused()?;
+                device = Some(Box::new(Zram::new("lz4", self.size_bytes() / PAGE_SIZE as u64)?));
+                (Way::Path(Zram::PATH.into()), None)
             }
             QemuFile => fuse(false)?,
             QemuFileOverlay => fuse(true)?,
             Ring => {
                 let sockets = shown("sockets");
                 let server = self.own(&["--vhost-user", &text(&sockets)])?;
-                let at = sockets.join("disk.sock");
-                wait_for(&at)?;
-                (Way::Socket(at), server)
+                (Way::Socket(sockets.join("disk.sock")), Some(server))
             }
             QemuRing => ring(false)?,
             QemuRingOverlay => ring(true)?,
             Tls => {
                 let server = self.own(&["--tls", "require", "--tls-certificates", &text(self.certificates()?)])?;
-                (Way::Tls { socket: server.socket(), export: NAME }, server)
+                (Way::Tls { socket: server.socket(), export: NAME }, Some(server))
             }
             NbdkitTls => {
                 let certificates = format!("--tls-certificates={}", text(self.certificates()?));
                 let size = format!("size={}", self.size_bytes());
                 let args = ["--tls=require", &certificates, "memory", &size, "allocator=malloc"];
                 let server = Server::nbdkit(&tool::find("nbdkit")?, &args, self.tmpfs.path())?;
-                (Way::Tls { socket: server.socket(), export: "" }, server)
+                (Way::Tls { socket: server.socket(), export: "" }, Some(server))
             }
         };
-        let disk = Disk { way, server, folder };
+        let disk = Disk { way, _device: device, server, folder };
         disk.fill(self)?;
         Ok(disk)
     }
@@ -242,19 +267,21 @@ impl Disk {
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
-        Control::connect(&self.server.folder().join("control.sock"))
+        let server = self.server.as_ref().context("no server")?;
+        Control::connect(&server.folder().join("control.sock"))
     }
 
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {
         match &self.way {
             Way::Path(path) => {
+                wait_for(path)?;
                 let file = File::options().write(true).open(path).with_context(|| path.display().to_string())?;
                 for (part, at) in setup.content.chunks(LONG_BYTES).zip((0..).step_by(LONG_BYTES)) {
                     file.write_all_at(part, at)?;
                 }
                 Ok(file.sync_all()?)
             }
-            Way::Socket(socket) => rings::fill(socket, &setup.content),
+            Way::Socket(socket) => wait_for(socket).and_then(|()| rings::fill(socket, &setup.content)),
             Way::Tls { socket, export } => secure::fill(&setup.tls(socket, export)?),
         }
     }
@@ -269,10 +296,10 @@ impl Disk {
     }
 }
 
-/// Waits until a transport has made a file.
+/// Waits until a transport has made a file or a socket. A file that is mounted over is empty.
 fn wait_for(path: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
-    while !path.exists() {
+    while !fs::metadata(path).is_ok_and(|found| !found.is_file() || found.len() > 0) {
         ensure!(start.elapsed().as_secs() < 10, "{} does not appear", path.display());
         thread::sleep(Duration::from_millis(1));
     }
