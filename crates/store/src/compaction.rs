@@ -172,6 +172,9 @@ impl Core {
             self.compact(Instant::now().checked_add(RECLAIM_TIME));
             done = attempt();
         }
+        if done.as_ref().is_err_and(|error| *error == Full.into()) && self.without_shadows() {
+            done = attempt();
+        }
         done
     }
 }

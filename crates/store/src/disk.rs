@@ -230,7 +230,7 @@ impl Disk {
             return self.clear_now(slots, most);
         }
         match self.core.reclaiming(|| self.clear_now(slots.clone(), most)) {
-            Err(Error::DiskFull) if self.core.end_shadows() => self.clear_now(slots, most),
+            Err(Error::DiskFull) if self.core.without_shadows() => self.clear_now(slots, most),
             done => done,
         }
     }
@@ -715,7 +715,7 @@ impl Disk {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
             // What shadows keep counts against the disk's own limit.
-            Err(Error::DiskFull) if !self.clean && self.core.end_shadows() => attempt(),
+            Err(Error::DiskFull) if !self.clean && self.core.without_shadows() => attempt(),
             done => done,
         }
     }
@@ -740,7 +740,7 @@ impl Disk {
         }
         if let Err(Error::Full) = done
             && !self.clean
-            && core.end_shadows()
+            && core.without_shadows()
         {
             done = attempt();
         }

@@ -39,7 +39,7 @@ fn when_all_connections_are_in_use_disks_are_saved_compared_and_managed() {
     third.send(READ, 0, &[], 4096);
     assert!(third.reply(READ, 4096));
     let (_, messages) = server.end(Signal::TERM);
-    assert!(messages.contains("3 connections"), "{messages}");
+    assert!(messages.contains("set the maximum number of connections to 3"), "{messages}");
 }
 
 #[test]

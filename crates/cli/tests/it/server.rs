@@ -59,6 +59,10 @@ impl Server {
         let mut server = Self { child, folder };
         let control = control.unwrap_or_else(|| server.control());
         connects(&control, &mut server.child);
+        if args.contains(&"--files") {
+            // It answers once the files are mounted; before, the directory is an ordinary one.
+            run(&mut server.ask(&["disks"]));
+        }
         server
     }
 

@@ -114,8 +114,10 @@ pub(crate) fn restore(
     let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
     let left = Left::find(stored).inspect_err(|error| {
         if matches!(error, TakeOverError::Lost(_)) {
-            // The next process may begin with empty disks.
-            let _ = names.iter().try_for_each(|name| store.remove(name));
+            // The next process may begin with empty disks. This one ends now, and a manager need not
+            // read messages of a process that has ended.
+            names.iter().for_each(|name| drop(store.remove(name)));
+            let _ = store.settle();
         }
     })?;
     let (state, record) = State::read(left.state)?;

@@ -35,28 +35,36 @@ impl Core {
     /// Ends the stream that needs shadows, and frees what only they have. Returns false if there is
     /// none. The caller must not hold a stream, an entry or a lock of the pool.
     pub(crate) fn end_shadows(self: &Arc<Self>) -> bool {
-        let Some(trees) = self.drop_shadows() else { return false };
-        trees.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));
-        while self.has_freed() {}
-        true
+        let have_ended = self.drop_shadows(None);
+        while have_ended && self.has_freed() {}
+        have_ended
     }
 
-    /// Does the same for the stream of this number; what only its shadows have is freed in the
-    /// background.
+    /// Returns whether an attempt that has failed for lack of room may succeed now, because shadows have
+    /// ended: by this call, or by another thread at any time.
+    pub(crate) fn without_shadows(self: &Arc<Self>) -> bool {
+        let have_ended = self.drop_shadows(None) || self.shadows.stream() > 0;
+        while have_ended && self.has_freed() {}
+        have_ended
+    }
+
+    /// Ends the stream of this number; what only its shadows have is freed in the background.
     pub(crate) fn end_shadows_of(self: &Arc<Self>, stream: u64) {
-        if self.shadows.are_there(stream)
-            && let Some(trees) = self.drop_shadows()
-        {
-            trees.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));
-        }
+        self.drop_shadows(Some(stream));
     }
 
-    fn drop_shadows(&self) -> Option<Vec<Tree>> {
+    /// Drops the shadows, of this stream if one is given. Returns whether there were any. Other threads
+    /// find none only when what these had can be [freed](Self::has_freed).
+    fn drop_shadows(self: &Arc<Self>, stream: Option<u64>) -> bool {
         let mut trees = self.shadows.trees();
-        let taken = trees.take()?;
+        if stream.is_some_and(|stream| !self.shadows.are_there(stream)) {
+            return false;
+        }
+        let Some(taken) = trees.take() else { return false };
         // Before anything is freed: see `are_there`.
         self.shadows.end();
         self.training.iter().for_each(|training: &Training| training.keep(false));
-        Some(taken)
+        taken.into_iter().for_each(|tree| self.leave_later(tree.end(self.parts())));
+        true
     }
 }
