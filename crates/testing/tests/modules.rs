@@ -29,7 +29,6 @@ const ORDER: [&str; 33] = [
     "address",
     "transport",
     "belongings",
-    "descriptor_store",
     "server",
     "handover",
     "manage",
