@@ -29,6 +29,13 @@ pub struct Passed {
     stored: Vec<(String, OwnedFd)>,
 }
 
+/// Returns whether a name is that of a stored descriptor, `pagefold-PROCESS-WHAT`, and not that of a
+/// socket unit, which systemd passes unless the unit has another.
+fn is_stored(name: &str) -> bool {
+    let rest = name.strip_prefix(Passed::STORED).and_then(|rest| rest.split_once('-'));
+    rest.is_some_and(|(process, _)| !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 impl Passed {
     /// How the names of descriptors begin that an earlier process of the service has stored.
     pub const STORED: &str = "pagefold-";
@@ -53,7 +60,7 @@ impl Passed {
         for index in 0..passed.len() {
             let name = names.next().unwrap_or_default().to_owned();
             let failed = |source| Error::Activation { index, source };
-            if name.starts_with(Self::STORED) {
+            if is_stored(&name) {
                 all.stored.push((name, take_stored(&mut passed, index).map_err(failed)?));
             } else {
                 all.sockets.push((name, take(&mut passed, index).map_err(failed)?));

@@ -17,8 +17,9 @@ use crate::{admission::Control, handover::Handed};
 /// How long the server's thread may take to notice that it is to pause.
 const NOTICE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to end after it was disconnected because its requests do not end.
-pub(crate) const LAST: Duration = Duration::from_secs(2);
+/// How long a client may take to end after it was disconnected because its requests do not end: longer than
+/// a read of a remote image may take.
+pub(crate) const LAST: Duration = Duration::from_secs(75);
 
 /// Why a server cannot pause, or cannot hand its clients over. It has gone on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

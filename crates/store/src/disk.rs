@@ -715,7 +715,10 @@ impl Disk {
         match attempt() {
             Err(Error::Full) => self.wait_for_room(slot, attempt),
             // What shadows keep counts against the disk's own limit.
-            Err(Error::DiskFull) if !self.clean && self.core.without_shadows() => attempt(),
+            Err(Error::DiskFull) if !self.clean && self.core.without_shadows() => match attempt() {
+                Err(Error::Full) => self.wait_for_room(slot, attempt),
+                done => done,
+            },
             done => done,
         }
     }
@@ -755,6 +758,12 @@ impl Disk {
             && self.tree.peek(&core.leaves, slot).object().is_some()
         {
             core.streams.release_when_free(|word| core.free(Entry::decode(word)));
+            done = attempt();
+        }
+        if let Err(Error::DiskFull) = done
+            && !self.clean
+            && core.without_shadows()
+        {
             done = attempt();
         }
         if done.is_err() {

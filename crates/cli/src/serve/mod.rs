@@ -163,8 +163,6 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         None => server.listen(sockets)?,
     };
     let ending = listening.ending();
-    // The thread waits for it.
-    let _ = to_signals.send(ending.clone());
     // The disks of a server that is continued are only here, so it goes on whatever fails.
     let or_go_on = |result: anyhow::Result<()>| match result {
         Err(error) if continues => {
@@ -173,7 +171,10 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         }
         result => result,
     };
+    // Then the service manager's socket is known, which a signal may need.
     or_go_on(place.own())?;
+    // The thread waits for it.
+    let _ = to_signals.send(ending.clone());
     or_go_on(recording.as_ref().map_or(Ok(()), |recording| recording.start()))?;
     let mut written = None;
     or_go_on(pid_file.map_or(Ok(()), |file| PidFile::write(file).map(|file| written = Some(file))))?;

@@ -487,7 +487,7 @@ fn a_server_that_is_killed_while_it_leaves_its_disks() {
 #[test]
 fn what_cannot_be_left_keeps_nothing_else_back() {
     let Some([nbdcopy]) = programs("what_cannot_be_left_keeps_nothing_else_back", ["nbdcopy"]) else { return };
-    let manager = Manager { room: 2, ..Manager::new() };
+    let manager = Manager { room: 3, ..Manager::new() };
     let (image, vms) = (manager.path("image"), manager.path("vms"));
     make_image(&image, 1);
     let args = ["--export", "name=a,size=1M", "--vhost-user", vms.to_str().expect("a plain path")];
@@ -513,7 +513,7 @@ fn disks_that_are_lost_are_not_replaced_by_empty_ones_unasked() {
     let said = manager.start(&args).stop();
     assert!(said.contains("the disks are lost") && said.contains("FileDescriptorStoreMax="), "{said}");
     let said = manager.fails(&args);
-    assert!(said.contains("2 descriptors are needed") && said.contains("start the service once more"), "{said}");
+    assert!(said.contains("3 descriptors are needed") && said.contains("start the service once more"), "{said}");
     drop(manager.start(&args));
     manager.forgets_all();
 }

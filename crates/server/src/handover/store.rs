@@ -44,6 +44,9 @@ use crate::{
     server::{Giving, Listened},
 };
 
+/// How long requests in progress may take to end after their clients were disconnected.
+const CLIENTS: Duration = Duration::from_secs(80);
+
 /// The first bytes of a state.
 const MAGIC: [u8; 8] = *b"PFparked";
 
@@ -83,7 +86,7 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
     let (server, store, why) = (server.clone(), Arc::clone(store), why.to_owned());
     let leave = move || {
         let Some(listened) = server.0.listened.get() else { return };
-        store.ends_within(COMMANDS + longest_pause(&server));
+        store.ends_within(longest(&server));
         if let Err(lost) = park(&server, listened, &*store) {
             server.0.observer.error(&format!("the disks are lost: they cannot be left to the next process: {lost}"));
             listened.ending.begin(&why);
@@ -92,10 +95,15 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
     thread::Builder::new().name("leave".to_owned()).spawn(leave).is_ok()
 }
 
+/// Returns how long it may take to leave everything.
+fn longest(server: &Server) -> Duration {
+    COMMANDS + CLIENTS + longest_pause(server)
+}
+
 /// Leaves everything in the store, and ends the server. Returns why not: it then has to end without.
 fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Result<(), String> {
     let start = Instant::now();
-    let most = COMMANDS + longest_pause(server);
+    let most = longest(server);
     let why_not = || match () {
         () if listened.ending.has_begun() => Some("the server has to end".to_owned()),
         () if start.elapsed() > most => Some(format!("it takes more than {} s", most.as_secs())),
@@ -176,7 +184,8 @@ fn what_stays(listened: &Listened, handed: &Handed<Shared>, most: usize) -> Resu
     let listeners = handed.listeners.iter().filter(|(state, _)| !state.is_passed());
     let listeners: Vec<_> = listeners.map(|(state, fd)| (state.clone(), Arc::clone(fd))).collect();
     let control = usize::from(control.get().is_some_and(|control| !control.is_passed));
-    let needed = 1 + listeners.len() + control + belongings.files.len();
+    // The state, and the text that says that it is lost, until it is not.
+    let needed = 2 + listeners.len() + control + belongings.files.len();
     let room = most.checked_sub(needed);
     let room = room.ok_or_else(|| {
         format!("{needed} descriptors are needed, and the service manager stores {most} (FileDescriptorStoreMax=)")

@@ -124,7 +124,7 @@ pub(crate) fn restore(
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
-    let imported = ImportedDisks::read(pool_config(&record.pool, record.limit_bytes)?, &mut stream);
+    let imported = ImportedDisks::read(pool_config(&record.pool, None)?, &mut stream);
     let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     end_of(&mut stream)?;
     drop(stream);
@@ -329,7 +329,7 @@ impl Incoming {
             Origin::Store { store, state, names } => {
                 state.mark_taken().map_err(TakeOverError::Broken)?;
                 // No process continues with a marked state that is still there.
-                let _ = names.iter().try_for_each(|name| store.remove(name));
+                names.iter().for_each(|name| drop(store.remove(name)));
                 return Ok(());
             }
         };
