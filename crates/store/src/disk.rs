@@ -713,20 +713,27 @@ impl Disk {
     /// all attempts fail, an empty leaf made for them is removed.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
-            Err(Error::Full) => self.wait_for_room(slot, attempt),
-            // What shadows keep counts against the disk's own limit.
-            Err(Error::DiskFull) if !self.clean && self.core.without_shadows() => match attempt() {
-                Err(Error::Full) => self.wait_for_room(slot, attempt),
-                done => done,
-            },
+            Err(error @ (Error::Full | Error::DiskFull)) => self.wait_for_room(slot, error, attempt),
             done => done,
         }
     }
 
     #[cold]
-    fn wait_for_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    fn wait_for_room<T>(
+        &self,
+        slot: Slot,
+        error: Error,
+        mut attempt: impl FnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let core = &self.core;
-        let (mut done, mut more) = (Err(Error::Full), !self.clean);
+        let (mut done, mut more) = (Err(error), !self.clean);
+        if error == Error::DiskFull {
+            // What shadows keep counts against the disk's own limit.
+            if self.clean || !core.without_shadows() {
+                return done;
+            }
+            done = attempt();
+        }
         while let Err(Error::Full) = done
             && more
         {
