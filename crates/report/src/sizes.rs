@@ -115,7 +115,7 @@ impl Sizes {
         for (identity, bytes) in rows(found) {
             match committed.get(identity) {
                 Some(before) => differ |= *before != bytes,
-                None => eprintln!("SKIPPED: not in the table: {identity}"),
+                None => eprintln!("not in the table, and not compared: {identity}"),
             }
         }
         differ
