@@ -10,7 +10,7 @@ use pagefold_oracle::Liblzo2;
 
 use crate::{line::Line, record::ABOUT, tool};
 
-/// A peer's name, where it is, and how a reader can get it.
+/// A peer's name, what was found of it, and how a reader can get it.
 struct Peer {
     name: &'static str,
     found: Option<String>,
@@ -49,11 +49,11 @@ impl Peers {
     }
 }
 
-/// Returns where a peer is, or `None` if it is missing.
+/// Returns what was found of a peer, or `None` if it is missing.
 fn found(name: &str, kind: &str) -> Option<String> {
     match kind {
-        // A program in the PATH or in root's directories.
-        "Program" => tool::find(name).ok().map(|path| path.display().to_string()),
+        // A program in the PATH or in root's directories. A record does not say in which.
+        "Program" => tool::find(name).ok().map(|_| name.to_owned()),
         // A file system that the kernel mounts, which needs root.
         "FileSystem" => {
             let name = name.rsplit(' ').next()?.to_lowercase();

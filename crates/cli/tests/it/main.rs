@@ -22,6 +22,7 @@ mod extracting;
 mod fairness;
 mod file_system;
 mod files;
+mod fio;
 mod forks;
 mod formats;
 mod freeze;

@@ -14,7 +14,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -29,7 +29,10 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-use crate::server::{Ended, make_image, pagefold, run, send, wait};
+use crate::{
+    fio::{load, succeeds},
+    server::{Ended, make_image, pagefold, run, send, wait},
+};
 
 /// What a manager does with the files that it gets.
 #[derive(Default)]
@@ -207,26 +210,6 @@ fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
             store.all.retain(|(found, _)| *found != name);
         }
     }
-}
-
-/// Starts fio, which writes and verifies through four connections.
-fn load(fio: &Path, folder: &Path, uri: &str, seconds: u32) -> Child {
-    Command::new(fio)
-        .current_dir(folder)
-        .args(["--name=verify", "--ioengine=nbd", "--thread", "--numjobs=4", "--rw=randrw", "--iodepth=16"])
-        .args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--size=8M", "--offset_increment=16M"])
-        .args(["--buffer_compress_percentage=60", "--refill_buffers", "--bsrange=512-64k", "--time_based"])
-        .args([format!("--runtime={seconds}"), format!("--uri={uri}")])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("fio starts")
-}
-
-fn succeeds(client: Child) {
-    let output = client.wait_with_output().expect("an end");
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(output.status.success(), "{}: {text}", output.status);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
         fd::AsFd,
         unix::net::{UnixDatagram, UnixStream},
     },
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -16,28 +16,10 @@ use pagefold_control::{Client as Control, Command as Ask, HandingOver};
 use pagefold_testing::programs;
 use serde_json::Value;
 
-use crate::server::{Ended, Server, pagefold, run, run_to_fail};
-
-/// Starts fio, which writes and verifies through four connections until it has done its work.
-fn load(fio: &std::path::Path, server: &Server, export: &str, seconds: u32) -> Child {
-    Command::new(fio)
-        .current_dir(server.folder())
-        .args(["--name=verify", "--ioengine=nbd", "--thread", "--numjobs=4", "--rw=randrw", "--iodepth=16"])
-        .args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--size=8M", "--offset_increment=16M"])
-        .args(["--buffer_compress_percentage=60", "--refill_buffers", "--bsrange=512-64k", "--time_based"])
-        .arg(format!("--runtime={seconds}"))
-        .arg(format!("--uri={}", server.uri(export)))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("fio starts")
-}
-
-fn succeeds(client: Child) {
-    let output = client.wait_with_output().expect("an end");
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(output.status.success(), "{}: {text}", output.status);
-}
+use crate::{
+    fio::{load, succeeds},
+    server::{Ended, Server, pagefold, run, run_to_fail},
+};
 
 /// Waits until a client has written.
 fn is_busy(server: &Server, export: &str) {
@@ -83,7 +65,7 @@ fn clients_forks_and_snapshots_survive_three_take_overs() {
     run(&mut server.ask(&["quota", "kept", "--connections", "7"]));
     run(&mut server.ask(&["limit", "123M"]));
     let before = disks(&server);
-    let client = load(&fio, &server, "busy", 4);
+    let client = load(&fio, server.folder(), &server.uri("busy"), 4);
     is_busy(&server, "busy");
     for _ in 0..3 {
         let said = server.take_over(&[]);
@@ -164,7 +146,7 @@ impl Impostor {
 fn a_new_process_that_ends_early_harms_no_client() {
     let Some([fio]) = programs("a_new_process_that_ends_early_harms_no_client", ["fio"]) else { return };
     let mut server = Server::start(&["--export", "name=busy,size=64M"]);
-    let client = load(&fio, &server, "busy", 3);
+    let client = load(&fio, server.folder(), &server.uri("busy"), 3);
     is_busy(&server, "busy");
     let garbage: Vec<u8> = (0..100_000_u32).map(|number| (number * 7) as u8).collect();
     let unknown = [&b"PFho"[..], &77_u32.to_le_bytes(), &0_u64.to_le_bytes()].concat();
