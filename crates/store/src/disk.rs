@@ -767,7 +767,8 @@ impl Disk {
             core.streams.release_when_free(|word| core.free(Entry::decode(word)));
             done = attempt();
         }
-        if let Err(Error::DiskFull) = done
+        if error == Error::Full
+            && let Err(Error::DiskFull) = done
             && !self.clean
             && core.without_shadows()
         {

@@ -255,7 +255,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Finds all disks of a server that pauses.
+    /// Finds all disks of a server. They stay the same only while it pauses.
     pub(super) fn of(server: &Server) -> Self {
         let mut found = Self { bases: Vec::new(), disks: Vec::new() };
         for (name, disk, _) in server.0.disks.table().batch(Batch { after: None, most: usize::MAX }) {
