@@ -21,9 +21,10 @@ use crate::{
     error::{Error, Result},
     index::Index,
     location::shown,
+    missed::Missed,
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
-    trace::Touches,
+    touches::Touches,
 };
 
 /// The longest range of one request.
@@ -61,8 +62,7 @@ pub struct Blob {
     is_verified: bool,
     /// How long failures are waited out.
     limit: Duration,
-    /// Notes what is read.
-    touches: Option<Touches>,
+    noted: Noted,
     /// What a trace will bring.
     coming: Mutex<Coming>,
     recent: Mutex<Recent>,
@@ -81,6 +81,15 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
+/// What notes how a blob is used.
+#[derive(Default)]
+pub(crate) struct Noted {
+    /// What is read.
+    pub(crate) touches: Option<Touches>,
+    /// That something is requested.
+    pub(crate) missed: Arc<Missed>,
+}
+
 /// Whether somebody waits for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
@@ -96,7 +105,7 @@ impl Blob {
         chunks: Option<Chunks>,
         is_verified: bool,
         limit: Duration,
-        touches: Option<Touches>,
+        noted: Noted,
     ) -> Self {
         Self {
             name,
@@ -105,7 +114,7 @@ impl Blob {
             chunks,
             is_verified,
             limit,
-            touches,
+            noted,
             coming: Mutex::default(),
             recent: Mutex::default(),
             flights: Mutex::default(),
@@ -157,6 +166,11 @@ impl Blob {
     fn has(&self, chunk: usize) -> bool {
         let is_stored = || self.chunks.as_ref().is_some_and(|chunks| chunks.marked(chunk..chunk + 1) == [true]);
         lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
+    }
+
+    /// Begins with a trace: what one before announced is not waited for.
+    pub(crate) fn begin_trace(&self) {
+        *lock(&self.coming) = Coming::default();
     }
 
     /// Announces chunks that arrive soon. They are not fetched ahead besides; reads do not wait for them.
@@ -363,6 +377,7 @@ impl Blob {
             let len = marked[marked.len().min(next + 1)..].iter().position(|marked| *marked);
             let end = len.map_or(run.len(), |len| next + 1 + len);
             let before = fetched.len();
+            self.noted.missed.note();
             let permit = self.gate.enter(need);
             let result = self.stream(ranges, &mut run[next..end], &mut patience, &mut fetched);
             drop(permit);
@@ -393,7 +408,7 @@ impl Blob {
             let mut body = ranges.open(self.index.stored(left[0].chunk).start..end, patience.until())?;
             let Err(failure) = self.receive(&mut body, left, patience, fetched) else { return Ok(()) };
             tries -= 1;
-            match ranges.failed(&body, failure) {
+            match ranges.failed(&mut body, failure) {
                 // A way may be tried again after a while: that takes patience.
                 Ok(failure) if tries == 0 => return Err(Failure { passing: true, ..failure }),
                 Ok(_) => {}
@@ -429,7 +444,7 @@ impl Blob {
     }
 
     fn touch(&self, chunks: impl IntoIterator<Item = usize>) {
-        if let Some(touches) = &self.touches {
+        if let Some(touches) = &self.noted.touches {
             touches.add(chunks, |chunk| self.chunk_bytes(chunk).unwrap_or(0));
         }
     }

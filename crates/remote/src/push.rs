@@ -12,14 +12,15 @@ use ureq::http::{HeaderValue, Method, StatusCode, header};
 use crate::{
     access::request,
     error::{Error, Result},
-    http::{Client, Outgoing},
+    http::{Client, Outgoing, memory_bytes},
     image::{
         CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES,
         ROLE, TREE_BLOCK, TREE_OFFSET, TREE_ROOT,
     },
     index::MOST_INDEX_BYTES,
     location::{Location, Reference},
-    part::{Content, Download, Part, image_bytes, memory_bytes},
+    mirrors::Mirrors,
+    part::{Content, Download, Part, image_bytes},
     patience::Patience,
     ranges::Ranges,
     registry::{CONFIG, Descriptor, MANIFEST, Manifest, Registry},
@@ -40,11 +41,13 @@ pub struct PushOptions {
     pub media_types: MediaTypes,
     /// How long failures of a server are waited out.
     pub patience: Duration,
+    /// Mirrors of registries: where something else replaces one, that is meant.
+    pub mirrors: Arc<Mirrors>,
 }
 
 impl Default for PushOptions {
     fn default() -> Self {
-        Self { media_types: MediaTypes::default(), patience: PATIENCE }
+        Self { media_types: MediaTypes::default(), patience: PATIENCE, mirrors: Arc::new(Mirrors::of_system()) }
     }
 }
 
@@ -145,7 +148,7 @@ fn to_bucket(image: &Part, location: &Location, bucket: &str, key: &str, options
 
 fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &PushOptions) -> Result<Pushed> {
     let client = Arc::new(Client::new());
-    let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
+    let registry = Arc::new(Registry::for_storing(Arc::clone(&client), reference, &options.mirrors)?);
     let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
     let mut layers = Vec::new();
     // A manifest must not end with an index or a device.
@@ -212,11 +215,14 @@ impl Storing<'_> {
     fn store_part(&mut self, part: &Part) -> Result<()> {
         match &part.content {
             Content::There(reference) => {
-                let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
-                let from = registry.is_beside(&self.registry).then(|| registry.name());
+                let registry = Registry::new(Arc::clone(&self.client), reference, &self.options.mirrors)?;
+                let from = registry.beside(&self.registry);
                 let patience = self.options.patience;
                 for (sum, size_bytes) in part.blobs() {
-                    let ranges = Ranges::new(Arc::clone(&self.client), vec![Box::new(registry.blob(sum)?)]);
+                    let ranges = Ranges::new(
+                        Arc::clone(&self.client),
+                        vec![Box::new(registry.source_place(&format!("blobs/{sum}"))?)],
+                    );
                     let open =
                         || -> Box<dyn Read> { Box::new(Download::new(&ranges, size_bytes, Patience::new(patience))) };
                     self.store(sum, &Outgoing { len_bytes: size_bytes, open: &open }, from)?;
