@@ -14,7 +14,7 @@ use pagefold_kinds::trees;
 use pagefold_report::{Output, tool};
 use tempfile::TempDir;
 
-use super::Args;
+use super::args::Args;
 use crate::image::process::{self, Ran};
 
 /// Size of every reader's cache of decoded clusters: the server's default.

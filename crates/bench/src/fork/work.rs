@@ -8,7 +8,7 @@ use pagefold_report::{Output, median, tool};
 use tempfile::TempDir;
 
 use super::{
-    Args,
+    args::Args,
     base::BaseFiles,
     peers::{EXPORT, overlay_server, stored_bytes},
     socket::{BASE, QUIET, serve},

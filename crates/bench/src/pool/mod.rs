@@ -46,9 +46,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The row of the product's store, after the name of its memory layout.
-const MOSAIC: &str = "mosaic";
-
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum PoolBench {

@@ -17,7 +17,8 @@ use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::{
-    Case, Measured, Times, files, rings,
+    case::{Case, Measured, Times},
+    files, rings,
     secure::{self, Export},
 };
 use crate::{
@@ -268,7 +269,7 @@ impl Disk {
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
         let server = self.server.as_ref().context("no server")?;
-        Control::connect(&server.folder().join("control.sock"))
+        server.control()
     }
 
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {

@@ -1,54 +1,42 @@
-//! `pagefold-bench store-instructions`: counts the instructions that a disk executes to write,
-//! overwrite and read a page, inside and outside its codec, under callgrind, and compares them with
-//! a committed table.
+//! The instructions of a disk to write, overwrite and read a page, inside and outside its codec.
 
 use std::{collections::BTreeMap, hint};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use pagefold_codec::{PAGE_SIZE, Page, by_name};
-use pagefold_kinds::synthetic;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use pagefold_kinds::synthetic::{self, Random};
+use pagefold_store::{Pool, PoolConfig};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::{
-    callgrind::{self, Args, CountTable},
-    load::{Random, Slots},
-    machine::allowed_cpus,
-    product::Product,
+use crate::{table::CountTable, valgrind};
+
+pub(crate) const TABLE: CountTable = CountTable {
+    name: "store",
+    file: "bench/results/instructions-store.txt",
+    title: "Instructions for a page on one disk, in all and outside the codec, mean over the synthetic kinds, by \
+            pagefold-callgrind.",
+    tolerance: TOLERANCE,
 };
+
+/// 1 %. Counts of the same build differ by less.
+const TOLERANCE: f64 = 0.01;
 
 /// Pages of each kind, and how often each one is stored.
 const PAGES: usize = 16;
 const TIMES: usize = 16;
-
-/// A count above the table's by more than this share is a slowdown: 1 %. Counts of the same build
-/// differ by less.
-const TOLERANCE: f64 = 0.01;
 
 const CODECS: [&str; 2] = ["fold", "lz4"];
 
 /// A disk's operations, and the codec operation that each includes.
 const OPERATIONS: [(&str, &str); 3] = [("write", "compress"), ("overwrite", "compress"), ("read", "decompress")];
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    if let [operation, codec] = &args.work[..] {
-        return work(operation, codec);
-    }
-    let table = CountTable {
-        file: "bench/results/instructions-store.txt",
-        title: "Instructions for a page on one disk, with the codec's and without (beside), mean over the synthetic kinds, by \
-                pagefold-bench store-instructions.",
-        tolerance: TOLERANCE,
-    };
-    table.run(args, counts)
-}
-
-fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
+pub(crate) fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for codec in CODECS {
         for (operation, of_codec) in OPERATIONS {
             let (all, alone) = (counted(operation, codec)?, counted(of_codec, codec)?);
-            counts.insert(format!("{codec:6} {operation:16}"), all);
-            counts.insert(format!("{codec:6} {:16}", format!("{operation}-beside")), all.saturating_sub(alone));
+            counts.insert(format!("{codec:6} {operation:18}"), all);
+            counts.insert(format!("{codec:6} {:18}", format!("{operation}-without")), all.saturating_sub(alone));
         }
     }
     Ok(counts)
@@ -56,33 +44,45 @@ fn counts() -> anyhow::Result<BTreeMap<String, u64>> {
 
 /// Counts only inside [`counted_part`].
 fn counted(operation: &str, codec: &str) -> anyhow::Result<u64> {
-    let count = callgrind::counted("*counted_part*", &["store-instructions", "--work", operation, codec])?;
+    let count = valgrind::counted("*counted_part*", TABLE.name, operation, codec)?;
     Ok(count / (synthetic::KINDS.len() * PAGES * TIMES) as u64)
 }
 
-fn work(operation: &str, codec: &str) -> anyhow::Result<()> {
-    // With one CPU there is one stream, and the counts do not depend on where the thread runs.
-    let mut cpu = CpuSet::new();
-    cpu.set(allowed_cpus()?[0]);
-    sched_setaffinity(None, &cpu)?;
+/// Leaves this thread, and those that it starts, one CPU. There is one stream then, and the counts do
+/// not depend on where the thread runs.
+fn use_one_cpu() -> anyhow::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).context("no CPU to run on")?;
+    let mut one = CpuSet::new();
+    one.set(first);
+    Ok(sched_setaffinity(None, &one)?)
+}
+
+pub(crate) fn work(operation: &str, codec: &str) -> anyhow::Result<()> {
+    use_one_cpu()?;
     let kinds = synthetic::KINDS.iter().flat_map(|&(_, make)| synthetic::of_kind(make, 1, PAGES));
     let pages: Vec<Page> = kinds.collect();
     let slots = (pages.len() * TIMES) as u64;
     let mut random = Random::new(3);
-    let mut shuffled = || random.permutation(slots);
+    let mut shuffled = || {
+        let mut order: Vec<u64> = (0..slots).collect();
+        (1..order.len()).rev().for_each(|at| order.swap(at, random.below(at + 1)));
+        order
+    };
     let (first, second, third) = (shuffled(), shuffled(), shuffled());
-    // The warm-up uses other slots: work done only for the first pages is not part of a page's
-    // cost.
-    let product = Product::untrained(2 * slots, by_name(codec)?)?;
-    let write = |order: &[u64], base: u64| {
-        order.iter().enumerate().try_for_each(|(at, slot)| product.write_slot(base + slot, &pages[at % pages.len()]))
+    let pool = Pool::new(PoolConfig::default().codec(by_name(codec)?).train(false))?;
+    // The warm-up uses other slots: work done only for the first pages is not part of a page's cost.
+    let disk = pool.disk(2 * slots)?;
+    let write = |order: &[u64], base: u64| -> anyhow::Result<()> {
+        let mut pairs = order.iter().zip(pages.iter().cycle());
+        Ok(pairs.try_for_each(|(slot, page)| disk.write(base + slot, page))?)
     };
     let read = |order: &[u64]| {
         let mut page = [0; PAGE_SIZE];
         order.iter().try_for_each(|&slot| {
-            product.read_slot(slot, &mut page)?;
+            disk.read(slot, &mut page)?;
             hint::black_box(&page);
-            Ok(())
+            anyhow::Ok(())
         })
     };
     write(&first[..pages.len()], slots)?;
