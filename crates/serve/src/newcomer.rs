@@ -1,12 +1,14 @@
 //! Connections that have not chosen an export, or whose clients have not received the answer yet.
 
-use std::{cell::RefCell, io, sync::Arc};
+use std::{cell::RefCell, io, os::fd::OwnedFd, sync::Arc};
 
 use pagefold_executor::{Export, Exports, Taken};
 use rustix::event::epoll::EventFlags;
 
 use crate::{
     admission::{Control, Seat},
+    adopt_error::AdoptError,
+    handover::NewcomerState,
     negotiate::{Ended, Negotiation, Session},
     stream::Stream,
 };
@@ -44,6 +46,20 @@ pub(crate) enum Handshake {
 }
 
 impl Newcomer {
+    /// Continues with a client of another server.
+    pub(crate) fn adopt(
+        number: u64,
+        state: NewcomerState,
+        fd: OwnedFd,
+        control: &Control,
+        exports: &Exports,
+    ) -> Result<Self, AdoptError> {
+        let memory = control.common.executor.memory();
+        let negotiation = Negotiation::of_state(state, exports, memory)?;
+        let stream = control.adopt_stream(number, fd)?;
+        Ok(Self { stream, negotiation, place: Place::None(memory.take_idle()) })
+    }
+
     /// Exchanges what is possible without waiting.
     pub(crate) fn progress(
         &mut self,

@@ -17,13 +17,15 @@ use crate::{
     admission::{Control, Tls, WhenRefused, wake},
     adopt_error::AdoptError,
     connection::{Common, Connection},
-    events::{Events, Resting},
+    events::Events,
     handover::Handed,
     listen::{Listener, Permissions},
     negotiate::negotiate,
     newcomer::Newcomer,
-    pause::{PauseError, Paused},
+    pause::PauseError,
+    paused::Paused,
     presence::{ClientEvent, WhenClient},
+    resting::Resting,
     sockets::Opened,
     transport::{Deadline, Transport},
 };
@@ -385,7 +387,7 @@ impl Server {
             self.clients += 1;
         }
         for (state, fd) in taken.newcomers {
-            let newcomer = self.control.adopt_newcomer(self.clients, state, fd, &self.exports)?;
+            let newcomer = Newcomer::adopt(self.clients, state, fd, &self.control, &self.exports)?;
             self.newcomers.push((self.clients, newcomer));
             self.clients += 1;
         }

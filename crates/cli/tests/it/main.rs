@@ -31,6 +31,7 @@ mod images;
 mod layouts;
 mod life;
 mod manual;
+mod many_take_overs;
 mod memory;
 mod metrics;
 mod mount;
