@@ -23,7 +23,7 @@ use crate::{
     heap::{Heap, Location, Owner, Owners},
     limit::{Budget, Full},
     streams::{Coder, Kept, Streams, Taken, Trained, Trainee, Training, Working, prepare},
-    tree::{EntryCounter, LEAF_BYTES, Layers, PartStorage, Parts, Shadows, Unused},
+    tree::{EntryCounter, KeptFile, LEAF_BYTES, Layers, PartStorage, Parts, Shadows, Unused},
 };
 
 /// Objects longer than this are stored raw: they save almost nothing and would cost a decode on
@@ -32,6 +32,8 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
 /// See the module documentation.
 pub(crate) struct Core {
+    /// What another process finds the disks by, if the pool is in a file.
+    pub(crate) kept: Option<Arc<KeptFile>>,
     pub(crate) leaves: PartStorage,
     pub(crate) layers: Layers,
     pub(crate) common: Common,

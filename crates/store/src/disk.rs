@@ -109,12 +109,28 @@ impl Disk {
         if slots > SLOTS_MAX {
             return Err(Error::TooLarge { slots });
         }
+        Self::unkept(core, slots, over)?.kept()
+    }
+
+    /// Creates a disk that another process does not find.
+    fn unkept(core: Arc<Core>, slots: u64, over: bool) -> Result<Self, Error> {
         let tree = Tree::new(core.layers.take(&core.budget)?);
         Ok(Self::with_tree(core, tree, slots, over))
     }
 
+    /// Keeps the disk in the pool's file, if it has one.
+    fn kept(mut self) -> Result<Self, Error> {
+        if let Some(kept) = &self.core.kept {
+            self.tree.keep(kept, &self.core.budget)?;
+        }
+        Ok(self)
+    }
+
     pub(crate) fn clean(core: Arc<Core>, slots: u64) -> Result<Self, Error> {
-        let mut disk = Self::new(core, slots, false)?;
+        if slots > SLOTS_MAX {
+            return Err(Error::TooLarge { slots });
+        }
+        let mut disk = Self::unkept(core, slots, false)?;
         disk.clean = true;
         disk.core.clean.add(disk.tree.layer());
         Ok(disk)
@@ -126,11 +142,20 @@ impl Disk {
     }
 
     /// Creates a disk with a tree that has content.
-    pub(crate) fn restored(core: Arc<Core>, tree: Tree, slots: u64, over: bool, limit_bytes: u64) -> Self {
-        let disk = Self::with_tree(core, tree, slots, over);
+    ///
+    /// # Errors
+    /// [`Error::Full`]: there is no room for its row in the pool's file.
+    pub(crate) fn restored(
+        core: Arc<Core>,
+        tree: Tree,
+        slots: u64,
+        over: bool,
+        limit_bytes: u64,
+    ) -> Result<Self, Error> {
+        let disk = Self::with_tree(core, tree, slots, over).kept()?;
         disk.set_limit(limit_bytes);
         disk.count_before();
-        disk
+        Ok(disk)
     }
 
     /// Returns whether the disk is one of this pool, and not clean.
@@ -161,7 +186,7 @@ impl Disk {
     pub fn fork(&self) -> Result<Self, Error> {
         let (tree, slots) = self.forked()?;
         self.over.store(true, Relaxed);
-        Ok(Self::with_tree(Arc::clone(&self.core), tree, slots, true))
+        Self::with_tree(Arc::clone(&self.core), tree, slots, true).kept()
     }
 
     /// Returns a tree with the content of this disk at one instant during the call, and the number of

@@ -51,7 +51,9 @@
 //! - [`PoolConfig::train`]: if the codec has tables, they are trained on the pages written.
 //!
 //! [`Pool::export`] writes a pool as a stream, from which [`Pool::import`] makes another one.
-//! [`Precopy`] writes most of it while the disks are in use.
+//! [`Precopy`] writes most of it while the disks are in use. The pool of
+//! [`PoolConfig::kept_in`] is in a file in memory; [`Salvage`] makes such a stream of that file if the
+//! process was killed.
 //!
 //! A background thread compacts memory that frees have left partly empty. Each pool has its own,
 //! started when there is work for the first time, which ends with the pool; a fork of the process
@@ -81,7 +83,9 @@ mod tree;
 pub use clean::Reclaim;
 pub use disk::{Disk, Error, Slot};
 pub use entry::{ChangedRun, Status, StatusRun};
-pub use handover::{ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool, Precopy};
+pub use handover::{
+    ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool, KeptDisk, Precopy, Salvage, SalvageError,
+};
 pub use heap::{Object, Objects};
 pub use memory::malloc::keep_no_large_blocks;
 pub use pagefold_codec::{PAGE_SIZE, Page};

@@ -1,7 +1,9 @@
 //! A pool: one memory limit, one set of streams and tables and one heap for any number of disks.
 
 use std::{
-    fmt, io,
+    fmt,
+    fs::File,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -20,9 +22,10 @@ use crate::{
     equal::{Common, Equals, Seeds},
     heap::Heap,
     limit::{Budget, Purpose, machine},
+    memory::MemoryFile,
     stats::Stats,
-    streams::{Plan, Streams, Training},
-    tree::{Layers, PartStorage, Shadows, Sums},
+    streams::{NUMBERS, Plan, Streams, Training},
+    tree::{KeptFile, Layers, PartStorage, Shadows, Sums},
 };
 
 /// The most memory that heap and leaves take for the first page of the first disk.
@@ -45,12 +48,14 @@ pub struct PoolConfig {
     memory_limit: u64,
     /// Those of the pool whose hints to equal pages go on.
     seeds: Option<Seeds>,
+    /// The file that the pool is kept in.
+    file: Option<Arc<File>>,
 }
 
 impl Default for PoolConfig {
     /// `fold`, no memory limit, equal pages stored separately.
     fn default() -> Self {
-        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX, seeds: None }
+        Self { codec: Arc::new(Fold), train: true, dedupe: false, memory_limit: u64::MAX, seeds: None, file: None }
     }
 }
 
@@ -88,6 +93,15 @@ impl PoolConfig {
         self.codec.name()
     }
 
+    /// Keeps the pool in `file`, an empty file in memory (`memfd_create`), instead of private memory. If the
+    /// process is killed, [`Salvage`](crate::Salvage) finds its disks in another copy of the descriptor.
+    /// Fresh memory takes longer to fault in, and freed memory to return. A child of the process does not
+    /// get the pool.
+    pub fn kept_in(mut self, file: File) -> Self {
+        self.file = Some(Arc::new(file));
+        self
+    }
+
     /// Sets the most bytes of memory that the pool may use, everything included; the default,
     /// `u64::MAX`, means no limit.
     pub fn memory_limit(mut self, bytes: u64) -> Self {
@@ -112,6 +126,12 @@ pub enum NewPoolError {
         /// The least limit possible.
         needed: u64,
     },
+    /// The system does not overcommit memory: a process that uses memory of a file could be ended.
+    #[error(
+        "a pool cannot be kept in a file in memory where the system does not overcommit memory \
+             (vm.overcommit_memory=2)"
+    )]
+    NotKept,
 }
 
 /// A pool of compressed pages, in which [disks](Disk) are created. Clones refer to the same pool,
@@ -135,13 +155,19 @@ impl Pool {
     }
 
     pub(crate) fn with_plan(config: PoolConfig, plan: Plan) -> Result<Self, NewPoolError> {
-        let PoolConfig { codec, train, dedupe, memory_limit, seeds } = config;
+        let PoolConfig { codec, train, dedupe, memory_limit, seeds, file } = config;
+        if file.is_some() && machine::is_charged_unused() {
+            return Err(NewPoolError::NotKept);
+        }
+        let file = file.map(|file| Arc::new(MemoryFile::new(file)));
+        let kept = file.as_ref().map(|file| KeptFile::new(Arc::clone(file), NUMBERS));
+        let mut kept = kept.transpose().map_err(NewPoolError::AddressSpace)?;
         let seeds = seeds.unwrap_or_else(Seeds::random);
         let training = if train { Training::new(&*codec, plan) } else { None };
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
-        let heap = Heap::new(Arc::clone(&budget)).map_err(NewPoolError::AddressSpace)?;
-        let leaves = PartStorage::new().map_err(NewPoolError::AddressSpace)?;
+        let heap = Heap::new(Arc::clone(&budget), file.as_ref()).map_err(NewPoolError::AddressSpace)?;
+        let leaves = PartStorage::new(file.as_deref()).map_err(NewPoolError::AddressSpace)?;
         let layers = Layers::new(streams.cpus()).map_err(NewPoolError::AddressSpace)?;
         let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
         let needed = needed_bytes(empty_bytes, &streams);
@@ -154,7 +180,20 @@ impl Pool {
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = machine::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
         let equals = if dedupe { Some(Equals::new(most, seeds).map_err(NewPoolError::AddressSpace)?) } else { None };
+        if let Some(kept) = &mut kept {
+            let codec = streams.codec();
+            if let Some(tables) = codec.tables() {
+                kept.keep_tables(0, 1, &tables.to_bytes());
+            }
+            let began = kept.begin(&codec.name(), first, leaves.in_file(), heap.in_file());
+            began.map_err(NewPoolError::AddressSpace)?;
+        }
+        let kept = kept.map(Arc::new);
+        if let (Some(training), Some(kept)) = (&training, &kept) {
+            training.keep_in(kept);
+        }
         Ok(Self(Arc::new(Core {
+            kept,
             leaves,
             layers,
             common: Common::new(first),
@@ -168,6 +207,20 @@ impl Pool {
             beside_bytes: AtomicU64::new(0),
             background: Background::default(),
         })))
+    }
+
+    /// Keeps `note` in the [file](PoolConfig::kept_in) of the pool, in place of the last one. At each moment,
+    /// there is one of them. Does nothing if the pool is in private memory.
+    ///
+    /// # Errors
+    /// It has more than 255 MiB, or the system has no memory for it.
+    pub fn keep_note(&self, note: &[u8]) -> io::Result<()> {
+        self.0.kept.as_ref().map_or(Ok(()), |kept| kept.keep_note(note))
+    }
+
+    /// Returns the file that the pool is kept in.
+    pub fn file(&self) -> Option<&File> {
+        self.0.kept.as_ref().map(|kept| kept.file())
     }
 
     /// Creates an empty disk of `slots` slots.
@@ -271,13 +324,14 @@ impl Pool {
 
     /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { layers, common, clean, equals, streams, heap, leaves, training, budget, beside_bytes, .. } =
+        let Core { kept, layers, common, clean, equals, streams, heap, leaves, training, budget, beside_bytes, .. } =
             &*self.0;
         let total = layers.total();
         // Each of their objects is counted with the slots that share it, and again here.
         let common = layers.sums(common.layer());
         let (clean, clean_table_bytes) = clean.sums(layers);
         let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
+        let rows_bytes = kept.as_ref().map_or(0, |kept| kept.held_bytes());
         let mut stats = Stats {
             orig_data_size: total.pages.saturating_sub(common.pages + clean.pages) * PAGE_SIZE as u64,
             compr_data_size: total.compressed_bytes.saturating_sub(total.shared_bytes + clean.compressed_bytes),
@@ -288,7 +342,7 @@ impl Pool {
             huge_pages: total.huge_pages.saturating_sub(common.huge_pages + clean.huge_pages),
             shared_pages: total.shared_pages,
             shared_saved_bytes: total.shared_bytes.saturating_sub(common.compressed_bytes),
-            table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes,
+            table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes + rows_bytes,
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
             clean_pages: clean.pages,
             clean_bytes: clean.compressed_bytes + clean_table_bytes,

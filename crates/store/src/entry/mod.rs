@@ -191,6 +191,11 @@ impl Fill {
         Some(Self((zero << FORM_SHIFT) | (word & below) | ((word >> 8) & !below)))
     }
 
+    /// Returns it if it has a form that exists: bits from elsewhere may have another.
+    pub(crate) fn checked(self) -> Option<Self> {
+        (self.0 >> FORM_SHIFT <= HALVES).then_some(self)
+    }
+
     /// Returns the whole word.
     pub(crate) fn word(self) -> u64 {
         let form = self.0 >> FORM_SHIFT;

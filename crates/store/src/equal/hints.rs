@@ -86,7 +86,7 @@ impl Equals {
         let room = (machine::address_space() / 32) as u64;
         let most = ((memory_bytes / SHARE).min(room) / size_of::<u64>() as u64).next_power_of_two() as usize;
         let least = STEP * BUCKET_HINTS;
-        let hints = Reserved::at_most(most, least)?;
+        let hints = Reserved::at_most(None, most, least)?;
         Ok(Self {
             hints,
             buckets: AtomicUsize::new(0),

@@ -527,9 +527,10 @@ impl<'a> Import<'a> {
             let Record { slots, limit_bytes, is_over, root, layer, earlier, note } = record;
             let id = |number: u32| layers[number as usize].id;
             let tree = Tree::restored(root, id(layer), earlier.into_iter().map(id).collect());
-            ImportedDisk { disk: Disk::restored(Arc::clone(core), tree, slots, is_over, limit_bytes), note }
+            let disk = Disk::restored(Arc::clone(core), tree, slots, is_over, limit_bytes);
+            Ok(ImportedDisk { disk: disk.map_err(|_| ImportError::Full)?, note })
         };
-        Ok(disks.into_iter().map(disk).collect())
+        disks.into_iter().map(disk).collect()
     }
 
     /// Counts the links and sharers of the entries since the last round. The pool's own entries that

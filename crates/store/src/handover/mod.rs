@@ -48,6 +48,7 @@ mod blocks;
 mod export;
 mod import;
 mod precopy;
+mod salvage;
 mod shadows;
 
 use std::io;
@@ -57,7 +58,10 @@ use crate::{
     pool::{NewPoolError, Pool},
 };
 
-pub use self::precopy::Precopy;
+pub use self::{
+    precopy::Precopy,
+    salvage::{KeptDisk, Salvage, SalvageError},
+};
 
 /// The first bytes of a stream.
 const MAGIC: [u8; 8] = *b"pagefold";

@@ -97,6 +97,11 @@ impl Blocks {
         (HEADER_BYTES + LINK_BYTES + len_bytes).max(BLOCK_MIN)
     }
 
+    /// Returns the kind and the length of a live block that begins with these bytes.
+    pub(super) fn live(first: u8, second: u8) -> (BlockKind, u32) {
+        (BlockKind::of(first), (u32::from(first & LEN_HIGH) << 8) | u32::from(second))
+    }
+
     pub(super) fn kind(&self, at: u32) -> BlockKind {
         BlockKind::of(self.byte(at))
     }
@@ -106,7 +111,7 @@ impl Blocks {
         let first = self.byte(at);
         match BlockKind::of(first) {
             BlockKind::Free => self.load(at + 1),
-            _ => (u32::from(first & LEN_HIGH) << 8) | u32::from(self.byte(at + 1)),
+            _ => Self::live(first, self.byte(at + 1)).1,
         }
     }
 

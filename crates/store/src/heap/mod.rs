@@ -31,6 +31,7 @@ mod emptying;
 mod mutex;
 mod objects;
 mod owners;
+mod salvage;
 mod shard;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -48,6 +49,7 @@ use std::{
 
 pub use self::objects::{Object, Objects};
 pub(crate) use self::owners::{Account, Goal, Location, Owner, Owners, Pressure};
+pub(crate) use self::salvage::read_object;
 use self::{
     block::{BlockKind, Blocks, HEADER_BYTES, NIL, SEGMENT},
     mutex::{Guard, Mutex},
@@ -56,7 +58,7 @@ use self::{
 use crate::{
     cpus::Cpus,
     limit::{Budget, Full, Purpose, machine},
-    memory::Region,
+    memory::{MemoryFile, Region},
 };
 use crossbeam_utils::CachePadded;
 
@@ -113,6 +115,8 @@ pub(crate) struct Heap {
     roomy: CachePadded<AtomicUsize>,
     /// The highest pressure of any shard.
     pressure: AtomicU8,
+    /// The file in memory with the shards, and where they begin, if they are in one.
+    file: Option<(Arc<MemoryFile>, u64)>,
     budget: Arc<Budget>,
 }
 
@@ -186,11 +190,12 @@ fn crowded_fill(active: u64) -> u64 {
 
 impl Heap {
     /// Creates an empty heap, with address space for as many objects as the machine's memory can
-    /// hold. If the process's address space is limited, the shards of all CPUs get a quarter of it.
+    /// hold. If the process's address space is limited, the shards of all CPUs get a quarter of it. They
+    /// are in `file`, if there is one.
     ///
     /// # Errors
-    /// The process cannot reserve [`SPAN_MIN`] of address space.
-    pub(crate) fn new(budget: Arc<Budget>) -> io::Result<Self> {
+    /// The process cannot reserve [`SPAN_MIN`] of address space, or the file cannot be that long.
+    pub(crate) fn new(budget: Arc<Budget>, file: Option<&Arc<MemoryFile>>) -> io::Result<Self> {
         let cpus = Cpus::new();
         let room = machine::address_space() / 4 / cpus.count();
         let mut span = (1 << (room | 1).ilog2()).clamp(SPAN_MIN, SPAN_MAX);
@@ -203,7 +208,9 @@ impl Heap {
         let memory_bytes = machine::bytes().unwrap_or(MEMORY_UNKNOWN);
         let count =
             (memory_bytes.div_ceil(span - u64::from(SEGMENT)) + cpus.count() as u64).min((1 << Location::BITS) / span);
+        let file = file.map(|file| Ok::<_, io::Error>((Arc::clone(file), file.reserve(count * span)?))).transpose()?;
         Ok(Self {
+            file,
             shards: (0..count).map(|_| OnceLock::new()).collect(),
             homes: (0..cpus.count()).map(AtomicUsize::new).collect(),
             next: AtomicUsize::new(cpus.count()),
@@ -224,7 +231,11 @@ impl Heap {
         // The last segment of a 4 GiB span would end beyond 32 bits.
         let segments = span / u64::from(SEGMENT) - 1;
         let shard = Shard::new(segments as u32, Arc::clone(&self.budget))?;
-        let region = Region::reserve(span as usize).map_err(|_| Full);
+        let region = match &self.file {
+            None => Region::reserve(span as usize),
+            Some((file, at)) => Region::map(file, at + number as u64 * span, span as usize),
+        };
+        let region = region.map_err(|_| Full);
         let region = region.inspect_err(|_| self.budget.give(shard.index_bytes()))?;
         let padded = PaddedShard {
             blocks: CachePadded::new(Blocks::new(region)),
@@ -541,6 +552,12 @@ impl Heap {
         let mut shard = self.lock_home(padded);
         shard.free_soon(&padded.blocks, block);
         self.note(padded, &shard);
+    }
+
+    /// Returns where the shards begin in a file, how many there can be, and the bits of offsets in one.
+    pub(crate) fn in_file(&self) -> [u64; 3] {
+        let at = self.file.as_ref().map_or(0, |(_, at)| *at);
+        [at, self.shards.len() as u64, self.span_bits.into()]
     }
 
     /// Returns the memory that an empty heap uses.

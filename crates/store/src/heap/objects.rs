@@ -45,7 +45,7 @@ impl Objects {
     /// Creates an empty heap.
     pub fn new() -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        let heap = Heap::new(Arc::new(Budget::new(u64::MAX, 1)))?;
+        let heap = Heap::new(Arc::new(Budget::new(u64::MAX, 1)), None)?;
         Ok(Self { heap, number: MADE.fetch_add(1, Relaxed) })
     }
 

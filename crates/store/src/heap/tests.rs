@@ -71,7 +71,7 @@ impl Owners for Map {
 
 fn subject(limit: u64) -> Subject {
     let budget = Arc::new(Budget::new(limit, 2));
-    let heap = Heap::new(Arc::clone(&budget)).expect("address space");
+    let heap = Heap::new(Arc::clone(&budget), None).expect("address space");
     budget.take_for(Purpose::Store, heap.account().held_bytes).expect("an empty heap is small");
     Subject { heap, budget }
 }

@@ -13,9 +13,12 @@ use std::{
     sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed},
 };
 
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
 
-use super::prefetch::{LINE_BYTES, prefetch};
+use super::{
+    file::MemoryFile,
+    prefetch::{LINE_BYTES, prefetch},
+};
 use crate::limit::machine;
 
 /// The front ends at a multiple of this: the largest page of any Linux.
@@ -26,7 +29,7 @@ const STEP: usize = 64 << 10;
 /// for a moment.
 const AHEAD: RangeInclusive<usize> = 1 << 20..=8 << 20;
 
-/// Reserved, zero-filled, private memory. Untouched pages cost nothing.
+/// Reserved, zero-filled memory: private, or a part of a file in memory. Untouched pages cost nothing.
 ///
 /// Only the first `enabled` bytes, which never become fewer, may be accessed; any other access ends
 /// the process.
@@ -37,6 +40,8 @@ pub(crate) struct Region {
     enabled: AtomicUsize,
     /// Whether the system charges the process for what is enabled, used or not.
     is_charged: bool,
+    /// Where it is in a file in memory, if it is a part of one.
+    in_file: Option<u64>,
 }
 
 // SAFETY: a region is plain memory; the contract of its unsafe methods says who may access which
@@ -51,6 +56,28 @@ impl Region {
         Self::reserve_charged(len_bytes, machine::is_charged_unused())
     }
 
+    /// Does the same for a part of `file`, or for private memory without one.
+    pub(crate) fn reserve_in(file: Option<&MemoryFile>, len_bytes: usize) -> io::Result<Self> {
+        match file {
+            None => Self::reserve(len_bytes),
+            Some(file) => Self::map(file, file.reserve(len_bytes as u64)?, len_bytes),
+        }
+    }
+
+    /// Reserves address space for a part of a file, which has been reserved there. A child of this process
+    /// does not get it.
+    pub(crate) fn map(file: &MemoryFile, offset: u64, len_bytes: usize) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: as below; all of the file is changed through regions that do not overlap.
+        let base = unsafe { mmap(ptr::null_mut(), len_bytes, ProtFlags::empty(), flags, file.file(), offset)? };
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: advice on our own new mapping.
+            let _ = unsafe { madvise(base, len_bytes, advice) };
+        }
+        let enabled = AtomicUsize::new(0);
+        Ok(Self { base: base.cast(), len_bytes, enabled, is_charged: false, in_file: Some(offset) })
+    }
+
     fn reserve_charged(len_bytes: usize, is_charged: bool) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no memory
@@ -61,7 +88,12 @@ impl Region {
         // without huge pages rejects the advice, which is harmless. SAFETY: advice on our own new
         // mapping.
         let _ = unsafe { madvise(base, len_bytes, Advice::LinuxNoHugepage) };
-        Ok(Self { base: base.cast(), len_bytes, enabled: AtomicUsize::new(0), is_charged })
+        Ok(Self { base: base.cast(), len_bytes, enabled: AtomicUsize::new(0), is_charged, in_file: None })
+    }
+
+    /// Returns where it is in a file in memory, if it is a part of one.
+    pub(crate) fn in_file(&self) -> Option<u64> {
+        self.in_file
     }
 
     /// Enables the first `end` bytes, and some more if the system allows.
@@ -178,8 +210,12 @@ impl Region {
             return;
         }
         let start = self.base.wrapping_add(offset).cast::<c_void>();
-        // Only the first advice releases locked memory. Linux has it since 5.18.
-        for advice in [Advice::LinuxDontneedLocked, Advice::LinuxDontNeed] {
+        // Only the first advice for private memory releases locked memory. Linux has it since 5.18.
+        let advices = match self.in_file {
+            None => &[Advice::LinuxDontneedLocked, Advice::LinuxDontNeed][..],
+            Some(_) => &[Advice::LinuxRemove],
+        };
+        for &advice in advices {
             // SAFETY: the range is in our mapping and no thread uses it. A failure only means that the
             // pages stay.
             if unsafe { madvise(start, len_bytes, advice) }.is_ok() {

@@ -11,7 +11,7 @@ mod rows {
         sync::atomic::{AtomicI64, AtomicU32, AtomicU64},
     };
 
-    use super::super::region::Region;
+    use super::super::{file::MemoryFile, region::Region};
 
     /// The type of an array's elements.
     ///
@@ -39,8 +39,18 @@ mod rows {
     impl<T: Element> Reserved<T> {
         /// Reserves address space for `count` elements.
         pub(crate) fn new(count: usize) -> io::Result<Self> {
+            Self::new_in(None, count)
+        }
+
+        /// Does the same for elements in a file in memory, if there is one.
+        pub(crate) fn new_in(file: Option<&MemoryFile>, count: usize) -> io::Result<Self> {
             let len_bytes = count.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
-            Ok(Self { region: Region::reserve(len_bytes.max(1))?, count, elements: PhantomData })
+            Ok(Self { region: Region::reserve_in(file, len_bytes.max(1))?, count, elements: PhantomData })
+        }
+
+        /// Returns where the elements are in a file; 0 if they are in none.
+        pub(crate) fn in_file(&self) -> u64 {
+            self.region.in_file().unwrap_or(0)
         }
 
         /// Returns the number of elements.
@@ -80,6 +90,8 @@ mod rows {
 mod rows {
     use std::io;
 
+    use super::super::file::MemoryFile;
+
     pub(crate) trait Element: Default {}
     impl<T: Default> Element for T {}
 
@@ -89,6 +101,14 @@ mod rows {
     impl<T: Element> Reserved<T> {
         pub(crate) fn new(count: usize) -> io::Result<Self> {
             Ok(Self((0..count.min(96)).map(|_| T::default()).collect()))
+        }
+
+        pub(crate) fn new_in(_: Option<&MemoryFile>, count: usize) -> io::Result<Self> {
+            Self::new(count)
+        }
+
+        pub(crate) fn in_file(&self) -> u64 {
+            0
         }
 
         pub(crate) fn count(&self) -> usize {
@@ -109,13 +129,15 @@ mod rows {
 
 pub(crate) use rows::{Element, Reserved};
 
+use super::file::MemoryFile;
+
 impl<T: Element> Reserved<T> {
     /// Reserves address space for `most` elements. If that fails, halves the number, down to
     /// `least`, until it succeeds.
-    pub(crate) fn at_most(most: usize, least: usize) -> std::io::Result<Self> {
+    pub(crate) fn at_most(file: Option<&MemoryFile>, most: usize, least: usize) -> std::io::Result<Self> {
         let mut count = most.max(least);
         loop {
-            match Self::new(count) {
+            match Self::new_in(file, count) {
                 Err(_) if count / 2 >= least => count /= 2,
                 made => return made,
             }

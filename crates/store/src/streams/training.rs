@@ -25,7 +25,7 @@
 use std::{
     array, iter, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{
             AtomicI64, AtomicU8, AtomicU32, AtomicU64,
             Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -44,7 +44,7 @@ use crate::{
     memory::malloc,
     stats::Stats,
     sync::wait_for,
-    tree::PartStorage,
+    tree::{KeptFile, PartStorage},
 };
 
 /// The most tables of a pool at a time, including the codec's initial ones: 0.05 to 1.7 MiB each.
@@ -123,6 +123,10 @@ pub(crate) struct Training {
     useless: AtomicU64,
     /// Bytes taken from the budget for tables and training.
     held_bytes: AtomicU64,
+    /// Where the pool's file has them.
+    kept: OnceLock<Arc<KeptFile>>,
+    /// Grows with each of them there. The first is the codec's own.
+    order: AtomicU64,
 }
 
 /// What a training has done, for a pool that takes over another one's tables.
@@ -184,7 +188,22 @@ impl Training {
             trainings: AtomicU64::new(0),
             useless: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
+            kept: OnceLock::new(),
+            order: AtomicU64::new(1),
         })
+    }
+
+    /// Keeps tables in the pool's file from now on.
+    pub(crate) fn keep_in(&self, kept: &Arc<KeptFile>) {
+        // It is called once.
+        let _ = self.kept.set(Arc::clone(kept));
+    }
+
+    /// Keeps tables in the pool's file, if it has one. Returns false if that fails.
+    fn keep_tables(&self, number: usize, tables: &Tables) -> bool {
+        let Some(kept) = self.kept.get() else { return true };
+        let order = self.order.fetch_add(1, Relaxed) + 1;
+        kept.keep_tables(number as u8, order, &tables.to_bytes())
     }
 
     /// Returns the number of the tables with which objects are compressed now.
@@ -243,6 +262,9 @@ impl Training {
             let bytes = tables.memory_bytes() as u64;
             budget.take_for(Purpose::Move, bytes)?;
             self.held_bytes.fetch_add(bytes, Relaxed);
+            if !self.keep_tables(usize::from(*number), tables) {
+                return Err(Full);
+            }
             sets.of[usize::from(*number)] = Some(tables.clone());
             sets.order.push(*number);
             self.current.store(*number, Release);
@@ -421,7 +443,7 @@ impl Training {
         let bytes = tables.memory_bytes() as u64;
         let mut sets = lock(&self.sets);
         let free = sets.of.iter().position(Option::is_none);
-        if let Some(number) = free.filter(|_| !sets.is_kept)
+        if let Some(number) = free.filter(|&number| !sets.is_kept && self.keep_tables(number, &tables))
             && self.take(budget, bytes)
         {
             sets.of[number] = Some(tables);

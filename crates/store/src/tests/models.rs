@@ -59,7 +59,7 @@ impl World {
         let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
         let common = Common::new(layers.take(&budget).expect("no limit"));
         let tree = Tree::new(layers.take(&budget).expect("no limit"));
-        let (leaves, pins) = (PartStorage::new().expect("leaves"), Pins::new(pins));
+        let (leaves, pins) = (PartStorage::new(None).expect("leaves"), Pins::new(pins));
         let world = Self { leaves, layers, budget, common, tree, pins, objects };
         Locked::lock(world.place(&world.tree, SLOT).word).expect("a leaf").replace(entry(0));
         Arc::new(world)

@@ -77,7 +77,7 @@ impl Layers {
         let shares = cpus.next_power_of_two().min(SHARES_MAX);
         let each = shares * SHARE_COUNTERS;
         let room = machine::address_space() / 16 / size_of::<AtomicI64>();
-        let counters = Reserved::at_most(room.min(LAYERS_MAX * each) / each * each, LAYERS_MIN * each)?;
+        let counters = Reserved::at_most(None, room.min(LAYERS_MAX * each) / each * each, LAYERS_MIN * each)?;
         let holds = Reserved::new(counters.count() / each)?;
         let slab = Slab::new(holds.count(), shares * SHARE_BYTES, size_of::<AtomicU32>());
         Ok(Self { counters, holds, shares, slab })

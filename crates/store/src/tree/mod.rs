@@ -39,15 +39,17 @@
 //! changed sees the change, and the forker waits for all others. So at the instant of the fork no
 //! change is half done, and the shared parts never change afterwards.
 
+mod kept;
 mod layers;
 mod parts;
 mod shadows;
 mod storage;
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use self::storage::FAN_BITS;
 pub(crate) use self::{
+    kept::{HEAD_BYTES, Head, KEY, KeptFile, NOTE_BYTES, ROOT, ROW_WORDS, Row, TABLES_BYTES, read_checked},
     layers::{Layers, Sums},
     parts::{EntryCounter, HOLE, NOTHING, Parts, Unused, entry_below, names_part},
     shadows::Shadows,
@@ -55,7 +57,7 @@ pub(crate) use self::{
 };
 use crate::{
     entry::{Entry, Fill, LayerId, Locked, MARKS, Pin},
-    limit::{Full, Purpose},
+    limit::{Budget, Full, Purpose},
     sync::{
         AtomicU32, AtomicU64, Mutex, MutexGuard,
         Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -79,6 +81,8 @@ pub(crate) struct Tree {
     /// The layers that the disk wrote to before, of which parts are left. The disk holds
     /// each.
     changing: Mutex<Vec<LayerId>>,
+    /// What another process finds the tree by, if the pool is kept in a file.
+    row: Option<Row>,
 }
 
 /// The place of a slot's entry when it was looked up.
@@ -202,7 +206,7 @@ fn index(slot: u64, level: u32) -> usize {
 
 /// Splits the root into a place and the level of the part that it names.
 #[inline]
-fn split(root: u64) -> (u64, u32) {
+pub(crate) fn split(root: u64) -> (u64, u32) {
     if names_part(root) { (root & !LEVEL_MASK, ((root & LEVEL_MASK) >> LEVEL_SHIFT) as u32) } else { (root, 0) }
 }
 
@@ -223,7 +227,27 @@ impl Tree {
             version: AtomicU64::new(0),
             layer: AtomicU32::new(layer.number()),
             changing: Mutex::default(),
+            row: None,
         }
+    }
+
+    /// Keeps the tree in the pool's file from now on. No other thread uses it yet.
+    pub(crate) fn keep(&mut self, kept: &Arc<KeptFile>, budget: &Budget) -> Result<(), Full> {
+        self.row = Some(Row::take(kept, self.root.load(Acquire), &self.layers(), budget)?);
+        Ok(())
+    }
+
+    /// Returns what the pool's file has of the tree.
+    pub(crate) fn row(&self) -> Option<&Row> {
+        self.row.as_ref()
+    }
+
+    fn store_root(&self, root: u64) {
+        // Before another thread can write below it.
+        if let Some(row) = &self.row {
+            row.set_root(root);
+        }
+        self.root.store(root, Release);
     }
 
     /// Creates a tree with parts that count it as a user: `root` is a place, and the level of the
@@ -469,7 +493,11 @@ impl<'a> Changing<'a> {
     }
 
     fn put(&self, place: &AtomicU64, name: u64) {
-        place.store(name, Release);
+        if std::ptr::eq(place, &self.tree.root) {
+            self.tree.store_root(name);
+        } else {
+            place.store(name, Release);
+        }
         self.tree.version.fetch_add(1, AcqRel);
     }
 
@@ -613,6 +641,9 @@ impl<'a> Changing<'a> {
         if self.parts.layers.parts(before) == 0 {
             return false;
         }
+        if let Some(row) = &self.tree.row {
+            row.owns(layer);
+        }
         self.tree.layer.store(layer.number(), SeqCst);
         self.layer = layer;
         wait(before);
@@ -660,10 +691,17 @@ impl Tree {
     /// Drops everything that the disk had. No thread uses the disk any more.
     pub(crate) fn end(&self, parts: Parts<'_>) -> Unused {
         let mut changing = self.change(parts, None);
+        let mut layers = std::mem::take(&mut *changing.lineage);
+        layers.push(self.layer());
+        if let Some(row) = &self.row {
+            row.ends(&layers);
+        }
         changing.set_root(NOTHING);
-        let layers = std::mem::take(&mut *changing.lineage);
-        for layer in layers.into_iter().chain([self.layer()]) {
+        for layer in layers {
             parts.layers.give(layer, parts.budget);
+        }
+        if let Some(row) = &self.row {
+            row.give(parts.budget);
         }
         changing.end()
     }

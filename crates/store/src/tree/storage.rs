@@ -26,7 +26,7 @@ use crate::{
     entry::{Entry, GONE, LayerId, Locked},
     heap::{Location, Owner},
     limit::{Budget, Full, Purpose, machine},
-    memory::{Reserved, Slab},
+    memory::{MemoryFile, Reserved, Slab},
     sync::{
         self, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
@@ -100,26 +100,34 @@ pub(crate) struct PartStorage {
 }
 
 impl PartStorage {
-    /// Creates an empty set, with address space for as many parts as the machine's memory can hold.
+    /// Creates an empty set, with address space for as many parts as the machine's memory can hold: in
+    /// a file in memory, if there is one.
     ///
     /// # Errors
     /// The process cannot reserve the address space.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(file: Option<&MemoryFile>) -> io::Result<Self> {
         let useful = machine::bytes().map_or(LEAVES_MAX, |bytes| (bytes / LEAF_BYTES as u64) as usize);
         let useful = useful.min(machine::address_space() / 4 / EACH_BYTES);
-        let words = Reserved::at_most(useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
+        let words = Reserved::at_most(file, useful.min(LEAVES_MAX) * LEAF_SLOTS, LEAVES_MIN * LEAF_SLOTS)?;
         let count = words.count() / LEAF_SLOTS;
         Ok(Self {
             leaf_slab: Slab::new(count, LEAF_BYTES, size_of::<[sync::AtomicU32; 4]>()),
             node_slab: Slab::new(count, LEAF_BYTES, size_of::<[sync::AtomicU32; 2]>()),
             count_slab: Slab::new(count, LEAF_SLOTS * size_of::<u32>(), 0),
-            leaves: Reserved::new(count)?,
-            nodes: Reserved::new(count * LEAF_SLOTS)?,
-            inner: Reserved::new(count)?,
+            leaves: Reserved::new_in(file, count)?,
+            nodes: Reserved::new_in(file, count * LEAF_SLOTS)?,
+            inner: Reserved::new_in(file, count)?,
             counts: Reserved::new(count * LEAF_SLOTS)?,
             words,
             births: atomic::AtomicU32::new(0),
         })
+    }
+
+    /// Returns how many leaves and nodes there can be, and where in a file their rows are: words and
+    /// metadata of leaves, places and metadata of nodes.
+    pub(crate) fn in_file(&self) -> (u64, [u64; 4]) {
+        let rows = [self.words.in_file(), self.leaves.in_file(), self.nodes.in_file(), self.inner.in_file()];
+        (self.leaves.count() as u64, rows)
     }
 
     /// Takes a leaf for `layer` with one use; all its entries are `entry`.

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use crate::{
     handover::{handed_over, handed_over_after},
+    killed::{kept, salvaged},
     pages::mixed,
 };
 
@@ -117,6 +118,8 @@ enum Op {
     /// Gives such a stream up.
     GiveUp,
     HandOver,
+    /// Goes on with what another process would find.
+    Kill,
 }
 
 const SLOTS: u64 = 4300;
@@ -141,6 +144,7 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
         2 => Just(Op::Round),
         1 => Just(Op::GiveUp),
         1 => Just(Op::HandOver),
+        1 => Just(Op::Kill),
     ];
     (any::<usize>(), op)
 }
@@ -148,7 +152,7 @@ fn any_op() -> impl Strategy<Value = (usize, Op)> {
 /// Runs `ops`. With `dedupe`, many of the pages are equal.
 fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseError> {
     let config = PoolConfig::default().dedupe(dedupe);
-    let mut pool = Pool::new(config.clone()).expect("a pool");
+    let mut pool = Pool::new(kept(&config)).expect("a pool");
     let new = |pool: &Pool| {
         let disk = if over { pool.disk_over(SLOTS) } else { pool.disk(SLOTS) };
         Modelled { disk: disk.expect("a disk"), model: vec![Held::Nothing; SLOTS as usize] }
@@ -240,9 +244,14 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
                 precopy.round(&before, stream).expect("a round");
             }
             Op::GiveUp => ahead = None,
-            Op::HandOver => {
+            // After that, the pool is in private memory.
+            Op::Kill if pool.file().is_none() => {}
+            Op::HandOver | Op::Kill => {
                 let before: Vec<&Disk> = disks.iter().map(|modelled| &modelled.disk).collect();
-                let imported = match ahead.take() {
+                let is_killed = matches!(op, Op::Kill);
+                // What only rounds need is not found.
+                let imported = match ahead.take().filter(|_| !is_killed) {
+                    None if is_killed => salvaged(&pool, &before, kept(&config)),
                     None => handed_over(&pool, &before, config.clone()),
                     Some(rounds) => handed_over_after(rounds, &pool, &before, config.clone(), dedupe),
                 };

@@ -69,7 +69,7 @@ pub(crate) fn handed_over_after(
     compared(&stream, max_bytes, pool, disks, config, dedupe)
 }
 
-fn compared(
+pub(crate) fn compared(
     mut stream: &[u8],
     max_bytes: u64,
     pool: &Pool,
@@ -111,7 +111,7 @@ fn text(number: u64) -> Box<Page> {
 }
 
 /// A pool with forks, holes, links, shared objects and every kind of page.
-fn varied(config: PoolConfig) -> (Pool, Vec<Disk>) {
+pub(crate) fn varied(config: PoolConfig) -> (Pool, Vec<Disk>) {
     let pool = Pool::new(config).expect("a pool");
     let first = pool.disk(300_000).expect("a disk");
     for slot in 0..150 {

@@ -9,6 +9,7 @@ mod forked;
 mod forks;
 mod handover;
 mod history;
+mod killed;
 mod limit;
 mod model;
 mod one;

@@ -1,0 +1,442 @@
+//! A pool whose process was killed, from the file in memory that it was kept in (`tree/kept.rs`), as a
+//! stream.
+//!
+//! ```text
+//! from each disk's row: number nodes after what is below them, and leaves as they are found
+//! entries of these lead to entries of other leaves, which are needed too, and those lead on once
+//! write the leaves, the nodes, the disks
+//! ```
+//!
+//! No thread changes the file any more, so what it has is what every thread had left at the instant of its
+//! end: pages that were written whole, each as it was before or after a write. What the pool's entries or
+//! nodes do not lead to is not looked at, so room that was taken and not used is lost with the file.
+//!
+//! The file is untrusted: numbers are checked before they are used, and what is written is checked again by
+//! its reader (`import.rs`). Objects are checked when they are decoded, as always.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt,
+};
+
+use pagefold_codec::PAGE_SIZE;
+
+use super::{
+    DISKS, EMPTY, END, ExportError, HEADER, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK, NO_ROOT, NODE_ROOT, NODES,
+    NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES, blocks::BlockWriter,
+};
+use crate::{
+    disk::{Disk, SLOTS_MAX},
+    entry::{Entry, MARKS},
+    heap::{Location, Owner, read_object},
+    streams::{NUMBERS, Plan},
+    tree::{
+        HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, PartStorage as Leaves,
+        ROOT, ROW_WORDS, TABLES_BYTES, levels, names_part, read_checked, split,
+    },
+};
+
+/// All entries of a leaf, a bit for each.
+const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
+
+/// Bytes of the metadata of a leaf, and of a node. Both begin with the layer.
+const OF_LEAF: u64 = 16;
+const OF_NODE: u64 = 8;
+
+/// What is needed to find a disk again in a pool's [file](crate::PoolConfig::kept_in).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeptDisk {
+    /// Identifies the disk in the file.
+    pub key: u64,
+    /// Its size in slots.
+    pub slots: u64,
+    /// Its own limit; `u64::MAX` if it has none.
+    pub limit_bytes: u64,
+    /// Whether its discarded slots become holes.
+    pub is_over: bool,
+    /// What the importer gets with it, at most 64 KiB.
+    pub note: Vec<u8>,
+}
+
+impl KeptDisk {
+    /// Describes a disk again.
+    pub fn new(key: u64, slots: u64, limit_bytes: u64, is_over: bool, note: Vec<u8>) -> Self {
+        Self { key, slots, limit_bytes, is_over, note }
+    }
+
+    /// Describes a disk of a pool that is kept in a file; `None` if the pool is not.
+    pub fn of(disk: &Disk, note: Vec<u8>) -> Option<Self> {
+        let key = disk.tree().row()?.key();
+        Some(Self { key, slots: disk.slots(), limit_bytes: disk.limit(), is_over: disk.is_over(), note })
+    }
+}
+
+/// Why nothing can be made of a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SalvageError {
+    /// The file cannot be read.
+    #[error("cannot read the memory of the pool: {0}")]
+    Read(#[from] io::Error),
+    /// It is not a pool's, or it is damaged.
+    #[error("the memory of the pool is not sound: {what}")]
+    Invalid {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The stream cannot be written.
+    #[error(transparent)]
+    Write(#[from] ExportError),
+}
+
+fn invalid<T>(what: &'static str) -> Result<T, SalvageError> {
+    Err(SalvageError::Invalid { what })
+}
+
+/// The file of a pool whose process has ended, see [`PoolConfig::kept_in`](crate::PoolConfig::kept_in).
+#[derive(Debug)]
+pub struct Salvage {
+    file: File,
+    head: Head,
+    codec: String,
+}
+
+/// A leaf of the stream.
+struct FoundLeaf {
+    layer: u32,
+    words: [u64; LEAF_SLOTS],
+    /// A bit for each entry that is needed.
+    wanted: u64,
+    /// Whether a tree has it.
+    in_tree: bool,
+}
+
+/// A node of the stream.
+struct FoundNode {
+    layer: u32,
+    level: u32,
+    places: [u64; LEAF_SLOTS],
+}
+
+/// What the rows lead to.
+struct Walk<'a> {
+    salvage: &'a Salvage,
+    /// Numbers in the stream by those in the file.
+    leaf_numbers: HashMap<u32, u32>,
+    node_numbers: HashMap<u32, u32>,
+    leaves: Vec<FoundLeaf>,
+    nodes: Vec<FoundNode>,
+}
+
+impl Salvage {
+    /// Opens the file. No process changes it.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a pool's.
+    pub fn open(file: File) -> Result<Self, SalvageError> {
+        let mut bytes = [0; HEAD_BYTES];
+        file.read_exact_at(&mut bytes, 0)?;
+        let (head, codec) = Head::decode(&bytes).map_err(|what| SalvageError::Invalid { what })?;
+        Ok(Self { file, head, codec })
+    }
+
+    /// Returns the last [note](crate::Pool::keep_note); `None` if there was none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn note(&self) -> Result<Option<Vec<u8>>, SalvageError> {
+        let read = |which: u64| read_checked(&self.file, self.head.notes_at + which * NOTE_BYTES, NOTE_BYTES);
+        let notes = [read(0)?, read(1)?];
+        Ok(notes.into_iter().flatten().max_by_key(|(generation, _)| *generation).map(|(_, note)| note))
+    }
+
+    /// Returns whether the disk existed when the process ended.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn has(&self, disk: &KeptDisk) -> Result<bool, SalvageError> {
+        Ok(self.root(disk.key)?.is_some())
+    }
+
+    /// Writes these disks, and what they hold, to `out`, from which [`Pool::import`](crate::Pool::import)
+    /// makes a pool. A disk that did not exist any more is empty.
+    ///
+    /// # Errors
+    /// See [`SalvageError`]. `out` may have part of a stream.
+    pub fn write(&self, disks: &[KeptDisk], out: &mut dyn Write) -> Result<(), SalvageError> {
+        let (leaf_numbers, node_numbers) = (HashMap::new(), HashMap::new());
+        let mut walk = Walk { salvage: self, leaf_numbers, node_numbers, leaves: Vec::new(), nodes: Vec::new() };
+        let mut roots = Vec::with_capacity(disks.len());
+        for disk in disks {
+            if disk.note.len() > NOTE_MAX || disk.slots > SLOTS_MAX {
+                return invalid("a disk that cannot be");
+            }
+            let (name, level) = split(self.root(disk.key)?.unwrap_or(NOTHING));
+            if names_part(name) {
+                walk.node(name, level)?;
+            }
+            roots.push((name, level));
+        }
+        walk.follow()?;
+        walk.write(disks, &roots, out)
+    }
+
+    fn words<const N: usize>(&self, at: u64) -> io::Result<[u64; N]> {
+        let mut bytes = [0; 8 * LEAF_SLOTS];
+        let bytes = &mut bytes[..8 * N];
+        self.file.read_exact_at(bytes, at)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
+    }
+
+    fn word32(&self, at: u64) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        self.file.read_exact_at(&mut bytes, at)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Returns the root of a disk; `None` if there is no such disk.
+    fn root(&self, key: u64) -> Result<Option<u64>, SalvageError> {
+        let Some(number) = (key as u32).checked_sub(1).filter(|&number| u64::from(number) < self.head.rows) else {
+            return invalid("a disk without a row");
+        };
+        let row: [u64; 2] = self.words(self.head.rows_at + u64::from(number) * (8 * ROW_WORDS as u64))?;
+        Ok((row[KEY] == key).then_some(row[ROOT]))
+    }
+
+    /// Appends an object.
+    fn object(&self, at: Location, len_bytes: usize, out: &mut Vec<u8>) -> Result<(), SalvageError> {
+        let span = 1 << self.head.span_bits;
+        let (shard, body) = (at.get() / span, at.get() % span);
+        let start = self.head.heap_at + shard * span;
+        let read = |at: u32, bytes: &mut [u8]| self.file.read_exact_at(bytes, start + u64::from(at));
+        if shard >= self.head.shards || !read_object(&read, span, body as u32, len_bytes, out)? {
+            return invalid("an entry names an object that is not there");
+        }
+        Ok(())
+    }
+}
+
+impl Walk<'_> {
+    fn part(&self, name: u64) -> Result<u32, SalvageError> {
+        match (name as u32).checked_sub(1) {
+            Some(number) if u64::from(number) < self.salvage.head.parts => Ok(number),
+            _ => invalid("a place names a part that cannot be"),
+        }
+    }
+
+    /// Numbers a node after what is below it.
+    fn node(&mut self, name: u64, level: u32) -> Result<(), SalvageError> {
+        let part = self.part(name)?;
+        if let Some(&number) = self.node_numbers.get(&part) {
+            return if self.nodes[number as usize].level == level { Ok(()) } else { invalid("a node of two levels") };
+        }
+        if !(1..=levels(SLOTS_MAX)).contains(&level) {
+            return invalid("a node of a level that cannot be");
+        }
+        let Salvage { head, .. } = self.salvage;
+        let places = self.salvage.words(head.nodes_at + u64::from(part) * LEAF_BYTES as u64)?;
+        let layer = self.salvage.word32(head.inner_at + u64::from(part) * OF_NODE)?;
+        for name in places.into_iter().filter(|&name| names_part(name)) {
+            if level == 1 {
+                let part = self.part(name)?;
+                let leaf = self.leaf(part)?;
+                (leaf.in_tree, leaf.wanted) = (true, ALL);
+            } else {
+                self.node(name, level - 1)?;
+            }
+        }
+        self.node_numbers.insert(part, self.nodes.len() as u32);
+        self.nodes.push(FoundNode { layer, level, places });
+        Ok(())
+    }
+
+    /// Returns a leaf, which gets the next number if it has none.
+    fn leaf(&mut self, part: Owner) -> Result<&mut FoundLeaf, SalvageError> {
+        let Salvage { head, .. } = self.salvage;
+        let number = match self.leaf_numbers.get(&part) {
+            Some(&number) => number,
+            None if u64::from(part) < head.parts => {
+                let words: [u64; LEAF_SLOTS] =
+                    self.salvage.words(head.words_at + u64::from(part) * LEAF_BYTES as u64)?;
+                let layer = self.salvage.word32(head.leaves_at + u64::from(part) * OF_LEAF)?;
+                let words = words.map(|word| word & !MARKS);
+                let number = self.leaves.len() as u32;
+                self.leaf_numbers.insert(part, number);
+                self.leaves.push(FoundLeaf { layer, words, wanted: 0, in_tree: false });
+                number
+            }
+            None => return invalid("an entry leads to a leaf that cannot be"),
+        };
+        Ok(&mut self.leaves[number as usize])
+    }
+
+    /// Finds the entries to which entries lead: from a tree to another leaf, and on to one of the pool's own.
+    fn follow(&mut self) -> Result<(), SalvageError> {
+        let mut from: Vec<(usize, u64)> = (0..self.leaves.len()).map(|leaf| (leaf, ALL)).collect();
+        while let Some((leaf, entries)) = from.pop() {
+            for index in (0..LEAF_SLOTS).filter(|index| entries >> index & 1 != 0) {
+                let (to, index) = match Entry::decode(self.leaves[leaf].words[index]) {
+                    Entry::Link(_) if !self.leaves[leaf].in_tree => return invalid("a link that leads to a link"),
+                    Entry::Link(to) => (to, index),
+                    Entry::Shared { number, .. } => Leaves::leaf_of(number),
+                    _ => continue,
+                };
+                let found = self.leaf(to)?;
+                if found.wanted >> index & 1 == 0 {
+                    found.wanted |= 1 << index;
+                    from.push((self.leaf_numbers[&to] as usize, 1 << index));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, disks: &[KeptDisk], roots: &[(u64, u32)], out: &mut dyn Write) -> Result<(), SalvageError> {
+        let Salvage { head, .. } = self.salvage;
+        let mut writer = BlockWriter::begin(out, None)?;
+        self.write_head(&mut writer)?;
+        // Layers are numbered in the order in which they first occur.
+        let mut layers = HashMap::from([(head.common_layer as u32, 0)]);
+        let mut layer_number = |layer: u32| {
+            let next = layers.len() as u32;
+            *layers.entry(layer).or_insert(next)
+        };
+        let mut objects = 0;
+        for leaf in &self.leaves {
+            let record = writer.record(LEAVES)?;
+            record.extend(layer_number(leaf.layer).to_le_bytes());
+            let start = record.len();
+            record.extend([EMPTY; LEAF_SLOTS]);
+            for index in (0..LEAF_SLOTS).filter(|index| leaf.wanted >> index & 1 != 0) {
+                let entry = leaf.words[index];
+                let tag = self.entry(entry, record)?;
+                record[start + index] = tag;
+                objects += u64::from(Entry::decode(entry).object().is_some());
+            }
+        }
+        for FoundNode { layer, level, places } in &self.nodes {
+            let record = writer.record(NODES)?;
+            record.extend(layer_number(*layer).to_le_bytes());
+            record.extend([*level as u8, 0]);
+            let count_at = record.len() - 1;
+            let numbers = if *level == 1 { &self.leaf_numbers } else { &self.node_numbers };
+            for (index, &place) in places.iter().enumerate() {
+                let part = match place {
+                    NOTHING => continue,
+                    HOLE_PLACE => HOLE_PART,
+                    name => numbers[&self.part(name)?],
+                };
+                record.push(index as u8);
+                record.extend(part.to_le_bytes());
+                record[count_at] += 1;
+            }
+        }
+        // By the row of a disk, the layers that it had.
+        let mut owned = HashMap::<u32, Vec<u32>>::new();
+        let mut next = layers.len() as u32;
+        for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
+            let row = self.salvage.word32(head.owners_at + u64::from(layer) * 4)?;
+            owned.entry(row).or_default().push(number);
+        }
+        for (disk, &(name, level)) in disks.iter().zip(roots) {
+            let (kind, node) = match name {
+                NOTHING => (NO_ROOT, 0),
+                HOLE_PLACE => (HOLE_ROOT, 0),
+                name => (NODE_ROOT, self.node_numbers[&self.part(name)?]),
+            };
+            let exists = self.salvage.has(disk)?;
+            let mut earlier = owned.remove(&(disk.key as u32)).filter(|_| exists).unwrap_or_default();
+            earlier.sort_unstable();
+            let record = writer.record(DISKS)?;
+            let start = record.len();
+            record.extend([0; 4]);
+            record.extend(disk.slots.to_le_bytes());
+            record.extend(disk.limit_bytes.to_le_bytes());
+            record.extend(if disk.is_over { OVER } else { 0 }.to_le_bytes());
+            record.extend([kind, level as u8]);
+            record.extend(node.to_le_bytes());
+            // It writes to a layer of its own from now on: counts of uses are not there.
+            record.extend(next.to_le_bytes());
+            next += 1;
+            record.extend((earlier.len() as u32).to_le_bytes());
+            record.extend(earlier.iter().flat_map(|layer| layer.to_le_bytes()));
+            record.extend((disk.note.len() as u32).to_le_bytes());
+            record.extend(&disk.note);
+            let len = (record.len() - start - 4) as u32;
+            record[start..start + 4].copy_from_slice(&len.to_le_bytes());
+        }
+        let record = writer.record(END)?;
+        for count in [self.leaves.len(), self.nodes.len(), disks.len()] {
+            record.extend((count as u32).to_le_bytes());
+        }
+        record.extend(u64::to_le_bytes(objects));
+        record.extend(0_u64.to_le_bytes());
+        writer.end()?;
+        Ok(())
+    }
+
+    fn write_head(&self, writer: &mut BlockWriter<'_>) -> Result<(), SalvageError> {
+        let Salvage { head, file, codec } = self.salvage;
+        let record = writer.record(HEADER)?;
+        record.extend((PAGE_SIZE as u32).to_le_bytes());
+        record.extend((LEAF_SLOTS as u32).to_le_bytes());
+        // Figures of the pool, and of its training.
+        record.extend([0; 5 * 8]);
+        record.extend(Plan::USUAL.stride.to_le_bytes());
+        record.extend((codec.len() as u16).to_le_bytes());
+        record.extend(codec.as_bytes());
+        let mut tables = Vec::new();
+        for number in 0..NUMBERS {
+            let found = read_checked(file, head.tables_at + number as u64 * TABLES_BYTES, TABLES_BYTES)?;
+            tables.extend(found.map(|(order, bytes)| (order, number as u8, bytes)));
+        }
+        tables.sort_unstable();
+        for (_, number, bytes) in tables {
+            writer.end_block()?;
+            let record = writer.record(TABLES)?;
+            record.push(number);
+            record.extend(bytes);
+        }
+        Ok(())
+    }
+
+    /// Appends an entry, and returns its tag.
+    fn entry(&self, word: u64, record: &mut Vec<u8>) -> Result<u8, SalvageError> {
+        if word == 0 {
+            return invalid("a leaf that was freed is in use");
+        }
+        Ok(match Entry::decode(word) {
+            Entry::Empty => EMPTY,
+            Entry::Hole => HOLE,
+            Entry::Link(to) => {
+                record.extend(self.leaf_numbers[&to].to_le_bytes());
+                LINK
+            }
+            Entry::Shared { number, len_bytes } => {
+                let (to, index) = Leaves::leaf_of(number);
+                record.extend((len_bytes as u16 - 1).to_le_bytes());
+                record.extend(self.leaf_numbers[&to].to_le_bytes());
+                record.push(index as u8);
+                SHARED
+            }
+            Entry::Same(fill) => {
+                let fill = fill.checked().ok_or(SalvageError::Invalid { what: "a word without a form" })?;
+                record.extend(fill.word().to_le_bytes());
+                SAME
+            }
+            Entry::Object { tables, len_bytes, at } => {
+                record.extend((len_bytes as u16 - 1).to_le_bytes());
+                self.salvage.object(at, len_bytes, record)?;
+                OBJECT | tables << 4
+            }
+            Entry::Raw { at } => {
+                self.salvage.object(at, PAGE_SIZE, record)?;
+                RAW
+            }
+        })
+    }
+}
