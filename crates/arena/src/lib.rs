@@ -56,9 +56,9 @@ unsafe impl Send for Piece {}
 // SAFETY: as above; a shared piece only allows reads.
 unsafe impl Sync for Piece {}
 
-/// A thread takes pieces from its lane, and a lane takes extents from the rest of the mapping: if
-/// two threads shared a huge page, both would zero one at the first fault, and one of these would
-/// be discarded.
+/// A thread takes pieces from its lane, and a lane takes extents from the rest of the mapping. If
+/// two threads shared a huge page, each would zero one at the first fault, and the kernel would
+/// discard one of the two.
 ///
 /// Invariant: the free ranges of all lanes, the pieces lent and the bytes after `taken` make up the
 /// mapping, without overlap.

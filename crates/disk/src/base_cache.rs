@@ -34,7 +34,7 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 const LEAST_UNIT_BYTES: u64 = 32 << 10;
 
 /// The longest unit. The first reader of a longer cluster would wait for the compression of all its
-/// pages; the base's own cache spares most of the further times that it is decoded.
+/// pages, and the base's own cache avoids most of its further decodings.
 const MOST_UNIT_BYTES: u64 = 256 << 10;
 
 /// How many missed units one is kept of, if the cache is full.

@@ -110,7 +110,7 @@ impl Note {
     }
 }
 
-/// A pool that was read from a stream, and its disks, which still lack what is below them.
+/// A pool that was read from a stream, and its disks, which do not yet have their bases.
 #[derive(Debug)]
 pub struct ImportedDisks {
     pool: Pool,

@@ -1,5 +1,5 @@
-//! The disks of a server, created, changed and removed while it serves them: all that the other
-//! modules do with them, in one place.
+//! The disks of a server, which are created, changed and removed while it serves them. All
+//! operations of other modules on disks are here.
 //!
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 

@@ -642,8 +642,8 @@ impl Disk {
     /// of `disk` that was never written to: returns what `disk` had changed when it was forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
-        // The fork's layers are those of the disk, which keeps them in its lineage whatever it has
-        // become since.
+        // The fork's layers are those of the disk, which keeps them in its lineage even after it
+        // became another's content.
         let layers = disk.tree.layers();
         let (changed, slots) = self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers);
         Ok(ChangedRun { changed, slots })

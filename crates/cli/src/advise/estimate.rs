@@ -25,7 +25,7 @@ const TAIL: f64 = 0.05;
 /// Minimum number of measurements that say something about those not taken.
 const LEAST: usize = 2;
 
-/// The least and the most of `y` that is possible for each `x`.
+/// The least and the greatest possible `y` per `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
     pub(super) least: f64,

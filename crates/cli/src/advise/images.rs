@@ -1,10 +1,10 @@
 //! Size and speed of images of the input. The image writer packs each batch of samples into a small
 //! image, and the first of these images are read at random offsets.
 //!
-//! All choices are tried on the same batches, and the fastest get the most. The size for a slow
-//! choice is derived from that for a faster one, by comparing the batches that both have packed; that
-//! for the first choice from the objects of the pages. These ratios vary less between batches than
-//! the sizes themselves.
+//! All choices are tried on the same batches, and the fastest get the most. The size for the first
+//! choice is derived from the objects of the pages. The size for a slow choice is derived from that
+//! for a faster one, by the batches that both have packed. These ratios vary less between batches
+//! than the sizes themselves.
 
 use std::{
     collections::HashMap,
