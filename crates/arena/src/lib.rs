@@ -231,8 +231,8 @@ impl Free {
         self.by_len.remove(&(len, start));
     }
 
-    /// Takes `len` bytes from the shortest range that fits, and among these the first, so that
-    /// memory is used from the front.
+    /// Takes `len` bytes from the first of the shortest ranges that fit, so that memory is used
+    /// from the front.
     fn take(&mut self, len: usize) -> Option<usize> {
         let Some((range, start)) = self.by_len.range((len, 0)..).next().copied() else {
             let start = self.rest.0;

@@ -130,8 +130,8 @@ impl Base {
         self.format
     }
 
-    /// Returns the most memory that the base uses in addition to the cache: metadata that locates content,
-    /// once it has been read.
+    /// Returns the most memory that the base uses in addition to the cache, for metadata that
+    /// locates content.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()
     }

@@ -257,8 +257,8 @@ impl KeptPages {
         is_kept
     }
 
-    /// Returns how many of `len` bytes from `offset` on, of which the first is not kept, are to be
-    /// read together: up to a unit that is kept.
+    /// Returns how many of `len` bytes from `offset` on are to be read together: up to a unit that
+    /// is kept. The first byte is not kept.
     pub(crate) fn missing(&self, offset: u64, len: usize) -> usize {
         let end = offset + len as u64;
         let mut at = self.unit_end(offset);

@@ -334,8 +334,7 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<Option<PathBuf>, Failure> {
         let mut entries = self.table.lock();
         let disk = (name.to_owned(), to.to_owned(), entries.get(name)?.record_bytes());
-        // Without a disk there are no snapshots of it: if the disk's new name is free, so are those
-        // of its snapshots.
+        // Only a disk has snapshots: if the disk's new name is free, so are those of its snapshots.
         let snapshots = entries.snapshots(name).map(|(old, snapshot)| {
             let new = format!("{to}{}", &old[name.len()..]);
             (old.clone(), new, snapshot.record_bytes())

@@ -24,8 +24,8 @@ pub trait Storage: ReadAt + Any {
         self.is_changed()
     }
 
-    /// Returns the data or the hole that contains the byte at `at`, which is before the end, if
-    /// that is known without reading. A hole reads as zeros.
+    /// Returns the data or the hole that contains the byte at `at`, if that is known without
+    /// reading. `at` is before the end. A hole reads as zeros.
     fn stretch_at(&self, _at: u64) -> Stretch {
         Stretch { end: u64::MAX, is_hole: false }
     }

@@ -623,8 +623,8 @@ impl Disk {
         Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
     }
 
-    /// Returns what the slot holds, and how many slots from it on, at most `limit`, certainly hold
-    /// the same and are cheap to skip.
+    /// Returns what the slot holds, and how many slots from this one on, at most `limit`, certainly
+    /// hold the same and are cheap to skip.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
         let (entry, slots) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));

@@ -53,10 +53,10 @@
 //! [`Pool::export`] writes a pool as a stream, from which [`Pool::import`] makes another one.
 //! [`Precopy`] writes most of it while the disks are in use.
 //!
-//! A background thread compacts memory that frees have left partly empty. Each pool has its own,
-//! started when there is work for the first time, which ends with the pool; a fork of the process
-//! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
-//! memory is reported as [`Error::Corrupt`] if the codec can detect it.
+//! A background thread compacts memory that frees have left partly empty. Each pool has its own
+//! thread, which starts with the first work and ends with the pool. A fork of the process starts
+//! another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged memory
+//! is reported as [`Error::Corrupt`] if the codec can detect it.
 
 mod background;
 mod clean;

@@ -181,8 +181,8 @@ impl Estimate {
         Self { limits: [limits[0].min(self.limits[0]), limits[1].max(self.limits[1])], ..self + sizes }
     }
 
-    /// Adds the error of the method itself, which 95 % of the cases keep: a fraction of the figure,
-    /// and an absolute error.
+    /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the
+    /// figure, and an absolute error.
     pub(super) fn within(self, fraction: f64, absolute: f64) -> Self {
         let variance = self.variance + ((self.value * fraction + absolute) / students_t(f64::INFINITY)).powi(2);
         let [low, high] = self.limits;

@@ -294,7 +294,7 @@ pub(super) unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, a
 #[derive(Clone, Copy)]
 pub(super) struct Writer<F> {
     pub(super) format: PhantomData<F>,
-    /// Where the last offset began; before the first offset, where that will begin.
+    /// Where the last offset began, or where the first will begin.
     pub(super) last_offset: usize,
     pub(super) out: *mut u8,
     pub(super) at: usize,

@@ -272,8 +272,8 @@ impl Heap {
     }
 
     /// Moves up to [`BATCH`] objects to other room in their shard, if their owners' entries name
-    /// them. It waits for the readers of all of them together: the pins that say who reads are on
-    /// lines that other CPUs keep writing.
+    /// them. It waits once for the readers of all of them: the pins of readers are on lines that
+    /// other CPUs keep writing.
     fn relocate(
         &self,
         number: usize,

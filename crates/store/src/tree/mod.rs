@@ -499,8 +499,7 @@ impl<'a> Changing<'a> {
     /// Makes the slots like those below a place with the value `below`: [`NOTHING`] or [`HOLE`].
     ///
     /// # Errors
-    /// There is no memory to do it where a part is shared, or where nothing becomes a hole; some of
-    /// the slots are cleared.
+    /// There is no memory for a copy of a shared part or for holes; some of the slots are cleared.
     pub(crate) fn clear(&mut self, slots: std::ops::Range<u64>, below: u64, most: u64) -> Result<(), Full> {
         let root = &self.tree.root;
         // Nothing is stored beyond the disk's end.
