@@ -128,7 +128,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Sets a check: the server can be handed over to another process only while `obstacle` returns
+    /// Adds a check: the server can be handed over to another process only while `obstacle` returns
     /// `None`. Otherwise it returns what cannot be handed over.
     pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.obstacles.add(obstacle);

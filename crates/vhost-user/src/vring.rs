@@ -56,7 +56,7 @@ struct State {
     again: VecDeque<InFlight>,
     /// How many of `again` wait for room, the last ones.
     waiting: usize,
-    /// Counters of the requests that wait, those being retried included.
+    /// Each counts a request that waits or is being retried.
     counted: Vec<Waiting>,
     /// Whether the driver notifies the device of requests.
     is_notified: bool,
