@@ -193,7 +193,7 @@ enum Owner {
     Earlier,
 }
 
-/// Returns the devices of a disk, which is one of `all`.
+/// Returns the devices of `disk`, one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
     let served = served_device(disk)?;
     let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();
