@@ -49,8 +49,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// Opens the file at `path`, and reads only what that takes. Of an EROFS image, what locates the
-    /// content is read and verified when it is needed; of a qcow2 image, when it is opened.
+    /// Opens the file at `path`, and reads only what that takes. Metadata that locates content is
+    /// read and verified when it is needed (EROFS) or when the file is opened (qcow2).
     ///
     /// `tell` gets a line when the first read fails, and one when the open file is found to have
     /// been changed by others.
@@ -130,8 +130,8 @@ impl Base {
         self.format
     }
 
-    /// Returns the most memory that the base uses in addition to the cache: metadata that locates content,
-    /// once it has been read.
+    /// Returns the most memory that the base uses in addition to the cache, for metadata that
+    /// locates content.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()
     }

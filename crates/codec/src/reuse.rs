@@ -48,9 +48,9 @@ struct Matches {
     bytes: u32,
 }
 
-/// Returns for each slot the place in `dictionary`, of those whose first eight bytes have this slot,
-/// where matches save most in `pages`. Places where matches have less than `least` bytes on average
-/// are left out: short ones save little, and each costs an encoder a mispredicted branch.
+/// Returns for each slot the place in `dictionary` whose matches save most in `pages`, among those
+/// whose first eight bytes have this slot. Places where matches have less than `least` bytes on
+/// average are left out: short ones save little, and each costs an encoder a mispredicted branch.
 ///
 /// The pages are parsed greedily: at each position, what occurred before in the page is skipped,
 /// and else the longest match in the dictionary is counted. Places within matches are not counted:

@@ -123,7 +123,7 @@ pub enum Command {
     /// Makes an export of this size that is not yet a disk's, so that a block device can be connected to
     /// it in advance.
     Spare {
-        /// Size of the disk that it can be, a multiple of 512 and not 0.
+        /// Size of the disks that it fits, a multiple of 512 and not 0.
         size_bytes: u64,
     },
     /// Makes such an export a disk's.

@@ -104,8 +104,8 @@ pub trait Manage: Send + Sync {
     /// Makes such an export a disk's.
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
-    /// Hands everything over to another server at the other end of a socket, which continues with it, and
-    /// returns before that begins. `ahead`: that one can read the pool while this one serves.
+    /// Hands everything over to the server at the other end of a socket, which continues with it.
+    /// Returns before that begins. `ahead`: that one can read the pool while this one serves.
     fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it

@@ -25,7 +25,7 @@ use crate::{
     ram::{Kept, slots_of},
 };
 
-/// The flag of a disk whose slots that hold nothing are as they were when it was created.
+/// The flag of a disk that was empty when it was created: its slots without content are unchanged.
 const BEGAN_EMPTY: u32 = 1;
 
 /// The flag of a snapshot, whose disk may be gone.
@@ -110,7 +110,7 @@ impl Note {
     }
 }
 
-/// A pool that was read from a stream, and its disks, which still lack what is below them.
+/// A pool that was read from a stream, and its disks, which do not yet have their bases.
 #[derive(Debug)]
 pub struct ImportedDisks {
     pool: Pool,

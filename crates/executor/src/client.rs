@@ -74,8 +74,7 @@ impl Client {
         Self::open_in(executor, export, limits, ())
     }
 
-    /// The same for a client that has a place among those of a server, which it keeps as long as it
-    /// exists.
+    /// The same for a client with a place among those of a server, which it holds while it exists.
     ///
     /// # Errors
     /// See [`OpenError`].

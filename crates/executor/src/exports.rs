@@ -130,8 +130,8 @@ impl Exports {
         self.only.as_ref()
     }
 
-    /// Returns what reports the exports that clients may see: those that exist now, and each that
-    /// comes, goes or gets another name. A set of [only](Self::only) one export never changes.
+    /// Returns a watch of the exports that clients may see. It reports those that exist now, and
+    /// each that comes, goes or is renamed. A set of [only](Self::only) one export never changes.
     pub fn watch(&self) -> Watch {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = table.by_age.iter().map(|(number, export)| (*number, Arc::clone(export))).collect();

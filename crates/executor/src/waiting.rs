@@ -492,7 +492,7 @@ mod tests {
         world.ends();
     }
 
-    /// Of the changes that one client cannot set aside, its own threads wait with as many as it has.
+    /// Changes that cannot be set aside block threads of their own client only.
     #[test]
     fn a_client_sets_a_bounded_number_aside() {
         let world = World::new(1, 4, u64::MAX);

@@ -133,9 +133,9 @@ impl Watchers {
 }
 
 impl State {
-    /// Adds an event. Of an export that has come and gone unseen, none is left, so that no more events
-    /// are kept than exports exist or were seen, however long they are not taken. Only renames are not
-    /// bounded.
+    /// Adds an event. The events of an export that comes and goes unseen cancel each other. So
+    /// there are at most as many events as exports that exist or were seen, even if they are not
+    /// taken for long. Only renames are not bounded.
     fn tell(&mut self, event: &Event) {
         let is_own = |other: &Event| other.number() == event.number();
         if matches!(event, Event::Removed { .. })

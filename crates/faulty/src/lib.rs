@@ -1,5 +1,5 @@
-//! A base in memory that is slow, fails, stalls or comes back short, when a test says so, and the
-//! same below a base: a storage.
+//! A base in memory that is slow, fails, stalls or comes back short when a test says so, and a
+//! storage, below a base, that does the same.
 #![forbid(unsafe_code)]
 
 mod storage;
@@ -112,7 +112,7 @@ impl Faulty {
         self.reads.load(Relaxed)
     }
 
-    /// Returns in how many units these reads were, if it is slow, without those that failed.
+    /// Returns the number of units of these reads if the base is slow, without those that failed.
     pub fn units(&self) -> u64 {
         self.units.load(Relaxed)
     }

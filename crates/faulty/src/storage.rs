@@ -83,7 +83,7 @@ impl FaultyStorage {
         self.fails_each.store(number, Relaxed);
     }
 
-    /// Cuts off what is beyond `end`, without a change of what it says of its length.
+    /// Cuts off what is beyond `end`, but still reports the same length.
     pub fn cut(&self, end: u64) {
         self.end.store(end, Relaxed);
     }

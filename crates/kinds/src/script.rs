@@ -1,5 +1,5 @@
-//! Recipes that are programs: the bench starts one, reads the memory that it names, and takes the
-//! files that it leaves.
+//! Recipes that are programs. The bench starts one, reads the memory that it names, and takes its
+//! files.
 //!
 //! The script's last argument is a folder for its files. When the script prints a line
 //! `memory KIND PID`, the bench reads that process's memory as KIND and then writes an empty line

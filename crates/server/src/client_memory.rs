@@ -5,9 +5,10 @@
 //!                                       │ connections │ connections that work │ loans            │
 //! ```
 //!
-//! Of the reserve and the overdraft together, connections have up to half, and those that work up to
-//! three quarters of the rest, if all permitted connections need that much. Loans get what is left,
-//! and nothing of the overdraft: clients that keep their loans for long keep no other out.
+//! Connections may take up to half of the reserve and the overdraft together, and working
+//! connections up to three quarters of the rest, if all permitted connections need that much. Loans
+//! get what is left, and nothing of the overdraft: clients that keep their loans for long keep no
+//! other out.
 //!
 //! Without an overdraft, disks would refuse pages, or the whole limit would be reserved for clients
 //! that may never connect. Beyond it, connections are refused, and requests wait for each other.
@@ -87,8 +88,8 @@ impl Claims {
         }
     }
 
-    /// Returns these bytes, of which the last ones are for `claim`, and the unused reserves that it
-    /// must leave: of the other claims, and beyond its own.
+    /// Returns the sum of these bytes, the last of which are for `claim`, and of the reserves that
+    /// `claim` must leave unused: those of other claims, and those beyond its own.
     fn with_reserves(self, claim: Claim, reserved: Self) -> u64 {
         let connections = self.connections.max(reserved.connections);
         let work = self.work.max(reserved.work);

@@ -1,5 +1,5 @@
-//! The disks of a server, created, changed and removed while it serves them: all that the other
-//! modules do with them, in one place.
+//! The disks of a server, which are created, changed and removed while it serves them. All
+//! operations of other modules on disks are here.
 //!
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 
@@ -334,8 +334,7 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<Option<PathBuf>, Failure> {
         let mut entries = self.table.lock();
         let disk = (name.to_owned(), to.to_owned(), entries.get(name)?.record_bytes());
-        // Without a disk there are no snapshots of it: if the disk's new name is free, so are those
-        // of its snapshots.
+        // Only a disk has snapshots: if the disk's new name is free, so are those of its snapshots.
         let snapshots = entries.snapshots(name).map(|(old, snapshot)| {
             let new = format!("{to}{}", &old[name.len()..]);
             (old.clone(), new, snapshot.record_bytes())

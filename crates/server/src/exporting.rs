@@ -89,7 +89,7 @@ impl Exporting {
         Ok(Self { _exported: Arc::new(Mutex::new(Some(open.export(server)?))) })
     }
 
-    /// The same with sockets that another process has, which is about to end: a thread opens them as soon
+    /// The same with sockets of another process that is about to end: a thread opens them as soon
     /// as it can. If that fails, the server goes on without them.
     pub(crate) fn when_free(server: &Server, sockets: Vec<MetricsSocket>) -> Self {
         let slot = Arc::new(Mutex::new(None));

@@ -1,5 +1,5 @@
-//! A server of disks: compressed RAM disks, files as read-only disks, forks and snapshots of them,
-//! over NBD and a control socket, and images of them.
+//! A server of disks: compressed RAM disks, read-only files, and their forks and snapshots, over
+//! NBD, with a control socket, and saved as images.
 //!
 //! ```
 #![doc = include_str!("../examples/fork.rs")]

@@ -258,9 +258,9 @@ impl Server {
     }
 
     /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
-    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and what it
-    /// leaves says why. The observer learns `why` it ends. Returns whether it has begun, or did so a moment
-    /// ago: otherwise it has no store, does not listen, or ends already.
+    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and
+    /// what it leaves says why. The observer learns `why` it ends. Returns whether this has begun,
+    /// now or a moment ago. Otherwise the server has no store, does not listen, or already ends.
     pub fn leave(&self, why: &str) -> bool {
         leave(self, why)
     }

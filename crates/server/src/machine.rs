@@ -39,8 +39,8 @@ impl Memory {
         Self::all(root, "MemTotal:").into_iter().min_by_key(|memory| memory.bytes)
     }
 
-    /// Returns how much memory a process next to this one can get, and where it is the least; `None` if
-    /// the system does not say.
+    /// Returns how much more memory processes can get, and what bounds it; `None` if the system
+    /// does not say.
     pub(crate) fn available() -> Option<Self> {
         Self::available_under(Path::new("/"))
     }
@@ -131,7 +131,8 @@ impl Mount<'_> {
             let (controllers, group) = (fields.next()?, fields.next()?);
             controllers.split(',').any(|controller| controller == self.controller).then_some(Path::new(group))
         });
-        // In a container, the path may be that on the host, and what is mounted the group itself.
+        // In a container, the path may be the one on the host, although the group itself is
+        // mounted.
         let inside = group.and_then(|group| group.strip_prefix(&self.group).ok()).unwrap_or(Path::new(""));
         let is_plain = inside.components().all(|part| matches!(part, Component::Normal(_)));
         let inside = if is_plain { inside } else { Path::new("") };

@@ -1,7 +1,8 @@
 //! A server's metrics. `docs/metrics.md` describes each.
 //!
-//! Values are read as they are: nothing is walked but the list of disks, whose rows are made in parts, so
-//! that a server with many disks is not delayed for long. All samples of a family stand together, as the formats demand.
+//! Values are read as they are. Only the list of disks is walked, in parts, so that a server with
+//! many disks is not delayed for long. All samples of a family stand together, as the formats
+//! demand.
 
 use std::time::UNIX_EPOCH;
 

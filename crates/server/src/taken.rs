@@ -15,9 +15,8 @@ use crate::{
 pub struct Taken(Received);
 
 impl Taken {
-    /// Takes over the server at the other end of a control socket: its disks, clients, sockets and limits.
-    /// Of `config`, the codec, the limits and what happens beyond them have no effect: they stay as they
-    /// are.
+    /// Takes over the server at the other end of a control socket: its disks, clients, sockets and
+    /// limits. The codec, the limits and `when_full` stay as they are, whatever `config` says.
     ///
     /// # Errors
     /// See [`TakeOverError`]. The server goes on.

@@ -128,8 +128,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Announces that the server can be handed over to another process only while `obstacle` returns
-    /// nothing; otherwise it names what cannot be handed over.
+    /// Adds a check: the server can be handed over to another process only while `obstacle` returns
+    /// `None`. Otherwise it returns what cannot be handed over.
     pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.obstacles.add(obstacle);
     }

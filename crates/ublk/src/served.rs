@@ -21,9 +21,9 @@ use crate::{
     queue::Queue,
 };
 
-/// A device that threads of this process serve: one for each queue. They end when the device is stopped.
-/// When this is dropped, they end after the requests that run; the device then waits for a server that
-/// recovers it, or fails.
+/// A device that threads of this process serve: one for each queue. They end when the device is
+/// stopped. When this is dropped, they finish their running requests and end. The device then waits
+/// for a server that recovers it, or fails.
 pub struct Served {
     /// Their threads own them, so that the client is gone when these end.
     queues: Vec<Weak<Queue>>,

@@ -127,8 +127,8 @@ impl Reports {
     }
 }
 
-/// A disk's socket. When this is dropped, no frontend can connect to it any more. A frontend that is
-/// connected stays, so that its guest gets errors for an export that was removed, and does not hang.
+/// A disk's socket. When this is dropped, no frontend can connect to it any more. A connected
+/// frontend stays when its export is removed, so that its guest gets errors and does not hang.
 pub struct Listening {
     shared: Arc<Shared>,
     number: u64,

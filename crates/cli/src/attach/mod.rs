@@ -69,7 +69,7 @@ impl Device {
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
     if args.create_ublk {
-        // The first process has the lock. This one, which may never end, does not share it.
+        // The first process has the lock. This process, which may never end, does not share it.
         let (disk, _) = find(&args.peer, &args.name)?;
         let number = ublk::create(args, &disk)?;
         let mut out = output();
@@ -137,8 +137,9 @@ fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, S
     Err(anyhow!(refused.join("; ")))
 }
 
-/// Returns whether the server still serves the disk as a device, whose creation has failed. The server
-/// needs a moment to see that a device was removed; one that the kernel has not finished may still come.
+/// After the creation of a device has failed, returns whether the server still serves the disk as
+/// one. The server needs a moment to notice that a device was removed, and the kernel may still
+/// finish one.
 fn stays_served(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<bool> {
     let start = Instant::now();
     loop {
@@ -192,7 +193,7 @@ enum Owner {
     Earlier,
 }
 
-/// Returns the devices of a disk, which is one of `all`.
+/// Returns the devices of `disk`, one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
     let served = served_device(disk)?;
     let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();

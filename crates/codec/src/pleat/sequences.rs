@@ -40,8 +40,8 @@ use crate::{
 /// Sequences that one refill of both streams serves, at most.
 const MOST_TOGETHER: usize = 10;
 const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
-/// Sequences that are read together while literals are decoded: few, which are on their way to the processor
-/// before it waits for the next look-ups.
+/// Sequences that are read together while literals are decoded: so few that the processor has begun
+/// them before it waits for the next look-ups.
 const FEW_TOGETHER: usize = 4;
 
 /// Room for the sequences of a page.

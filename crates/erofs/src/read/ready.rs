@@ -1,7 +1,7 @@
 //! Reading without waiting for storage.
 //!
-//! A read stops at the first byte that would need a wait, and so does one that meets an error: a
-//! read that waits then reports it.
+//! A read stops at the first byte that needs a wait or gives an error. A read that waits then
+//! reports the error.
 
 use pagefold_codec::cluster::{ClusterFormat, Portion as Wanted};
 

@@ -62,8 +62,8 @@ pub(crate) struct Budget {
 /// background thread.
 const MOVING_BYTES: u64 = 64 << 10;
 
-/// What a CPU's thread briefly holds twice: its new object, and the replaced objects that it keeps
-/// for readers.
+/// What a CPU's thread briefly holds in addition: its new object, and the replaced objects that it
+/// keeps for readers.
 const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
 /// The purpose for which memory is taken.
@@ -211,8 +211,8 @@ impl Budget {
         self.free.fetch_add(now_bytes.wrapping_sub(before_bytes), Relaxed);
     }
 
-    /// Returns whether an object is admitted that is `grows_bytes` longer than the one that it
-    /// replaces; `is_new` says that the slot is empty.
+    /// Returns whether an object is admitted if it is `grows_bytes` longer than the one that it
+    /// replaces, or, with `is_new`, if its slot is empty.
     #[inline]
     pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool) -> bool {
         let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };

@@ -72,8 +72,8 @@ impl Slab {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a free number. If there will be more numbers than ever before, calls `enable` with how
-    /// many there may be, to prepare the owner's memory for them; it must not use the slab.
+    /// Takes a free number. If there will be more numbers than ever before, calls `enable` with
+    /// their maximum, to prepare the owner's memory. `enable` must not use the slab.
     pub(crate) fn take(
         &self,
         purpose: Purpose,
@@ -144,9 +144,9 @@ impl Slab {
         Ok(page)
     }
 
-    /// Frees a number. If no part of its page is in use any more, `give_back` is called with the
-    /// number of the page's first part and the parts per page, to release their memory; it must not
-    /// use the slab.
+    /// Frees a number. If no part of its page is in use any more, calls `give_back` with the number
+    /// of the page's first part and the parts per page, to release their memory. `give_back` must
+    /// not use the slab.
     pub(crate) fn give(&self, number: u32, budget: &Budget, give_back: impl FnOnce(usize, usize)) {
         let mut guard = self.lock();
         let state = &mut *guard;
