@@ -30,7 +30,7 @@ test: deps
 check:
 	./scripts/check
 
-# Longer tests: an hour.
+# Longer tests: two hours.
 soak: deps
 	./scripts/soak
 

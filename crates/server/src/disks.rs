@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use pagefold_base::Base;
 use pagefold_codec::Codec;
 use pagefold_control::{
     Add, Batch, Changes, Code, Compacted, DiskKind, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork,
@@ -59,7 +58,7 @@ pub(crate) struct TakenConfig {
     /// The number by which their identities begin.
     pub(crate) id: u64,
     pub(crate) limit_bytes: Option<u64>,
-    pub(crate) base_cache_bytes: Option<u64>,
+    pub(crate) base_caches: BaseCaches,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
     pub(crate) open: Arc<Open>,
@@ -103,20 +102,21 @@ impl Disks {
         let pool =
             Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
         let table = Table::new(pool, when_full);
-        Ok(Self::of_table(table, clients, limit_bytes, base_cache_bytes, open))
+        let base_caches = BaseCaches::new(&table.pool, base_cache_bytes);
+        Ok(Self::of_table(table, clients, limit_bytes, base_caches, open))
     }
 
     fn of_table(
         table: Table,
         clients: Limits,
         limit_bytes: Option<u64>,
-        base_cache_bytes: Option<u64>,
+        base_caches: BaseCaches,
         open: Arc<Open>,
     ) -> Self {
         let pool = table.pool.clone();
         Self {
-            client_memory: Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes)),
-            base_caches: BaseCaches::new(&pool, base_cache_bytes),
+            client_memory: Arc::new(ClientMemory::new(pool, clients, limit_bytes)),
+            base_caches,
             open,
             instants: Arc::new(Instants::new(table.exports.clone())),
             compaction: Compaction::default(),
@@ -129,17 +129,10 @@ impl Disks {
 
     /// Continues the disks of another server, whose pool this is.
     pub(crate) fn taken(config: TakenConfig) -> Self {
-        let TakenConfig { pool, id, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
-        Self::of_table(Table::with_id(pool, when_full, id), clients, limit_bytes, base_cache_bytes, open)
-    }
-
-    /// Opens the file of a base that another server has served.
-    pub(crate) fn open_taken(
-        &self,
-        file: &BaseFile,
-        tell: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<Base, Failure> {
-        bases::open(file, &*self.open, &self.base_caches, tell)
+        let TakenConfig { pool, id, limit_bytes, base_caches, clients, when_full, open } = config;
+        // The limit may have been changed while the pool was read.
+        base_caches.follow(&pool);
+        Self::of_table(Table::with_id(pool, when_full, id), clients, limit_bytes, base_caches, open)
     }
 
     pub(crate) fn table(&self) -> &Table {

@@ -37,7 +37,7 @@ use self::{
     devices::BlockDevices,
     files::Directory,
     huge_pages::set_huge_pages,
-    notify::notify,
+    notify::Manager,
     pid_file::PidFile,
     place::Place,
     starting::{new_server, serve_files},
@@ -84,11 +84,12 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut passed = Passed::take()?;
+    let manager = Manager::of_environment();
     let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();
     let mut taken = match args.take_over {
         true => Some(Place::take_over(args, args.config(log, remote.clone()))?),
         false if stored.is_empty() => None,
-        false => Some(Place::restore(stored, args.config(log, remote.clone()))?),
+        false => Some(Place::restore(stored, args.config(log, remote.clone()), &manager)?),
     };
     let continues = taken.is_some();
     let server = match &taken {
@@ -97,28 +98,30 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     };
     // Dropped in reverse order: files before the directory.
     let mut place = match &mut taken {
-        Some(taken) => Place::of_taken(taken, passed),
-        None => Place::claim(args, passed)?,
+        Some(taken) => Place::of_taken(taken, passed, manager.clone()),
+        None => Place::claim(args, passed, manager.clone())?,
     };
     if taken.is_none() {
         serve_files(&server, &files, at_start)?;
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
-    let signals = Arc::new(Mutex::new(signals::catch().context("cannot catch signals")?));
+    let signals = Arc::new(Mutex::new(signals::Caught::new().context("cannot catch signals")?));
     let belongings = place.belongings()?;
-    let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));
-    sockets = sockets.belongings(belongings).when_given(|pid| notify(&format!("MAINPID={pid}")));
+    let mut sockets = place.sockets(args, certificates.clone())?.belongings(belongings);
+    let stopping = manager.clone();
+    sockets = sockets.when_stopping(move || stopping.notify("STOPPING=1"));
+    let given = manager.clone();
+    sockets = sockets.when_given(move |pid| given.notify(&format!("MAINPID={pid}")));
     let early = Arc::clone(&signals);
     sockets = sockets.gives_up_if(move || {
         let mut signals = early.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = signals.pending().map(signals::name).find(|name| *name != "SIGHUP");
-        ending.map(|name| format!("it has received {name}"))
+        signals.ending().map(|name| format!("it has received {name}"))
     });
     if args.run.is_some() {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     } else if !args.swap {
         // Between the two processes, no server would serve pages of swap that the system may need.
-        sockets = sockets.store(Arc::new(ManagersStore));
+        sockets = sockets.store(Arc::new(ManagersStore(manager.clone())));
     }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
@@ -179,7 +182,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let mut written = None;
     or_go_on(pid_file.map_or(Ok(()), |file| PidFile::write(file).map(|file| written = Some(file))))?;
     let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
-    notify(&format!("{main}READY=1"));
+    manager.notify(&format!("{main}READY=1"));
     if args.announce {
         if !log.has_sink() {
             log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");

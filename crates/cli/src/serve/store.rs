@@ -18,26 +18,26 @@ use rustix::{
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
-use super::notify;
+use super::notify::Manager;
 
 /// How long the manager may take to receive a message, and to have handled all of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The store of the service manager that runs this server.
-pub(super) struct ManagersStore;
+pub(super) struct ManagersStore(pub(super) Manager);
 
 impl ManagersStore {
-    fn connect() -> io::Result<UnixDatagram> {
-        let address = notify::address()?.ok_or(io::ErrorKind::NotFound)?;
+    fn connect(&self) -> io::Result<UnixDatagram> {
+        let address = self.0.address()?.ok_or(io::ErrorKind::NotFound)?;
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
         socket.set_write_timeout(Some(PATIENCE))?;
         Ok(socket)
     }
 
-    fn send(state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let socket = Self::connect()?;
+    fn send(&self, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let socket = self.connect()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = file.map(|file| [file]);
@@ -57,22 +57,22 @@ impl ManagersStore {
 
 impl DescriptorStore for ManagersStore {
     fn room(&self) -> usize {
-        notify::store_room()
+        self.0.store_room()
     }
 
     fn ends_within(&self, time: Duration) {
         // The manager has its own limit.
-        let _ = Self::send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
+        let _ = self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
     }
 
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
         // A connection stays also if the other end closes it: the next process has to know.
-        Self::send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(file))
+        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(file))
     }
 
     fn settle(&self) -> io::Result<()> {
         let (mut reader, writer) = io::pipe()?;
-        Self::send("BARRIER=1", Some(writer.as_fd()))?;
+        self.send("BARRIER=1", Some(writer.as_fd()))?;
         drop(writer);
         // The manager closes it once it has handled what was sent before.
         let mut polled = [PollFd::new(&reader, PollFlags::IN)];
@@ -89,6 +89,6 @@ impl DescriptorStore for ManagersStore {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        Self::send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
     }
 }

@@ -38,9 +38,11 @@ const SOON: Duration = Duration::from_millis(20);
 /// How long requests in progress may take to end. Their clients, and others, wait.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
-/// The most rounds before the pause, and how many bytes of one are so few that the pause can begin.
-const ROUNDS: u32 = 6;
+/// The most rounds before the pause, and how many bytes of one are so few that the pause can begin. It also
+/// begins after so many rounds none of which had fewer bytes than the least before.
+const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
+const WAITS: u32 = 4;
 
 /// The longest pause, the longest time before it, and how many stored bytes allow a second more.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -160,25 +162,31 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             }
             *start_of() = Instant::now();
             let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
-            let sent_bytes = transfer(server, listened, channel, &paused, precopied)?;
-            Ok((commands, paused, sent_bytes))
+            let ended = start_of().elapsed();
+            let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut())?;
+            // What was kept for the rounds is freed when clients have the other process.
+            Ok((commands, paused, sent_bytes, ended, precopied))
         };
         let given = give();
         drop(end);
         given
     });
-    let (commands, paused, sent_bytes) = given.map_err(|why| match is_late.load(Ordering::SeqCst) {
-        _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
-        true => format!("it has taken more than {} s", most.as_secs()),
-        false => why,
-    })?;
+    let (commands, paused, sent_bytes, ended, _precopied) =
+        given.map_err(|why| match is_late.load(Ordering::SeqCst) {
+            _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
+            true => format!("it has taken more than {} s", most.as_secs()),
+            false => why,
+        })?;
     // From here on, the other process serves. This one may end when the server is given away.
+    let [paused_ms, ended_ms] = [start_of().elapsed(), ended].map(|time| time.as_secs_f64() * 1e3);
     if let Some(tell) = when_given {
         tell(pid);
     }
-    let paused_ms = start_of().elapsed().as_secs_f64() * 1e3;
     let sent = pagefold_size::show(sent_bytes);
-    let line = format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms; sent in the pause: {sent}");
+    let line = format!(
+        "handed over to process {pid}; clients paused for {paused_ms:.1} ms, of which {ended_ms:.1} until their \
+         requests had ended; sent in the pause: {sent}"
+    );
     server.0.observer.info(&line);
     if let Some(control) = control.get() {
         control.file.leave();
@@ -197,17 +205,19 @@ fn precopy(server: &Server, listened: &Listened, channel: &Channel) -> io::Resul
     let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
     let pool = PoolState { codec: pool.codec_name(), dedupe: server.0.dedupe };
     let (limit_bytes, tls) = (server.0.disks.limit_bytes(), listened.giving.tls);
-    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls };
+    let bases = Found::of(server).bases.iter().filter_map(|base| base.record()).collect();
+    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls, bases };
     channel.send(Kind::Ahead, &serde_json::to_vec(&ahead).map_err(io::Error::other)?)?;
     let mut precopied = Some(precopy);
-    let mut before_bytes = u64::MAX;
+    let (mut least_bytes, mut waits) = (u64::MAX, 0);
     for _ in 0..ROUNDS {
         let sent_bytes = round(server, channel, &mut precopied)?;
         // Clients may write as fast as this sends.
-        if sent_bytes <= FEW_BYTES || sent_bytes > before_bytes / 2 {
+        waits = if sent_bytes < least_bytes { 0 } else { waits + 1 };
+        least_bytes = least_bytes.min(sent_bytes);
+        if sent_bytes <= FEW_BYTES || waits == WAITS {
             break;
         }
-        before_bytes = sent_bytes;
     }
     Ok(precopied)
 }
@@ -231,7 +241,7 @@ fn transfer(
     listened: &Listened,
     channel: &Channel,
     paused: &Paused,
-    precopied: Option<Precopy>,
+    precopied: Option<&mut Precopy>,
 ) -> Result<u64, String> {
     let sent = send(server, listened, channel, paused.handed(), precopied);
     let sent_bytes = sent.map_err(|error| format!("the other process does not receive: {error}"))??;
@@ -283,10 +293,10 @@ fn send(
     listened: &Listened,
     channel: &Channel,
     handed: &Handed<Shared>,
-    precopied: Option<Precopy>,
+    precopied: Option<&mut Precopy>,
 ) -> io::Result<Result<u64, String>> {
     // Clients may have needed the memory that the rounds took.
-    let has_ended = precopied.as_ref().is_some_and(Precopy::has_ended);
+    let has_ended = precopied.as_ref().is_some_and(|precopy| precopy.has_ended());
     if has_ended {
         channel.send(Kind::Void, &[])?;
     }

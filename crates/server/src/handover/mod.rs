@@ -18,6 +18,7 @@
 //! serves only after GO, or if it has sent READY and the kernel says that the server's process is
 //! gone. `docs/handover.md` says what is handed over.
 
+mod bases;
 mod channel;
 mod give;
 mod record;

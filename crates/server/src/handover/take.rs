@@ -11,12 +11,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use pagefold_base::Base;
 use pagefold_codec::by_name;
-use pagefold_control::{
-    BaseRecord, Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name,
-};
-use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
+use pagefold_control::{Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_disk::{BlockDevice, ImportedDisks, Pool, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -27,12 +24,13 @@ use rustix::{
 
 use super::{
     STEP,
+    bases::{Opened, OpenedBases},
     channel::{Channel, Kind, Message, PoolReader},
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
-    store::{Left, State},
+    store::{Left, State, remove_all},
 };
 use crate::{
-    BaseFile, Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
+    Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
     backing::{Backing, BaseDisk},
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
@@ -54,6 +52,8 @@ pub(crate) struct Incoming {
     control: Option<(ControlState, OwnedFd)>,
     start: Instant,
     start_time: SystemTime,
+    /// When the record came, or began to be read.
+    began: Instant,
 }
 
 /// Where a server comes from.
@@ -100,8 +100,8 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let (parts, process, pid) = parts;
-    Ok(parts.received(Origin::Process { channel, process }, Some(pid)))
+    let (parts, Sender { process, pid, at }) = parts;
+    Ok(parts.received(Origin::Process { channel, process }, Some(pid), at))
 }
 
 /// Continues the server that has left these files in a store. They stay there if what this returns is
@@ -120,17 +120,21 @@ pub(crate) fn restore(
             let _ = store.settle();
         }
     })?;
+    let began = Instant::now();
     let (state, record) = State::read(left.state)?;
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
-    let imported = ImportedDisks::read(pool_config(&record.pool, None)?, &mut stream);
-    let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    let mut bases = OpenedBases::default();
+    let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
+    let imported = ImportedDisks::read(pool_config(&record.pool, None)?, &mut stream, &mut made);
+    let imported =
+        imported.map_err(|error| bases.failed.take().unwrap_or_else(|| TakeOverError::Cannot(error.to_string())))?;
     end_of(&mut stream)?;
     drop(stream);
-    let server = make_server(config, &record, imported)?;
+    let server = make_server(config, &record, Content { imported, bases })?;
     let parts = Parts::of(record, server, files)?;
-    Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None))
+    Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None, began))
 }
 
 /// What has come.
@@ -148,9 +152,17 @@ struct Parts {
 #[derive(Default)]
 struct Arrived {
     record: Option<Record>,
-    /// The process that has sent it, and its number.
-    sender: Option<(OwnedFd, Pid)>,
+    sender: Option<Sender>,
     descriptors: Vec<OwnedFd>,
+}
+
+/// The process that has sent a record.
+struct Sender {
+    /// Readable when it is gone.
+    process: OwnedFd,
+    pid: Pid,
+    /// When the record came.
+    at: Instant,
 }
 
 impl Arrived {
@@ -158,7 +170,9 @@ impl Arrived {
     fn add(&mut self, message: Message, config: &Config) -> Result<(), TakeOverError> {
         match (message.kind, &self.record) {
             (Kind::Record, None) => {
-                self.sender = Some(sender(message.sender)?);
+                let at = Instant::now();
+                let (process, pid) = sender(message.sender)?;
+                self.sender = Some(Sender { process, pid, at });
                 let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
                 check(&record, config)?;
                 self.record = Some(record);
@@ -209,14 +223,14 @@ fn check_version(version: u32, tls: bool, config: &Config) -> Result<(), TakeOve
     if tls && !config.has_certificates { Err(TakeOverError::NoCertificates) } else { Ok(()) }
 }
 
-fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, Pid), TakeOverError> {
+fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, Sender), TakeOverError> {
     let mut arrived = Arrived::default();
     let first = channel.receive().map_err(TakeOverError::Broken)?;
     let imported = if first.kind == Kind::Ahead {
         sender(first.sender)?;
         let ahead: Ahead = serde_json::from_slice(&first.bytes).map_err(invalid)?;
         check_version(ahead.version, ahead.tls, &config)?;
-        read_pool(channel, &config, &ahead.pool, ahead.limit_bytes, &mut arrived)?
+        read_pool(channel, &config, &ahead, &mut arrived)?
     } else {
         arrived.add(first, &config)?;
         None
@@ -227,22 +241,23 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, P
     }
     let imported = match (imported, &arrived.record) {
         (Some(imported), _) => imported,
-        (None, Some(Record { pool: PoolState { codec, dedupe }, limit_bytes, .. })) => {
-            let (pool, limit_bytes) = (PoolState { codec: codec.clone(), dedupe: *dedupe }, *limit_bytes);
-            let imported = read_pool(channel, &config, &pool, limit_bytes, &mut arrived)?;
+        (None, Some(Record { version, pool, limit_bytes, tls, bases, .. })) => {
+            let (pool, bases) = (pool.clone(), bases.clone());
+            let ahead = Ahead { version: *version, pool, limit_bytes: *limit_bytes, tls: *tls, bases };
+            let imported = read_pool(channel, &config, &ahead, &mut arrived)?;
             imported.ok_or_else(|| TakeOverError::Invalid("the pool is void".to_owned()))?
         }
         (None, None) => return Err(TakeOverError::Invalid("the record is missing".to_owned())),
     };
     let is_complete = arrived.is_complete();
-    let Arrived { record: Some(record), sender: Some((process, pid)), descriptors } = arrived else {
+    let Arrived { record: Some(record), sender: Some(sender), descriptors } = arrived else {
         return Err(TakeOverError::Invalid("the record is missing".to_owned()));
     };
     if !is_complete {
         return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
     }
     let server = make_server(config, &record, imported)?;
-    Ok((Parts::of(record, server, descriptors.into_iter().map(Some).collect())?, process, pid))
+    Ok((Parts::of(record, server, descriptors.into_iter().map(Some).collect())?, sender))
 }
 
 impl Parts {
@@ -276,10 +291,10 @@ impl Parts {
         Ok(Self { server, sockets, control, belongings, start, start_time, program: record.program })
     }
 
-    fn received(self, origin: Origin, pid: Option<Pid>) -> Received {
+    fn received(self, origin: Origin, pid: Option<Pid>, began: Instant) -> Received {
         let Self { server, sockets, control, belongings, start, start_time, program } = self;
         let lost = sockets.left_out;
-        let incoming = Incoming { origin, sockets, control, start, start_time };
+        let incoming = Incoming { origin, sockets, control, start, start_time, began };
         Received { server, incoming, belongings, program, pid, lost }
     }
 }
@@ -308,7 +323,12 @@ impl Incoming {
         self.start
     }
 
-    /// Returns the same by the clock of the system.
+    /// Returns when its record came.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Returns when the first server began to listen, by the clock of the system.
     pub(crate) fn start_time(&self) -> SystemTime {
         self.start_time
     }
@@ -329,7 +349,7 @@ impl Incoming {
             Origin::Store { store, state, names } => {
                 state.mark_taken().map_err(TakeOverError::Broken)?;
                 // No process continues with a marked state that is still there.
-                names.iter().for_each(|name| drop(store.remove(name)));
+                remove_all(&store, names);
                 return Ok(());
             }
         };
@@ -388,16 +408,21 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
 }
 
-/// Reads the pool. Returns `None` if the sender says that its stream will not be completed. What comes
-/// between the parts of the stream goes to `arrived`.
+/// The disks of a server, and what is below them.
+struct Content {
+    imported: ImportedDisks,
+    bases: OpenedBases,
+}
+
+/// Opens the bases, then reads the pool. Returns `None` if the sender says that its stream will not be
+/// completed. What comes between the parts of the stream goes to `arrived`.
 fn read_pool(
     channel: &Channel,
     config: &Config,
-    state: &PoolState,
-    limit_bytes: Option<u64>,
+    ahead: &Ahead,
     arrived: &mut Arrived,
-) -> Result<Option<ImportedDisks>, TakeOverError> {
-    let pool = pool_config(state, limit_bytes)?;
+) -> Result<Option<Content>, TakeOverError> {
+    let pool = pool_config(&ahead.pool, ahead.limit_bytes)?;
     let mut failed = None;
     let mut add = |message| {
         arrived.add(message, config).map_err(|error| {
@@ -407,17 +432,19 @@ fn read_pool(
         })
     };
     let mut reader = PoolReader::new(channel, &mut add);
-    let imported = ImportedDisks::read(pool, &mut reader);
+    let mut bases = OpenedBases::default();
+    let mut made = |pool: &Pool| bases.open(pool, &ahead.bases, config);
+    let imported = ImportedDisks::read(pool, &mut reader, &mut made);
     if reader.is_void() {
         return Ok(None);
     }
     let ended = imported.is_ok().then(|| end_of(&mut reader));
-    if let Some(failed) = failed {
+    if let Some(failed) = failed.or(bases.failed.take()) {
         return Err(failed);
     }
     let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     ended.transpose()?;
-    Ok(Some(imported))
+    Ok(Some(Content { imported, bases }))
 }
 
 /// Checks that a pool's stream has ended.
@@ -434,7 +461,11 @@ fn pool_config(PoolState { codec, dedupe }: &PoolState, limit_bytes: Option<u64>
 }
 
 /// Makes the server with its disks.
-fn make_server(mut config: Config, record: &Record, imported: ImportedDisks) -> Result<Server, TakeOverError> {
+fn make_server(mut config: Config, record: &Record, content: Content) -> Result<Server, TakeOverError> {
+    let Content { imported, mut bases } = content;
+    let opened = record.bases.iter().map(|record| bases.get(record, &config)).collect::<Result<Vec<_>, _>>()?;
+    let lacks = || TakeOverError::Invalid("the pool is missing".to_owned());
+    let base_caches = bases.into_caches().ok_or_else(lacks)?;
     config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     config.dedupe = record.pool.dedupe;
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
@@ -447,31 +478,35 @@ fn make_server(mut config: Config, record: &Record, imported: ImportedDisks) -> 
         pool: imported.pool().clone(),
         id: record.id,
         limit_bytes: record.limit_bytes,
-        base_cache_bytes: config.base_cache_bytes,
+        base_caches,
         clients: config.clients,
         when_full: config.when_full,
         open: Arc::clone(&config.open),
     };
     let server = Server::taken(config, taken);
-    make_disks(&server, record, imported)?;
+    make_disks(&server, record, imported, opened)?;
     server.0.disks.exports().skip_numbers(record.next_number);
     Ok(server)
 }
 
 /// Makes the disks of `record`.
-fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Result<(), TakeOverError> {
+fn make_disks(
+    server: &Server,
+    record: &Record,
+    imported: ImportedDisks,
+    opened: Vec<Opened>,
+) -> Result<(), TakeOverError> {
     let lacks = || TakeOverError::Invalid("the pool lacks a disk".to_owned());
     let disks = &server.0.disks;
     let pool = &disks.table().pool;
-    let mut opened = Vec::new();
+    let mut asked = 0;
     let rams = imported.restore(Some(&disks.base_caches().pages), |at| {
         // The disks of the bases come first.
-        let file = record.bases.get(at).filter(|_| at == opened.len()).ok_or_else(lacks)?;
-        let (base, opened_as) = open_base(server, file)?;
-        opened.push((Arc::clone(&base), opened_as));
-        Ok::<Arc<dyn BlockDevice>, TakeOverError>(base)
+        let (base, _) = opened.get(at).filter(|_| at == asked).ok_or_else(lacks)?;
+        asked += 1;
+        Ok::<Arc<dyn BlockDevice>, TakeOverError>(Arc::clone(base) as _)
     })?;
-    if opened.len() != record.bases.len() {
+    if asked != opened.len() {
         return Err(lacks());
     }
     let mut rams = rams.into_iter();
@@ -499,26 +534,6 @@ fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Resu
         return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
     }
     Ok(())
-}
-
-/// Opens a base, which must be what it was.
-fn open_base(server: &Server, file: &BaseRecord) -> Result<(Arc<Base>, BaseFile), TakeOverError> {
-    let shown = &file.path;
-    let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
-    let opened_as = BaseFile {
-        name: String::new(),
-        path: file.path.clone().into(),
-        inside: file.inside.clone().map(String::into_bytes),
-        devices: file.devices.iter().map(Into::into).collect(),
-        format: Some(file.format.parse().map_err(cannot)?),
-    };
-    let (observer, path) = (server.0.observer.clone(), file.path.clone());
-    let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
-    let opened = server.0.disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
-    if opened.identity() != file.identity {
-        return Err(cannot("another file has its place, or it was changed".to_owned()));
-    }
-    Ok((Arc::new(opened), opened_as))
 }
 
 /// Adds a disk with its origin and its limits.
@@ -571,7 +586,8 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        (Incoming { origin: Origin::Process { channel, process }, sockets, control, start, start_time }, other)
+        let origin = Origin::Process { channel, process };
+        (Incoming { origin, sockets, control, start, start_time, began: start }, other)
     }
 
     /// Two processes never serve at the same time, and one does if the other is gone.

@@ -24,7 +24,10 @@
 //!
 //! Until all of that is known no disk exists, so after an error the pool is dropped as it is.
 
-use std::{io::Read, sync::Arc};
+use std::{
+    io::{self, Read},
+    sync::Arc,
+};
 
 use pagefold_codec::{PAGE_SIZE, Tables};
 
@@ -112,12 +115,29 @@ impl Pool {
     /// # Errors
     /// See [`ImportError`].
     pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
-        import(config, input)
+        import(config, input, &mut |_| Ok(()))
+    }
+
+    /// As [`import`](Self::import), and calls `made` with the pool before any of its content is read. If that
+    /// fails, so does this.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn import_with(
+        config: PoolConfig,
+        input: &mut dyn Read,
+        made: &mut dyn FnMut(&Self) -> io::Result<()>,
+    ) -> Result<ImportedPool, ImportError> {
+        import(config, input, made)
     }
 }
 
 /// See [`Pool::import`].
-fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+fn import(
+    config: PoolConfig,
+    input: &mut dyn Read,
+    made: &mut dyn FnMut(&Pool) -> io::Result<()>,
+) -> Result<ImportedPool, ImportError> {
     let mut reader = BlockReader::begin(input)?;
     let mut head = read_header(&mut reader)?;
     let asked = config.codec_name();
@@ -131,6 +151,7 @@ fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, Impo
         (kind, fields) = reader.next(known)?;
     }
     let pool = head.make_pool(config)?;
+    made(&pool).map_err(ImportError::Read)?;
     let mut import = Import::new(pool.core(), &head);
     loop {
         known = match kind {

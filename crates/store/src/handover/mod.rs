@@ -143,8 +143,8 @@ pub enum ExportError {
     /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
-    /// The pool needed the memory that what rounds have written takes, or another [`Precopy`] of it
-    /// exists.
+    /// The pool needed the memory that what rounds have written takes, another [`Precopy`] of it exists, or
+    /// the stream is complete.
     #[error("the pool needs the memory that a stream in rounds takes")]
     Ended,
     /// A disk is of another pool, or clean.

@@ -53,6 +53,8 @@ pub struct Precopy {
     core: Arc<Core>,
     stream: u64,
     known: Known,
+    /// Whether the stream is complete.
+    is_finished: bool,
 }
 
 impl fmt::Debug for Precopy {
@@ -69,7 +71,7 @@ impl Precopy {
     pub fn begin(pool: &Pool) -> Result<Self, ExportError> {
         let core = Arc::clone(pool.core());
         let stream = core.begin_shadows().ok_or(ExportError::Ended)?;
-        Ok(Self { known: Known::new(&core), core, stream })
+        Ok(Self { known: Known::new(&core), core, stream, is_finished: false })
     }
 
     /// Writes what each of the disks has at some instant during the call, of what earlier rounds
@@ -79,7 +81,10 @@ impl Precopy {
     /// # Errors
     /// See [`ExportError`]. After an error the stream cannot be used.
     pub fn round(&mut self, disks: &[&Disk], out: &mut dyn Write) -> Result<u64, ExportError> {
-        let Self { core, stream, known } = self;
+        let Self { core, stream, known, is_finished } = self;
+        if *is_finished {
+            return Err(ExportError::Ended);
+        }
         check_disks(core, disks.iter().copied())?;
         let mut shadows = Vec::with_capacity(disks.len());
         for disk in disks {
@@ -103,12 +108,16 @@ impl Precopy {
     }
 
     /// Ends the stream: writes what the disks have and no round has. No other thread may change the
-    /// disks from before this call until it returns. Returns the number of bytes written.
+    /// disks from before this call until it returns. Returns the number of bytes written. What was kept
+    /// for the stream is freed when this value is dropped, which takes longer the more disks there are.
     ///
     /// # Errors
-    /// See [`ExportError`].
-    pub fn finish(mut self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<u64, ExportError> {
-        let Self { core, stream, known } = &mut self;
+    /// See [`ExportError`]; [`Ended`](ExportError::Ended) also if it was called before.
+    pub fn finish(&mut self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<u64, ExportError> {
+        let Self { core, stream, known, is_finished } = self;
+        if std::mem::replace(is_finished, true) {
+            return Err(ExportError::Ended);
+        }
         check_disks(core, disks.iter().map(|exported| exported.disk))?;
         check_notes(disks)?;
         let mut export = Export::begin(core, known, Some(*stream), out)?;
