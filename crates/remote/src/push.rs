@@ -156,7 +156,7 @@ fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &
         storing.store_part(part)?;
         layers.extend(descriptors(part, is_device, options.media_types));
     }
-    let config = config(&layers);
+    let config = config(&layers, options.media_types);
     let sum = Sum::of(&config);
     storing.store(sum, &Outgoing { len_bytes: config.len() as u64, open: &|| memory_bytes(&config) }, None)?;
     let manifest = Manifest {
@@ -285,14 +285,16 @@ fn descriptor(media_type: &str, sum: Sum, size: u64) -> Descriptor {
     }
 }
 
-/// Returns an image's configuration: the same bytes for the same layers.
-fn config(layers: &[Descriptor]) -> Vec<u8> {
+/// Returns an image's configuration: the same bytes for the same layers. To containerd, an index is not a
+/// layer.
+fn config(layers: &[Descriptor], media_types: MediaTypes) -> Vec<u8> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
-    let sums: Vec<_> = layers.iter().map(|layer| &layer.digest).collect();
+    let layers = layers.iter().filter(|layer| media_types == MediaTypes::Spec || layer.media_type != INDEX);
+    let sums: Vec<_> = layers.map(|layer| &layer.digest).collect();
     let config = json!({
         "architecture": architecture,
         "os": "linux",

@@ -11,6 +11,7 @@ mod compact;
 mod comparing;
 mod config;
 mod connections;
+mod containerd;
 mod containers;
 mod control;
 mod crowd;
