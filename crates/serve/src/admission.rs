@@ -390,6 +390,18 @@ impl Control {
         others.map(|(_, admitted)| admitted.stream.shutdown()).count()
     }
 
+    /// Closes all connections that a process has made to a Unix socket. Returns how many these are.
+    pub(crate) fn shutdown_of(&self, pid: u32) -> usize {
+        let is_its = |stream: &Stream| matches!(stream.peer(), Peer::Process { pid: found, .. } if u32::try_from(found) == Ok(pid));
+        let connections = self.lock();
+        connections
+            .all
+            .values()
+            .filter(|admitted| is_its(&admitted.stream))
+            .map(|admitted| admitted.stream.shutdown())
+            .count()
+    }
+
     /// Closes all connections.
     pub(crate) fn shutdown(&self) {
         self.lock().all.values().for_each(|admitted| admitted.stream.shutdown());

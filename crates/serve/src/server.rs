@@ -323,6 +323,12 @@ impl ServerHandle {
         self.0.seat_other(export, exports)
     }
 
+    /// Closes all connections that a process has made to a Unix socket, also those that it has passed to
+    /// others, such as the kernel. Returns how many these are.
+    pub fn disconnect(&self, pid: u32) -> usize {
+        self.0.shutdown_of(pid)
+    }
+
     /// Returns the current number of connections, with clients of other transports that have a
     /// [seat](Self::seat_other).
     pub fn connections(&self) -> usize {

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -70,6 +70,9 @@ pub trait Devices: Send + Sync {
     /// # Errors
     /// It cannot be served; says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
+
+    /// Lets no request of a device wait for room. Returns whether it is served.
+    fn end(&self, device: &Path) -> bool;
 
     /// Adds an export that is not yet a disk's, and returns its name.
     ///

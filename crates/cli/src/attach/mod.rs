@@ -10,6 +10,8 @@ use std::{
     io::Write,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +21,7 @@ use pagefold_attach::{
     loop_device,
     nbd::{self, Nbd},
 };
-use pagefold_control::{Command, DiskRecord, Failure, Listing};
+use pagefold_control::{Command, DeviceEnding, DiskRecord, Failure, Listing};
 
 pub(crate) use self::args::AttachArgs;
 use self::{
@@ -31,6 +33,8 @@ use crate::{output::output, peer::Peer, report::tell};
 /// How long a server may take to see that a device was removed.
 const NOTICE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long the kernel may take to disconnect a device before the server is asked to help.
+const STUCK: Duration = Duration::from_secs(1);
 
 /// Remove block devices that 'pagefold attach' made
 #[derive(clap::Args)]
@@ -166,14 +170,40 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         };
         for device in devices {
             let done = match device.way {
-                Way::Ublk => ublk::detach(device.number),
-                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)).map_err(Into::into),
+                Way::Ublk => ublk::detach(device.number, &args.peer),
+                Way::Nbd => detach_nbd(device.number, &args.peer),
                 Way::Loop => loop_device::detach(device.number).map_err(Into::into),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
         }
     }
     Ok(())
+}
+
+/// Disconnects an NBD device. The kernel first sends a request to the server, which cannot receive it while
+/// it waits for room: then the server has to close the device's connections.
+fn detach_nbd(number: u32, peer: &Peer) -> anyhow::Result<()> {
+    let identifier = nbd::devices()?.into_iter().find(|device| device.number == number).map(|found| found.identifier);
+    let pid = identifier.as_deref().and_then(process_of);
+    let (sender, receiver) = mpsc::channel();
+    let disconnect = move || drop(sender.send(Nbd::open().and_then(|nbd| nbd.disconnect(number))));
+    thread::Builder::new().spawn(disconnect)?;
+    let result = match receiver.recv_timeout(STUCK) {
+        Err(RecvTimeoutError::Timeout) => {
+            end_waiting(peer, &nbd::path(number), pid);
+            receiver.recv()
+        }
+        result => result.map_err(|_| mpsc::RecvError),
+    };
+    Ok(result.context("the thread that asks the kernel has ended")??)
+}
+
+/// Asks the server not to let requests of a device wait for room. The server of a device that is named by
+/// its path may be another, or gone.
+fn end_waiting(peer: &Peer, device: &Path, pid: Option<u32>) {
+    let device = device.display().to_string();
+    let ask = || -> anyhow::Result<DeviceEnding> { Ok(peer.connect_now()?.call(&Command::EndDevice { device, pid })?) };
+    drop(ask());
 }
 
 /// Returns a disk of a server, and all of them.
@@ -234,11 +264,17 @@ fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
 
 /// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
 fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<Owner> {
-    let (id, uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
+    let (id, process_and_uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
+    let (_, uri) = process_and_uri.split_once(' ')?;
     match all.iter().find(|disk| disk.id == id) {
         Some(known) => (known.name == disk.name).then_some(Owner::Disk),
         None => disk.uris.iter().any(|own| own == uri).then_some(Owner::Earlier),
     }
+}
+
+/// Returns the process that has connected an NBD device which was not spare.
+fn process_of(identifier: &str) -> Option<u32> {
+    identifier.strip_prefix(OURS)?.split(' ').nth(1)?.parse().ok()
 }
 
 /// Returns the number in the path of a ublk device.
@@ -265,7 +301,7 @@ fn device_at(path: &Path) -> anyhow::Result<Device> {
 fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let (socket, export, uri) = address(disk)?;
     let nbd = open_nbd()?;
-    let identifier = format!("{OURS}{} {uri}", disk.id);
+    let identifier = format!("{OURS}{} {} {uri}", disk.id, process::id());
     let number = connect_nbd(args, &nbd, &socket, &export, &identifier)?;
     Ok(Device { way: Way::Nbd, number })
 }
@@ -294,7 +330,7 @@ mod tests {
             serde_json::from_value(record).expect("a record")
         };
         let owner = |identifier: &str, disk: usize, all: &[DiskRecord]| nbd_owner(identifier, &all[disk], all);
-        let made = "pagefold f-1 nbd+unix:///a?socket=/s";
+        let made = "pagefold f-1 77 nbd+unix:///a?socket=/s";
         let all = [named("a", "f-1"), named("b", "f-2")];
         assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Disk), None));
         // Disk 1 was renamed, and another disk has its former name.
@@ -303,8 +339,10 @@ mod tests {
         // Disk 1 was dropped.
         let all = [named("a", "f-3"), named("b", "f-2")];
         assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Earlier), None));
-        for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 nbd+unix:///a?socket=/t"] {
+        for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 7 nbd+unix:///a?socket=/t"] {
             assert_eq!(owner(other, 0, &all), None, "{other}");
         }
+        assert_eq!(process_of(made), Some(77));
+        assert_eq!(process_of("pagefold spare /s spare-1-00"), None);
     }
 }

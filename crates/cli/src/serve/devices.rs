@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -80,6 +80,12 @@ impl Devices for List {
         let path = devices.iter().find(is_of).map(|device| path(device.number));
         drop(devices);
         path.or_else(|| self.spares.of_name(disk))
+    }
+
+    fn end(&self, device: &Path) -> bool {
+        let devices = self.lock();
+        let served = devices.iter().find(|served| path(served.number) == device);
+        served.inspect(|served| served.served.refuse_waiting()).is_some() || self.spares.end(&self.host, device)
     }
 
     fn spare(&self, size_bytes: u64) -> Result<String, String> {
