@@ -21,7 +21,7 @@ use pagefold_attach::{
     loop_device,
     nbd::{self, Nbd},
 };
-use pagefold_control::{Command, DeviceEnding, DiskRecord, Failure, Listing};
+use pagefold_control::{Command, DiskRecord, Failure, Listing};
 
 pub(crate) use self::args::AttachArgs;
 use self::{
@@ -190,20 +190,12 @@ fn detach_nbd(number: u32, peer: &Peer) -> anyhow::Result<()> {
     thread::Builder::new().spawn(disconnect)?;
     let result = match receiver.recv_timeout(STUCK) {
         Err(RecvTimeoutError::Timeout) => {
-            end_waiting(peer, &nbd::path(number), pid);
+            peer.end_waiting(&nbd::path(number), pid);
             receiver.recv()
         }
         result => result.map_err(|_| mpsc::RecvError),
     };
     Ok(result.context("the thread that asks the kernel has ended")??)
-}
-
-/// Asks the server not to let requests of a device wait for room. The server of a device that is named by
-/// its path may be another, or gone.
-fn end_waiting(peer: &Peer, device: &Path, pid: Option<u32>) {
-    let device = device.display().to_string();
-    let ask = || -> anyhow::Result<DeviceEnding> { Ok(peer.connect_now()?.call(&Command::EndDevice { device, pid })?) };
-    drop(ask());
 }
 
 /// Returns a disk of a server, and all of them.

@@ -54,7 +54,7 @@ pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> I
 /// Does the same with the rest of a stream of which rounds were written. With `dedupe`, objects that
 /// became shared after a round are there twice.
 pub(crate) fn handed_over_after(
-    (precopy, mut stream): (Precopy, Vec<u8>),
+    (mut precopy, mut stream): (Precopy, Vec<u8>),
     pool: &Pool,
     disks: &[&Disk],
     config: PoolConfig,
