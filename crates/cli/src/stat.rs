@@ -109,7 +109,7 @@ fn find(figures: &Figures, name: &str) -> Option<u64> {
 }
 
 /// Returns a figure, or 0 if the server does not have it.
-fn get(figures: &Figures, name: &str) -> u64 {
+pub(crate) fn get(figures: &Figures, name: &str) -> u64 {
     find(figures, name).unwrap_or(0)
 }
 

@@ -78,7 +78,7 @@ pub use ending::{Ending, waits_for};
 pub use error::{Error, TakeOverError, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
-pub use machine::Memory;
+pub use machine::{Memory, meminfo_bytes};
 pub use observer::{Level, Observer};
 pub use pagefold_control::{
     Add, AddBase, BindSpare, Code, DiskQuota, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize,

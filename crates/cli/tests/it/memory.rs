@@ -218,8 +218,18 @@ fn clients_whose_writes_wait_take_no_more_than_the_limit() {
                 assert!((0..DEPTH).all(|_| client.reply(WRITE, len_bytes)), "a write was refused");
             });
         }
-        let most_bytes = most_bytes(&server, || thread::sleep(Duration::from_secs(4)));
-        let waiting = control.done(&json!({"command": "stat"}))["server"]["figures"]["waiting_requests"].as_u64();
+        let mut waiting =
+            || control.done(&json!({"command": "stat"}))["server"]["figures"]["waiting_requests"].as_u64();
+        let start = Instant::now();
+        let most_bytes = most_bytes(&server, || {
+            while waiting().is_none_or(|waiting| waiting < CLIENTS / 2) {
+                assert!(start.elapsed() < Duration::from_secs(60), "{:?} wait", waiting());
+                thread::sleep(Duration::from_millis(20));
+            }
+            // The other clients' requests arrive.
+            thread::sleep(Duration::from_secs(1));
+        });
+        let waiting = waiting();
         control.done(&json!({"command": "limit", "limit_bytes": null}));
         (most_bytes, waiting)
     });

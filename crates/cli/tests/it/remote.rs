@@ -179,7 +179,7 @@ fn a_server_that_is_killed_50_times_leaves_a_good_cache() {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute; make soak runs it"]
 fn a_server_that_is_killed_1000_times_leaves_a_good_cache() {
     killed_while_fetching(1000);
 }

@@ -54,6 +54,7 @@ fn a_client_goes_on_when_the_limit_is_raised() {
     let image = server.folder().join("image");
     assert!(fs::read(back).expect("a file") == fs::read(image).expect("a file"), "other bytes");
     assert_eq!(server.total("waiting_requests"), 0);
+    // The server looks for clients that wait once a second.
     thread::sleep(Duration::from_millis(1500));
     let (_, messages) = server.end(Signal::TERM);
     assert_eq!(messages.matches("disk 'a': writes wait for room").count(), 1, "{messages}");

@@ -38,8 +38,8 @@ const SOON: Duration = Duration::from_millis(20);
 /// How long requests in progress may take to end. Their clients, and others, wait.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
-/// The most rounds before the pause, and how many bytes of one are so few that the pause can begin. It also
-/// begins after so many rounds none of which had fewer bytes than the least before.
+/// The most rounds before the pause. It begins earlier after a round of at most [`FEW_BYTES`], or after
+/// [`WAITS`] rounds none of which had fewer bytes than the least before.
 const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
 const WAITS: u32 = 4;

@@ -582,6 +582,7 @@ fn threads_that_wait_for_each_other_come_apart() {
         let held = pool.padded(0).expect("it is there").shard.lock();
         thread::scope(|scope| {
             scope.spawn(alloc);
+            // In one of the many rounds, the thread waits for the lock by then.
             thread::sleep(Duration::from_millis(2));
             drop(held);
         });
