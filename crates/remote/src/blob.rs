@@ -168,9 +168,14 @@ impl Blob {
         lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
     }
 
-    /// Begins with a trace: what one before announced is not waited for.
-    pub(crate) fn begin_trace(&self) {
-        *lock(&self.coming) = Coming::default();
+    /// Begins with a trace that has these chunks: what one before announced is not waited for.
+    pub(crate) fn begin_trace(&self, chunks: impl IntoIterator<Item = usize>) {
+        *lock(&self.coming) = Coming::of(chunks);
+    }
+
+    /// Ends the trace.
+    pub(crate) fn end_trace(&self) {
+        self.begin_trace([]);
     }
 
     /// Announces chunks that arrive soon. They are not fetched ahead besides; reads do not wait for them.
@@ -520,7 +525,10 @@ impl ReadAt for Blob {
         wanted.dedup();
         {
             let (coming, now) = (lock(&self.coming), Instant::now());
-            wanted.retain(|chunk| !coming.has(*chunk, now));
+            // The reader is in the first of them, or before it.
+            let is_known =
+                wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
+            wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
         }
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {

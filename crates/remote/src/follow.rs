@@ -129,10 +129,8 @@ fn bring(
         *open = blobs.recv().ok();
     }
     let Some(open) = open else { return (End::Closed, None) };
-    let all = || open.iter().filter_map(|(_, blob)| blob.upgrade());
-    all().for_each(|blob| blob.begin_trace());
     let end = arrive(&trace, &mut body, open);
-    all().for_each(|blob| blob.announce([]));
+    open.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.end_trace());
     end.map_or_else(failed, |end| (end, None))
 }
 
@@ -154,6 +152,10 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
     // That of another image.
     let Some(known) = known else { return Ok(End::Wrong) };
+    for (number, blob) in known.iter().enumerate().filter_map(|(number, blob)| Some((number, blob.upgrade()?))) {
+        let chunks = trace.touches.iter().filter(|touch| touch.blob as usize == number);
+        blob.begin_trace(chunks.map(|touch| touch.chunk as usize));
+    }
     let mut total = 0;
     let mut touches = &trace.touches[..];
     // Which of them are there is looked up once.

@@ -248,6 +248,12 @@ impl Opener<'_> {
         let is_sure = |is_authentic| pinned.is_some() || is_authentic || self.options.may_be_unverified;
         let cached = sum.and_then(|sum| Some((sum, self.cache()?.index(sum)?)));
         let is_new = cached.is_none();
+        let follow = |sum: Sum| {
+            let trace = access(TRACE_SUFFIX);
+            self.following(sum, is_new, move || Ok(vec![trace]))
+        };
+        // Before the index arrives, if its sum is known.
+        let mut following = pinned.filter(|_| is_new).and_then(follow);
         let (sum, index) = match cached {
             Some(found) => found,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
@@ -273,9 +279,11 @@ impl Opener<'_> {
             },
         };
         let image = self.blob(sum, index, is_new, vec![access("")]);
-        let trace = access(TRACE_SUFFIX);
-        if let Some(blobs) = self.following(sum, is_new, move || Ok(vec![trace])) {
-            let _ = blobs.send(self.blobs.take());
+        if !is_new || pinned.is_none() {
+            following = follow(sum);
+        }
+        if let Some(following) = following {
+            let _ = following.send(self.blobs.take());
         }
         let mut fixed = self.location.clone();
         if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {

@@ -380,9 +380,11 @@ fn blobs_stay_as_they_are() {
         assert_eq!(kinds, [expected, "application/vnd.erofs.chunk-index.v1", expected]);
         let config = fs::read(registry.blob(manifest["config"]["digest"].as_str().expect("a sum"))).expect("a file");
         let config: serde_json::Value = serde_json::from_slice(&config).expect("a configuration");
-        for layer in 0..3 {
-            assert_eq!(config["rootfs"]["diff_ids"][layer], manifest["layers"][layer]["digest"]);
-        }
+        // containerd compares the number of sums with that of the layers that it knows.
+        let is_counted = |layer: &&serde_json::Value| media_types == MediaTypes::Spec || layer["mediaType"] == expected;
+        let layers = manifest["layers"].as_array().expect("layers").iter().filter(is_counted);
+        let sums: serde_json::Value = layers.map(|layer| layer["digest"].clone()).collect();
+        assert_eq!(config["rootfs"]["diff_ids"], sums);
         let remote = opened(&registry.url("x/y:1"), |_| {});
         let devices = remote.devices().expect("devices");
         let mut found = vec![0; blob.len()];

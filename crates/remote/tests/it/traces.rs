@@ -248,6 +248,36 @@ fn a_trace_that_stalls_stops_no_read() {
     stall.store(false, Relaxed);
 }
 
+/// While a trace arrives, nothing is read ahead of a reader that is in it but what the trace has. Others
+/// are read ahead of as usual.
+#[test]
+fn a_trace_says_where_reads_end() {
+    let image = bytes(2_000_000, 13);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let touches = trace[16 + 32..].as_chunks::<8>().0.iter().take(trace[12].into());
+    let touched: Vec<usize> = touches.map(|touch| touch[4].into()).collect();
+    let stall = Arc::new(AtomicBool::new(true));
+    let server = stalling(&image, trace, 120_000, &stall);
+    let (_folder, cache) = cache();
+    let remote = followed(&server.url("/a"), &cache, 1);
+    let fetched_ahead = |chunk: usize| {
+        let asked = || server.requests().iter().filter(|request| request.path == "/a").count();
+        let before = asked();
+        remote.fetch(&[remote.blob().index().range(chunk)]);
+        asked() > before
+    };
+    let chunks = remote.blob().index().len();
+    let after: Vec<_> =
+        (1..chunks).filter(|chunk| touched.contains(&(chunk - 1)) && !touched.contains(chunk)).collect();
+    let elsewhere: Vec<_> =
+        (1..chunks).filter(|chunk| !touched.contains(&(chunk - 1)) && !touched.contains(chunk)).collect();
+    assert!(after.len() >= 4 && elsewhere.len() >= 4);
+    assert!(!after.into_iter().any(fetched_ahead));
+    assert!(elsewhere.into_iter().all(fetched_ahead));
+    stall.store(false, Relaxed);
+}
+
 /// However many of its chunks a stalled trace announced, reads of them wait once.
 #[test]
 fn a_trace_that_stalls_is_waited_for_once() {
