@@ -9,6 +9,7 @@ use crate::{
     admission::{Control, Seat},
     negotiate::{Ended, Negotiation, Session},
     stream::Stream,
+    transport::Transport,
 };
 
 /// Messages that one newcomer may send before others get their turn.
