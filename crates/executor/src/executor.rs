@@ -191,6 +191,13 @@ impl Executor {
         self.shared.has_spare_cpu()
     }
 
+    /// Returns whether each thread that works has a CPU, and each client on this machine another, so that
+    /// a transport's thread may use its own while it waits for a request.
+    pub fn may_poll(&self) -> bool {
+        let Shared { cpus, working, helping, .. } = &*self.shared;
+        2 * working.load(Relaxed) + helping.load(Relaxed) <= *cpus
+    }
+
     /// Returns whether a thread looks for work, so that handing some on costs little and is likely to
     /// help.
     pub fn is_alert(&self) -> bool {

@@ -11,6 +11,7 @@ use crate::{
     handover::NewcomerState,
     negotiate::{Ended, Negotiation, Session},
     stream::Stream,
+    transport::Transport,
 };
 
 /// Messages that one newcomer may send before others get their turn.
