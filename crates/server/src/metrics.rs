@@ -197,7 +197,7 @@ impl Server {
         counter(
             text,
             "pagefold_base_cache_misses",
-            "Units of bases that were read because their pages are not kept.",
+            "Units of bases that were read because no compressed pages of them are kept.",
             caches.pages.missed_units(),
         );
         counter(

@@ -143,9 +143,9 @@ pub enum ExportError {
     /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
-    /// The pool needed the memory that what rounds have written takes, another [`Precopy`] of it exists, or
-    /// the stream is complete.
-    #[error("the pool needs the memory that a stream in rounds takes")]
+    /// The pool needed the memory of the pages that rounds have written, it has another [`Precopy`], or the
+    /// stream is complete.
+    #[error("the pool needs the memory that its stream holds")]
     Ended,
     /// A disk is of another pool, or clean.
     #[error("disk {number} of the export is of another pool, or only caches what is elsewhere")]
