@@ -341,7 +341,7 @@ impl Thread {
             }
             scratch.done();
         }
-        // Unmapped before its bytes are released.
+        // The buffer is unmapped before its bytes are released.
         drop(scratch);
         drop(taken);
     }

@@ -103,7 +103,7 @@ impl Server {
             ("pagefold_forks", "Forks that were made.", &events.forks),
             ("pagefold_snapshots", "Snapshots that were made.", &events.snapshots),
             ("pagefold_rollbacks", "Disks that were rolled back.", &events.rollbacks),
-            ("pagefold_freezes", "Instants of disks that were held, to be saved as images.", &events.freezes),
+            ("pagefold_freezes", "Instants of disks that were held for 'freeze'.", &events.freezes),
             ("pagefold_compactions", "Compactions that clients asked for.", &events.compactions),
             ("pagefold_compacted_bytes", "Memory that these have freed.", &events.compacted_bytes),
         ] {

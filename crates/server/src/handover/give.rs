@@ -177,7 +177,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             true => format!("it has taken more than {} s", most.as_secs()),
             false => why,
         })?;
-    // From here on, the other process serves. This one may end when the server is given away.
+    // From here on, the other process serves. This process may end once `when_given` has run.
     let [paused_ms, ended_ms] = [start_of().elapsed(), ended].map(|time| time.as_secs_f64() * 1e3);
     if let Some(tell) = when_given {
         tell(pid);

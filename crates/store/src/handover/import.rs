@@ -371,7 +371,7 @@ impl<'a> Import<'a> {
         Ok(match kind {
             EMPTY => Entry::Empty,
             HOLE => Entry::Hole,
-            SAME => Entry::Same(Fill::new(fields.u64()?).ok_or(ImportError::invalid("a word without a short form"))?),
+            SAME => Entry::Same(Fill::new(fields.u64()?).ok_or(ImportError::invalid("an invalid same-filled word"))?),
             OBJECT => {
                 let len_bytes = usize::from(fields.u16()?) + 1;
                 if len_bytes > PAGE_SIZE || !self.has_tables.get(usize::from(tables)).copied().unwrap_or(false) {
