@@ -1,4 +1,4 @@
-//! A command that goes on in the background. The first process starts this program a second time,
+//! A command that continues in the background. The first process starts this program a second time,
 //! and ends when the second process is ready or has failed.
 //!
 //! The second process reports on its standard output that it is ready, and everything else on its

@@ -82,7 +82,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// The same, but without waiting for a server that has left no sign.
+    /// As [`connect`](Self::connect), but fails immediately if no server holds the directory's lock.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }

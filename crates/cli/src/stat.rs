@@ -211,7 +211,7 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     }
     if let Some(most) = find(figures, "base_cache_limit").filter(|&most| most > 0) {
         let (kept, most) = (size::show(get(figures, "base_cache_bytes")), size::show(most));
-        writeln!(out, "    the cache of bases has {kept}, of {most} that are kept for it")?;
+        writeln!(out, "    the cache of bases has {kept} of its {most}")?;
     }
     if let Some(bytes) = find(figures, "base_pages_bytes").filter(|&bytes| bytes > 0) {
         let (bytes, most) = (size::show(bytes), size::show(get(figures, "base_pages_limit")));
@@ -253,7 +253,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     let under_way = get(figures, "codec_tables") == 1 && bytes > 0;
     match (trained, useless) {
         (0, 0) if under_way => writeln!(out, "    being trained on pages written, with {}", size::show(bytes))?,
-        (0, 0) => writeln!(out, "    not trained yet: it takes 16 MiB written")?,
+        (0, 0) => writeln!(out, "    not trained yet: training begins after 16 MiB of writes")?,
         (_, 0) => writeln!(out, "    trained {}, which helped", times(trained))?,
         (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
         _ => writeln!(

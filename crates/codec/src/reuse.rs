@@ -136,7 +136,7 @@ pub(crate) fn pages_with_starts(dictionary: &[u8]) -> Vec<Page> {
     const PIECE: usize = 12;
     let mut pages: Vec<u8> = Vec::new();
     for from in 0..PIECE.min(dictionary.len()) {
-        // Backwards, so that no match goes on in the next piece.
+        // Backwards, so that no match continues in the next piece.
         pages.extend(dictionary[from..].chunks(PIECE).rev().flatten());
         pages.resize(pages.len().next_multiple_of(crate::PAGE_SIZE), 0);
     }

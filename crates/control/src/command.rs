@@ -322,7 +322,7 @@ pub struct DiskQuota {
 }
 
 impl DiskQuota {
-    /// Returns whether it bounds nothing.
+    /// Returns whether this quota limits nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

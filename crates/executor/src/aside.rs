@@ -41,7 +41,7 @@ pub(crate) trait Aside: Send {
     /// Returns the signals of the room that it waits for.
     fn waits(&self) -> &Arc<Waits>;
 
-    /// Returns whether it has not been tried since [`Waits::seen`] returned `seen`.
+    /// Returns whether this request has not been tried since [`Waits::seen`] returned `seen`.
     fn is_due(&self, seen: u64) -> bool;
 
     /// Tries it once; `seen` is what [`Waits::seen`] returned before.

@@ -74,7 +74,7 @@ impl Client {
         Self::open_in(executor, export, limits, ())
     }
 
-    /// The same for a client with a place among those of a server, which it holds while it exists.
+    /// As `open`, for a client with a place among those of a server, which it holds while it exists.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -143,7 +143,7 @@ impl Client {
         self.tasks.load(Relaxed) > 0
     }
 
-    /// Returns whether it may use one more thread of the executor.
+    /// Returns whether this client may use one more thread of the executor.
     pub fn may_have_thread(&self) -> bool {
         self.tasks.load(Relaxed) < self.most_threads
     }
@@ -154,7 +154,7 @@ impl Client {
         Some(Thread { reserved: self.executor.reserve()?, in_progress })
     }
 
-    /// The same for a thread with a CPU that is spare.
+    /// As `reserve`, for a thread with a CPU that is spare.
     pub fn reserve_spare(self: &Arc<Self>) -> Option<Thread> {
         let in_progress = self.try_begin_task()?;
         Some(Thread { reserved: self.executor.reserve_spare()?, in_progress })
@@ -189,7 +189,7 @@ impl Client {
         }
     }
 
-    /// Returns whether it was ended.
+    /// Returns whether this client was ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
     }

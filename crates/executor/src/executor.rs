@@ -209,7 +209,7 @@ impl Executor {
         Shared::reserve(&self.shared, None)
     }
 
-    /// The same, for work that is worth handing on only if a CPU is spare.
+    /// As `reserve`, for work that is worth handing on only if a CPU is spare.
     pub fn reserve_spare(&self) -> Option<Reserved> {
         let helping = Shared::help(&self.shared)?;
         Shared::reserve(&self.shared, Some(helping))
@@ -348,7 +348,7 @@ impl Thread {
             }
             scratch.done();
         }
-        // Unmapped before its bytes are released.
+        // The buffer is unmapped before its bytes are released.
         drop(scratch);
         drop(taken);
     }

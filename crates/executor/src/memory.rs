@@ -282,7 +282,7 @@ impl Growing {
     }
 
     /// If it is small and memory allows, borrows a buffer of `len_bytes` and copies the range
-    /// `keep` to its front. Returns whether it grew.
+    /// `keep` to its front. Returns whether the buffer grew.
     pub fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
         if self.large.is_some() {
             return false;
@@ -296,7 +296,7 @@ impl Growing {
         true
     }
 
-    /// Returns the large buffer and goes on with another large one or, without memory, with the small
+    /// Returns the large buffer and continues with another large one or, without memory, with the small
     /// one, to whose front it copies the range `keep`. Returns `None`, and changes nothing, if the
     /// buffer is small or the range too long.
     pub fn replace(&mut self, share: &Arc<Share>, keep: Range<usize>) -> Option<Lent> {

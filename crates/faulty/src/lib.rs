@@ -79,13 +79,13 @@ impl Faulty {
         self.is_short.store(is_short, Relaxed);
     }
 
-    /// Makes each `number`-th call fail, if it is a read that waits; 0: none. Returns what was set
+    /// Makes each `number`-th call fail, if it is a read that waits; 0 means none. Returns what was set
     /// before.
     pub fn fail_each(&self, number: u64) -> u64 {
         self.fails_each.swap(number, Relaxed)
     }
 
-    /// Makes the `number`-th read from now on fail; 0: none. Reads that must not wait do not count,
+    /// Makes the `number`-th read from now on fail; 0 means none. Reads that must not wait do not count,
     /// if it is slow.
     pub fn fail_after(&self, number: u64) {
         self.until_failure.store(number, Relaxed);

@@ -78,7 +78,7 @@ impl FaultyStorage {
         Self { latency, ..self }
     }
 
-    /// Makes each `number`-th call fail that has to fetch; 0: none.
+    /// Makes every `number`-th call that has to fetch fail. 0 means that none fails.
     pub fn fail_each(&self, number: u64) {
         self.fails_each.store(number, Relaxed);
     }

@@ -178,7 +178,7 @@ impl Blob {
         self.begin_trace([]);
     }
 
-    /// Announces chunks that arrive soon. They are not fetched ahead besides; reads do not wait for them.
+    /// Announces chunks that arrive soon. Readahead skips them; reads do not wait for them.
     pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
         lock(&self.coming).announce(chunks, Instant::now());
     }

@@ -120,7 +120,7 @@ impl Cache {
         Sum::parse(sum).filter(|_| of == location)
     }
 
-    /// Notes the sum that `location` leads to.
+    /// Records the sum of the image at `location`.
     pub(crate) fn set_name(&self, location: &str, sum: Sum) {
         if self.name(location) != Some(sum) {
             self.write(&self.name_path(location), format!("{sum} {location}\n").as_bytes());

@@ -36,7 +36,7 @@ pub(crate) fn usual_bytes(size_bytes: u64) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
     places: Vec<u64>,
-    /// Where the image ends, as its superblock says; 0 if it does not.
+    /// Where the image ends according to its superblock; 0 if the superblock does not say.
     image_bytes: u64,
 }
 

@@ -23,7 +23,7 @@ use crate::{
 /// Reads wait for chunks of the trace up to this many bytes ahead.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// What arrives after that, up to this many bytes, is not fetched ahead besides.
+/// Readahead skips up to this many bytes after that, because they will arrive.
 const SOON_BYTES: u64 = 8 << 20;
 
 /// A trace that takes longer for a window is slower than reads without it.
@@ -67,9 +67,9 @@ enum End {
     Closed,
 }
 
-/// Fetches along a trace, on the first way on which it arrives. Returns whether it need not be followed
-/// again. One that does not exist may be stored later. What comes on a way is not trusted: only if it is
-/// wrong on the last one, which is that to the registry itself, the trace is.
+/// Fetches the chunks of a trace, by the first of `ways` that has it. Returns whether the trace need not
+/// be followed again: a missing one may be stored later. A mirror may return a wrong trace. The trace
+/// itself is wrong only if the last way, to the registry itself, returns it so.
 fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) -> bool {
     let hasty = client.hasty();
     let mut open = None;

@@ -284,7 +284,7 @@ impl TimedBody {
     }
 
     /// Returns the failure of a read whose pieces may take as long as `limit`. A server that is too
-    /// slow is not asked again: it could go on so without end.
+    /// slow is not asked again: it could continue so without end.
     pub(crate) fn failure(&self, url: &Url, limit: Duration, error: &io::Error) -> Failure {
         if Instant::now() < self.pace.latest(limit) {
             return interrupted(url, error);
@@ -366,7 +366,7 @@ fn failure(url: &Url, error: &ureq::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// A body may stall for a while, but not go on slowly.
+    /// A body may stall for a while, but not continue slowly.
     #[test]
     fn bodies_have_a_least_rate() {
         let limit = Duration::from_secs(60);

@@ -116,7 +116,7 @@ impl Part {
         self.layer.blob
     }
 
-    /// Returns the sum of the bytes that the part was made of, unless the blob has an index besides.
+    /// Returns the sum of the bytes that the part was made of, unless the blob also has an index.
     pub fn sum_of_bytes(&self) -> Option<Sum> {
         match self.content {
             Content::Here { is_appended: true, .. } => None,

@@ -284,7 +284,7 @@ impl Registry {
     }
 
     /// Uploads a blob, or takes it over from another repository of the registry, if that is possible.
-    /// Returns whether it was uploaded.
+    /// Returns false if the registry took it over.
     pub(crate) fn upload(
         &self,
         sum: Sum,

@@ -294,8 +294,7 @@ impl Opener<'_> {
 
     fn not_authentic(&self, sum: &str) -> Error {
         let what = format!(
-            "without https on the whole way, what it leads to is only trusted if its sum is given as {sum} (or with \
-            --unverified)"
+            "its content cannot be trusted, because not every request used https: add the sum, as {sum}, or use --unverified"
         );
         Error::Location { location: self.name(), what }
     }

@@ -81,7 +81,7 @@ impl Trace {
             let entry = u64::from_le_bytes(*entry);
             let touch = Touch { blob: entry as u32, chunk: (entry >> 32) as u32 };
             if touch.blob as usize >= blobs || !seen.insert(touch) {
-                return Err(wrong("invalid trace: a chunk twice, or of no blob"));
+                return Err(wrong("invalid trace: it names a chunk twice, or a blob that it does not have"));
             }
             touches.push(touch);
         }

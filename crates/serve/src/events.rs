@@ -179,7 +179,7 @@ impl Events {
                     self.proceed(number, result);
                 }
             }
-            // After a pause, all that can go on does.
+            // After a pause, all that can continue does.
             let Control { common, resting, .. } = &*self.control;
             if !common.is_pausing() && resting.has_parked.swap(false, Ordering::SeqCst) {
                 self.ready.extend(resting.take_parked());
@@ -453,7 +453,7 @@ impl Events {
         memory.set_short(false);
     }
 
-    /// Pauses until the pause ends. Returns whether the server goes on.
+    /// Pauses until the pause ends. Returns whether the server continues.
     fn pause(&mut self, asked: Asked) -> bool {
         let found = self.settle(asked).and_then(|left_out| {
             let mut handed = self.hand_over(asked.leaves_out)?;

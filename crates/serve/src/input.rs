@@ -162,7 +162,7 @@ impl<T: Transport> Input<T> {
         self.receive_most(usize::MAX, timeout, share)
     }
 
-    /// The same, for at most `most_bytes`.
+    /// As `receive`, for at most `most_bytes`.
     pub(crate) fn receive_most(
         &mut self,
         most_bytes: usize,

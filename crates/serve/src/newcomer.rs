@@ -115,18 +115,18 @@ impl Newcomer {
             }
         }
         let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
-        // More may have arrived already, and be in TLS's buffers: it goes on as soon as others had their
+        // More may have arrived already, and be in TLS's buffers: it continues as soon as others had their
         // turn.
         let waits_for_data = has_sent_all && !has_more;
         Ok(Progress::Waits(if waits_for_data { EventFlags::IN } else { EventFlags::OUT }))
     }
 
-    /// Returns whether it has memory that others may get when it is closed.
+    /// Returns whether closing this peer would free memory for others.
     pub(crate) fn has_memory(&self) -> bool {
         matches!(self.place, Place::None(Some(_)))
     }
 
-    /// Returns whether it is counted.
+    /// Returns whether this peer is counted.
     pub(crate) fn is_paid(&self) -> bool {
         !matches!(self.place, Place::None(None))
     }

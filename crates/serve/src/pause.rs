@@ -1,4 +1,4 @@
-//! Pauses of a server, between which it goes on or ends.
+//! Pauses of a server, between which it continues or ends.
 //!
 //! ```text
 //! running → asked: no request begins → paused: nothing is in progress → running
@@ -75,11 +75,11 @@ enum State {
     Running,
     /// It has to pause.
     Asked(Asked),
-    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to go on.
+    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to continue.
     Cancelled,
     /// It does nothing. `None`: what was found has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
-    /// It never goes on.
+    /// It never continues.
     Given,
     Ended,
 }
@@ -125,7 +125,7 @@ impl Pause {
         found
     }
 
-    /// Ends a pause: the server goes on. `pausing` is that of [`begin`](Self::begin).
+    /// Ends a pause: the server continues. `pausing` is that of [`begin`](Self::begin).
     pub(crate) fn go_on(&self, pausing: &dyn Fn(bool)) {
         let mut state = self.lock();
         if matches!(*state, State::Paused(_)) {
@@ -135,7 +135,7 @@ impl Pause {
         }
     }
 
-    /// Ends a pause: the server never goes on.
+    /// Ends a pause: the server never continues.
     pub(crate) fn give_away(&self) {
         self.set(State::Given);
     }
@@ -154,7 +154,7 @@ impl Pause {
     }
 
     /// For the server's thread: reports what was found for `asked`, and waits until the pause ends.
-    /// Returns whether the server goes on; it does so immediately if that pause was given up.
+    /// Returns whether the server continues; it does so immediately if that pause was given up.
     pub(crate) fn wait(&self, asked: Asked, found: Result<Handed<Shared>, PauseError>) -> bool {
         let mut state = self.lock();
         if !matches!(*state, State::Asked(last) if last == asked) {
@@ -205,7 +205,7 @@ mod tests {
         pause.set(State::Asked(first));
         assert!(is_asked(first));
         pause.set(State::Cancelled);
-        assert!(pause.wait(first, Ok(Handed::default())), "it goes on");
+        assert!(pause.wait(first, Ok(Handed::default())), "it continues");
         assert!(matches!(pause.asked(), Ask::Nothing), "it has gone on");
         pause.set(State::Cancelled);
         assert!(matches!(pause.asked(), Ask::GoOn), "it has not seen that it was asked");

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A server that pauses: no request is in progress, none begins, and nothing is accepted, received or
-/// sent. When this is dropped, the server goes on.
+/// sent. When this is dropped, the server continues.
 pub struct Paused {
     control: Arc<Control>,
     handed: Handed<Shared>,
@@ -43,7 +43,7 @@ impl Paused {
     }
 }
 
-/// Lets requests stop, or go on.
+/// Lets requests stop, or continue.
 fn set_pausing(control: &Control, pausing: bool) {
     control.common.pausing.store(pausing, Ordering::SeqCst);
     control.wake();

@@ -25,7 +25,7 @@ pub(crate) const LEAST_LISTENER: u64 = 1 << 63;
 /// Connections that rest, and what watches them.
 pub(crate) struct Resting<G> {
     pub(crate) epoll: OwnedFd,
-    /// Some may be able to go on without anything that arrives.
+    /// Some may be able to continue without anything that arrives.
     pub(crate) has_parked: AtomicBool,
     state: Mutex<RestingState<G>>,
 }
@@ -96,7 +96,7 @@ impl<G: Keeper<Stream>> Resting<G> {
         self.lock().all.values().map(|rester| Arc::clone(&rester.connection)).collect()
     }
 
-    /// Takes the connections that can go on without anything that arrives.
+    /// Takes the connections that can continue without anything that arrives.
     pub(crate) fn take_parked(&self) -> Vec<(u64, Arc<Connection<Stream, G>>)> {
         let mut state = self.lock();
         let parked: Vec<_> =

@@ -273,13 +273,13 @@ impl ServerHandle {
     }
 
     /// Like [`stop`](Self::stop), but [`Server::run`] no longer waits for connections or for requests
-    /// that a device is working on. Their threads go on until the process ends.
+    /// that a device is working on. Their threads continue until the process ends.
     pub fn abandon(&self) {
         self.0.abandon();
         self.stop();
     }
 
-    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server go on, if
+    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server continue, if
     /// requests have not ended after `patience`, or if what the server does cannot be handed over.
     ///
     /// # Errors
@@ -288,7 +288,7 @@ impl ServerHandle {
         Paused::begin(&self.0, patience, false)
     }
 
-    /// The same for a server that ends after all if it is not handed over: pauses without the clients that
+    /// As `pause`, for a server that ends after all if it is not handed over: pauses without the clients that
     /// cannot be handed over. Those are clients with TLS, of exports that are not disks, and those whose
     /// requests have not ended after `patience`, which are disconnected.
     ///
@@ -459,7 +459,7 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
     let common = Common::new(limits, new_executor(limits, None));
     let deadline = Deadline::after(limits.handshake_timeout);
     match negotiate(&*stream, exports, common.executor.memory(), deadline) {
-        // Its outcome concerns only the peer.
+        // How the connection ends concerns only the peer.
         Ok(session) => drop(Connection::serve(Connection::new(stream, session, common, keeper), None)),
         Err(_) => drop(keeper),
     }

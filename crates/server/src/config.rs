@@ -19,7 +19,7 @@ pub struct Config {
     pub dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub limit: MemoryLimit,
-    /// Most memory for what is kept of bases, within the limit; `None`: a quarter of the limit.
+    /// Most memory for what is kept of bases, within the limit; `None` means a quarter of the limit.
     pub base_cache_bytes: Option<u64>,
     /// What happens to writes beyond it, and beyond the limit of a disk.
     pub when_full: WhenFull,

@@ -44,7 +44,7 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
-    /// Most memory for what is kept of bases; `None`: a part of the limit.
+    /// Most memory for what is kept of bases; `None` means a part of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,

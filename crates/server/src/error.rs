@@ -44,7 +44,7 @@ pub enum Error {
     },
 }
 
-/// Why a server cannot be taken over. It goes on.
+/// Why a server cannot be taken over. It continues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeOverError {

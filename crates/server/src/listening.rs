@@ -189,7 +189,7 @@ impl Sockets {
     }
 
     /// Asks `why` just before this server takes another one over: if it returns something, the other one
-    /// goes on.
+    /// continues.
     #[must_use]
     pub fn gives_up_if(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.gives_up = Some(Box::new(why));
@@ -434,7 +434,7 @@ impl Server {
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
             self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
-            // Their clients change the disks, which the other process could go on with until now.
+            // Their clients change the disks, which the other process could continue with until now.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
                     self.0.observer.error(&format!("the disks are served without it: {error}"));

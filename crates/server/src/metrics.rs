@@ -103,7 +103,7 @@ impl Server {
             ("pagefold_forks", "Forks that were made.", &events.forks),
             ("pagefold_snapshots", "Snapshots that were made.", &events.snapshots),
             ("pagefold_rollbacks", "Disks that were rolled back.", &events.rollbacks),
-            ("pagefold_freezes", "Instants of disks that were held, to be saved as images.", &events.freezes),
+            ("pagefold_freezes", "Instants of disks that were held for 'freeze'.", &events.freezes),
             ("pagefold_compactions", "Compactions that clients asked for.", &events.compactions),
             ("pagefold_compacted_bytes", "Memory that these have freed.", &events.compacted_bytes),
         ] {
@@ -197,7 +197,7 @@ impl Server {
         counter(
             text,
             "pagefold_base_cache_misses",
-            "Units of bases that were read because their pages are not kept.",
+            "Units of bases that were read because no compressed pages of them are kept.",
             caches.pages.missed_units(),
         );
         counter(

@@ -71,7 +71,7 @@ pub trait Devices: Send + Sync {
     /// It cannot be served; says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
 
-    /// Lets no request of a device wait for room. Returns whether it is served.
+    /// Lets no request of a device wait for room. Returns whether this transport serves the device.
     fn end(&self, device: &Path) -> bool;
 
     /// Adds an export that is not yet a disk's, and returns its name.

@@ -19,7 +19,7 @@ pub trait Storage: ReadAt + Any {
         false
     }
 
-    /// The same, but looks now.
+    /// As `is_changed`, but looks now.
     fn is_changed_now(&self) -> bool {
         self.is_changed()
     }
@@ -50,7 +50,7 @@ pub trait Storage: ReadAt + Any {
 /// A part of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Where it ends. Past the end of the storage if it is the last one.
+    /// Where it ends. The end of the last stretch may be past the end of the storage.
     pub end: u64,
     /// Whether it is not stored and reads as zeros.
     pub is_hole: bool,

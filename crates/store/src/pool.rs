@@ -46,7 +46,7 @@ pub struct PoolConfig {
     train: bool,
     dedupe: bool,
     memory_limit: u64,
-    /// Those of the pool whose hints to equal pages go on.
+    /// Those of the pool whose hints to equal pages continue.
     seeds: Option<Seeds>,
     /// The file that the pool is kept in.
     file: Option<Arc<File>>,

@@ -11,7 +11,7 @@
 //!
 //! Requests that come after the end have no answer until the process ends: the driver then fails them, or
 //! keeps them for the server that recovers the device. Until then the ring stays open. Linux 6.12 faults
-//! when a process closes the rings of a device under load and goes on.
+//! when a process closes the rings of a device under load and continues.
 
 use std::{
     io,

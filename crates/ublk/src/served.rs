@@ -122,7 +122,7 @@ impl Served {
     /// Lets no request wait for room: those that do, and those that would, fail. A driver that stops the
     /// device waits for its requests.
     pub fn refuse_waiting(&self) {
-        // All queues have the same.
+        // All queues have the same client.
         if let Some(queue) = self.queues.iter().find_map(Weak::upgrade) {
             queue.client().end();
         }

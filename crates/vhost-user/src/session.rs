@@ -274,7 +274,7 @@ impl Session {
                 vring.set_enabled(true);
             }
         }
-        // Drivers that do not know of caches expect none.
+        // A driver without these features expects that the disk has no write cache.
         let knows_caches = acked & (feature::FLUSH | feature::CONFIG_WCE) != 0;
         self.context.write_back.store(knows_caches, Relaxed);
         Ok(())

@@ -4,7 +4,7 @@
 //! loop
 //!     run requests until all queues are empty
 //!     look at the rings for a while: a request that comes now costs no wake
-//!     let drivers notify the device again; if requests have come, go on
+//!     let drivers notify the device again; if requests have come, continue
 //!     sleep until a queue's eventfd, or this thread's own, is written
 //! ```
 //!

@@ -131,6 +131,6 @@ fn base(setup: &Setup, out: &mut Output) -> anyhow::Result<()> {
     out.put("base/file", "in order, for each second of processor time", gigabytes, "GB");
     let mapped = mapped::measure(&served.path, PROCESSES, setup.size_bytes().min(MAPPED_BYTES) as usize)?;
     out.put("base/file", "page cache of 100 processes", mapped.shared_bytes / MIB, "MiB");
-    out.put("base/file", "memory of each of them besides", mapped.each_bytes / MIB, "MiB");
+    out.put("base/file", "further memory of each of them", mapped.each_bytes / MIB, "MiB");
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(super) const OURS: &str = "pagefold ";
 
 pub(super) fn open_nbd() -> anyhow::Result<Nbd> {
     Nbd::open().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
+        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices: try 'modprobe nbd'"),
         _ => error.into(),
     })
 }

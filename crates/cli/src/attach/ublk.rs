@@ -50,7 +50,7 @@ const OURS: u64 = 0x5046;
 fn open() -> anyhow::Result<Control> {
     Control::open().map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
-            anyhow!("the kernel has no ublk devices; 'modprobe ublk_drv' loads them if it can have them")
+            anyhow!("the kernel has no ublk devices: try 'modprobe ublk_drv'")
         }
         _ => anyhow!("the kernel's ublk driver cannot be used: {error}"),
     })
@@ -223,7 +223,7 @@ fn tag(disk: &DiskRecord) -> u64 {
     OURS << 48 | hash >> 16
 }
 
-/// Returns what changes when a base's file is replaced: a device must not go on with other data.
+/// Returns what changes when a base's file is replaced: a device must not continue with other data.
 fn image_of(disk: &DiskRecord) -> Option<String> {
     let image = ImagePath::from(OsString::from(disk.path.as_deref()?)).image;
     let metadata = fs::metadata(image).ok()?;

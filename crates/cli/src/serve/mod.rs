@@ -166,7 +166,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         None => server.listen(sockets)?,
     };
     let ending = listening.ending();
-    // The disks of a server that is continued are only here, so it goes on whatever fails.
+    // The disks of a server that is continued are only here, so it continues whatever fails.
     let or_go_on = |result: anyhow::Result<()>| match result {
         Err(error) if continues => {
             log.warn(&format!("{error:#}"));

@@ -59,7 +59,7 @@ struct Bound {
 }
 
 impl Spares {
-    /// Returns whether there are any.
+    /// Returns whether the server has spare exports.
     pub(super) fn exist(&self) -> bool {
         !self.lock().is_empty()
     }

@@ -27,7 +27,7 @@ const WORD_MAX: u32 = 7;
 /// Number of words of a description: [`MAX`] code lengths, then runs of literals without a code, by
 /// the logarithm of the run.
 const WORDS: usize = MAX + 8;
-/// Number of words that one refill serves, each with the length of its run.
+/// Number of words that can be read between two refills, each with the length of its run.
 const REFILLED: usize = 56 / (WORD_MAX as usize + 7);
 /// Number of states that select a word's code: the length of the previous literal, or 0 at the
 /// start and if it has none.

@@ -10,7 +10,7 @@
 //! overlay.NAME      the xattr NAME of an overlayfs that lies within this one
 //! ```
 //!
-//! Each is behind `trusted.overlay.`, or behind `user.overlay.` in mounts with `userxattr`.
+//! Each has the prefix `trusted.overlay.`, or `user.overlay.` in mounts with `userxattr`.
 
 use super::tree::NodeKind;
 use crate::format::Xattr;

@@ -129,7 +129,7 @@ impl Data {
     }
 
     /// Fills `out` from the cache or, if `ready` permits it, from the front of an LZ4 cluster that is
-    /// at hand. Returns whether it is filled.
+    /// at hand. Returns whether `out` is filled.
     fn try_encoded(&self, extent: &Extent, out: &mut [u8], from: usize, ready: Ready) -> bool {
         let Place::Encoded { pa, plen, format, .. } = extent.place else { return false };
         let clusters = self.image.clusters();

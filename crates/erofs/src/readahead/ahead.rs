@@ -478,7 +478,7 @@ mod tests {
         (stream.id, forward)
     }
 
-    /// A reader that stops anywhere leaves less unused than it has used, and one that goes on waits
+    /// A reader that stops anywhere leaves less unused than it has used, and one that continues waits
     /// seldom.
     #[test]
     fn what_is_fetched_ahead_grows_with_what_is_read() {

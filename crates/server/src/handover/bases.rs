@@ -39,7 +39,7 @@ impl OpenedBases {
         Ok(())
     }
 
-    /// Returns the base of a record, which is opened if it was not.
+    /// Returns the base of a record. Opens it if it is not open yet.
     pub(super) fn get(&mut self, record: &BaseRecord, config: &Config) -> Result<Opened, TakeOverError> {
         if let Some((_, (base, file))) = self.all.iter().find(|(known, _)| known == record) {
             return Ok((Arc::clone(base), file.clone()));
@@ -71,7 +71,7 @@ fn open_base(record: &BaseRecord, caches: &BaseCaches, config: &Config) -> Resul
     let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
     let opened = open(&file, &*config.open, caches, tell).map_err(|failure| cannot(failure.to_string()))?;
     if opened.identity() != record.identity {
-        return Err(cannot("another file has its place, or it was changed".to_owned()));
+        return Err(cannot("the file was replaced or changed".to_owned()));
     }
     Ok((Arc::new(opened), file))
 }

@@ -52,7 +52,7 @@ const BYTES_PER_SECOND: u64 = 128 << 20;
 const TICK: Duration = Duration::from_millis(50);
 
 /// Begins to hand a server over to the process at the other end of `socket`, which can read the pool
-/// `ahead` of the pause. The server goes on if that fails.
+/// `ahead` of the pause. The server continues if that fails.
 pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
     let failed = |what: String| Failure::new(Code::Failed, what);
     let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
@@ -73,7 +73,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
             // The other process may be gone.
             let _ = channel.send(Kind::Failed, why.as_bytes());
             listened.giving.begun.store(false, Ordering::SeqCst);
-            server.0.observer.warn(&format!("not handed over to process {pid}, and goes on: {why}"));
+            server.0.observer.warn(&format!("not handed over to process {pid}, and continues: {why}"));
         }
     };
     if let Err(error) = thread::Builder::new().name("hand-over".to_owned()).spawn(give) {
@@ -122,7 +122,7 @@ pub(super) fn longest_pause(server: &Server) -> Duration {
     PAUSE + Duration::from_secs(stored_bytes(server) / BYTES_PER_SECOND)
 }
 
-/// Hands the server over. Returns why not: it then goes on.
+/// Hands the server over. Returns why not: it then continues.
 fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead: bool) -> Result<(), String> {
     let Giving { control, when_given, .. } = &listened.giving;
     let most = longest_pause(server);
@@ -177,7 +177,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             true => format!("it has taken more than {} s", most.as_secs()),
             false => why,
         })?;
-    // From here on, the other process serves. This one may end when the server is given away.
+    // From here on, the other process serves. This process may end once `when_given` has run.
     let [paused_ms, ended_ms] = [start_of().elapsed(), ended].map(|time| time.as_secs_f64() * 1e3);
     if let Some(tell) = when_given {
         tell(pid);

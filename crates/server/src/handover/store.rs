@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Names begin with [`Passed::STORED`] and the process that has stored them. If something fails, the server
-//! marks the state as taken before its clients go on, and the text says why: a process continues only with
+//! marks the state as taken before its clients continue, and the text says why: a process continues only with
 //! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
 
 use std::{
@@ -74,8 +74,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between two looks whether another process still takes the server over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Begins to end the server, whose disks and clients stay in the store. It ends without that if something
-/// fails. Returns whether it has begun.
+/// Begins to end the server and to leave its disks and clients in the store. If that fails later, the server
+/// ends without them. Returns whether it has begun.
 pub(crate) fn leave(server: &Server, why: &str) -> bool {
     let Some(listened) = server.0.listened.get() else { return false };
     let Giving { store, leaving, .. } = &listened.giving;

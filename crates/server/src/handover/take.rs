@@ -83,7 +83,7 @@ pub(crate) struct Received {
     pub(crate) lost: usize,
 }
 
-/// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
+/// Asks the server of `client` to hand itself over, and makes everything. The server continues if what this
 /// returns is dropped.
 pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, TakeOverError> {
     let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
@@ -339,7 +339,7 @@ impl Incoming {
         self.confirm_within(STEP, gives_up)
     }
 
-    /// The same; the answer may take `time`.
+    /// As `confirm`, but the answer may take `time`.
     fn confirm_within(self, time: Duration, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
         if let Some(why) = gives_up() {
             return Err(TakeOverError::Cannot(why));
@@ -369,7 +369,7 @@ impl Incoming {
             Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
             Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
             Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
-            // It has not said GO and cannot say it any more. If it is not gone, it goes on.
+            // It has not said GO and cannot say it any more. If it is not gone, it continues.
             Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
             Err(_) => Err(TakeOverError::NotGiven),
         }
@@ -613,7 +613,7 @@ mod tests {
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
 
-        // It is too slow: what it says afterwards fails, so that it goes on.
+        // It is too slow: what it says afterwards fails, so that it continues.
         let (asks, other) = incoming(&other_process);
         assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);

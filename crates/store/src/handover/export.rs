@@ -41,7 +41,7 @@ impl Pool {
     /// another pool, also in a program of another version. Objects are copied as they are, and what
     /// disks share is written once. Other disks, and clean ones, are left out.
     ///
-    /// No other thread may change the disks during the call. The pool is unchanged, so its use can go on
+    /// No other thread may change the disks during the call. The pool is unchanged, so its use can continue
     /// afterwards. [`Precopy`](crate::Precopy) writes most of the stream while they are in use.
     ///
     /// # Errors

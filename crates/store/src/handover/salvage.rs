@@ -424,7 +424,7 @@ impl Walk<'_> {
                 SHARED
             }
             Entry::Same(fill) => {
-                let fill = fill.checked().ok_or(SalvageError::Invalid { what: "a word without a form" })?;
+                let fill = fill.checked().ok_or(SalvageError::Invalid { what: "an entry of unknown form" })?;
                 record.extend(fill.word().to_le_bytes());
                 SAME
             }

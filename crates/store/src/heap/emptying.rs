@@ -85,7 +85,7 @@ impl Heap {
 
     /// [`alloc_to_write`](Self::alloc_to_write) for a heap at its memory limit: empties segments
     /// until there is room. Once a writer has gained the bytes that its object needs, it allocates
-    /// from the reserve for moving, so that others cannot take them first. It goes on until it has
+    /// from the reserve for moving, so that others cannot take them first. It continues until it has
     /// given back what it took from that reserve: otherwise the reserve would shrink.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {

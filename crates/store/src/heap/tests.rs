@@ -501,7 +501,7 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     pool.check().expect("consistent");
 }
 
-/// A writer that goes on where the compactor has paused gains what the whole emptying gave, less
+/// A writer that continues where the compactor has paused gains what the whole emptying gave, less
 /// all that was taken for it. Otherwise each such writer would take some of the reserve for moving
 /// permanently.
 #[test]

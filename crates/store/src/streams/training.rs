@@ -251,7 +251,7 @@ impl Training {
         lock(&self.sets).is_kept = is_kept;
     }
 
-    /// Makes a new training go on where another one was, with its [`numbered`](Self::numbered)
+    /// Makes a new training continue where another one was, with its [`numbered`](Self::numbered)
     /// tables: the numbers are valid and all differ.
     ///
     /// # Errors

@@ -151,7 +151,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
         for kind in 0..8 {
             let trainings = store.stats().trainings;
             let mut number = 0;
-            // Writes go on until this kind has tables; some slots keep pages of the first kind.
+            // Writes continue until this kind has tables; some slots keep pages of the first kind.
             while store.stats().trainings == trainings && number < 6000 {
                 let slot = 32 + number % 224;
                 store.write(slot, &page(kind, number)).expect("no limit");
