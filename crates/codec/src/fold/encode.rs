@@ -222,9 +222,7 @@ impl Encoder {
             return Some(self.write_if_shorter(format, kind, &mut found, out, len).unwrap_or(len));
         };
         let len = self.write(format, kind, &mut found, &mut out[..room]);
-        // Code, which pages of words are if their literals can be coded, needs more repeats.
-        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
-        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
+        if !has_fields(self.isa, &self.literals, kind, &found, &mut self.seen_words) {
             return len;
         }
         let mut found = self.find_fields(format, &search.window[REACH..]);
