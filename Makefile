@@ -30,7 +30,7 @@ test: deps
 check:
 	./scripts/check
 
-# Longer tests: an hour.
+# Longer tests: an hour and a half.
 soak: deps
 	./scripts/soak
 
