@@ -30,7 +30,7 @@ test: deps
 check:
 	./scripts/check
 
-# Longer tests: two hours.
+# Longer tests: more than two hours.
 soak: deps
 	./scripts/soak
 

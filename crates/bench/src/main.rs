@@ -14,6 +14,7 @@ mod machine;
 mod memory;
 mod nbd;
 mod nbdfuse;
+mod options;
 mod pool;
 mod product;
 mod remote;

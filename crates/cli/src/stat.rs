@@ -187,18 +187,18 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     let most =
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     // Pages of bases are neither stored nor reserved: they make room when it is needed.
-    let (beside, clean) = (get(figures, "beside_bytes"), get(figures, "clean_bytes"));
+    let (outside, clean) = (get(figures, "outside_bytes"), get(figures, "clean_bytes"));
     let spent = spent.saturating_sub(clean);
-    let part = percent(spent.saturating_sub(beside), stored);
-    let with = if beside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
-    let own = size::show(spent.saturating_sub(beside));
+    let part = percent(spent.saturating_sub(outside), stored);
+    let with = if outside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
+    let own = size::show(spent.saturating_sub(outside));
     writeln!(out, "  memory      {own:>10}   {part:.1} % of what is stored{with}; {most}{limit}")?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
         ("stream_bytes", "streams"),
         ("training_bytes", "trained tables"),
-        ("beside_bytes", "reserved for clients and bases"),
+        ("outside_bytes", "reserved for clients and bases"),
     ];
     let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
     let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();

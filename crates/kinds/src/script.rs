@@ -44,8 +44,8 @@ macro_rules! sources {
 const SOURCES: &[(&str, &str)] = sources!(
     "binary-debug.py" "binary-java.py" "binary-python.py" "database-lmdb.py" "database-mariadb.py"
     "database-postgres.py" "database-sysbench.py" "database.py" "heap-emacs.el" "heap-go.go" "heap-java.java"
-    "heap-node.js" "heap-python.py" "heap-redis.py" "heap-ruby.rb" "media-drawing.py" "media-photo.py"
-    "number-columns.py" "number-double.py" "number-integer.py" "number-single.py" "system-btrfs.py"
+    "heap-node.js" "heap-python.py" "heap-redis.py" "heap-ruby.rb" "mariadb.py" "media-drawing.py"
+    "media-photo.py" "number-columns.py" "number-double.py" "number-integer.py" "number-single.py" "system-btrfs.py"
     "system-ext4.py" "system-guest.py" "system-xfs.py" "text-languages.py" "text-log-trace.py" "text-prose.py"
     "tree.py"
 );

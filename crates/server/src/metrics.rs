@@ -129,7 +129,7 @@ impl Server {
             trainings_useless,
             clean_pages,
             clean_bytes,
-            beside_bytes,
+            outside_bytes,
             spent_bytes,
             ..
         } = disks.pool_stats();
@@ -155,7 +155,7 @@ impl Server {
             ("tables", table_bytes),
             ("streams", stream_bytes),
             ("training", training_bytes),
-            ("clients_and_bases", beside_bytes),
+            ("clients_and_bases", outside_bytes),
         ] {
             family.value(&[("kind", kind)], bytes);
         }

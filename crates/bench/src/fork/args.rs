@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use crate::options::ServerOptions;
+
 /// Options of `pagefold-bench fork`.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -41,21 +43,8 @@ pub(crate) struct Args {
     /// What to measure
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = ForkBench::value_variants().to_vec())]
     pub(super) parts: Vec<ForkBench>,
-    /// The pagefold program [default: the one next to this program]
-    #[arg(long)]
-    pub(super) pagefold: Option<PathBuf>,
-    /// An option for the server, such as --serve=--codec=pleat; repeat for more
-    #[arg(long, allow_hyphen_values = true)]
-    pub(super) serve: Vec<String>,
-    /// Directory on a disk for the base and its images
-    #[arg(long, default_value = "/var/tmp")]
-    pub(super) scratch: PathBuf,
-    /// Directory in tmpfs for the files of peers that work in memory
-    #[arg(long, default_value = "/dev/shm")]
-    pub(super) tmpfs: PathBuf,
-    /// Print one JSON object per line on standard output; verdicts go to standard error
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) servers: ServerOptions,
 }
 
 /// A part of the bench.

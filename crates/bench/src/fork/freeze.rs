@@ -29,12 +29,15 @@ const CHANGES: [(&str, u64); 2] = [("files", 256 << 10), ("pages", PAGE_SIZE as 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     for (name, options) in WAYS {
         let case = format!("freeze/{name}");
-        let folder = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for images")?;
+        let folder =
+            TempDir::new_in(&args.servers.scratch).context("cannot create a temporary directory for images")?;
         let (image, target) = (folder.path().join("base.erofs"), folder.path().join("target.erofs"));
         process::run(&mut pack_to(pagefold, options, base, &image), 0)?;
         let shown = image.to_string_lossy().into_owned();
-        let server =
-            Server::pagefold(pagefold, &args.serve.iter().chain([&shown]).map(String::as_str).collect::<Vec<_>>())?;
+        let server = Server::pagefold(
+            pagefold,
+            &args.servers.serve.iter().chain([&shown]).map(String::as_str).collect::<Vec<_>>(),
+        )?;
         let mut control = server.control()?;
         for (disk, len_bytes) in CHANGES {
             control.fork(BASE, disk)?;

@@ -21,10 +21,10 @@ use base::BaseFiles;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     keep_no_large_blocks();
-    let mut output = Output::new("fork", args.json, Rounds::Once);
+    let mut output = Output::new("fork", args.servers.json, Rounds::Once);
     let wants = |part| args.parts.contains(&part);
     let base = if args.parts.iter().any(|part| part.needs_base()) {
-        let pagefold = pagefold(args.pagefold.as_deref())?;
+        let pagefold = pagefold(args.servers.pagefold.as_deref())?;
         let base = BaseFiles::make(&pagefold, args)?;
         base.print(&mut output);
         Some((pagefold, base))
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             socket::run(&mut output, pagefold, base, args)?;
         }
         if wants(ForkBench::Peers) {
-            peers::run(&mut output, base, &args.tmpfs)?;
+            peers::run(&mut output, base, &args.servers.tmpfs)?;
         }
         if wants(ForkBench::Work) {
             work::run(&mut output, pagefold, base, args)?;

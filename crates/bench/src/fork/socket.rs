@@ -42,7 +42,7 @@ const CONNECTIONS: usize = 1000;
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     let forks = args.forks;
     let case = format!("idle/socket/{forks}");
-    let (server, mut control) = serve(pagefold, base, &args.serve)?;
+    let (server, mut control) = serve(pagefold, base, &args.servers.serve)?;
     let (mut random, raw) = (Random::new(1), base.raw_file()?);
     let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     let (mut times, mut commands) = (Times::new(forks), Latencies::new());

@@ -453,10 +453,10 @@ fn a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base() {
     io("root", &["write -P 7 50G 4k"]);
     ask(&["freeze", "root", "--verify", "-o", "base.erofs"]);
     assert!(bytes("base.erofs") <= 12 << 10, "{}", bytes("base.erofs"));
-    let before = server.total("beside_bytes");
+    let before = server.total("outside_bytes");
     let base = folder.path().join("base.erofs");
     ask(&["add", "base", "--base", text(&base)]);
-    let took = server.total("beside_bytes") - before;
+    let took = server.total("outside_bytes") - before;
     let cache = server.total("base_cache_limit");
     assert!(took <= cache + (1 << 20), "a base of one page takes {took} bytes, {cache} of them for the cache");
     ask(&["fork", "base", "job"]);

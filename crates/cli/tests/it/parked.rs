@@ -236,6 +236,7 @@ fn clients_forks_and_snapshots_survive_three_restarts() {
     let before = disks();
     let client = load(&fio, manager.folder.path(), &manager.uri("busy"), 4);
     for round in 0..3 {
+        // The client writes in this time.
         thread::sleep(Duration::from_millis(300));
         let said = service.stop();
         println!("{}", said.lines().find(|line| line.contains("to the next process in")).expect("the line"));

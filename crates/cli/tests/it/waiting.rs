@@ -182,6 +182,7 @@ fn a_guest_waits_until_the_limit_is_raised() {
     let mut guest = machine.start(&[format!("file={}", server.uri("guest"))], FILL_FILES);
     guest.wait_for("writing");
     wait_until("a waiting write", || waits(&server));
+    // A guest that noticed an error would say so or stop in this time, and one that had room would write.
     thread::sleep(Duration::from_secs(1));
     assert_eq!(guest.qmp("query-status", &json!({}))["status"], "running");
     run(&mut server.ask(&["limit", "20M"]));

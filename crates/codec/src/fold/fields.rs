@@ -347,12 +347,12 @@ mod tests {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn every_build_takes_the_same_sample() {
         for seed in 0..50 {
             let literals = fields(seed, 90).0;
             for chunk in literals.as_chunks::<{ CHUNK + 8 }>().0 {
-                #[cfg(target_arch = "x86_64")]
                 #[allow(unsafe_code)]
                 if is_x86_feature_detected!("avx2") {
                     // SAFETY: the CPU has AVX2.

@@ -123,6 +123,7 @@ impl Region {
     }
 
     /// Returns the start of the mapping, which is page-aligned.
+    #[cfg(not(loom))]
     pub(crate) fn start(&self) -> *const u8 {
         self.base
     }

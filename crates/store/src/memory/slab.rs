@@ -53,13 +53,13 @@ struct Page {
 
 impl Slab {
     /// Creates a slab of at most `parts_max` parts of `part_bytes`, for each of which the owner
-    /// keeps `beside_bytes` of metadata.
-    pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
+    /// keeps `metadata_bytes` of metadata.
+    pub(crate) fn new(parts_max: usize, part_bytes: usize, metadata_bytes: usize) -> Self {
         let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {
             per_page: per_page as u32,
             pages_max: parts_max / per_page,
-            extra_bytes: (size_of::<Page>() + per_page * beside_bytes) as u64,
+            extra_bytes: (size_of::<Page>() + per_page * metadata_bytes) as u64,
             state: Mutex::new(SlabState { pages: Vec::new(), roomy: NIL, spare: NIL, held: 0 }),
         }
     }
