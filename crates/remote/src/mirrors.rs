@@ -3,7 +3,7 @@
 
 use std::{
     env, fs, io,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
 use toml_edit::{Document, Item, TableLike};
@@ -82,8 +82,9 @@ impl Mirrors {
 
     /// Returns those of the system and of the user, or of the environment.
     pub fn of_system() -> Self {
-        let given = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let variable = |name: &str| given(name).filter(|path| path.is_absolute());
+        // They are read later, when the process may have left its directory.
+        let given = |name: &str| env::var_os(name).and_then(|path| path::absolute(path).ok());
+        let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let hosts = Some(given("PAGEFOLD_HOSTS_DIR").unwrap_or_else(|| HOSTS.into()));
         if let Some(file) = given("CONTAINERS_REGISTRIES_CONF") {
             return Self { registries: vec![file], hosts };

@@ -322,3 +322,15 @@ fn passwords_go_to_their_servers() {
         assert!(!server.requests().is_empty());
     }
 }
+
+/// A configuration that is named counts, also by a name in this directory.
+#[test]
+fn a_relative_registries_conf_counts() {
+    let folder = TempDir::new().expect("a folder");
+    let text = "[[registry]]\nlocation = \"blocked.example\"\nblocked = true\n";
+    fs::write(folder.path().join("here.conf"), text).expect("a file");
+    let mut ls = pagefold();
+    ls.args(["ls", "oci://blocked.example/a"]).current_dir(&folder).env("CONTAINERS_REGISTRIES_CONF", "here.conf");
+    let message = run_to_fail(&mut ls);
+    assert!(message.contains("here.conf blocks blocked.example"), "{message}");
+}
