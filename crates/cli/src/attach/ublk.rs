@@ -30,7 +30,7 @@ use pagefold_control::{Command as Request, DeviceFault, DiskKind, DiskRecord, Ne
 use pagefold_ublk::{Control, Device, Layout, New, Params, State, devices};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{args::AttachArgs, end_waiting};
+use super::{args::AttachArgs, ending::end_waiting};
 use crate::{image::ImagePath, peer::Peer};
 
 /// Requests in flight of a queue.
