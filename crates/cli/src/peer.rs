@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use pagefold_control::{Client, ClientError, Command, DeviceEnding, Listing};
+use pagefold_control::{Client, ClientError, Command, Listing};
 use pagefold_output::Inputs;
 
 use crate::{
@@ -82,19 +82,9 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// As [`connect`](Self::connect), but fails immediately if no server holds the directory's lock.
+    /// The same, but without waiting for a server that has left no sign.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
-    }
-
-    /// Asks the server not to let requests of a device wait for room. `pid` is the process that has
-    /// connected an NBD device. Nothing is reported: the server of a device that is named by its path
-    /// may be another, or gone.
-    pub(crate) fn end_waiting(&self, device: &Path, pid: Option<u32>) {
-        let device = device.display().to_string();
-        let ask =
-            || -> anyhow::Result<DeviceEnding> { Ok(self.connect_now()?.call(&Command::EndDevice { device, pid })?) };
-        drop(ask());
     }
 
     fn connect_within(&self, no_sign: Duration) -> anyhow::Result<Client> {

@@ -2,6 +2,7 @@
 
 mod args;
 mod connection;
+mod ending;
 mod spare;
 mod ublk;
 
@@ -10,31 +11,25 @@ use std::{
     io::Write,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process,
-    sync::mpsc::{self, RecvTimeoutError},
-    thread,
+    process, thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
-use pagefold_attach::{
-    loop_device,
-    nbd::{self, Nbd},
-};
+use pagefold_attach::{loop_device, nbd};
 use pagefold_control::{Command, DiskRecord, Failure, Listing};
 
 pub(crate) use self::args::AttachArgs;
 use self::{
     args::Way,
     connection::{OURS, address, connect_nbd, open_nbd},
+    ending::disconnect,
 };
 use crate::{output::output, peer::Peer, report::tell};
 
 /// How long a server may take to see that a device was removed.
 const NOTICE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long the kernel may take to disconnect a device before the server is asked to help.
-const STUCK: Duration = Duration::from_secs(1);
 
 /// Remove block devices that 'pagefold attach' made
 #[derive(clap::Args)]
@@ -171,31 +166,13 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         for device in devices {
             let done = match device.way {
                 Way::Ublk => ublk::detach(device.number, &args.peer),
-                Way::Nbd => detach_nbd(device.number, &args.peer),
+                Way::Nbd => disconnect(device.number, &args.peer),
                 Way::Loop => loop_device::detach(device.number).map_err(Into::into),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
         }
     }
     Ok(())
-}
-
-/// Disconnects an NBD device. The kernel first sends a request to the server, which cannot receive it while
-/// it waits for room: then the server has to close the device's connections.
-fn detach_nbd(number: u32, peer: &Peer) -> anyhow::Result<()> {
-    let identifier = nbd::devices()?.into_iter().find(|device| device.number == number).map(|found| found.identifier);
-    let pid = identifier.as_deref().and_then(process_of);
-    let (sender, receiver) = mpsc::channel();
-    let disconnect = move || drop(sender.send(Nbd::open().and_then(|nbd| nbd.disconnect(number))));
-    thread::Builder::new().spawn(disconnect)?;
-    let result = match receiver.recv_timeout(STUCK) {
-        Err(RecvTimeoutError::Timeout) => {
-            peer.end_waiting(&nbd::path(number), pid);
-            receiver.recv()
-        }
-        result => result.map_err(|_| mpsc::RecvError),
-    };
-    Ok(result.context("the thread that asks the kernel has ended")??)
 }
 
 /// Returns a disk of a server, and all of them.
@@ -264,11 +241,6 @@ fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<
     }
 }
 
-/// Returns the process that has connected an NBD device which was not spare.
-fn process_of(identifier: &str) -> Option<u32> {
-    identifier.strip_prefix(OURS)?.split(' ').nth(1)?.parse().ok()
-}
-
 /// Returns the number in the path of a ublk device.
 fn ublk_number(path: &Path) -> Option<u32> {
     path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
@@ -334,7 +306,5 @@ mod tests {
         for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 7 nbd+unix:///a?socket=/t"] {
             assert_eq!(owner(other, 0, &all), None, "{other}");
         }
-        assert_eq!(process_of(made), Some(77));
-        assert_eq!(process_of("pagefold spare /s spare-1-00"), None);
     }
 }

@@ -30,7 +30,7 @@ use pagefold_control::{Command as Request, DeviceFault, DiskKind, DiskRecord, Ne
 use pagefold_ublk::{Control, Device, Layout, New, Params, State, devices};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::args::AttachArgs;
+use super::{args::AttachArgs, ending::end_waiting};
 use crate::{image::ImagePath, peer::Peer};
 
 /// Requests in flight of a queue.
@@ -203,7 +203,7 @@ pub(super) fn detach(number: u32, peer: &Peer) -> anyhow::Result<()> {
     let shown = pagefold_ublk::path(number);
     ours(&mut control, number)?.with_context(|| format!("{}: no device that pagefold has made", shown.display()))?;
     // The kernel waits for requests of the device, and what it writes last may find no room.
-    peer.end_waiting(&shown, None);
+    end_waiting(peer, &shown, None);
     control.stop(number)?;
     Ok(control.delete(number)?)
 }
