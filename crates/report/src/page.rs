@@ -39,13 +39,19 @@ fn page(record: &Record, made_by: &str) -> anyhow::Result<String> {
     if let Some(why) = &record.cut_short {
         paragraph(&mut text, &format!("**This run was cut short**: {why}."));
     }
+    let left_out: Vec<&str> = record.left_out.iter().map(|(part, _)| part.as_str()).collect();
+    if !left_out.is_empty() {
+        paragraph(&mut text, &format!("**Left out**: {}.", left_out.join(", ")));
+    }
     let (mut tables, mut counts) = (String::new(), [0; 3]);
+    let mut contents = Vec::new();
     for group in groups()? {
         let found = group.comparisons.iter().filter_map(|one| Some((one, one.ratios(record)?)));
         let mut rows: Vec<_> = found.collect();
         if rows.is_empty() {
             continue;
         }
+        contents.push(format!("[{}](#{})", group.name, anchor(&group.name)));
         writeln!(tables, "\n## {}\n", group.name)?;
         paragraph(&mut tables, &group.note);
         tables.push_str("| pagefold / peer | | pagefold | turns | cases |\n|---|---|---|---|---|\n");
@@ -67,6 +73,9 @@ fn page(record: &Record, made_by: &str) -> anyhow::Result<String> {
             above = sides;
         }
     }
+    if !contents.is_empty() {
+        paragraph(&mut text, &format!("Contents: {}.", contents.join(", ")));
+    }
     let [ours, peers, neither] = counts;
     let all = ours + peers + neither;
     paragraph(
@@ -83,6 +92,11 @@ fn page(record: &Record, made_by: &str) -> anyhow::Result<String> {
     );
     text.pop();
     Ok(text + &tables)
+}
+
+/// Returns the anchor that readers of Markdown give a heading of letters, digits and spaces.
+fn anchor(heading: &str) -> String {
+    heading.to_lowercase().replace(' ', "-")
 }
 
 fn head(record: &Record, made_by: &str) -> String {
@@ -198,16 +212,21 @@ mod tests {
         record.add(Line::new([ABOUT, "image", "pagefold-bench image --json", "turn", ""], 1.0));
         record.add(Line::new([ABOUT, "image", "squashfuse: <not> installed", "missing", ""], 0.0));
         record.add(Line::new([ABOUT, "image", "killed by signal 9", "failed", ""], 0.0));
+        record.add(Line::new([ABOUT, "remote", "no time is left", "left_out", ""], 0.0));
         let empty = whole(&record, "c").unwrap();
         for said in ["apt-get install nbdkit", "squashfuse: &lt;not> installed", "killed by signal 9", "no figures: "] {
             assert!(empty.contains(said), "{said}: {empty}");
         }
         assert!(!empty.contains("/usr/bin/fio"), "{empty}");
+        let first: Vec<&str> = empty.lines().take(8).collect();
+        assert!(first.contains(&"**Left out**: remote."), "{empty}");
         tests::whole().into_iter().for_each(|line| record.add(line));
         let page = whole(&record, "c").unwrap();
         assert!(!page.contains("no figures: "), "{page}");
         for group in groups().unwrap() {
             assert!(page.contains(&format!("\n## {}\n\n", group.name)));
+            let link = format!("[{}](#{})", group.name, anchor(&group.name));
+            assert!(page.lines().take(16).collect::<Vec<_>>().join(" ").contains(&link), "{link}: {page}");
             for comparison in &group.comparisons {
                 let (first, next) = (format!("| {} | ", comparison.sides()), format!(" | {} | ", comparison.what));
                 assert!(page.contains(&first) && page.contains(&next), "{first}{next}");

@@ -24,7 +24,7 @@
 
 use core::hint::cold_path;
 
-use super::{Isa, encode::Matches, hashes::WORD_HASH_BITS, literals::Room, tables::Kind};
+use super::{Isa, hashes::WORD_HASH_BITS, literals::Room, tables::Kind};
 use crate::{PAGE_SIZE, mem::clear};
 
 /// Literals are sampled at one place in about this many, which their bytes select.
@@ -75,11 +75,22 @@ type Loaded = [u8; CHUNK + 8];
 /// By hash, the last place in the sample.
 type Seen = [u16; 1 << WORD_HASH_BITS];
 
-/// Returns whether four or five bytes repeat often among the literals that a search for longer
-/// matches left in a page of this kind.
+/// The literals that a search for longer matches left in a page of this kind.
+pub(super) struct Left<'a> {
+    pub(super) kind: Kind,
+    /// They are the first `count`.
+    pub(super) literals: &'a Room,
+    pub(super) count: usize,
+    /// Number of matches.
+    pub(super) sequences: usize,
+    /// Bytes by which coded literals are shorter.
+    pub(super) saved: usize,
+}
+
+/// Returns whether four or five bytes repeat often among these literals.
 #[inline]
-pub(super) fn has_fields(isa: Isa, literals: &Room, kind: Kind, found: &Matches, seen: &mut Seen) -> bool {
-    let &Matches { literals: count, sequences, saved, .. } = found;
+pub(super) fn has_fields(isa: Isa, left: &Left<'_>, seen: &mut Seen) -> bool {
+    let &Left { kind, literals, count, sequences, saved } = left;
     if count < LITERALS && (count < LITERALS_UNCODED || saved > 0 || kind != Kind::Others || count <= RUNS * sequences)
     {
         return false;
@@ -265,8 +276,8 @@ mod tests {
     /// Asks every build.
     fn has_fields_of(kind: Kind, literals: &Room, count: usize, sequences: usize, saved: usize) -> bool {
         let mut seen = [7; 1 << WORD_HASH_BITS];
-        let found = Matches { tokens: 0, extra: 0, literals: count, sequences, saved };
-        let mut ask = |isa| super::has_fields(isa, literals, kind, &found, &mut seen);
+        let left = Left { kind, literals, count, sequences, saved };
+        let mut ask = |isa| super::has_fields(isa, &left, &mut seen);
         let found: Vec<bool> = Isa::all_of_this_cpu().into_iter().map(&mut ask).collect();
         assert!(found.iter().all(|&is_found| is_found == found[0]), "{found:?}");
         found[0]
