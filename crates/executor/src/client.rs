@@ -249,7 +249,7 @@ impl fmt::Debug for Thread {
 
 struct Work<F> {
     work: F,
-    /// Dropped after the work, whose buffers are back by then.
+    /// Dropped after `work`, so that its buffers are returned first.
     in_progress: InProgress,
 }
 

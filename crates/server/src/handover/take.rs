@@ -282,7 +282,7 @@ impl Parts {
         let now = Instant::now();
         let uptime = Duration::from_millis(record.uptime_ms);
         let start = now.checked_sub(uptime).unwrap_or(now);
-        // The same value as before: another one would look like another server.
+        // The start time stays: metrics with another one would look like another server's.
         let start_time = match record.start_time_ns {
             Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
             None => SystemTime::now().checked_sub(uptime),

@@ -235,7 +235,7 @@ impl Walk<'_> {
             return if self.nodes[number as usize].level == level { Ok(()) } else { invalid("a node of two levels") };
         }
         if !(1..=levels(SLOTS_MAX)).contains(&level) {
-            return invalid("a node of a level that cannot be");
+            return invalid("a node of an impossible level");
         }
         let Salvage { head, .. } = self.salvage;
         let places = self.salvage.words(head.nodes_at + u64::from(part) * LEAF_BYTES as u64)?;
