@@ -198,7 +198,7 @@ impl Blob {
                 Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
             }
         };
-        // It is not locked: other processes do not wait for what may take long to arrive.
+        // The chunk is not locked: other processes do not wait for what may take long to arrive.
         let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
         (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
     }

@@ -152,7 +152,7 @@ impl Read for Body {
 fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<End> {
     let find = |sum: &Sum| blobs.iter().find(|(of, _)| of == sum).map(|(_, blob)| blob);
     let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
-    // That of another image.
+    // The trace of another image.
     let Some(known) = known else { return Ok(End::Wrong) };
     let mut total = 0;
     let mut touches = &trace.touches[..];

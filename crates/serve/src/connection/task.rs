@@ -144,7 +144,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                     continue;
                 }
             }
-            // It failed: read again, it reports its own error.
+            // This read failed: read again, it reports its own error.
             self.send(replies.filled())?;
             replies.clear();
             self.read(reading, replies)?;

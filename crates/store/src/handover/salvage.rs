@@ -81,7 +81,7 @@ pub enum SalvageError {
     /// The file cannot be read.
     #[error("cannot read the memory of the pool: {0}")]
     Read(#[from] io::Error),
-    /// It is not a pool's, or it is damaged.
+    /// The memory is not a pool's, or it is damaged.
     #[error("the memory of the pool is not sound: {what}")]
     Invalid {
         /// What is wrong with it.
