@@ -361,7 +361,7 @@ impl Blob {
         let chunks = run[0].chunk..run[0].chunk + run.len();
         let mut patience = Patience::new(self.limit);
         let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), patience.until()));
-        // Another process may have fetched some until the lock was free.
+        // Another process may have fetched some of them before this one got the lock.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
         let mut wrong_sums = 0;
