@@ -207,7 +207,7 @@ impl Memory {
         let before = if huge { (mapping.as_ptr().addr() + SMALL_BYTES).wrapping_neg() % HUGE_BYTES } else { 0 };
         #[cfg(target_os = "linux")]
         if huge {
-            // It has no effect if the system has no huge pages.
+            // The advice has no effect if the system has no huge pages.
             let _ = mapping.advise_range(memmap2::Advice::HugePage, before + SMALL_BYTES, len - SMALL_BYTES);
         }
         Some(Self { start: NonNull::from(&mut mapping[before..]).cast(), mapping, before })

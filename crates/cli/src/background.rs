@@ -103,7 +103,7 @@ pub(crate) fn leave_session() -> anyhow::Result<()> {
 
 fn new_session() -> io::Result<()> {
     match rustix::process::setsid() {
-        // It has one already.
+        // This process leads a session already.
         Err(_) if rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid()) => Ok(()),
         result => Ok(result.map(drop)?),
     }
@@ -119,6 +119,6 @@ fn leave_terminal() -> io::Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    // It fails if the first process is gone.
+    // Writing fails if the first process is gone.
     said
 }

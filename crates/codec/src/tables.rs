@@ -12,9 +12,9 @@ use crate::{CodecId, Dictionary, FoldTables, Lz4Tables, PleatTables};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Tables {
-    /// Those of `pleat`.
+    /// The tables of `pleat`.
     Pleat(Arc<PleatTables>),
-    /// Those of `fold-dict`, or none yet.
+    /// The tables of `fold-dict`, or none yet.
     Fold(Arc<FoldTables>),
     /// The dictionary of `lz4-dict`, or none yet.
     Lz4(Arc<Lz4Tables>),

@@ -89,7 +89,7 @@ impl SetAside {
         }
         let waits = Arc::clone(aside.waits());
         let (own, room) = (Arc::clone(all), Arc::clone(&waits));
-        // It looks for the change only after the queues are unlocked.
+        // The thread looks for the change only after the queues are unlocked.
         let started = memory.lend(THREAD_BYTES).is_some_and(|taken| {
             let body = move || {
                 let _taken = taken;

@@ -109,7 +109,7 @@ impl Client {
         })
     }
 
-    /// Returns the threads that work for it.
+    /// Returns the threads that work for this client.
     pub fn executor(&self) -> &Arc<Executor> {
         &self.executor
     }
@@ -138,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Returns whether threads of the executor work for it.
+    /// Returns whether threads of the executor work for this client.
     pub fn is_busy(&self) -> bool {
         self.tasks.load(Relaxed) > 0
     }
@@ -249,7 +249,7 @@ impl fmt::Debug for Thread {
 
 struct Work<F> {
     work: F,
-    /// Dropped after the work, whose buffers are back by then.
+    /// Dropped after `work`, so that its buffers are returned first.
     in_progress: InProgress,
 }
 

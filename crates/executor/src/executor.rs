@@ -384,7 +384,7 @@ impl Thread {
             let most = if shared.memory.is_short() { IDLE_IF_SHORT } else { IDLE };
             let (after, timeout) = shared.wake.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner);
             state = after;
-            // One that is reserved stays.
+            // A reserved thread does not end.
             if timeout.timed_out() && state.has_free() {
                 break;
             }

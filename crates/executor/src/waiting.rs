@@ -106,7 +106,7 @@ pub(crate) fn set_aside<B: Keep, C: Completion>(
     let attempt = change.attempt(completion.client().device().as_deref(), Storage::Wait);
     let result = match attempt {
         Attempt::Done(result) => Some(result),
-        // It would end at the next retry.
+        // The request would end at the next retry.
         _ if completion.is_ending() => Some(Err(Failed::Ended)),
         _ => None,
     };
@@ -453,7 +453,7 @@ mod tests {
         world.write(&client, 0, None);
         world.waits_for(1);
         world.devices[0].blocks.store(true, SeqCst);
-        // It is tried by a thread of the executor, and finds no room again.
+        // A thread of the executor tries the request, and finds no room again.
         world.room.signal();
         world.waits_for(1);
         world.make_room();

@@ -64,7 +64,7 @@ impl Drop for Running {
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
         }
-        // It may have exited already; then there is nothing to kill.
+        // The script may have exited already; then there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

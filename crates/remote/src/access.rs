@@ -68,7 +68,7 @@ pub(crate) fn request(
 ) -> Result<Reply, Failure> {
     let mut challenges = 0;
     loop {
-        // A new one each time: it may have a signature.
+        // The URL is new for each request, because it may have a signature that expires.
         let url = access.url(method);
         let used = access.authorization();
         let reply = client.send(method, &url, headers, &own_headers(access, used.as_ref()), body)?;

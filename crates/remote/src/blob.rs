@@ -203,7 +203,7 @@ impl Blob {
                 Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
             }
         };
-        // It is not locked: other processes do not wait for what may take long to arrive.
+        // The chunk is not locked: other processes do not wait for what may take long to arrive.
         let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
         (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
     }
@@ -366,7 +366,7 @@ impl Blob {
         let chunks = run[0].chunk..run[0].chunk + run.len();
         let mut patience = Patience::new(self.limit);
         let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), patience.until()));
-        // Another process may have fetched some until the lock was free.
+        // Another process may have fetched some of them before this one got the lock.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
         let mut wrong_sums = 0;

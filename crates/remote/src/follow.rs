@@ -150,7 +150,7 @@ impl Read for Body {
 fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<End> {
     let find = |sum: &Sum| blobs.iter().find(|(of, _)| of == sum).map(|(_, blob)| blob);
     let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
-    // That of another image.
+    // The trace of another image.
     let Some(known) = known else { return Ok(End::Wrong) };
     for (number, blob) in known.iter().enumerate().filter_map(|(number, blob)| Some((number, blob.upgrade()?))) {
         let chunks = trace.touches.iter().filter(|touch| touch.blob as usize == number);

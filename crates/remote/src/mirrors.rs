@@ -19,7 +19,7 @@ use crate::{
 /// The directory of containerd's files. Each registry has one in it.
 const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The name there of what is for all registries without a directory of their own.
+/// The directory for all registries that have none of their own.
 const ANY_HOST: &str = "_default";
 
 /// Files that name mirrors of registries.

@@ -55,10 +55,10 @@ impl Default for PushOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaTypes {
-    /// That of erofs-image-spec.
+    /// The media type of erofs-image-spec.
     #[default]
     Spec,
-    /// That of containerd and erofs-utils.
+    /// The media type of containerd and erofs-utils.
     Containerd,
 }
 

@@ -169,7 +169,7 @@ impl Events {
 
     fn handle(&mut self, number: u64) {
         if number == WAKE {
-            // It reads as 0 again.
+            // After this, the eventfd reads as 0.
             let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
             self.retry = None;
             for Done { number, newcomer, result } in self.handshakes.take_done() {

@@ -13,11 +13,11 @@ use crate::protocol::{Context, Headers, Request};
 /// Sockets with their states. `D` is a descriptor.
 #[derive(Debug)]
 pub struct Handed<D> {
-    /// Those that listen.
+    /// Sockets that listen.
     pub listeners: Vec<(ListenerState, D)>,
-    /// Those of clients.
+    /// Sockets of clients.
     pub clients: Vec<(ClientState, D)>,
-    /// Those of clients that have not chosen an export.
+    /// Sockets of clients that have not chosen an export.
     pub newcomers: Vec<(NewcomerState, D)>,
     /// Number of the clients that cannot be handed over, and lose their connections.
     pub left_out: usize,

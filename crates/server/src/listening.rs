@@ -237,9 +237,9 @@ pub struct Listening {
 /// The server of NBD clients.
 #[derive(Debug)]
 enum Nbd {
-    /// It does not run.
+    /// The NBD server does not run.
     Here(Box<NbdServer>),
-    /// It continues another one in a thread of its own since that has ended.
+    /// The NBD server continues another one, which has ended, in a thread of its own.
     Thread(JoinHandle<Result<(), NbdError>>),
 }
 
@@ -489,7 +489,7 @@ impl Server {
     fn serve_control(&self, Prepared { control, socket, begin }: Prepared) -> Control {
         socket.file.own();
         if let Some(listened) = self.0.listened.get() {
-            // It is set once.
+            // The socket is set once.
             let _ = listened.giving.control.set(socket);
         }
         // The thread waits for this.
@@ -557,7 +557,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
         if let Some(nbd @ Nbd::Thread(_)) = self.nbd.take() {
-            // It reports its failures.
+            // The server itself reports failures.
             let _ = nbd.run();
         }
         self.transports.stop();

@@ -217,7 +217,7 @@ impl Manage for Server {
 
     fn device_fault(&self, why: Option<String>) -> DeviceFault {
         if let Some(why) = &why {
-            self.0.observer.warn(&format!("no further devices of the kernel's ublk driver: {why}"));
+            self.0.observer.warn(&format!("creating no more ublk devices: {why}"));
         }
         DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
     }

@@ -62,7 +62,7 @@ impl Obstacles {
     }
 }
 
-/// Serves disks as block devices of the kernel that clients of the control socket have created.
+/// Serves disks through block devices that clients of the control socket have created.
 pub trait Devices: Send + Sync {
     /// Serves an export as a device, whose open file is `file`. When this returns, the device can be
     /// started.

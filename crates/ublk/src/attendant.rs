@@ -127,7 +127,7 @@ impl Worker {
                 match event {
                     Event::Woken => {
                         let mut count = [0; 8];
-                        // It is readable.
+                        // The eventfd is readable.
                         let _ = rustix::io::read(&**queue.wakes(), &mut count);
                         self.ring.watch()?;
                     }

@@ -76,7 +76,7 @@ impl Handle {
 
     /// Ends the frontend's connection.
     pub(crate) fn close(&self) {
-        // It may have been closed by the frontend.
+        // The frontend may have closed the socket.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 

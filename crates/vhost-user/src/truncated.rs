@@ -54,7 +54,7 @@ unsafe impl Send for Action {}
 // SAFETY: as above.
 unsafe impl Sync for Action {}
 
-/// A listed mapping. Dropped before the mapping is.
+/// A listed mapping. It must be dropped before the mapping.
 #[derive(Debug)]
 pub(crate) struct Listed(usize);
 

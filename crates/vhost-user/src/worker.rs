@@ -134,7 +134,7 @@ impl Worker {
 
     /// Undoes [`watch`](Self::watch).
     pub(crate) fn forget(&self, kick: &OwnedFd) {
-        // It is watched, or of no use.
+        // The eventfd is watched, or no longer needed.
         let _ = epoll::delete(&self.shared.epoll, kick);
     }
 
@@ -258,7 +258,7 @@ impl Queues {
     fn sleep(&self, most: Option<Duration>) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 8];
         let timeout = most.map(|most| Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() });
-        // It only fails if it is interrupted.
+        // Waiting fails only if a signal interrupts it.
         let _ = epoll::wait(&self.shared.epoll, &mut events[..], timeout.as_ref());
     }
 
@@ -375,7 +375,7 @@ struct Job {
     vring: Arc<Vring>,
     device: Arc<Device>,
     memory: Arc<GuestMemory>,
-    /// Those that have no answer yet.
+    /// Requests that have no answer yet.
     requests: Vec<Request>,
 }
 
@@ -389,7 +389,7 @@ impl Job {
                 self.vring.wait_for_room(&request, &waits);
                 return self.worker.wake();
             }
-            // One that may wait is always done.
+            // A request that may wait is always done.
             Ran::Blocks => Status::Failed,
         };
         let activity = &self.worker.context.client.access().activity;

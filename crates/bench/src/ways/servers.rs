@@ -104,7 +104,7 @@ enum Way {
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    /// Of the kernel, if it is one. Before the server, which it may use.
+    /// A block device of the kernel, if there is one. It is dropped before the server, which it may use.
     _device: Option<Box<dyn Any>>,
     server: Option<Server>,
     folder: TempDir,

@@ -188,7 +188,7 @@ fn find(peer: &Peer, name: &str) -> anyhow::Result<(DiskRecord, Vec<DiskRecord>)
 enum Owner {
     /// The disk's, whatever its name was when it was attached.
     Disk,
-    /// That of a disk with the same address that no longer exists.
+    /// The device of a former disk with the same address.
     Earlier,
 }
 

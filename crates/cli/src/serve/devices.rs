@@ -93,7 +93,7 @@ impl Devices for List {
     }
 
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
-        // Held until it is bound.
+        // The lock is held until the spare is bound.
         let devices = self.lock();
         if let Some(path) = ublk_of(&devices, export) {
             return Err(format!("the disk is served as {} already", path.display()));

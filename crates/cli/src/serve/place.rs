@@ -167,7 +167,7 @@ impl Place {
     /// directory.
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
-            // The other sockets are those of the other server.
+            // All other sockets come from the other server.
             let mut sockets = of_the_process(Sockets::new(), args, certificates);
             if let Some(passed) = self.passed.take() {
                 sockets = sockets.passed(passed);

@@ -84,7 +84,7 @@ impl Spares {
         let export = host.exports().get(&name).ok_or("the export has just been removed")?;
         if all.is_empty() {
             let (own, host_of_watch) = (self.clone(), host.clone());
-            // It looks once this has the entry.
+            // The thread looks only once this one has stored the entry.
             let watch = move || {
                 while own.prune(&host_of_watch) {
                     thread::sleep(PAUSE);

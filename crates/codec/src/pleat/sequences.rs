@@ -164,7 +164,7 @@ impl<'a, I: Isa> Reading<'a, I> {
         self.state = self.state.after::<FEW_TOGETHER, I>(self.source, self.steps);
     }
 
-    /// Reads all that are left, and checks them.
+    /// Reads all remaining sequences, and checks them.
     #[inline(always)]
     pub(super) fn finish(self) -> Result<Checked<'a>, Corrupt> {
         let Self { source, mut state, steps, literal_count, end } = self;

@@ -40,7 +40,7 @@ enum Entered {
     New {
         has_mode: bool,
     },
-    /// It existed. Files created in it have these.
+    /// The directory existed. Files created in it have these.
     Existing(Within),
 }
 

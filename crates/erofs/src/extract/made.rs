@@ -70,7 +70,7 @@ struct AtCreation {
 #[derive(Clone)]
 pub(super) struct Within {
     made: Arc<AtCreation>,
-    /// It existed before, so others may have access.
+    /// The directory existed before, so others may have access.
     is_open: bool,
 }
 

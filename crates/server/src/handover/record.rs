@@ -17,7 +17,7 @@ pub(crate) struct Ahead {
     pub(crate) pool: PoolState,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) tls: bool,
-    /// Those that there are now, which the new process opens before the pause.
+    /// The bases when the record is made; the new process opens them before the pause.
     #[serde(default)]
     pub(crate) bases: Vec<BaseRecord>,
 }

@@ -282,7 +282,7 @@ impl Parts {
         let now = Instant::now();
         let uptime = Duration::from_millis(record.uptime_ms);
         let start = now.checked_sub(uptime).unwrap_or(now);
-        // The same value as before: another one would look like another server.
+        // The start time stays: metrics with another one would look like another server's.
         let start_time = match record.start_time_ns {
             Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
             None => SystemTime::now().checked_sub(uptime),
@@ -369,7 +369,7 @@ impl Incoming {
             Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
             Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
             Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
-            // It has not said GO and cannot say it any more. If it is not gone, it continues.
+            // The other process has not sent GO and cannot send it any more. If it is not gone, it continues.
             Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
             Err(_) => Err(TakeOverError::NotGiven),
         }
@@ -471,7 +471,7 @@ fn make_server(mut config: Config, record: &Record, content: Content) -> Result<
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
     config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
     config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
-    // It may have been changed while the pool was read.
+    // The limit may have been changed while the pool was read.
     let limited = imported.pool().set_memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
     limited.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     let taken = TakenConfig {
@@ -607,13 +607,13 @@ mod tests {
         other.send(Kind::Pool, &[]).expect("sent");
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Invalid(_))));
 
-        // It has read that this process is ready, and says nothing.
+        // The other process has read that this one is ready, and sends nothing.
         let (asks, other) = incoming(&other_process);
         let end = std::thread::spawn(move || drop(other.receive()));
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
 
-        // It is too slow: what it says afterwards fails, so that it continues.
+        // The other process is too slow: what it sends afterwards fails, so that it continues.
         let (asks, other) = incoming(&other_process);
         assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);

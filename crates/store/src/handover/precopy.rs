@@ -5,10 +5,10 @@
 //! finish:  no client changes the disks: write what they have and no round has, and the disks
 //! ```
 //!
-//! All shadows stay until the end (`shadows.rs`). So what a round has written keeps its number and
-//! its place in the pool, and what differs between a disk and its last shadow is what was written
-//! since: parts of the layer that the disk got then. Nothing else is visited, so `finish` takes time
-//! for that and for each disk, whatever the pool stores.
+//! All shadows stay until the end (`shadows.rs`). So parts that a round has written keep their numbers
+//! and their places in the pool. A disk differs from its last shadow only by parts of the layer that it
+//! got with that shadow. `finish` visits nothing else, so its time depends on these parts and on the
+//! number of disks, not on what the pool stores.
 //!
 //! What rounds have written changes in two ways that keep its pages. An object may be compressed
 //! with other tables: until the end, tables are neither added nor freed (`training.rs`). Or a disk's

@@ -195,7 +195,7 @@ impl Training {
 
     /// Keeps tables in the pool's file from now on.
     pub(crate) fn keep_in(&self, kept: &Arc<KeptFile>) {
-        // It is called once.
+        // This method is called once.
         let _ = self.kept.set(Arc::clone(kept));
     }
 
