@@ -39,7 +39,7 @@ const SOON: Duration = Duration::from_millis(20);
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
 /// The most rounds before the pause, and how many bytes of one are so few that the pause can begin. It also
-/// begins after so many rounds none of which had fewer bytes than the least before.
+/// begins after some rounds none of which had fewer bytes than the least before.
 const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
 const WAITS: u32 = 4;
