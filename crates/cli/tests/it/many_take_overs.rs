@@ -46,7 +46,8 @@ struct Step {
 #[test]
 fn sixteen_clients_notice_no_take_over() {
     let steps = [Step { stored_bytes: 16 << 20, take_overs: 3 }];
-    clients_notice_nothing("sixteen_clients_notice_no_take_over", "200M", 100, &steps);
+    let lines = clients_notice_nothing("sixteen_clients_notice_no_take_over", "200M", 100, &steps);
+    println!("{}", lines.join("\n"));
 }
 
 /// A hundred, or as many as `PAGEFOLD_TAKE_OVERS` says, with a thousand forks. `PAGEFOLD_PROGRAM` names the
@@ -63,12 +64,14 @@ fn sixteen_clients_notice_none_of_a_hundred_take_overs() {
     let count: usize = env::var("PAGEFOLD_TAKE_OVERS").map_or(100, |count| count.parse().expect("a number"));
     let steps = [(64 << 20, count / 5), (1 << 30, count / 5), (4 << 30, count - count / 5 * 2)];
     let steps = steps.map(|(stored_bytes, take_overs)| Step { stored_bytes, take_overs });
-    clients_notice_nothing(test, "8G", 1000, &steps);
+    let lines = clients_notice_nothing(test, "8G", 1000, &steps);
+    println!("{}", lines.join("\n"));
 }
 
-fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step]) {
+/// Returns a line about each step.
+fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step]) -> Vec<String> {
     let Some([fio, nbdcopy, nbdfuse, qemu_io]) = programs(test, ["fio", "nbdcopy", "nbdfuse", "qemu-io"]) else {
-        return;
+        return Vec::new();
     };
     let busy = |name: &str| format!("name={name},size={BUSY_BYTES}");
     // It says more than a pipe holds that nothing reads.
@@ -110,7 +113,7 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
     let qemus: Vec<_> = (0..4_u64).map(|number| (uri("qemu"), number)).collect();
     let copied = uri(&of_base[0]);
     let ended = &ended;
-    thread::scope(|scope| {
+    let lines = thread::scope(|scope| {
         for uri in [&busy_uri, &fork_uri] {
             let (fio, folder) = (&fio, &folder);
             scope.spawn(move || while_on(ended, || succeeds(load(fio, folder, uri, SECONDS))));
@@ -144,7 +147,7 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
         scope.spawn(measures);
         let _end = End(ended);
         let mut noise = Noise(1);
-        for step in steps {
+        let measured = steps.iter().map(|step| {
             noise.fill(&server, step.stored_bytes);
             let figures: Vec<Figures> = (0..step.take_overs)
                 .map(|_| {
@@ -158,11 +161,13 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
                     figures
                 })
                 .collect();
-            Figures::print(step.stored_bytes, &figures);
-        }
+            Figures::line(step.stored_bytes, &figures)
+        });
+        measured.collect()
     });
     // Before the files are unmounted, no client has failed.
     drop(mounts);
+    lines
 }
 
 /// Ends all clients when one has failed, or the test has.
@@ -206,14 +211,14 @@ impl Figures {
         }
     }
 
-    fn print(stored_bytes: u64, all: &[Self]) {
+    fn line(stored_bytes: u64, all: &[Self]) -> String {
         let of = |figure: fn(&Self) -> f64| {
             let mut all: Vec<f64> = all.iter().map(figure).collect();
             all.sort_by(f64::total_cmp);
             format!("{:.1} / {:.1}", all[all.len() / 2], all[all.len() - 1])
         };
         let sent: Vec<&str> = all.iter().map(|figures| &*figures.sent).collect();
-        println!(
+        format!(
             "{} MiB stored, {} take-overs, ms in the median / at most: paused {}, a page was read in {}; sent in the \
              pause: {}",
             stored_bytes >> 20,
@@ -221,7 +226,7 @@ impl Figures {
             of(|figures| figures.paused_ms),
             of(|figures| figures.longest_ms),
             sent.join(", ")
-        );
+        )
     }
 }
 

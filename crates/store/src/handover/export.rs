@@ -133,6 +133,11 @@ impl Known {
         }
     }
 
+    /// Returns whether the stream has what is below a place of a disk's root.
+    pub(super) fn has(&self, name: u64) -> bool {
+        !names_part(name) || self.node_numbers.get(PartId::of(name).number()).is_some()
+    }
+
     pub(super) fn leaves_count(&self) -> u32 {
         self.leaf_numbers.count
     }

@@ -1,7 +1,8 @@
 //! Writes most of a pool's stream while its disks are in use.
 //!
 //! ```text
-//! round:   shadow ← each disk at some instant; write what the shadows have and no earlier round has
+//! round:   shadow ← each disk that has changed, at some instant; write what the shadows have and no
+//!          earlier round has
 //! finish:  no client changes the disks: write what they have and no round has, and the disks
 //! ```
 //!
@@ -88,11 +89,19 @@ impl Precopy {
         check_disks(core, disks.iter().copied())?;
         let mut shadows = Vec::with_capacity(disks.len());
         for disk in disks {
+            // A write gives a disk a new root, so nothing has changed if the stream has this one.
+            if known.has(disk.tree().root().0) {
+                continue;
+            }
             let tree = disk.shadow().map_err(|_| ExportError::Ended)?;
             shadows.push(tree.root());
             if !core.add_shadow(*stream, tree) {
                 return Err(ExportError::Ended);
             }
+        }
+        if !core.shadows.are_there(*stream) {
+            // Other parts may have the numbers of those in the stream.
+            return Err(ExportError::Ended);
         }
         let first = known.leaves_count();
         let mut export = Export::begin(core, known, Some(*stream), out)?;
