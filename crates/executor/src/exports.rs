@@ -107,7 +107,7 @@ impl Exports {
         let export = Arc::new(export);
         if !export.hidden {
             let (name, export) = (Arc::clone(&name), Arc::clone(&export));
-            table.watchers.tell(&Event::Added { number, name, export });
+            table.watchers.notify(&Event::Added { number, name, export });
         }
         table.numbers.insert(name, number);
         table.by_age.insert(number, export);
@@ -151,7 +151,7 @@ impl Exports {
         let (name, number) = table.numbers.remove_entry(name)?;
         let export = table.by_age.remove(&number)?;
         if !export.hidden {
-            table.watchers.tell(&Event::Removed { number, name, export: Arc::clone(&export) });
+            table.watchers.notify(&Event::Removed { number, name, export: Arc::clone(&export) });
         }
         // While the table is locked, so that what was done is always counted once.
         let (left, activities) = export.leave();
@@ -182,7 +182,7 @@ impl Exports {
         table.numbers.remove(old);
         table.numbers.insert(Arc::clone(&name), number);
         if !export.hidden {
-            table.watchers.tell(&Event::Renamed { number, before: old.into(), name });
+            table.watchers.notify(&Event::Renamed { number, before: old.into(), name });
         }
         Ok(())
     }

@@ -124,9 +124,9 @@ impl Watchers {
         Watch(shared)
     }
 
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn notify(&self, event: &Event) {
         for watch in self.0.iter().filter_map(Weak::upgrade) {
-            watch.lock().tell(event);
+            watch.lock().notify(event);
             watch.changed.notify_all();
         }
     }
@@ -136,7 +136,7 @@ impl State {
     /// Adds an event. The events of an export that comes and goes unseen cancel each other. So
     /// there are at most as many events as exports that exist or were seen, even if they are not
     /// taken for long. Only renames are not bounded.
-    fn tell(&mut self, event: &Event) {
+    fn notify(&mut self, event: &Event) {
         let is_own = |other: &Event| other.number() == event.number();
         if matches!(event, Event::Removed { .. })
             && self.events.iter().any(|event| is_own(event) && matches!(event, Event::Added { .. }))
