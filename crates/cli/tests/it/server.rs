@@ -240,9 +240,20 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
         if let Some(status) = child.try_wait().expect("a child") {
             return status;
         }
-        assert!(Instant::now() < deadline, "it does not end");
+        assert!(Instant::now() < deadline, "it does not end; its threads: {}", threads_of(child.id()));
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns the names of a process's threads, each with the system call and the place in the kernel where it
+/// waits, if the kernel shows them.
+fn threads_of(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let shown = threads.map(|thread| {
+        let of = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default().trim().to_owned();
+        format!("{} ({}; {})", of("comm"), of("syscall"), of("wchan"))
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 /// A child that is killed when this value is dropped: if it survived a failed test, it would hold
