@@ -75,9 +75,24 @@ impl Manager {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until every message of a process that has ended is handled, as systemd does before it starts
+    /// the next one.
+    fn handles_all(&self) {
+        const LAST: &str = "LAST=1";
+        let socket = UnixDatagram::unbound().expect("a socket");
+        socket.send_to(LAST.as_bytes(), self.path("notify")).expect("the manager receives");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.store().said.iter().all(|said| said != LAST) {
+            assert!(Instant::now() < deadline, "the manager does not handle its messages");
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.store().said.retain(|said| said != LAST);
+    }
+
     /// Starts a process, which gets the sockets and all that is stored, in the order of systemd: what was
     /// stored last comes first.
     fn spawn(&self, args: &[&str]) -> Service {
+        self.handles_all();
         let store = self.store();
         let sockets = self.sockets.iter().map(|(name, file)| (*name, file));
         let all = sockets.chain(store.all.iter().rev().map(|(name, file)| (&**name, file)));
