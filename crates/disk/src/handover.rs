@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, Pool, PoolConfig, Precopy};
+use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, KeptDisk, Pool, PoolConfig, Precopy};
 
 use crate::{
     BaseCache, BlockDevice, RamDisk,
@@ -58,8 +58,24 @@ pub fn finish_disks(precopy: Precopy, disks: &[&RamDisk], out: &mut dyn Write) -
     with_notes(disks, |exported| precopy.finish(exported, out))
 }
 
+/// Describes RAM disks of a pool that is [kept in a file](PoolConfig::kept_in), so that another process finds
+/// them there with [`Salvage`](pagefold_store::Salvage) if this one is killed. What that writes is read by
+/// [`ImportedDisks::read`]. Returns `None` if the pool is in private memory.
+pub fn kept_disks(disks: &[&RamDisk]) -> Option<Vec<KeptDisk>> {
+    let all = disks.iter().zip(notes(disks));
+    all.map(|(disk, note)| KeptDisk::of(disk.kept().disk, note)).collect()
+}
+
 /// Calls `export` with the disks and their notes.
 fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) -> T) -> T {
+    let notes = notes(disks);
+    let exported: Vec<ExportedDisk<'_>> =
+        disks.iter().zip(&notes).map(|(disk, note)| ExportedDisk { disk: disk.kept().disk, note }).collect();
+    export(&exported)
+}
+
+/// Returns the notes of disks.
+fn notes(disks: &[&RamDisk]) -> Vec<Vec<u8>> {
     let kept: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
     // The first disk over each base.
@@ -75,10 +91,7 @@ fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) ->
         let over = below.and_then(|below| belows.get(&Arc::as_ptr(below)).copied()).unwrap_or(0);
         [&size_bytes.to_le_bytes()[..], &flags.to_le_bytes(), &of.to_le_bytes(), &over.to_le_bytes()].concat()
     };
-    let notes: Vec<Vec<u8>> = kept.iter().map(note).collect();
-    let exported: Vec<ExportedDisk<'_>> =
-        kept.iter().zip(&notes).map(|(kept, note)| ExportedDisk { disk: kept.disk, note }).collect();
-    export(&exported)
+    kept.iter().map(note).collect()
 }
 
 /// A note of a disk that was read.

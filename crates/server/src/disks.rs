@@ -4,6 +4,7 @@
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 
 use std::{
+    fs::File,
     io::ErrorKind,
     path::PathBuf,
     sync::{
@@ -45,6 +46,8 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
+    /// The file in memory that the disks are kept in; `None`: private memory.
+    pub(crate) file: Option<File>,
     /// Most memory for what is kept of bases; `None`: a part of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
@@ -99,9 +102,9 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: DisksConfig) -> Result<Self, NewPoolError> {
-        let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
-        let pool =
-            Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
+        let DisksConfig { codec, dedupe, limit_bytes, file, base_cache_bytes, clients, when_full, open } = config;
+        let pool = PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
+        let pool = Pool::new(file.into_iter().fold(pool, PoolConfig::kept_in))?;
         let table = Table::new(pool, when_full);
         Ok(Self::of_table(table, clients, limit_bytes, base_cache_bytes, open))
     }

@@ -25,7 +25,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::{Incoming, leave},
+    handover::{Incoming, discard, keep, leave, note},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -331,7 +331,8 @@ impl Server {
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let start_time = SystemTime::now();
         // Another process has these.
-        let opened_metrics = if incoming.is_none() { Some(OpenMetrics::open(&metrics)?) } else { None };
+        let is_new = incoming.is_none();
+        let opened_metrics = if is_new { Some(OpenMetrics::open(&metrics)?) } else { None };
         let control = match incoming.as_mut().map(Incoming::take_control).transpose()?.flatten() {
             None => control.map(open_control).transpose()?,
             taken => taken,
@@ -385,14 +386,26 @@ impl Server {
         let control = control.map(|control| self.prepare_control(control)).transpose()?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         if let Some(incoming) = incoming {
+            let before = incoming.process();
+            if before.is_none() {
+                keep(self, None);
+            } else {
+                note(self);
+            }
             // From here on, the disks are only here: nothing may fail.
             incoming.confirm(&|| gives_up.as_ref()?())?;
+            if before.is_some() {
+                keep(self, before);
+            }
             // Their clients change the disks, which the other process could go on with until now.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
                     self.0.observer.error(&format!("the disks are served without it: {error}"));
                 }
             }
+        }
+        if is_new {
+            keep(self, None);
         }
         let control = control.map(|control| self.serve_control(control));
         let exporting = match opened_metrics {
@@ -491,6 +504,14 @@ impl Listening {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
+    /// Removes the disks' memory from the store, unless another process continues with it.
+    fn discard(&self) {
+        let is_left = |listened: &Listened| listened.giving.leaving.get().is_some();
+        if !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {
+            discard(&self.server);
+        }
+    }
+
     /// Serves the disks in a thread.
     ///
     /// # Errors
@@ -507,6 +528,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
         self.transports.stop();
+        self.discard();
         let Some(Control { handle, thread, .. }) = self.control.take() else { return };
         handle.stop();
         if self.ending.is_forced() {
@@ -519,8 +541,8 @@ impl Drop for Listening {
             // A panic of the thread has already been reported.
             let _ = thread.join();
         }
-        let socket = self.server.0.listened.get().and_then(|listened| listened.giving.control.get());
-        socket.iter().for_each(|socket| socket.file.remove());
+        let Some(listened) = self.server.0.listened.get() else { return };
+        listened.giving.control.get().iter().for_each(|socket| socket.file.remove());
     }
 }
 

@@ -12,6 +12,7 @@ const ORDER: [&str; 33] = [
     "machine",
     "counted",
     "descriptor_store",
+    "memory_file",
     "client_memory",
     "socket",
     "bases",

@@ -2,12 +2,13 @@
 //! `sd_notify(3)`.
 
 use std::{
-    io::{self, IoSlice, Read},
+    io::{self, ErrorKind, IoSlice, Read},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixDatagram,
     },
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -25,7 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The store of the service manager that runs this server.
-pub(super) struct ManagersStore;
+#[derive(Default)]
+pub(super) struct ManagersStore {
+    /// Connected with the first message: before, the manager may not be known.
+    socket: Mutex<Option<UnixDatagram>>,
+}
 
 impl ManagersStore {
     fn connect() -> io::Result<UnixDatagram> {
@@ -36,8 +41,19 @@ impl ManagersStore {
         Ok(socket)
     }
 
-    fn send(state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let socket = Self::connect()?;
+    fn send(&self, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(socket) = &*socket {
+            match Self::send_on(socket, state, file) {
+                // A manager that was started again has another one.
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotConnected) => {}
+                sent => return sent,
+            }
+        }
+        Self::send_on(socket.insert(Self::connect()?), state, file)
+    }
+
+    fn send_on(socket: &UnixDatagram, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = file.map(|file| [file]);
@@ -47,7 +63,7 @@ impl ManagersStore {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         loop {
-            match sendmsg(&socket, &[IoSlice::new(state.as_bytes())], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(socket, &[IoSlice::new(state.as_bytes())], &mut control, SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 result => return Ok(result.map(drop)?),
             }
@@ -60,19 +76,24 @@ impl DescriptorStore for ManagersStore {
         notify::store_room()
     }
 
+    fn begins_within(&self, time: Duration) {
+        // As below.
+        let _ = self.send(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
+    }
+
     fn ends_within(&self, time: Duration) {
         // The manager has its own limit.
-        let _ = Self::send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
+        let _ = self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
     }
 
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
         // A connection stays also if the other end closes it: the next process has to know.
-        Self::send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(file))
+        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(file))
     }
 
     fn settle(&self) -> io::Result<()> {
         let (mut reader, writer) = io::pipe()?;
-        Self::send("BARRIER=1", Some(writer.as_fd()))?;
+        self.send("BARRIER=1", Some(writer.as_fd()))?;
         drop(writer);
         // The manager closes it once it has handled what was sent before.
         let mut polled = [PollFd::new(&reader, PollFlags::IN)];
@@ -89,6 +110,6 @@ impl DescriptorStore for ManagersStore {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        Self::send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
     }
 }

@@ -28,6 +28,7 @@ mod formats;
 mod freeze;
 mod guest;
 mod images;
+mod killed;
 mod layouts;
 mod life;
 mod manual;

@@ -20,6 +20,8 @@
 
 mod channel;
 mod give;
+mod kept;
+mod patient;
 mod record;
 mod store;
 mod take;
@@ -28,6 +30,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     give::begin,
+    kept::{begin as keep, discard, note},
     store::leave,
     take::{Incoming, Received, receive, restore},
 };

@@ -14,7 +14,7 @@
 //!                                                 empty             ← removes everything; serves
 //! ```
 //!
-//! Names begin with [`Passed::STORED`] and the process that has stored them. If something fails, the server
+//! Names say which process has stored them ([`Passed::parts_of`]). If something fails, the server
 //! marks the state as taken before its clients go on, and the text says why: a process continues only with
 //! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
 
@@ -29,18 +29,17 @@ use std::{
 
 use pagefold_disk::export_disks;
 use pagefold_serve::{Handed, Passed, Shared};
-use rustix::{
-    fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create},
-    io::Errno,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
 use super::{
     give::{COMMANDS, Found, REQUESTS, lack, lack_of_memory, longest_pause, record},
+    kept::{self, Killed},
     record::Record,
 };
 use crate::{
     DescriptorStore, Server, TakeOverError,
     ending::SAME_SIGNAL,
+    memory_file::{is_free, mark_taken, memory_file},
     server::{Giving, Listened},
 };
 
@@ -56,10 +55,6 @@ const LOST: &str = "lost";
 
 /// The longest such text.
 const LOST_BYTES: u64 = 4096;
-
-/// The mode of a state that no process has taken, and of one that was taken.
-const FREE: Mode = Mode::from_raw_mode(0o600);
-const TAKEN: Mode = Mode::empty();
 
 /// What keeps a state from being changed.
 const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
@@ -88,7 +83,11 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
         let Some(listened) = server.0.listened.get() else { return };
         store.ends_within(longest(&server));
         if let Err(lost) = park(&server, listened, &*store) {
-            server.0.observer.error(&format!("the disks are lost: they cannot be left to the next process: {lost}"));
+            let what = match kept::file(&server) {
+                None => "the disks are lost: they cannot be left to the next process",
+                Some(_) => "the clients are disconnected, and the next process finds the disks as after a crash",
+            };
+            server.0.observer.error(&format!("{what}: {lost}"));
             listened.ending.begin(&why);
         }
     };
@@ -118,10 +117,13 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
         why_not().map_or(Ok(()), Err)?;
         thread::sleep(TICK);
     }
-    let name = |what: &dyn std::fmt::Display| format!("{}{}-{what}", Passed::STORED, std::process::id());
+    let name = |what: &dyn std::fmt::Display| Passed::name_of(std::process::id(), &what.to_string());
+    let pool_file = kept::file(server);
     let says = |why: &str| {
-        // If it is not kept, or not yet, the log still says it.
-        if let Ok(text) = lost(why) {
+        // If it is not kept, or not yet, the log still says it. The memory of the pool is kept already.
+        if pool_file.is_none()
+            && let Ok(text) = lost(why)
+        {
             let _ = store.keep(&name(&LOST), text.as_fd());
         }
     };
@@ -150,9 +152,13 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
             // From here on, clients may get other answers.
             let _ = store.remove(&name(&STATE));
             state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
+            if let Some(file) = pool_file {
+                let _ = store.keep(&name(&kept::POOL), file.as_fd());
+            }
             return Err(why);
         }
-        // From here on, the next process serves.
+        // From here on, the next process serves. It marks the file too.
+        let _ = kept::mark(server, true);
         let observer = &server.0.observer;
         if left_out > 0 {
             observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
@@ -216,23 +222,14 @@ fn keep(
         let mut all = sockets.chain(control).chain(files).enumerate();
         all.try_for_each(|(number, file)| store.keep(&name(&number), file))
     });
-    let kept = kept.and_then(|()| store.remove(&name(&LOST))).and_then(|()| store.settle());
+    // The next process would have the pool three times.
+    let others = [LOST, kept::POOL];
+    let kept = kept.and_then(|()| others.iter().try_for_each(|other| store.remove(&name(other))));
+    let kept = kept.and_then(|()| store.settle());
     kept.map_err(|error| format!("the service manager does not keep them: {error}"))
 }
 
-/// Makes a file in memory.
-fn memory_file(name: &str) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let made = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3.
-        Err(Errno::INVAL) => memfd_create(name, flags),
-        result => result,
-    };
-    Ok(File::from(made?))
-}
-
 fn seal(file: &File) -> io::Result<()> {
-    fchmod(file, FREE)?;
     Ok(fcntl_add_seals(file, SEALS)?)
 }
 
@@ -301,8 +298,8 @@ impl State {
     }
 
     /// Keeps every other process from continuing with it.
-    pub(super) fn mark_taken(&self) -> io::Result<()> {
-        Ok(fchmod(&self.0, TAKEN)?)
+    fn mark_taken(&self) -> io::Result<()> {
+        mark_taken(&self.0)
     }
 }
 
@@ -327,51 +324,71 @@ impl Write for Unless<'_> {
 
 /// What a server has left in a store.
 pub(super) struct Left {
-    pub(super) state: OwnedFd,
+    pub(super) disks: LeftDisks,
     /// By their numbers.
     pub(super) files: Vec<(usize, OwnedFd)>,
+    /// Everything with disks of servers before, to be marked.
+    pub(super) memory: Vec<OwnedFd>,
+}
+
+/// The disks of a server that has ended.
+pub(super) enum LeftDisks {
+    /// It has left them.
+    State(OwnedFd),
+    /// It was killed.
+    Pool(Box<Killed>),
 }
 
 impl Left {
-    /// Finds what the last server has left among what is stored.
+    /// Finds what the last server has left among what is stored, or what it had when it was killed.
     ///
     /// # Errors
-    /// It says why it has left nothing, the state is missing, or there are several.
+    /// It says why it has left nothing, the state is missing or damaged, or there are several.
     pub(super) fn find(stored: Vec<(String, OwnedFd)>) -> Result<Self, TakeOverError> {
-        let (mut states, mut files, mut lost) = (Vec::new(), Vec::new(), None);
+        let (mut states, mut pools, mut files, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut lost, mut was_any) = (None, false);
         for (name, file) in stored {
-            let rest = name.strip_prefix(Passed::STORED).and_then(|rest| rest.split_once('-'));
-            let Some((process, what)) = rest else { continue };
+            let Some((process, what)) = Passed::parts_of(&name) else { continue };
             match what {
-                LOST => {
-                    let mut why = String::new();
-                    let mut text = File::from(file);
-                    let read =
-                        io::Seek::rewind(&mut text).and_then(|()| text.take(LOST_BYTES).read_to_string(&mut why));
-                    lost = Some(if read.is_ok() { why } else { "for an unknown reason".to_owned() });
+                LOST => lost = Some(text_of(file)),
+                STATE | kept::POOL => {
+                    was_any = true;
+                    // No server has served after a state was stored that is not marked.
+                    if is_free(&file) {
+                        memory.push(file.try_clone().map_err(TakeOverError::Broken)?);
+                        if what == STATE {
+                            states.push((process, file));
+                        } else {
+                            pools.push((name, file));
+                        }
+                    }
                 }
-                STATE => states.push((process.to_owned(), file)),
-                number => files.extend(number.parse().ok().map(|number: usize| (process.to_owned(), number, file))),
+                number => files.extend(number.parse().ok().map(|number: usize| (process, number, file))),
             }
         }
-        let count = states.len();
-        // No server has served after a state was stored that is not marked.
-        states.retain(|(_, file): &(String, OwnedFd)| {
-            fstat(file).is_ok_and(|found| Mode::from_raw_mode(found.st_mode) & Mode::RWXU != TAKEN)
-        });
-        let (process, state) = match (states.pop(), lost) {
-            (Some(_), _) if !states.is_empty() => {
-                return Err(TakeOverError::Invalid("there are the states of several servers".to_owned()));
+        if states.len() > 1 {
+            return Err(TakeOverError::Invalid("there are the states of several servers".to_owned()));
+        }
+        if let Some((process, state)) = states.pop() {
+            let files = files.into_iter().filter(|(of, ..)| *of == process);
+            let files = files.map(|(_, number, file)| (number, file)).collect();
+            return Ok(Self { disks: LeftDisks::State(state), files, memory });
+        }
+        // If there are several, a process has not gone on with one of them yet, so both have the same.
+        for (name, file) in pools {
+            let opened = Killed::open(&file).map_err(|error| match error {
+                TakeOverError::Invalid(what) => TakeOverError::Invalid(format!("{name}: {what}")),
+                error => error,
+            })?;
+            if let Some(killed) = opened {
+                return Ok(Self { disks: LeftDisks::Pool(Box::new(killed)), files: Vec::new(), memory });
             }
-            (Some(state), _) => state,
-            (None, Some(why)) => return Err(TakeOverError::Lost(why)),
-            (None, None) if count > 0 => {
-                return Err(TakeOverError::Lost("the process that continued with them has ended".to_owned()));
-            }
-            (None, None) => return Err(TakeOverError::Invalid("the state of the server before is missing".to_owned())),
-        };
-        let files = files.into_iter().filter(|(of, ..)| *of == process);
-        Ok(Self { state, files: files.map(|(_, number, file)| (number, file)).collect() })
+        }
+        Err(match lost {
+            Some(why) => TakeOverError::Lost(why),
+            None if was_any => TakeOverError::Lost("the process that continued with them has ended".to_owned()),
+            None => TakeOverError::Invalid("the state of the server before is missing".to_owned()),
+        })
     }
 
     /// Returns the files of `count` numbers; `None` for those that are missing.
@@ -386,4 +403,11 @@ impl Left {
         }
         Ok(all)
     }
+}
+
+/// Returns the text that says why disks are lost.
+fn text_of(file: OwnedFd) -> String {
+    let (mut text, mut why) = (File::from(file), String::new());
+    let read = io::Seek::rewind(&mut text).and_then(|()| text.take(LOST_BYTES).read_to_string(&mut why));
+    if read.is_ok() { why } else { "for an unknown reason".to_owned() }
 }

@@ -20,6 +20,7 @@ use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::fstat,
     io::Errno,
     net::UCred,
     process::{Pid, PidfdFlags, geteuid, pidfd_open},
@@ -28,8 +29,11 @@ use rustix::{
 use super::{
     STEP,
     channel::{Channel, Kind, Message, PoolReader},
+    give::longest,
+    kept,
+    patient::Patient,
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
-    store::{Left, State},
+    store::{Left, LeftDisks, State},
 };
 use crate::{
     BaseFile, Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
@@ -37,6 +41,7 @@ use crate::{
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
     disks::TakenConfig,
+    memory_file::mark_taken,
     server::OpenedControl,
     socket,
 };
@@ -62,10 +67,12 @@ enum Origin {
         channel: Channel,
         /// Readable when the process is gone.
         process: OwnedFd,
+        pid: u32,
     },
     Store {
         store: Arc<dyn DescriptorStore>,
-        state: State,
+        /// What no other process may continue with.
+        memory: Vec<OwnedFd>,
         /// Of all that is stored.
         names: BTreeSet<String>,
     },
@@ -81,6 +88,8 @@ pub(crate) struct Received {
     pub(crate) pid: Option<Pid>,
     /// Number of clients whose connections are missing.
     pub(crate) lost: usize,
+    /// Whether the other process was killed, so that its sockets are to be opened again.
+    pub(crate) was_killed: bool,
 }
 
 /// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
@@ -101,7 +110,8 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
     let (parts, process, pid) = parts;
-    Ok(parts.received(Origin::Process { channel, process }, Some(pid)))
+    let number = pid.as_raw_pid().unsigned_abs();
+    Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid)))
 }
 
 /// Continues the server that has left these files in a store. They stay there if what this returns is
@@ -109,7 +119,7 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
 pub(crate) fn restore(
     stored: Vec<(String, OwnedFd)>,
     store: &Arc<dyn DescriptorStore>,
-    config: Config,
+    mut config: Config,
 ) -> Result<Received, TakeOverError> {
     let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
     let left = Left::find(stored).inspect_err(|error| {
@@ -120,17 +130,39 @@ pub(crate) fn restore(
             let _ = store.settle();
         }
     })?;
-    let (state, record) = State::read(left.state)?;
+    let stored_bytes: u64 = left.memory.iter().map(stored_bytes).sum();
+    store.begins_within(longest(stored_bytes));
+    let patient = Patient::begin(&mut config.open, store, &config.observer);
+    let origin = Origin::Store { store: Arc::clone(store), memory: left.memory, names };
+    let state = match left.disks {
+        LeftDisks::State(state) => state,
+        LeftDisks::Pool(killed) => {
+            check(killed.record(), &config)?;
+            let imported = killed.import(pool_config(&config, &killed.record().pool, None)?)?;
+            let server = make_server(config, killed.record(), imported)?;
+            killed.complete(&server)?;
+            patient.end();
+            let parts = Parts::of(killed.into_record(), server, Vec::new())?;
+            return Ok(Received { was_killed: true, ..parts.received(origin, None) });
+        }
+    };
+    let (state, record) = State::read(state)?;
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
-    let imported = ImportedDisks::read(pool_config(&record.pool, None)?, &mut stream);
+    let imported = ImportedDisks::read(pool_config(&config, &record.pool, None)?, &mut stream);
     let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     end_of(&mut stream)?;
     drop(stream);
     let server = make_server(config, &record, imported)?;
+    patient.end();
     let parts = Parts::of(record, server, files)?;
-    Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None))
+    Ok(parts.received(origin, None))
+}
+
+/// Returns the bytes of a file in memory.
+fn stored_bytes(file: &OwnedFd) -> u64 {
+    fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
 }
 
 /// What has come.
@@ -280,7 +312,7 @@ impl Parts {
         let Self { server, sockets, control, belongings, start, start_time, program } = self;
         let lost = sockets.left_out;
         let incoming = Incoming { origin, sockets, control, start, start_time };
-        Received { server, incoming, belongings, program, pid, lost }
+        Received { server, incoming, belongings, program, pid, lost, was_killed: false }
     }
 }
 
@@ -301,6 +333,14 @@ impl Incoming {
         listener.local_addr().map_err(|error| TakeOverError::Invalid(format!("the control socket: {error}")))?;
         let file = path.as_deref().filter(|_| owns_file).and_then(|path| SocketFile::of_another(path.as_ref()).ok());
         Ok(Some(OpenedControl { listener, file, path: path.map(Into::into), is_passed }))
+    }
+
+    /// Returns the process that hands the server over, if it has not ended.
+    pub(crate) fn process(&self) -> Option<u32> {
+        match &self.origin {
+            Origin::Process { pid, .. } => Some(*pid),
+            Origin::Store { .. } => None,
+        }
     }
 
     /// Returns when the first server began to listen.
@@ -325,9 +365,9 @@ impl Incoming {
             return Err(TakeOverError::Cannot(why));
         }
         let (channel, process) = match self.origin {
-            Origin::Process { channel, process } => (channel, process),
-            Origin::Store { store, state, names } => {
-                state.mark_taken().map_err(TakeOverError::Broken)?;
+            Origin::Process { channel, process, .. } => (channel, process),
+            Origin::Store { store, memory, names } => {
+                memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
                 // No process continues with a marked state that is still there.
                 names.iter().for_each(|name| drop(store.remove(name)));
                 return Ok(());
@@ -397,7 +437,7 @@ fn read_pool(
     limit_bytes: Option<u64>,
     arrived: &mut Arrived,
 ) -> Result<Option<ImportedDisks>, TakeOverError> {
-    let pool = pool_config(state, limit_bytes)?;
+    let pool = pool_config(config, state, limit_bytes)?;
     let mut failed = None;
     let mut add = |message| {
         arrived.add(message, config).map_err(|error| {
@@ -428,9 +468,14 @@ fn end_of(stream: &mut dyn Read) -> Result<(), TakeOverError> {
     }
 }
 
-fn pool_config(PoolState { codec, dedupe }: &PoolState, limit_bytes: Option<u64>) -> Result<PoolConfig, TakeOverError> {
+fn pool_config(
+    config: &Config,
+    PoolState { codec, dedupe }: &PoolState,
+    limit_bytes: Option<u64>,
+) -> Result<PoolConfig, TakeOverError> {
     let codec = by_name(codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
-    Ok(PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))
+    let pool = PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
+    kept::in_file(config, pool).map_err(TakeOverError::Broken)
 }
 
 /// Makes the server with its disks.
@@ -571,7 +616,7 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        (Incoming { origin: Origin::Process { channel, process }, sockets, control, start, start_time }, other)
+        (Incoming { origin: Origin::Process { channel, process, pid: 0 }, sockets, control, start, start_time }, other)
     }
 
     /// Two processes never serve at the same time, and one does if the other is gone.

@@ -53,6 +53,7 @@ const VALUES: [(&str, &[&str]); 25] = [
     ("base-cache", &["64M"]),
     ("when-full", &["wait"]),
     ("dedupe", &[]),
+    ("keep-memory", &[]),
     ("read-only", &[]),
     ("max-connections", &["7"]),
     ("exit-with-parent", &[]),
