@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 33] = [
+const ORDER: [&str; 34] = [
     "observer",
     "config",
     "error",

@@ -62,7 +62,7 @@ impl Manager {
         Self::with_room(64)
     }
 
-    /// Makes one that stores at most so many descriptors.
+    /// Makes one that stores at most `room` descriptors.
     fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = UnixDatagram::bind(folder.path().join("notify")).expect("a socket");
@@ -152,7 +152,7 @@ impl Manager {
         }
     }
 
-    /// Asks a process to end, and kills it when so many of its messages about files were handled, or when it
+    /// Asks a process to end, and kills it when `handled` of its messages about files were handled, or when it
     /// has ended.
     pub(crate) fn is_killed_after(&self, mut service: Service, handled: usize) {
         self.store().left = Some(handled);

@@ -20,7 +20,6 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
-    kept,
     record::{self, Ahead, ControlState, DiskState, PoolState, Record, VERSION},
 };
 use crate::{
@@ -28,6 +27,7 @@ use crate::{
     backing::BaseDisk,
     disk::Disk,
     machine::Memory,
+    memory_file::{mark_free, mark_taken},
     server::{Giving, Listened},
 };
 
@@ -122,7 +122,7 @@ pub(super) fn longest_pause(server: &Server) -> Duration {
     longest(stored_bytes(server))
 }
 
-/// Returns how long a process may take for so many stored bytes.
+/// Returns how long a process may take for this number of stored bytes.
 pub(super) fn longest(stored_bytes: u64) -> Duration {
     PAUSE + Duration::from_secs(stored_bytes / BYTES_PER_SECOND)
 }
@@ -252,10 +252,11 @@ fn transfer(
         return Err("the server is stopping".to_owned());
     }
     // The other process has what this one's memory has. If this one is killed here, that one serves.
-    kept::mark(server, true).map_err(|error| format!("its memory cannot be marked: {error}"))?;
+    let kept = server.0.disks.table().pool.file();
+    kept.map_or(Ok(()), mark_taken).map_err(|error| format!("its memory cannot be marked: {error}"))?;
     if let Err(error) = channel.send(Kind::Go, &[]) {
         // It is this process's own file.
-        let _ = kept::mark(server, false);
+        let _ = kept.map(mark_free);
         return Err(format!("the other process has ended: {error}"));
     }
     Ok(sent_bytes)

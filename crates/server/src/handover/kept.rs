@@ -37,7 +37,7 @@ use super::{
 use crate::{
     Config, Server, TakeOverError,
     machine::Memory,
-    memory_file::{mark_free, mark_taken, memory_file},
+    memory_file::{mark_taken, memory_file},
     server::Listened,
     socket::ServedSocket,
 };
@@ -156,11 +156,6 @@ pub(crate) fn discard(server: &Server) {
     let (Some(file), Some(store)) = (file(server), &listened.giving.store) else { return };
     let _ = mark_taken(file);
     let _ = store.remove(&name(std::process::id())).and_then(|()| store.settle());
-}
-
-/// Keeps another process from continuing with the pool's file, or lets it again.
-pub(super) fn mark(server: &Server, is_taken: bool) -> io::Result<()> {
-    file(server).map_or(Ok(()), |file| if is_taken { mark_taken(file) } else { mark_free(file) })
 }
 
 /// A pool whose process was killed.

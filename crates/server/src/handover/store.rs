@@ -158,7 +158,7 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
             return Err(why);
         }
         // From here on, the next process serves. It marks the file too.
-        let _ = kept::mark(server, true);
+        let _ = pool_file.map(mark_taken);
         let observer = &server.0.observer;
         if left_out > 0 {
             observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
