@@ -30,7 +30,7 @@ test: deps
 check:
 	./scripts/check
 
-# Longer tests: an hour.
+# Longer tests: more than two hours.
 soak: deps
 	./scripts/soak
 

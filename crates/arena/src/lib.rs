@@ -56,9 +56,9 @@ unsafe impl Send for Piece {}
 // SAFETY: as above; a shared piece only allows reads.
 unsafe impl Sync for Piece {}
 
-/// A thread takes pieces from its lane, and a lane takes extents from the rest of the mapping: if
-/// two threads shared a huge page, both would zero one at the first fault, and one of these would
-/// be discarded.
+/// A thread takes pieces from its lane, and a lane takes extents from the rest of the mapping. If
+/// two threads shared a huge page, each would zero one at the first fault, and the kernel would
+/// discard one of the two.
 ///
 /// Invariant: the free ranges of all lanes, the pieces lent and the bytes after `taken` make up the
 /// mapping, without overlap.
@@ -207,7 +207,7 @@ impl Memory {
         let before = if huge { (mapping.as_ptr().addr() + SMALL_BYTES).wrapping_neg() % HUGE_BYTES } else { 0 };
         #[cfg(target_os = "linux")]
         if huge {
-            // It has no effect if the system has no huge pages.
+            // The advice has no effect if the system has no huge pages.
             let _ = mapping.advise_range(memmap2::Advice::HugePage, before + SMALL_BYTES, len - SMALL_BYTES);
         }
         Some(Self { start: NonNull::from(&mut mapping[before..]).cast(), mapping, before })
@@ -231,8 +231,8 @@ impl Free {
         self.by_len.remove(&(len, start));
     }
 
-    /// Takes `len` bytes from the shortest range that fits, and among these the first, so that
-    /// memory is used from the front.
+    /// Takes `len` bytes from the first of the shortest ranges that fit, so that memory is used
+    /// from the front.
     fn take(&mut self, len: usize) -> Option<usize> {
         let Some((range, start)) = self.by_len.range((len, 0)..).next().copied() else {
             let start = self.rest.0;

@@ -54,7 +54,7 @@ pub struct Connection<'a> {
     pub size_bytes: u64,
     /// The export's transmission flags.
     pub flags: u16,
-    /// Seconds after which a request that is not answered fails, and with it its connection; 0: never.
+    /// Seconds after which an unanswered request and its connection fail; 0 means never.
     pub timeout_seconds: u64,
     /// Says what the device is made of; see [`devices`].
     pub identifier: &'a str,

@@ -10,8 +10,8 @@ use rustix::{
 
 const BLKRRPART: Opcode = opcode::none(0x12, 95);
 
-/// Lets the kernel, and programs that follow its events, look at a device again: at its partition table,
-/// and without what they have cached.
+/// Makes the kernel, and programs that follow its events, read a device's partition table again and
+/// drop what they have cached of it.
 ///
 /// # Errors
 /// The device does not exist, or other programs have it open.

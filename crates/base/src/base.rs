@@ -45,14 +45,14 @@ pub struct Base {
     changed: AtomicBool,
     /// Whether a failed read was reported.
     failed: AtomicBool,
-    tell: Box<dyn Fn(&str) + Send + Sync>,
+    log: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Base {
-    /// Opens the file at `path`, and reads only what that takes. Of an EROFS image, what locates the
-    /// content is read and verified when it is needed; of a qcow2 image, when it is opened.
+    /// Opens the file at `path`, and reads only what that takes. Metadata that locates content is
+    /// read and verified when it is needed (EROFS) or when the file is opened (qcow2).
     ///
-    /// `tell` gets a line when the first read fails, and one when the open file is found to have
+    /// `log` gets a line when the first read fails, and one when the open file is found to have
     /// been changed by others.
     ///
     /// # Errors
@@ -61,10 +61,10 @@ impl Base {
         path: &Path,
         options: &Options,
         cache: &Cache,
-        tell: impl Fn(&str) + Send + Sync + 'static,
+        log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, OpenError> {
         let storage = pagefold_storage::open(path).map_err(|source| OpenError::of_storage(path, source))?;
-        Self::of(storage, path, options, cache, tell)
+        Self::of(storage, path, options, cache, log)
     }
 
     /// As [`open`](Self::open), for a storage that users call `name`: a path or a URL.
@@ -76,7 +76,7 @@ impl Base {
         name: &Path,
         options: &Options,
         cache: &Cache,
-        tell: impl Fn(&str) + Send + Sync + 'static,
+        log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, OpenError> {
         let path = name;
         let failed = |source| OpenError::Io { path: path.into(), source };
@@ -104,7 +104,7 @@ impl Base {
                 inside: options.inside.clone(),
                 changed: AtomicBool::new(false),
                 failed: AtomicBool::new(false),
-                tell: Box::new(tell),
+                log: Box::new(log),
             }),
             _ => Err(unfit("its contents exceed the maximum file size")),
         }
@@ -130,8 +130,8 @@ impl Base {
         self.format
     }
 
-    /// Returns the most memory that the base uses in addition to the cache: metadata that locates content,
-    /// once it has been read.
+    /// Returns the most memory that the base uses in addition to the cache, for metadata that
+    /// locates content.
     pub fn table_bytes(&self) -> u64 {
         self.content.table_bytes()
     }
@@ -182,13 +182,13 @@ impl Base {
     /// Reports a change of the storage once.
     fn watch(&self, is_changed: bool) {
         if is_changed && !self.changed.swap(true, Relaxed) {
-            self.tell_changed();
+            self.log_change();
         }
     }
 
     #[cold]
-    fn tell_changed(&self) {
-        (self.tell)(&format!("{} was modified while in use: disks forked from it may be corrupt", self.path.display()));
+    fn log_change(&self) {
+        (self.log)(&format!("{} was modified while in use: disks forked from it may be corrupt", self.path.display()));
     }
 
     /// Returns the error of a failed read for a client, and reports the first one.
@@ -196,7 +196,7 @@ impl Base {
         self.watch(self.storage.is_changed_now());
         let error = io::Error::other(format!("{}: cannot read byte {offset}: {error}", self.path.display()));
         if !self.failed.swap(true, Relaxed) {
-            (self.tell)(&format!("{error}; further errors are not reported"));
+            (self.log)(&format!("{error}; further errors are not reported"));
         }
         Error::Io(error)
     }

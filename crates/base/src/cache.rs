@@ -34,8 +34,8 @@ impl Cache {
         Self::leased(move || Some(Lease { limit_bytes, held: Box::new(()) }))
     }
 
-    /// Creates a cache in memory that `lease` lends when a base first needs it, and again when a
-    /// base needs it after none did. If `lease` returns `None`, there is no memory, and no base
+    /// Creates a cache in memory of `lease`. The cache borrows it when a first base needs it, and
+    /// returns it when no base does. If `lease` returns `None`, there is no memory, and no base
     /// that needs a cache can be opened.
     pub fn leased(lease: impl Fn() -> Option<Lease> + Send + Sync + 'static) -> Self {
         Self { lease: Box::new(lease), leased: Mutex::default() }

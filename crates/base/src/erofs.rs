@@ -25,8 +25,8 @@ pub(crate) struct ErofsFile {
 }
 
 impl ErofsFile {
-    /// Opens the file at `inside`, or the image's only file. What locates its content is read, and
-    /// verified, as it is needed.
+    /// Opens the file at `inside`, or the image's only file. Metadata that locates its content is
+    /// read and verified when it is needed.
     pub(crate) fn open(
         path: &Path,
         storage: Arc<dyn Storage>,

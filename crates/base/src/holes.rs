@@ -74,13 +74,13 @@ impl Holes {
 mod tests {
     use super::*;
 
-    fn told(holes: &Holes, range: Range<u64>) -> Vec<(u64, bool)> {
-        let mut told = Vec::new();
+    fn reported(holes: &Holes, range: Range<u64>) -> Vec<(u64, bool)> {
+        let mut reported = Vec::new();
         holes.extents(range, &mut |extent| {
-            told.push((extent.len_bytes, extent.hole));
+            reported.push((extent.len_bytes, extent.hole));
             true
         });
-        told
+        reported
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
             (29..51, vec![(1, true), (20, false), (1, true)]),
             (60..61, vec![(1, false)]),
         ] {
-            assert_eq!(told(&holes, range.clone()), expected, "{range:?}");
+            assert_eq!(reported(&holes, range.clone()), expected, "{range:?}");
         }
         let mut calls = 0;
         holes.extents(0..70, &mut |_| {
@@ -113,7 +113,7 @@ mod tests {
         }
         assert!(holes.holes.len() <= MOST && holes.holes.len() > MOST / 8);
         assert!(holes.holes.iter().rev().skip(1).all(|hole| hole.end - hole.start >= holes.least_bytes));
-        let all = told(&holes, 0..400 * MOST as u64);
+        let all = reported(&holes, 0..400 * MOST as u64);
         assert_eq!(all.iter().map(|(len, _)| len).sum::<u64>(), 400 * MOST as u64);
     }
 }

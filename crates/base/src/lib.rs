@@ -20,10 +20,10 @@
 //! # Trust
 //!
 //! Nothing in the file is trusted. The metadata that locates content is verified before it is used:
-//! all of a qcow2 image's when a base is opened, that of an EROFS image as it is needed. A failed read is an error of that request, and the base
-//! remains usable. The file stays open, so its path may be reused for another file. If the open
-//! file itself is changed, reads return its current content or an error, never bytes beyond its
-//! end.
+//! of a qcow2 image when it is opened, of an EROFS image when it is needed. A failed read is an
+//! error of that request, and the base remains usable. The file stays open, so its path may be
+//! reused for another file. If the open file itself is changed, reads return its current content or
+//! an error, never bytes beyond its end.
 #![forbid(unsafe_code)]
 
 mod base;

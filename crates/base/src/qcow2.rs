@@ -217,7 +217,9 @@ impl Qcow2 {
         }
         let tables = header.check_places(&*storage, file_bytes).map_err(failed)?;
         let Some(file) = storage.file() else {
-            return Err(unfit("a qcow2 image is read from a file only: download it, and give its path"));
+            return Err(unfit(
+                "a qcow2 image is read from a file only: download it, or push what 'pagefold pack' makes of it",
+            ));
         };
         let file = ImagoFile::from_open_file(file.try_clone().map_err(failed)?, StorageOpenOptions::new());
         let image = Image::<ImagoFile>::builder(file.map_err(failed)?).open(DenyImplicitOpenGate::default());

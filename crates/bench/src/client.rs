@@ -1,90 +1,67 @@
-//! A client for servers: the control socket's JSON, and the part of NBD that reads and writes need.
+//! Clients of servers: the commands and the requests that benches need.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     os::unix::net::UnixStream,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
-use pagefold_serve::protocol::{
-    GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REQUEST_BYTES,
-    REQUEST_MAGIC, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command, handshake, option, reply,
+use anyhow::{Context, ensure};
+use pagefold_control::{Add, Client, ClientError, Command, Fork};
+use pagefold_serve::{
+    open_export,
+    protocol::{Request, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// Maximum size of a server's reply to an option.
-const MAX_REPLY_BYTES: usize = 64 << 10;
+/// How long a server may take for a command.
+const TIME: Duration = Duration::from_secs(60);
 
-/// Connects to a server that may have just been started: a socket's file exists before its server
-/// listens on it.
-fn connected(socket: &Path) -> anyhow::Result<UnixStream> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let connection = UnixStream::connect(socket);
-        if connection.is_ok() || Instant::now() >= deadline {
-            return connection.with_context(|| format!("no server at {}", socket.display()));
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Encodes a request without its payload.
-pub(crate) fn request_header(kind: u16, cookie: u64, offset: u64, len_bytes: u32) -> [u8; REQUEST_BYTES] {
-    let mut header = [0; REQUEST_BYTES];
-    header[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-    header[6..8].copy_from_slice(&kind.to_be_bytes());
-    header[8..16].copy_from_slice(&cookie.to_be_bytes());
-    header[16..24].copy_from_slice(&offset.to_be_bytes());
-    header[24..].copy_from_slice(&len_bytes.to_be_bytes());
-    header
-}
+/// How long a server may take until it listens.
+const START: Duration = Duration::from_secs(10);
 
 /// A connection to the control socket of a server.
-pub(crate) struct Control(BufReader<UnixStream>);
+pub(crate) struct Control(Client);
 
 impl Control {
+    /// Connects to a server that may have just been started: a socket's file exists before its server
+    /// listens on it.
     pub(crate) fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let mut control = Self(BufReader::new(connected(socket)?));
-        ensure!(control.line()?["name"] == "pagefold", "no pagefold server listens there");
-        Ok(control)
+        let deadline = Instant::now() + START;
+        loop {
+            match Client::connect(socket, TIME) {
+                Err(ClientError::Connect { .. }) if Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                connected => return Ok(Self(connected?)),
+            }
+        }
     }
 
     /// Makes a disk that starts as a copy of `from`.
     pub(crate) fn fork(&mut self, from: &str, name: &str) -> anyhow::Result<()> {
-        self.call(&json!({ "command": "fork", "from": from, "names": [name] })).map(drop)
+        self.call(&Command::Fork(Fork::new(from, [name]))).map(drop)
     }
 
     /// Adds an empty disk.
     pub(crate) fn add(&mut self, name: &str, size_bytes: u64) -> anyhow::Result<()> {
-        self.call(&json!({ "command": "add", "name": name, "size_bytes": size_bytes })).map(drop)
+        self.call(&Command::Add(Add::new(name, size_bytes))).map(drop)
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
-        self.call(&json!({ "command": "remove", "name": name, "force": true })).map(drop)
+        self.call(&Command::Drop { name: name.to_owned(), snapshots: false, force: true }).map(drop)
     }
 
     /// Returns a figure of the server.
     pub(crate) fn figure(&mut self, name: &str) -> anyhow::Result<f64> {
-        let stat = self.call(&json!({ "command": "stat" }))?;
+        let stat = self.call(&Command::Stat { name: None })?;
         stat["server"]["figures"][name].as_f64().with_context(|| format!("the server has no figure {name}"))
     }
 
-    fn call(&mut self, request: &Value) -> anyhow::Result<Value> {
-        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
-        let mut answer = self.line()?;
-        match &answer["error"] {
-            Value::Null => Ok(answer["result"].take()),
-            error => bail!("{request}: {}", error["message"].as_str().unwrap_or("failed")),
-        }
-    }
-
-    fn line(&mut self) -> anyhow::Result<Value> {
-        let mut line = String::new();
-        self.0.read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
+    fn call(&mut self, command: &Command) -> anyhow::Result<Value> {
+        self.0.call(command).with_context(|| format!("{command:?}"))
     }
 }
 
@@ -92,34 +69,13 @@ impl Control {
 pub(crate) struct Nbd(UnixStream);
 
 impl Nbd {
+    /// Connects to a server that listens.
     pub(crate) fn connect(socket: &Path, export: &str) -> anyhow::Result<Self> {
-        let mut client = Self(connected(socket)?);
-        let greeting: [u8; GREETING_BYTES] = client.receive()?;
-        ensure!(greeting[..8] == INIT_MAGIC.to_be_bytes(), "no NBD server listens there");
-
-        let mut hello = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes().to_vec();
-        hello.extend(OPTION_MAGIC.to_be_bytes());
-        hello.extend(option::GO.to_be_bytes());
-        // The length of the name, the name, and zero information requests.
-        hello.extend((4 + export.len() as u32 + 2).to_be_bytes());
-        hello.extend((export.len() as u32).to_be_bytes());
-        hello.extend(export.as_bytes());
-        hello.extend(0u16.to_be_bytes());
-        client.0.write_all(&hello)?;
-        loop {
-            let header: [u8; OPTION_REPLY_HEADER_BYTES] = client.receive()?;
-            ensure!(header[..8] == OPTION_REPLY_MAGIC.to_be_bytes(), "unexpected reply from the server");
-            let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-            let len = word(16) as usize;
-            ensure!(len <= MAX_REPLY_BYTES, "the server's reply is too long");
-            let mut data = vec![0; len];
-            client.0.read_exact(&mut data)?;
-            match word(12) {
-                reply::ACK => return Ok(client),
-                reply::INFO => {}
-                kind => bail!("no export {export:?}: {kind:#x}: {}", String::from_utf8_lossy(&data)),
-            }
-        }
+        let connect = || {
+            let mut stream = UnixStream::connect(socket)?;
+            open_export(&mut stream, export).map(|_| Self(stream))
+        };
+        connect().with_context(|| format!("{}, export '{export}'", socket.display()))
     }
 
     /// Returns the socket, on which no request is in flight.
@@ -137,18 +93,12 @@ impl Nbd {
     }
 
     fn ask(&mut self, kind: u16, offset: u64, len_bytes: usize, data: &[u8]) -> anyhow::Result<()> {
-        let mut request = request_header(kind, offset, offset, len_bytes as u32).to_vec();
-        request.extend(data);
-        self.0.write_all(&request)?;
-        let header: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
+        let request = Request { flags: 0, kind, cookie: offset, offset, len_bytes: len_bytes as u64 };
+        self.0.write_all(&[&request.encode()[..], data].concat())?;
+        let mut header = [0; SIMPLE_REPLY_BYTES];
+        self.0.read_exact(&mut header).context("the server has closed the connection")?;
         ensure!(header[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "unexpected reply from the server");
         ensure!(header[4..8] == [0; 4], "a request at {offset} failed");
         Ok(())
-    }
-
-    fn receive<const N: usize>(&mut self) -> anyhow::Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.0.read_exact(&mut bytes).context("the server has closed the connection")?;
-        Ok(bytes)
     }
 }

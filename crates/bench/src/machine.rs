@@ -89,7 +89,8 @@ pub(crate) fn anonymous_bytes() -> anyhow::Result<u64> {
 /// Returns a process's anonymous memory in bytes, summed page by page. The counters of
 /// `/proc/PROCESS/status` are off by some dozen pages per CPU.
 pub(crate) fn anonymous_bytes_of(process: impl Display) -> anyhow::Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).context("no sum of the process's memory")?;
+    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup"))
+        .context("cannot read the process's memory figures")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).context("no sum of anonymous memory")?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("the sum is not a number")?;
     Ok(kib * 1024)

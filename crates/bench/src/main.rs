@@ -1,7 +1,6 @@
 //! `pagefold-bench`: measures pagefold and its peers in the same run.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the output of a tool for developers")]
 
-mod callgrind;
 mod client;
 mod codec;
 mod device;
@@ -15,6 +14,7 @@ mod machine;
 mod memory;
 mod nbd;
 mod nbdfuse;
+mod options;
 mod pool;
 mod product;
 mod remote;
@@ -41,14 +41,8 @@ enum Bench {
     Gather(pagefold_kinds::Args),
     /// LZ4 decompressed in place and from a separate buffer, at EROFS's cluster sizes
     InPlace(codec::in_place::Args),
-    /// Compressed bytes of fixed pages, checked against the committed table
+    /// Compressed bytes of gathered kinds, checked against the committed table
     Sizes(codec::sizes::Args),
-    /// Instructions that each codec executes for fixed pages under callgrind, checked against the
-    /// committed table
-    Instructions(callgrind::Args),
-    /// Instructions of the store's writes and reads under callgrind, checked against the committed
-    /// table
-    StoreInstructions(callgrind::Args),
     /// Requests over NBD to RAM disks and forks, compared with nbdkit and with qcow2 overlays
     Nbd(nbd::Args),
     /// Files, vhost-user-blk and TLS, compared with qemu-storage-daemon and nbdkit
@@ -96,8 +90,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Gather(args) => pagefold_kinds::run(&args),
         Bench::InPlace(args) => codec::in_place::run(&args),
         Bench::Sizes(args) => codec::sizes::run(&args),
-        Bench::Instructions(args) => codec::instructions::run(&args),
-        Bench::StoreInstructions(args) => disks::instructions::run(&args),
         Bench::Nbd(args) => nbd::run(&args),
         Bench::Ways(args) => ways::run(&args),
         Bench::Map(args) => ways::mapped::run(&args),

@@ -10,6 +10,9 @@ use crate::load::{Slots, Stored};
 /// To be called at the start of a bench that reads the process's memory.
 pub(crate) use pagefold_store::keep_no_large_blocks;
 
+/// The name of the product's store in figures of memory, after its memory layout.
+pub(crate) const MOSAIC: &str = "mosaic";
+
 /// Size of an entry.
 pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 
@@ -28,11 +31,6 @@ impl Product {
     fn with(slots: u64, config: PoolConfig) -> anyhow::Result<Self> {
         let pool = Pool::new(config)?;
         Ok(Self { disk: pool.disk(slots)?, pool })
-    }
-
-    /// Makes one that does not train the codec's tables.
-    pub(crate) fn untrained(slots: u64, codec: Arc<dyn Codec>) -> anyhow::Result<Self> {
-        Self::with(slots, PoolConfig::default().codec(codec).train(false))
     }
 
     /// Makes one whose pool spends at most `limit_bytes`.

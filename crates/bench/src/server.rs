@@ -14,7 +14,10 @@ use anyhow::{Context, bail, ensure};
 use pagefold_report::tool;
 use tempfile::TempDir;
 
-use crate::machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree};
+use crate::{
+    client::Control,
+    machine::{anonymous_bytes_of, memory_bytes, on_one_cpu, open_file_bytes, process_tree},
+};
 
 /// The export name of `qemu-storage-daemon`.
 pub(crate) const DAEMON_EXPORT: &str = "disk";
@@ -144,6 +147,11 @@ impl Server {
     /// Returns a folder that is removed with the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Connects to the control socket of a pagefold server.
+    pub(crate) fn control(&self) -> anyhow::Result<Control> {
+        Control::connect(&self.folder.path().join("control.sock"))
     }
 
     /// Returns the server's process.

@@ -1,5 +1,5 @@
-//! A command that goes on in the background: its first process starts a second one, which runs this
-//! program again, and ends when the second is ready or has failed.
+//! A command that continues in the background. The first process starts this program a second time,
+//! and ends when the second process is ready or has failed.
 //!
 //! The second process reports on its standard output that it is ready, and everything else on its
 //! standard error, which the first process passes on. It then detaches from the terminal.
@@ -69,9 +69,9 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs `pagefold SUBCOMMAND --orphan PID ARGS` in place of the second process, which is to end now, so that
-/// the system adopts the third one. A service manager that learns of a new main process looks whether it
-/// has adopted that, and otherwise kills it without waiting for its end.
+/// Runs `pagefold SUBCOMMAND --orphan PID ARGS` in place of the second process, which is to end
+/// now, so that the system adopts the third one. A service manager that is notified of a new main
+/// process kills it, unless it has already adopted it.
 pub(crate) fn start_orphan(subcommand: &str) -> anyhow::Result<ExitCode> {
     let mut third = Command::new("/proc/self/exe");
     third.arg0(NAME.to_str().unwrap_or_default()).args([subcommand, "--orphan", &std::process::id().to_string()]);
@@ -103,7 +103,7 @@ pub(crate) fn leave_session() -> anyhow::Result<()> {
 
 fn new_session() -> io::Result<()> {
     match rustix::process::setsid() {
-        // It has one already.
+        // This process leads a session already.
         Err(_) if rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid()) => Ok(()),
         result => Ok(result.map(drop)?),
     }
@@ -119,6 +119,6 @@ fn leave_terminal() -> io::Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    // It fails if the first process is gone.
+    // Writing fails if the first process is gone.
     said
 }

@@ -222,8 +222,8 @@ fn now() -> String {
     date.split('.').next().unwrap_or_default().replace(' ', "T") + "Z"
 }
 
-/// Returns what precedes a server's line on standard error: the time, unless it is the journal, which
-/// adds it, or a terminal, where the lines appear at that time.
+/// Returns the prefix of a server's line on standard error: the time, except in the journal, which
+/// adds it, and on a terminal, where lines appear immediately.
 fn stamp() -> String {
     static IS_TERMINAL: OnceLock<bool> = OnceLock::new();
     let is_terminal = *IS_TERMINAL.get_or_init(|| io::stderr().is_terminal());

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Below directories with longer paths, nothing is listed: no system call takes them, and a listing
+/// Directories with longer paths are not entered: no system call takes these paths, and a listing
 /// of a chain of directories would grow with the square of its length.
 const MAX_PATH_BYTES: usize = 4095;
 

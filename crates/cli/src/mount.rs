@@ -171,8 +171,8 @@ fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
     }
 }
 
-/// Returns where errors go: to the file of `--log`, otherwise to standard error in the foreground, and
-/// to the system log, if there is one, in the background.
+/// Returns where errors go: the file of `--log`, otherwise standard error in the foreground and the
+/// system log, if there is one, in the background.
 fn log(args: &Args) -> anyhow::Result<Log> {
     let sink = match &args.log {
         Some(path) => {

@@ -16,11 +16,56 @@ pub(crate) fn catch() -> io::Result<Signals> {
     Signals::new([SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))
 }
 
+/// Caught signals, of which some may have been seen before they can be handled.
+pub(crate) struct Caught {
+    signals: Signals,
+    seen: Vec<i32>,
+}
+
+impl Caught {
+    /// See [`catch`].
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { signals: catch()?, seen: Vec::new() })
+    }
+
+    /// Returns the name of a signal that ends the program, if one has come. All that have come can still be
+    /// handled.
+    pub(crate) fn ending(&mut self) -> Option<&'static str> {
+        self.seen.extend(self.signals.pending());
+        self.seen.iter().copied().map(name).find(|name| *name != "SIGHUP")
+    }
+
+    /// Returns all signals that have come, and then waits for each next one.
+    pub(crate) fn forever(&mut self) -> impl Iterator<Item = i32> + '_ {
+        std::mem::take(&mut self.seen).into_iter().chain(self.signals.forever())
+    }
+}
+
 /// Returns the name of a signal that is caught.
 pub(crate) fn name(signal: i32) -> &'static str {
     match signal {
         SIGHUP => "SIGHUP",
         SIGINT => "SIGINT",
         _ => "SIGTERM",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::low_level::raise;
+
+    use super::*;
+
+    /// A signal that comes too late to keep a server from being taken over ends it afterwards.
+    #[test]
+    fn a_signal_that_was_seen_is_handled_too() {
+        let mut caught = Caught::new().expect("signals are caught");
+        assert_eq!(caught.ending(), None);
+        raise(SIGHUP).expect("a signal");
+        assert_eq!(caught.ending(), None);
+        raise(SIGTERM).expect("a signal");
+        assert_eq!([(); 2].map(|()| caught.ending()), [Some("SIGTERM"); 2]);
+        raise(SIGHUP).expect("a signal");
+        assert_eq!(caught.forever().take(3).collect::<Vec<_>>(), [SIGHUP, SIGTERM, SIGHUP]);
     }
 }

@@ -109,7 +109,7 @@ fn find(figures: &Figures, name: &str) -> Option<u64> {
 }
 
 /// Returns a figure, or 0 if the server does not have it.
-fn get(figures: &Figures, name: &str) -> u64 {
+pub(crate) fn get(figures: &Figures, name: &str) -> u64 {
     find(figures, name).unwrap_or(0)
 }
 
@@ -187,18 +187,18 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     let most =
         find(figures, "mem_used_max").map(|most| format!("most ever {}; ", size::show(most))).unwrap_or_default();
     // Pages of bases are neither stored nor reserved: they make room when it is needed.
-    let (beside, clean) = (get(figures, "beside_bytes"), get(figures, "clean_bytes"));
+    let (outside, clean) = (get(figures, "outside_bytes"), get(figures, "clean_bytes"));
     let spent = spent.saturating_sub(clean);
-    let part = percent(spent.saturating_sub(beside), stored);
-    let with = if beside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
-    let own = size::show(spent.saturating_sub(beside));
+    let part = percent(spent.saturating_sub(outside), stored);
+    let with = if outside > 0 { format!("; {} with what is reserved", size::show(spent)) } else { String::new() };
+    let own = size::show(spent.saturating_sub(outside));
     writeln!(out, "  memory      {own:>10}   {part:.1} % of what is stored{with}; {most}{limit}")?;
     let parts = [
         ("mem_used_total", "objects"),
         ("table_bytes", "tables"),
         ("stream_bytes", "streams"),
         ("training_bytes", "trained tables"),
-        ("beside_bytes", "reserved for clients and bases"),
+        ("outside_bytes", "reserved for clients and bases"),
     ];
     let parts = parts.iter().filter_map(|(name, what)| Some((what, find(figures, name).filter(|&bytes| bytes > 0)?)));
     let parts: Vec<_> = parts.map(|(what, bytes)| format!("{what} {}", size::show(bytes))).collect();
@@ -211,7 +211,7 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
     }
     if let Some(most) = find(figures, "base_cache_limit").filter(|&most| most > 0) {
         let (kept, most) = (size::show(get(figures, "base_cache_bytes")), size::show(most));
-        writeln!(out, "    the cache of bases has {kept}, of {most} that are kept for it")?;
+        writeln!(out, "    the cache of bases has {kept} of its {most}")?;
     }
     if let Some(bytes) = find(figures, "base_pages_bytes").filter(|&bytes| bytes > 0) {
         let (bytes, most) = (size::show(bytes), size::show(get(figures, "base_pages_limit")));
@@ -253,7 +253,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     let under_way = get(figures, "codec_tables") == 1 && bytes > 0;
     match (trained, useless) {
         (0, 0) if under_way => writeln!(out, "    being trained on pages written, with {}", size::show(bytes))?,
-        (0, 0) => writeln!(out, "    not trained yet: it takes 16 MiB written")?,
+        (0, 0) => writeln!(out, "    not trained yet: training begins after 16 MiB of writes")?,
         (_, 0) => writeln!(out, "    trained {}, which helped", times(trained))?,
         (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
         _ => writeln!(

@@ -1,5 +1,5 @@
-//! Exercises all raw-pointer code of the codecs written here, without a library to compare with and
-//! with few pages, so that an interpreter that checks every access can run it: `scripts/miri`.
+//! Exercises all raw-pointer code of our codecs, with few pages and no library to compare with, so
+//! that an interpreter that checks every access can run it: `scripts/miri`.
 
 use std::{
     ops::Range,

@@ -48,9 +48,9 @@ struct Matches {
     bytes: u32,
 }
 
-/// Returns for each slot the place in `dictionary`, of those whose first eight bytes have this slot,
-/// where matches save most in `pages`. Places where matches have less than `least` bytes on average
-/// are left out: short ones save little, and each costs an encoder a mispredicted branch.
+/// Returns for each slot the place in `dictionary` whose matches save most in `pages`, among those
+/// whose first eight bytes have this slot. Places where matches have less than `least` bytes on
+/// average are left out: short ones save little, and each costs an encoder a mispredicted branch.
 ///
 /// The pages are parsed greedily: at each position, what occurred before in the page is skipped,
 /// and else the longest match in the dictionary is counted. Places within matches are not counted:
@@ -136,7 +136,7 @@ pub(crate) fn pages_with_starts(dictionary: &[u8]) -> Vec<Page> {
     const PIECE: usize = 12;
     let mut pages: Vec<u8> = Vec::new();
     for from in 0..PIECE.min(dictionary.len()) {
-        // Backwards, so that no match goes on in the next piece.
+        // Backwards, so that no match continues in the next piece.
         pages.extend(dictionary[from..].chunks(PIECE).rev().flatten());
         pages.resize(pages.len().next_multiple_of(crate::PAGE_SIZE), 0);
     }

@@ -4,10 +4,10 @@ use crate::{PAGE_SIZE, Page};
 
 /// Returns the 8-byte word (little-endian) that fills `page`, or `None` if no single word does.
 ///
-/// A page is filled with one word if it equals itself shifted by 8 bytes: one `memcmp`, with the
-/// vectors that the C library selected for this processor, which stops at the first difference. The
-/// second and the last word are checked first: most pages differ there, and pages that begin with
-/// zeros and end in other data are common in heaps.
+/// A page is filled with one word if it equals itself shifted by 8 bytes. One `memcmp` decides
+/// that: it stops at the first difference, and the C library selects the vectors for this
+/// processor. The second and the last word are checked first: most pages differ there, and pages
+/// that begin with zeros and end in other data are common in heaps.
 #[must_use]
 pub fn same_filled(page: &Page) -> Option<u64> {
     let (words, _) = page.as_chunks::<8>();

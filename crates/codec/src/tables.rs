@@ -8,13 +8,13 @@ use crate::ZstdTables;
 use crate::{CodecId, Dictionary, FoldTables, Lz4Tables, PleatTables};
 
 /// Tables that objects share but do not name: an object must be decoded with the tables it was made
-/// with. (Other tables give an error or another page, never anything worse.)
+/// with. With wrong tables, decoding fails or yields a wrong page; it stays memory-safe.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Tables {
-    /// Those of `pleat`.
+    /// The tables of `pleat`.
     Pleat(Arc<PleatTables>),
-    /// Those of `fold-dict`, or none yet.
+    /// The tables of `fold-dict`, or none yet.
     Fold(Arc<FoldTables>),
     /// The dictionary of `lz4-dict`, or none yet.
     Lz4(Arc<Lz4Tables>),

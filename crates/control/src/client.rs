@@ -152,7 +152,7 @@ impl Client {
     pub fn ends_within(&mut self, time: Duration) -> Result<bool, ClientError> {
         match self.line(time) {
             Err(ClientError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Ok(false),
-            // It may have read no more requests.
+            // The server may have read no further request.
             Err(ClientError::Io(_)) => Ok(true),
             Err(error) => Err(error),
             Ok(_) => Err(ClientError::Foreign("unexpected reply".to_owned())),

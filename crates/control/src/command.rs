@@ -120,10 +120,19 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
     },
+    /// Lets no request of a block device wait for room, so that the kernel can end it.
+    EndDevice {
+        /// The device's path.
+        device: String,
+        /// The process that has connected it, if it is an NBD device that was not spare: its connections
+        /// are closed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
+    },
     /// Makes an export of this size that is not yet a disk's, so that a block device can be connected to
     /// it in advance.
     Spare {
-        /// Size of the disk that it can be, a multiple of 512 and not 0.
+        /// Size of the disks that it fits, a multiple of 512 and not 0.
         size_bytes: u64,
     },
     /// Makes such an export a disk's.
@@ -313,7 +322,7 @@ pub struct DiskQuota {
 }
 
 impl DiskQuota {
-    /// Returns whether it bounds nothing.
+    /// Returns whether this quota limits nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

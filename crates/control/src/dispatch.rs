@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The names of the commands.
-const COMMANDS: [&str; 25] = [
+const COMMANDS: [&str; 26] = [
     "list",
     "stat",
     "add",
@@ -41,6 +41,7 @@ const COMMANDS: [&str; 25] = [
     "frozen-runs",
     "serve-device",
     "device-fault",
+    "end-device",
     "spare",
     "bind-spare",
     "take-over",
@@ -345,6 +346,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
             json(disks.serve_device(&device, holding.passed.take().ok_or_else(missing)?)?)
         }
         Command::DeviceFault { why } => json(disks.device_fault(why)),
+        Command::EndDevice { device, pid } => json(disks.end_device(&device, pid)),
         Command::Spare { size_bytes } => {
             check_size(size_bytes)?;
             json(disks.spare(size_bytes)?)

@@ -71,12 +71,12 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A pause of a server's commands. They go on when this is dropped.
+/// A pause of a server's commands. They continue when this is dropped.
 #[derive(Debug)]
 pub struct Pause(Arc<Gate>);
 
 impl Pause {
-    /// Never lets them go on: another server continues.
+    /// Never lets them continue: another server continues.
     pub fn give_away(self) {
         self.0.close();
     }
@@ -112,7 +112,7 @@ mod tests {
             let nothing = passed.recv_timeout(Duration::from_millis(20));
             assert!(nothing.is_err(), "something passes while it is paused");
             drop(pause);
-            assert!(passed.recv().expect("it goes on"));
+            assert!(passed.recv().expect("it continues"));
         });
         gate.pause(Duration::from_secs(10)).expect("nothing is inside").give_away();
         assert!(gate.pass().is_none());

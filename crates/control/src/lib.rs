@@ -43,8 +43,8 @@ pub use name::{
     MAX_NAME_BYTES, check_name, check_new_name, check_snapshot, is_unseen, snapshot_name, split_snapshot_name,
 };
 pub use records::{
-    BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceFault, DiskKind, DiskRecord, DiskStat, Dropped,
-    Figures, FrozenRun, FrozenRuns, Greeting, HandingOver, Instant, Limited, LimitedConnections, Listing, Renamed,
-    Resized, ServerStat, SpareRecord, Stat, Stopping, Stored,
+    BaseRecord, BusyDisk, ChangedRange, Changes, Compacted, DeviceEnding, DeviceFault, DiskKind, DiskRecord, DiskStat,
+    Dropped, Figures, FrozenRun, FrozenRuns, Greeting, HandingOver, Instant, Limited, LimitedConnections, Listing,
+    Renamed, Resized, ServerStat, SpareRecord, Stat, Stopping, Stored,
 };
 pub use server::{Limits, Server, ServerHandle};

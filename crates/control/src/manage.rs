@@ -3,9 +3,9 @@
 use std::{any::Any, os::fd::OwnedFd, time::Duration};
 
 use crate::{
-    Add, AddBase, BindSpare, Changes, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure, Fork, FrozenRuns,
-    HandingOver, Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized, ServerStat,
-    SpareRecord, Stopping,
+    Add, AddBase, BindSpare, Changes, Compacted, DeviceEnding, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
+    Fork, FrozenRuns, HandingOver, Instant, Limited, LimitedConnections, NewDevice, Quota, Renamed, Resize, Resized,
+    ServerStat, SpareRecord, Stopping,
 };
 
 /// An object that is kept until the connection that requested it ends.
@@ -98,14 +98,18 @@ pub trait Manage: Send + Sync {
     /// Returns why no further such devices should be made; with `why`, sets it first.
     fn device_fault(&self, why: Option<String>) -> DeviceFault;
 
+    /// Lets no request of a block device wait for room, and closes the connections of the process that has
+    /// connected it.
+    fn end_device(&self, device: &str, pid: Option<u32>) -> DeviceEnding;
+
     /// Makes an export that is not yet a disk's. It ends with its last connection.
     fn spare(&self, size_bytes: u64) -> Result<SpareRecord, Failure>;
 
     /// Makes such an export a disk's.
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
-    /// Hands everything over to another server at the other end of a socket, which continues with it, and
-    /// returns before that begins. `ahead`: that one can read the pool while this one serves.
+    /// Hands everything over to the server at the other end of a socket, which continues with it.
+    /// Returns before that begins. `ahead`: that one can read the pool while this one serves.
     fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it

@@ -12,10 +12,10 @@ use std::{
 };
 
 use crate::{
-    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskKind, DiskQuota, DiskRecord, DiskStat,
-    Dropped, Failure, Figures, Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections,
-    MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping,
-    snapshot_name,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceEnding, DeviceFault, DiskKind, DiskQuota,
+    DiskRecord, DiskStat, Dropped, Failure, Figures, Fork, FrozenRuns, HandingOver, Held, Instant, Limited,
+    LimitedConnections, MAX_NAME_BYTES, Manage, NewDevice, Quota, Renamed, Resize, Resized, ServerStat, SpareRecord,
+    Stopping, snapshot_name,
 };
 
 /// A minimal [`Manage`] that stores only the names and sizes of disks. For tests and fuzzers of
@@ -284,6 +284,10 @@ impl Manage for Model {
         let mut state = self.lock();
         state.device_fault = why.or_else(|| state.device_fault.take());
         DeviceFault { why: state.device_fault.clone() }
+    }
+
+    fn end_device(&self, device: &str, _: Option<u32>) -> DeviceEnding {
+        DeviceEnding { served: device == "/dev/ublkb7" }
     }
 
     fn spare(&self, _: u64) -> Result<SpareRecord, Failure> {

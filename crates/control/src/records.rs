@@ -102,6 +102,13 @@ pub struct DeviceFault {
     pub why: Option<String>,
 }
 
+/// Whether a block device is about to end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceEnding {
+    /// Whether the server serves it.
+    pub served: bool,
+}
+
 /// An export that is not yet a disk's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpareRecord {

@@ -34,7 +34,7 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 const LEAST_UNIT_BYTES: u64 = 32 << 10;
 
 /// The longest unit. The first reader of a longer cluster would wait for the compression of all its
-/// pages; the base's own cache spares most of the further times that it is decoded.
+/// pages, and the base's own cache avoids most of its further decodings.
 const MOST_UNIT_BYTES: u64 = 256 << 10;
 
 /// How many missed units one is kept of, if the cache is full.
@@ -257,8 +257,8 @@ impl KeptPages {
         is_kept
     }
 
-    /// Returns how many of `len` bytes from `offset` on, of which the first is not kept, are to be
-    /// read together: up to a unit that is kept.
+    /// Returns how many of `len` bytes from `offset` on are to be read together: up to a unit that
+    /// is kept. The first byte is not kept.
     pub(crate) fn missing(&self, offset: u64, len: usize) -> usize {
         let end = offset + len as u64;
         let mut at = self.unit_end(offset);

@@ -99,7 +99,7 @@ impl Below {
         Ok(len)
     }
 
-    /// The same for a range within the base.
+    /// As `try_read`, for a range within the base.
     fn try_read_held(&self, offset: u64, held: &mut [u8]) -> Result<usize, Error> {
         let mut done = 0;
         while done < held.len() {
@@ -294,7 +294,7 @@ impl Below {
         self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
     }
 
-    /// The same, without waiting for storage; `None` if that is not known.
+    /// As `equals`, without waiting for storage; `None` if that is not known.
     fn try_equals(&self, number: u64, page: &Page) -> Option<bool> {
         let mut below = [0; PAGE_SIZE];
         match self.try_read(number * PAGE_BYTES, &mut below) {
@@ -335,7 +335,7 @@ impl Comparing<'_> {
         is_equal
     }
 
-    /// The same, without waiting for storage; `None` if that is not known.
+    /// As `is_equal`, without waiting for storage; `None` if that is not known.
     pub(crate) fn try_is_equal(&mut self, number: u64, page: &Page) -> Option<bool> {
         let is_equal = if self.may_equal(number, page) { self.below.try_equals(number, page)? } else { false };
         self.found |= is_equal;

@@ -27,7 +27,7 @@ impl<T: Default> Chunks<T> {
     pub(crate) fn new(pool: &Pool, count: u64) -> Self {
         let chunks = count.div_ceil(Self::IN_CHUNK as u64).min(CHUNKS_MAX);
         let bytes = chunks * size_of::<OnceLock<Box<[T]>>>() as u64;
-        let counted_bytes = if pool.take_beside(bytes) { bytes } else { 0 };
+        let counted_bytes = if pool.take_outside(bytes) { bytes } else { 0 };
         let chunks = (0..if counted_bytes == 0 { 0 } else { chunks }).map(|_| OnceLock::new()).collect();
         Self { pool: pool.clone(), chunks, counted_bytes: AtomicU64::new(counted_bytes) }
     }
@@ -43,7 +43,7 @@ impl<T: Default> Chunks<T> {
         let place = self.chunks.get(number as usize / Self::IN_CHUNK)?;
         let chunk = match place.get() {
             Some(chunk) => chunk,
-            None if self.pool.take_beside(CHUNK_BYTES) => {
+            None if self.pool.take_outside(CHUNK_BYTES) => {
                 let mut made = false;
                 let chunk = place.get_or_init(|| {
                     made = true;
@@ -52,7 +52,7 @@ impl<T: Default> Chunks<T> {
                 if made {
                     self.counted_bytes.fetch_add(CHUNK_BYTES, Relaxed);
                 } else {
-                    self.pool.give_beside(CHUNK_BYTES);
+                    self.pool.give_outside(CHUNK_BYTES);
                 }
                 chunk
             }
@@ -78,6 +78,6 @@ impl<T> std::fmt::Debug for Chunks<T> {
 
 impl<T> Drop for Chunks<T> {
     fn drop(&mut self) {
-        self.pool.give_beside(*self.counted_bytes.get_mut());
+        self.pool.give_outside(*self.counted_bytes.get_mut());
     }
 }

@@ -12,7 +12,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    io::{Read, Write},
+    io::{self, Read, Write},
     ptr,
     sync::{Arc, Weak},
 };
@@ -25,7 +25,7 @@ use crate::{
     ram::{Kept, slots_of},
 };
 
-/// The flag of a disk whose slots that hold nothing are as they were when it was created.
+/// The flag of a disk that was empty when it was created: its slots without content are unchanged.
 const BEGAN_EMPTY: u32 = 1;
 
 /// The flag of a snapshot, whose disk may be gone.
@@ -54,7 +54,7 @@ pub fn precopy_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wr
 ///
 /// # Errors
 /// See [`ExportError`].
-pub fn finish_disks(precopy: Precopy, disks: &[&RamDisk], out: &mut dyn Write) -> Result<u64, ExportError> {
+pub fn finish_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Write) -> Result<u64, ExportError> {
     with_notes(disks, |exported| precopy.finish(exported, out))
 }
 
@@ -123,7 +123,7 @@ impl Note {
     }
 }
 
-/// A pool that was read from a stream, and its disks, which still lack what is below them.
+/// A pool that was read from a stream, and its disks, which do not yet have their bases.
 #[derive(Debug)]
 pub struct ImportedDisks {
     pool: Pool,
@@ -143,11 +143,16 @@ impl fmt::Debug for Waiting {
 
 impl ImportedDisks {
     /// Reads what [`export_disks`] or [`finish_disks`] wrote, and makes a pool of it. `input` is untrusted.
+    /// Calls `made` with the pool before any of its content is read, and fails if it does.
     ///
     /// # Errors
     /// See [`ImportError`].
-    pub fn read(config: PoolConfig, input: &mut dyn Read) -> Result<Self, ImportError> {
-        let imported = Pool::import(config, input)?;
+    pub fn read(
+        config: PoolConfig,
+        input: &mut dyn Read,
+        made: &mut dyn FnMut(&Pool) -> io::Result<()>,
+    ) -> Result<Self, ImportError> {
+        let imported = Pool::import_with(config, input, made)?;
         let disks = imported.disks.into_iter().map(|imported| {
             let note = Note::of(&imported.note)?;
             let is_valid = slots_of(note.size_bytes).is_ok_and(|slots| slots == imported.disk.slots());

@@ -10,7 +10,7 @@ use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 #[derive(Debug)]
 pub struct Patient<D> {
     device: D,
-    /// Dropped after the device, whose memory is free by then.
+    /// Dropped after the device, so that its memory is freed first.
     signal: SignalOnDrop,
 }
 

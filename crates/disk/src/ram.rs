@@ -240,7 +240,7 @@ impl RamDisk {
     ///
     /// # Errors
     /// The size is invalid, or there is no memory to cut the last page or to record what is
-    /// removed: the disk keeps its size, and some of the content that was to be removed is lost.
+    /// removed. The disk then keeps its size, but may have lost content past the new end.
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let slots =
             slots_of(size_bytes).map_err(|error| Error::Io(io::Error::new(io::ErrorKind::InvalidInput, error)))?;

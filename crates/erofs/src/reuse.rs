@@ -85,9 +85,9 @@ impl Overlay {
 }
 
 impl BuildOptions {
-    /// Returns options for an image like the one that contains `file`: the same block size, its
-    /// codec at the default level, and the size of its longest cluster. Clusters of the file can
-    /// then be copied, see [`Overlay`].
+    /// Returns options for an image like that of `file`: its block size, its codec at the default
+    /// level, and the length of its longest cluster. Clusters of the file can then be copied, see
+    /// [`Overlay`].
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt) if the image's extents of the file are invalid.

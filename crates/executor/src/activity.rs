@@ -62,7 +62,7 @@ impl Operation {
 pub struct Done {
     /// Requests that were received.
     pub requests: u64,
-    /// Those of them that have failed.
+    /// Requests that have failed.
     pub errors: u64,
     /// Bytes of those that have succeeded.
     pub bytes: u64,

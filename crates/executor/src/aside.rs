@@ -41,7 +41,7 @@ pub(crate) trait Aside: Send {
     /// Returns the signals of the room that it waits for.
     fn waits(&self) -> &Arc<Waits>;
 
-    /// Returns whether it has not been tried since [`Waits::seen`] returned `seen`.
+    /// Returns whether this request has not been tried since [`Waits::seen`] returned `seen`.
     fn is_due(&self, seen: u64) -> bool;
 
     /// Tries it once; `seen` is what [`Waits::seen`] returned before.
@@ -89,7 +89,7 @@ impl SetAside {
         }
         let waits = Arc::clone(aside.waits());
         let (own, room) = (Arc::clone(all), Arc::clone(&waits));
-        // It looks for the change only after the queues are unlocked.
+        // The thread looks for the change only after the queues are unlocked.
         let started = memory.lend(THREAD_BYTES).is_some_and(|taken| {
             let body = move || {
                 let _taken = taken;

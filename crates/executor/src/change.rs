@@ -161,10 +161,10 @@ impl<B: Keep> Change<B> {
 
 /// The payload of a change that may have to wait.
 pub trait Keep: AsRef<[u8]> + Sized {
-    /// Returns it, or a copy that is lent by `share`, to be kept; if there is no memory, as it was.
+    /// Returns a payload that can be kept: this one, or a copy in memory lent by `share`.
     ///
     /// # Errors
-    /// There is no memory for a copy.
+    /// There is no memory for a copy; the payload comes back unchanged.
     fn keep(self, share: &Arc<Share>) -> Result<Payload, Self>;
 }
 

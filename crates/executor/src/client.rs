@@ -74,8 +74,7 @@ impl Client {
         Self::open_in(executor, export, limits, ())
     }
 
-    /// The same for a client that has a place among those of a server, which it keeps as long as it
-    /// exists.
+    /// As `open`, for a client with a place among those of a server, which it holds while it exists.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -110,7 +109,7 @@ impl Client {
         })
     }
 
-    /// Returns the threads that work for it.
+    /// Returns the threads that work for this client.
     pub fn executor(&self) -> &Arc<Executor> {
         &self.executor
     }
@@ -139,12 +138,12 @@ impl Client {
         }
     }
 
-    /// Returns whether threads of the executor work for it.
+    /// Returns whether threads of the executor work for this client.
     pub fn is_busy(&self) -> bool {
         self.tasks.load(Relaxed) > 0
     }
 
-    /// Returns whether it may use one more thread of the executor.
+    /// Returns whether this client may use one more thread of the executor.
     pub fn may_have_thread(&self) -> bool {
         self.tasks.load(Relaxed) < self.most_threads
     }
@@ -155,7 +154,7 @@ impl Client {
         Some(Thread { reserved: self.executor.reserve()?, in_progress })
     }
 
-    /// The same for a thread with a CPU that is spare.
+    /// As `reserve`, for a thread with a CPU that is spare.
     pub fn reserve_spare(self: &Arc<Self>) -> Option<Thread> {
         let in_progress = self.try_begin_task()?;
         Some(Thread { reserved: self.executor.reserve_spare()?, in_progress })
@@ -190,7 +189,7 @@ impl Client {
         }
     }
 
-    /// Returns whether it was ended.
+    /// Returns whether this client was ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Acquire)
     }
@@ -250,7 +249,7 @@ impl fmt::Debug for Thread {
 
 struct Work<F> {
     work: F,
-    /// Dropped after the work, whose buffers are back by then.
+    /// Dropped after `work`, so that its buffers are returned first.
     in_progress: InProgress,
 }
 

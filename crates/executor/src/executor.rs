@@ -191,6 +191,13 @@ impl Executor {
         self.shared.has_spare_cpu()
     }
 
+    /// Returns whether each thread that works has a CPU, and each client on this machine another, so that
+    /// a transport's thread may use its own while it waits for a request.
+    pub fn may_poll(&self) -> bool {
+        let Shared { cpus, working, helping, .. } = &*self.shared;
+        2 * working.load(Relaxed) + helping.load(Relaxed) <= *cpus
+    }
+
     /// Returns whether a thread looks for work, so that handing some on costs little and is likely to
     /// help.
     pub fn is_alert(&self) -> bool {
@@ -202,7 +209,7 @@ impl Executor {
         Shared::reserve(&self.shared, None)
     }
 
-    /// The same, for work that is worth handing on only if a CPU is spare.
+    /// As `reserve`, for work that is worth handing on only if a CPU is spare.
     pub fn reserve_spare(&self) -> Option<Reserved> {
         let helping = Shared::help(&self.shared)?;
         Shared::reserve(&self.shared, Some(helping))
@@ -341,7 +348,7 @@ impl Thread {
             }
             scratch.done();
         }
-        // Unmapped before its bytes are released.
+        // The buffer is unmapped before its bytes are released.
         drop(scratch);
         drop(taken);
     }
@@ -377,7 +384,7 @@ impl Thread {
             let most = if shared.memory.is_short() { IDLE_IF_SHORT } else { IDLE };
             let (after, timeout) = shared.wake.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner);
             state = after;
-            // One that is reserved stays.
+            // A reserved thread does not end.
             if timeout.timed_out() && state.has_free() {
                 break;
             }

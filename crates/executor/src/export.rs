@@ -208,7 +208,7 @@ impl Export {
     pub fn requests(&self) -> usize {
         let state = lock(&self.state);
         let accesses = state.accesses.iter().filter_map(Weak::upgrade);
-        // Besides the access, each thread that uses the device has a reference to it.
+        // In addition to the access, each thread that uses the device has a reference to it.
         accesses.map(|access| lock(&access.device).as_ref().map_or(0, |device| Arc::strong_count(device) - 1)).sum()
     }
 
@@ -249,7 +249,7 @@ impl Export {
         lock(&self.state).activities.done()
     }
 
-    /// Returns whether it has not been removed.
+    /// Returns whether this export still exists.
     pub(crate) fn exists(&self) -> bool {
         lock(&self.state).device.is_some()
     }

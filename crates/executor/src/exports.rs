@@ -107,7 +107,7 @@ impl Exports {
         let export = Arc::new(export);
         if !export.hidden {
             let (name, export) = (Arc::clone(&name), Arc::clone(&export));
-            table.watchers.tell(&Event::Added { number, name, export });
+            table.watchers.notify(&Event::Added { number, name, export });
         }
         table.numbers.insert(name, number);
         table.by_age.insert(number, export);
@@ -130,8 +130,8 @@ impl Exports {
         self.only.as_ref()
     }
 
-    /// Returns what reports the exports that clients may see: those that exist now, and each that
-    /// comes, goes or gets another name. A set of [only](Self::only) one export never changes.
+    /// Returns a watch of the exports that clients may see. It reports those that exist now, and
+    /// each that comes, goes or is renamed. A set of [only](Self::only) one export never changes.
     pub fn watch(&self) -> Watch {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = table.by_age.iter().map(|(number, export)| (*number, Arc::clone(export))).collect();
@@ -151,7 +151,7 @@ impl Exports {
         let (name, number) = table.numbers.remove_entry(name)?;
         let export = table.by_age.remove(&number)?;
         if !export.hidden {
-            table.watchers.tell(&Event::Removed { number, name, export: Arc::clone(&export) });
+            table.watchers.notify(&Event::Removed { number, name, export: Arc::clone(&export) });
         }
         // While the table is locked, so that what was done is always counted once.
         let (left, activities) = export.leave();
@@ -182,7 +182,7 @@ impl Exports {
         table.numbers.remove(old);
         table.numbers.insert(Arc::clone(&name), number);
         if !export.hidden {
-            table.watchers.tell(&Event::Renamed { number, before: old.into(), name });
+            table.watchers.notify(&Event::Renamed { number, before: old.into(), name });
         }
         Ok(())
     }

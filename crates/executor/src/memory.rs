@@ -86,10 +86,10 @@ impl Memory {
         Arc::new(Self { limit_bytes, lent_bytes, account, short, when_released: Mutex::default() })
     }
 
-    /// Calls `tell`, from now on, when memory is released while a connection waits for some. It
+    /// Calls `notify`, from now on, when memory is released while a connection waits for some. It
     /// replaces an earlier one.
-    pub fn when_released(&self, tell: impl Fn() + Send + Sync + 'static) {
-        *self.when_released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tell));
+    pub fn when_released(&self, notify: impl Fn() + Send + Sync + 'static) {
+        *self.when_released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(notify));
     }
 
     /// Lends `bytes`, if available, until the result is dropped.
@@ -153,8 +153,8 @@ impl Drop for Taken {
             account.give(self.claim, self.bytes);
         }
         if self.memory.short.load(Ordering::SeqCst) {
-            let tell = self.memory.when_released.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            tell.iter().for_each(|tell| tell());
+            let notify = self.memory.when_released.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            notify.iter().for_each(|notify| notify());
         }
     }
 }
@@ -282,7 +282,7 @@ impl Growing {
     }
 
     /// If it is small and memory allows, borrows a buffer of `len_bytes` and copies the range
-    /// `keep` to its front. Returns whether it grew.
+    /// `keep` to its front. Returns whether the buffer grew.
     pub fn grow(&mut self, share: &Arc<Share>, len_bytes: usize, keep: Range<usize>) -> bool {
         if self.large.is_some() {
             return false;
@@ -296,7 +296,7 @@ impl Growing {
         true
     }
 
-    /// Returns the large buffer and goes on with another large one or, without memory, with the small
+    /// Returns the large buffer and continues with another large one or, without memory, with the small
     /// one, to whose front it copies the range `keep`. Returns `None`, and changes nothing, if the
     /// buffer is small or the range too long.
     pub fn replace(&mut self, share: &Arc<Share>, keep: Range<usize>) -> Option<Lent> {

@@ -2,7 +2,7 @@
 
 use std::{io, thread};
 
-/// Bytes that a thread takes besides: the part of its stack that is touched, and its records.
+/// Other bytes that a thread takes: the touched part of its stack, and its records.
 pub const THREAD_BYTES: u64 = 32 << 10;
 
 /// Starts a thread.

@@ -104,7 +104,13 @@ pub(crate) fn set_aside<B: Keep, C: Completion>(
     let seen = waits.seen();
     // From now on, more room is signalled.
     let attempt = change.attempt(completion.client().device().as_deref(), Storage::Wait);
-    if let Attempt::Done(result) = attempt {
+    let result = match attempt {
+        Attempt::Done(result) => Some(result),
+        // The request would end at the next retry.
+        _ if completion.is_ending() => Some(Err(Failed::Ended)),
+        _ => None,
+    };
+    if let Some(result) = result {
         drop((change, waiting));
         completion.done(result);
         return Called::Own(completion);
@@ -447,7 +453,7 @@ mod tests {
         world.write(&client, 0, None);
         world.waits_for(1);
         world.devices[0].blocks.store(true, SeqCst);
-        // It is tried by a thread of the executor, and finds no room again.
+        // A thread of the executor tries the request, and finds no room again.
         world.room.signal();
         world.waits_for(1);
         world.make_room();
@@ -480,6 +486,25 @@ mod tests {
         }
     }
 
+    /// A kernel that ends a device may still have much to write, which must not wait one by one.
+    #[test]
+    fn a_client_that_has_ended_waits_for_no_room() {
+        let world = World::new(1, 4, u64::MAX);
+        let (client, other) = (world.client(0), world.client(0));
+        (0..10).for_each(|number| world.write(&client, number, None));
+        world.write(&other, 100, None);
+        world.waits_for(11);
+        client.end();
+        assert_eq!(world.results(10), (0..10).map(|number| (number, ESHUTDOWN)).collect::<Vec<_>>());
+        (10..20).for_each(|number| world.write(&client, number, None));
+        assert_eq!(world.results(10), (10..20).map(|number| (number, ESHUTDOWN)).collect::<Vec<_>>());
+        assert_eq!((client.aside.load(SeqCst), other.aside.load(SeqCst)), (0, 1));
+        world.make_room();
+        world.write(&client, 20, None);
+        assert_eq!(world.results(2), [(20, 0), (100, 0)], "what finds room is done");
+        world.ends();
+    }
+
     #[test]
     fn a_device_that_panics_takes_only_its_own_changes() {
         let world = World::new(2, 4, u64::MAX);
@@ -492,7 +517,7 @@ mod tests {
         world.ends();
     }
 
-    /// Of the changes that one client cannot set aside, its own threads wait with as many as it has.
+    /// Changes that cannot be set aside block threads of their own client only.
     #[test]
     fn a_client_sets_a_bounded_number_aside() {
         let world = World::new(1, 4, u64::MAX);

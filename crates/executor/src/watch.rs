@@ -124,19 +124,19 @@ impl Watchers {
         Watch(shared)
     }
 
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn notify(&self, event: &Event) {
         for watch in self.0.iter().filter_map(Weak::upgrade) {
-            watch.lock().tell(event);
+            watch.lock().notify(event);
             watch.changed.notify_all();
         }
     }
 }
 
 impl State {
-    /// Adds an event. Of an export that has come and gone unseen, none is left, so that no more events
-    /// are kept than exports exist or were seen, however long they are not taken. Only renames are not
-    /// bounded.
-    fn tell(&mut self, event: &Event) {
+    /// Adds an event. The events of an export that comes and goes unseen cancel each other. So
+    /// there are at most as many events as exports that exist or were seen, even if they are not
+    /// taken for long. Only renames are not bounded.
+    fn notify(&mut self, event: &Event) {
         let is_own = |other: &Event| other.number() == event.number();
         if matches!(event, Event::Removed { .. })
             && self.events.iter().any(|event| is_own(event) && matches!(event, Event::Added { .. }))
@@ -229,14 +229,15 @@ mod tests {
         let exports = Exports::new();
         let mut watch = exports.watch();
         let stopper = watch.stopper();
+        let (sender, seen) = std::sync::mpsc::channel();
         let waits = thread::spawn(move || {
-            let first = watch.wait().map(|event| event.number());
-            (first, watch.wait().is_none())
+            sender.send(watch.wait().map(|event| event.number())).expect("a receiver");
+            watch.wait().is_none()
         });
         exports.add(export("a")).expect("a name");
-        thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(seen.recv(), Ok(Some(0)));
         stopper.stop();
-        assert_eq!(waits.join().expect("no panic"), (Some(0), true));
+        assert!(waits.join().expect("no panic"));
         // No thread waits for a watch that is gone.
         exports.add(export("b")).expect("a name");
     }

@@ -1,5 +1,5 @@
-//! A base in memory that is slow, fails, stalls or comes back short, when a test says so, and the
-//! same below a base: a storage.
+//! A base in memory that is slow, fails, stalls or comes back short when a test says so, and a
+//! storage, below a base, that does the same.
 #![forbid(unsafe_code)]
 
 mod storage;
@@ -79,13 +79,13 @@ impl Faulty {
         self.is_short.store(is_short, Relaxed);
     }
 
-    /// Makes each `number`-th call fail, if it is a read that waits; 0: none. Returns what was set
+    /// Makes each `number`-th call fail, if it is a read that waits; 0 means none. Returns what was set
     /// before.
     pub fn fail_each(&self, number: u64) -> u64 {
         self.fails_each.swap(number, Relaxed)
     }
 
-    /// Makes the `number`-th read from now on fail; 0: none. Reads that must not wait do not count,
+    /// Makes the `number`-th read from now on fail; 0 means none. Reads that must not wait do not count,
     /// if it is slow.
     pub fn fail_after(&self, number: u64) {
         self.until_failure.store(number, Relaxed);
@@ -112,7 +112,7 @@ impl Faulty {
         self.reads.load(Relaxed)
     }
 
-    /// Returns in how many units these reads were, if it is slow, without those that failed.
+    /// Returns the number of units of these reads if the base is slow, without those that failed.
     pub fn units(&self) -> u64 {
         self.units.load(Relaxed)
     }

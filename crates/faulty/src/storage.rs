@@ -78,12 +78,12 @@ impl FaultyStorage {
         Self { latency, ..self }
     }
 
-    /// Makes each `number`-th call fail that has to fetch; 0: none.
+    /// Makes every `number`-th call that has to fetch fail. 0 means that none fails.
     pub fn fail_each(&self, number: u64) {
         self.fails_each.store(number, Relaxed);
     }
 
-    /// Cuts off what is beyond `end`, without a change of what it says of its length.
+    /// Cuts off what is beyond `end`, but still reports the same length.
     pub fn cut(&self, end: u64) {
         self.end.store(end, Relaxed);
     }

@@ -90,7 +90,7 @@ fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: Rep
     }
 }
 
-/// Runs a change, here if it is short and until it would wait.
+/// Runs a change: a short one on this thread until it would wait for storage, all else on the executor.
 fn run(file: &Arc<OpenFile>, mut change: Change<&[u8]>, mut answer: Answer) {
     if change.left_bytes() <= INLINE_BYTES
         && let Attempt::Done(result) = change.attempt(file.client.device().as_deref(), Storage::DoNotWait)

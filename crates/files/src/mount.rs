@@ -141,8 +141,8 @@ impl Drop for Files {
         let deadline = Instant::now() + GRACE;
         while !thread.is_finished() {
             if Instant::now() >= deadline {
-                // Programs keep files open. The system then ends their connection; where it cannot,
-                // it does when this process ends.
+                // Programs keep files open. The kernel ends their connection now or, if it cannot,
+                // with this process.
                 if self.unmounter.abort().is_err() {
                     return;
                 }

@@ -204,7 +204,7 @@ impl OpenFiles {
         files.get(&handle.0).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Closes a file. Its requests that are in progress go on.
+    /// Closes a file. Its requests that are in progress continue.
     pub(crate) fn close(&self, handle: FileHandle) {
         let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
         if let Some(file) = closed {

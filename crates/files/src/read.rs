@@ -1,7 +1,7 @@
 //! Reads of files.
 //!
 //! A read is tried by the thread that received it, in one of as many buffers as there are such
-//! threads. What has to wait for storage goes on in another buffer, so that a file whose storage hangs
+//! threads. What has to wait for storage continues in another buffer, so that a file whose storage hangs
 //! keeps no buffer from others. A long read of a device that may wait is not tried: handing it on takes
 //! a fraction of its time.
 
@@ -136,7 +136,7 @@ impl Reading {
         self.finish_in(&mut reserve, 0);
     }
 
-    /// The same in a buffer of at least `len` bytes, of which the first are read.
+    /// As `finish`, in a buffer of at least `len` bytes, of which the first are read.
     fn finish_in(self, buffer: &mut [u8], mut filled: usize) {
         let mut len = self.len;
         let result = self.file.device().and_then(|device| {

@@ -1,15 +1,5 @@
 # MariaDB's table spaces and memory: entries of a dictionary, Debian's packages, events.
-import glob, gzip, json, os, random, re, shutil, subprocess, sys, time
 random.seed(31)
-out = sys.argv[1]
-folder, path = os.path.join(out, "data"), os.path.join(out, "mariadb.sock")
-log = open(os.path.join(out, "log"), "wb")
-user = ["--user=root"] if os.getuid() == 0 else []
-made = subprocess.run(["mariadb-install-db", "--no-defaults", "--datadir=" + folder, "--auth-root-authentication-method=normal",
-    "--skip-test-db"] + user, stdout=log, stderr=log)
-if made.returncode != 0:
-    sys.exit("mariadb-install-db fails")
-
 quote = lambda text: "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
@@ -46,17 +36,8 @@ def events():
             "from_unixtime(%.3f)" % at, "%.2f" % random.lognormvariate(3.5, 0.8), quote(detail) if random.random() < 0.6 else "null")
 
 
-server = subprocess.Popen(["mariadbd", "--no-defaults", "--datadir=" + folder, "--socket=" + path, "--skip-networking",
-    "--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=0", "--pid-file=" + os.path.join(out, "pid")] + user,
-    stdout=log, stderr=log)
-try:
-    client = ["mariadb", "--no-defaults", "--socket=" + path, "--user=root"]
-    for _ in range(600):
-        if subprocess.run(client + ["--execute=select 1"], stdout=log, stderr=log).returncode == 0:
-            break
-        time.sleep(0.1)
-    else:
-        sys.exit("mariadbd does not answer")
+def fill(server):
+    """Fills the database, whose memory is read then."""
     filling = subprocess.Popen(client, stdin=subprocess.PIPE, stdout=log, encoding="utf-8")
     put = filling.stdin.write
     put("create database kinds character set utf8mb4; use kinds;\n")
@@ -78,9 +59,7 @@ try:
         sys.exit("mariadbd refuses the rows")
     print("memory database-mariadb-memory", server.pid, flush=True)
     sys.stdin.readline()
-finally:
-    server.terminate()
-    server.wait()
-os.mkdir(os.path.join(out, "database-mariadb"))
-for table in glob.glob(os.path.join(folder, "kinds", "*.ibd")):
-    shutil.copy(table, os.path.join(out, "database-mariadb"))
+
+
+serve(fill)
+keep_tables("database-mariadb")

@@ -1,5 +1,5 @@
-//! Recipes that are programs: the bench starts one, reads the memory that it names, and takes the
-//! files that it leaves.
+//! Recipes that are programs. The bench starts one, reads the memory that it names, and takes its
+//! files.
 //!
 //! The script's last argument is a folder for its files. When the script prints a line
 //! `memory KIND PID`, the bench reads that process's memory as KIND and then writes an empty line
@@ -44,8 +44,8 @@ macro_rules! sources {
 const SOURCES: &[(&str, &str)] = sources!(
     "binary-debug.py" "binary-java.py" "binary-python.py" "database-lmdb.py" "database-mariadb.py"
     "database-postgres.py" "database-sysbench.py" "database.py" "heap-emacs.el" "heap-go.go" "heap-java.java"
-    "heap-node.js" "heap-python.py" "heap-redis.py" "heap-ruby.rb" "media-drawing.py" "media-photo.py"
-    "number-columns.py" "number-double.py" "number-integer.py" "number-single.py" "system-btrfs.py"
+    "heap-node.js" "heap-python.py" "heap-redis.py" "heap-ruby.rb" "mariadb.py" "media-drawing.py"
+    "media-photo.py" "number-columns.py" "number-double.py" "number-integer.py" "number-single.py" "system-btrfs.py"
     "system-ext4.py" "system-guest.py" "system-xfs.py" "text-languages.py" "text-log-trace.py" "text-prose.py"
     "tree.py"
 );
@@ -64,7 +64,7 @@ impl Drop for Running {
         while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(20));
         }
-        // It may have exited already; then there is nothing to kill.
+        // The script may have exited already; then there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

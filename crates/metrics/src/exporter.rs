@@ -346,7 +346,7 @@ impl Server {
         match self.listeners[number].accept() {
             Ok(socket) => {
                 if self.clients.len() == MOST_CLIENTS {
-                    // One that does not take an answer goes first.
+                    // A client that does not take its answer is closed first.
                     let sends = |client: &Client| matches!(client.state, State::Sends(_));
                     let slow = self.clients.iter().position(|client| !sends(client)).unwrap_or(0);
                     self.clients.remove(slow);

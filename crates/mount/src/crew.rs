@@ -45,8 +45,8 @@ pub(crate) struct Crew {
 }
 
 struct CrewState {
-    /// Threads that have answered a request. None rests until all are known, so that the thread
-    /// that waits on the device when it goes away is a member and wakes the others.
+    /// Threads that have answered a request. No thread rests until all are members: one of them
+    /// then waits on the device when that goes away, and wakes the others.
     known: usize,
     at_work: usize,
     resting: usize,

@@ -7,22 +7,22 @@ const MAX_LINES: u64 = 1000;
 
 /// A log of errors.
 pub struct Log {
-    tell: Box<dyn Fn(&str) + Send + Sync>,
+    write: Box<dyn Fn(&str) + Send + Sync>,
     lines: AtomicU64,
 }
 
 impl Log {
     /// Creates a log that passes the first thousand lines, and one that says that no more follow,
-    /// to `tell`.
-    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self { tell: Box::new(tell), lines: AtomicU64::new(0) }
+    /// to `write`.
+    pub fn new(write: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { write: Box::new(write), lines: AtomicU64::new(0) }
     }
 
     /// Logs a line.
     pub fn line(&self, text: &str) {
         match self.lines.fetch_add(1, Ordering::Relaxed) {
-            ..MAX_LINES => (self.tell)(text),
-            MAX_LINES => (self.tell)("further errors are not reported"),
+            ..MAX_LINES => (self.write)(text),
+            MAX_LINES => (self.write)("further errors are not reported"),
             _ => {}
         }
     }

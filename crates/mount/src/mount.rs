@@ -44,8 +44,8 @@ pub struct Options {
     /// How far the kernel reads ahead, in KiB, if this process may set it, as root may. 0 for the
     /// kernel's default, 128 KiB.
     pub read_ahead_kib: u32,
-    /// The directory is for this file system alone: it must be empty, and what a process that was
-    /// killed left mounted there under the same name is unmounted.
+    /// The directory is for this file system alone: it must be empty. A mount of the same name that
+    /// a killed process left there is unmounted.
     pub own_directory: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Polls for the next request.
 //!
 //! A sequential reader issues its next request within microseconds of a reply. If the thread
-//! already sleeps by then, it must be woken, on a processor that went to sleep too, which takes
+//! already sleeps by then, it must be woken, often on a processor that sleeps too, and that takes
 //! longer than most answers. So one thread polls for a moment after its answer. The success rate
 //! determines how often this is tried.
 

@@ -1,7 +1,7 @@
 //! Libraries that tests and benches compare with, opened at run time if the machine has them.
 //!
-//! pagefold does not link with them, and nothing that ships depends on this crate: liblzo2 is GPL,
-//! so it is loaded with `dlopen` and only used for comparison with our own codec.
+//! pagefold does not link with them, and nothing that ships depends on this crate. liblzo2 is GPL,
+//! so it is loaded with `dlopen`, and only compared with our own codec.
 
 mod liblzo2;
 

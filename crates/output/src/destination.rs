@@ -116,8 +116,8 @@ impl Destination {
     /// Moves the complete image to its destination.
     ///
     /// # Errors
-    /// A file's name has another file than before, which stays; a device has too little room and is
-    /// unchanged; or the system failed.
+    /// Another file has got the name, and stays; a device has too little room, and is unchanged; or
+    /// the system failed.
     pub fn take(self, draft: Draft) -> Result<()> {
         match self {
             Self::File(file) => file.take(draft),

@@ -7,8 +7,8 @@
 //! 4. the front is written, its first block last
 //! ```
 //!
-//! Each step is flushed before the next. After any failure, also of the power, the device holds the
-//! whole output, its earlier content, or nothing that is mistaken for either.
+//! Each step is flushed before the next. After any failure, including a power failure, the
+//! device holds the whole output, its earlier content, or something that cannot be mistaken for either.
 
 use std::{
     fs::{File, OpenOptions},

@@ -62,9 +62,9 @@ impl Memory {
 /// Pages of a [`Memory`] that are taken and given back one by one. They are named by the offset of
 /// their first byte.
 ///
-/// A page that was given back stays with the process until it is taken again: releasing it to the
-/// system would need a call that allocators in the kernel do not pay for.
-/// [`held_bytes`](Self::held_bytes) counts only the pages that are taken.
+/// A returned page stays with the process until it is taken again: releasing it to the system needs
+/// a call, and allocators in the kernel have no such cost. [`held_bytes`](Self::held_bytes) counts
+/// only the pages that are taken.
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: Arc<Memory>,

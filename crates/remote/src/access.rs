@@ -1,6 +1,6 @@
 //! Requests for objects of all kinds of servers.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use ureq::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use url::Url;
@@ -8,6 +8,7 @@ use url::Url;
 use crate::{
     http::{Client, Outgoing, Reply},
     patience::Failure,
+    rest::Rest,
 };
 
 /// A new authorization may end before it is used, but seldom so often in a row.
@@ -28,13 +29,10 @@ pub(crate) trait Access: Send + Sync {
         &[]
     }
 
-    /// Returns whether the server failed a moment ago, so that others are asked first.
-    fn is_resting(&self) -> bool {
-        false
+    /// Returns whether the server works, if that is noted.
+    fn rest(&self) -> Option<&Arc<Rest>> {
+        None
     }
-
-    /// Notes that the server failed.
-    fn rest(&self) {}
 
     /// Learns from a reply that refuses an authorization how to authorize requests. Returns whether
     /// the request may be repeated. `used` is the authorization that was refused.
@@ -70,7 +68,7 @@ pub(crate) fn request(
 ) -> Result<Reply, Failure> {
     let mut challenges = 0;
     loop {
-        // A new one each time: it may have a signature.
+        // The URL is new for each request, because it may have a signature that expires.
         let url = access.url(method);
         let used = access.authorization();
         let reply = client.send(method, &url, headers, &own_headers(access, used.as_ref()), body)?;

@@ -21,9 +21,10 @@ use crate::{
     error::{Error, Result},
     index::Index,
     location::shown,
+    missed::Missed,
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
-    trace::Touches,
+    touches::Touches,
 };
 
 /// The longest range of one request.
@@ -61,8 +62,7 @@ pub struct Blob {
     is_verified: bool,
     /// How long failures are waited out.
     limit: Duration,
-    /// Notes what is read.
-    touches: Option<Touches>,
+    noted: Noted,
     /// What a trace will bring.
     coming: Mutex<Coming>,
     recent: Mutex<Recent>,
@@ -81,6 +81,15 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
+/// What notes how a blob is used.
+#[derive(Default)]
+pub(crate) struct Noted {
+    /// What is read.
+    pub(crate) touches: Option<Touches>,
+    /// That something is requested.
+    pub(crate) missed: Arc<Missed>,
+}
+
 /// Whether somebody waits for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
@@ -96,7 +105,7 @@ impl Blob {
         chunks: Option<Chunks>,
         is_verified: bool,
         limit: Duration,
-        touches: Option<Touches>,
+        noted: Noted,
     ) -> Self {
         Self {
             name,
@@ -105,7 +114,7 @@ impl Blob {
             chunks,
             is_verified,
             limit,
-            touches,
+            noted,
             coming: Mutex::default(),
             recent: Mutex::default(),
             flights: Mutex::default(),
@@ -159,7 +168,17 @@ impl Blob {
         lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
     }
 
-    /// Announces chunks that arrive soon. They are not fetched ahead besides; reads do not wait for them.
+    /// Begins with a trace that has these chunks: what one before announced is not waited for.
+    pub(crate) fn begin_trace(&self, chunks: impl IntoIterator<Item = usize>) {
+        *lock(&self.coming) = Coming::of(chunks);
+    }
+
+    /// Ends the trace.
+    pub(crate) fn end_trace(&self) {
+        self.begin_trace([]);
+    }
+
+    /// Announces chunks that arrive soon. Readahead skips them; reads do not wait for them.
     pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
         lock(&self.coming).announce(chunks, Instant::now());
     }
@@ -184,7 +203,7 @@ impl Blob {
                 Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
             }
         };
-        // It is not locked: other processes do not wait for what may take long to arrive.
+        // The chunk is not locked: other processes do not wait for what may take long to arrive.
         let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
         (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
     }
@@ -347,7 +366,7 @@ impl Blob {
         let chunks = run[0].chunk..run[0].chunk + run.len();
         let mut patience = Patience::new(self.limit);
         let _lock = self.chunks.as_ref().and_then(|cached| cached.lock(chunks.clone(), patience.until()));
-        // Another process may have fetched some until the lock was free.
+        // Another process may have fetched some of them before this one got the lock.
         let marked = self.chunks.as_ref().map(|cached| cached.marked(chunks.clone())).unwrap_or_default();
         let mut fetched = Vec::with_capacity(run.len());
         let mut wrong_sums = 0;
@@ -363,6 +382,7 @@ impl Blob {
             let len = marked[marked.len().min(next + 1)..].iter().position(|marked| *marked);
             let end = len.map_or(run.len(), |len| next + 1 + len);
             let before = fetched.len();
+            self.noted.missed.note();
             let permit = self.gate.enter(need);
             let result = self.stream(ranges, &mut run[next..end], &mut patience, &mut fetched);
             drop(permit);
@@ -393,7 +413,7 @@ impl Blob {
             let mut body = ranges.open(self.index.stored(left[0].chunk).start..end, patience.until())?;
             let Err(failure) = self.receive(&mut body, left, patience, fetched) else { return Ok(()) };
             tries -= 1;
-            match ranges.failed(&body, failure) {
+            match ranges.failed(&mut body, failure) {
                 // A way may be tried again after a while: that takes patience.
                 Ok(failure) if tries == 0 => return Err(Failure { passing: true, ..failure }),
                 Ok(_) => {}
@@ -429,7 +449,7 @@ impl Blob {
     }
 
     fn touch(&self, chunks: impl IntoIterator<Item = usize>) {
-        if let Some(touches) = &self.touches {
+        if let Some(touches) = &self.noted.touches {
             touches.add(chunks, |chunk| self.chunk_bytes(chunk).unwrap_or(0));
         }
     }
@@ -505,7 +525,10 @@ impl ReadAt for Blob {
         wanted.dedup();
         {
             let (coming, now) = (lock(&self.coming), Instant::now());
-            wanted.retain(|chunk| !coming.has(*chunk, now));
+            // The reader is in the first of them, or before it.
+            let is_known =
+                wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
+            wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
         }
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {

@@ -37,8 +37,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 use crate::{
-    cut::of_tree,
     error::{Error, Result},
+    file,
     index::{Index, MOST_INDEX_BYTES},
     sum::Sum,
     verity::Tree,
@@ -120,7 +120,7 @@ impl Cache {
         Sum::parse(sum).filter(|_| of == location)
     }
 
-    /// Notes the sum that `location` leads to.
+    /// Records the sum of the image at `location`.
     pub(crate) fn set_name(&self, location: &str, sum: Sum) {
         if self.name(location) != Some(sum) {
             self.write(&self.name_path(location), format!("{sum} {location}\n").as_bytes());
@@ -146,7 +146,7 @@ impl Cache {
     pub(crate) fn index(&self, sum: Sum) -> Option<Index> {
         let bytes = read_some(&self.blob_path(sum).join("index"), MOST_INDEX_BYTES)?;
         if let Some(tree) = Tree::decode(&bytes) {
-            return (tree.place().identity() == sum).then(|| of_tree(tree));
+            return (tree.place().identity() == sum).then(|| Index::of_tree(tree));
         }
         Some(bytes).filter(|bytes| Sum::of(bytes) == sum).and_then(|bytes| Index::decode(&bytes, "index").ok())
     }
@@ -167,11 +167,12 @@ impl Cache {
         let _ = write();
     }
 
-    /// Returns the chunks of the blob whose index this is.
-    pub(crate) fn chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>) -> Result<Chunks> {
+    /// Returns the chunks of the blob whose index this is, which [`Self::index`] returned unless it
+    /// `is_new`.
+    pub(crate) fn chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>, is_new: bool) -> Result<Chunks> {
         let mut tries = 0;
         loop {
-            let chunks = self.try_chunks(sum, index);
+            let chunks = self.try_chunks(sum, index, is_new);
             let is_there = chunks.as_ref().is_ok_and(Chunks::keep);
             // Another process may remove the directory in between.
             if is_there || tries == MOST_TRIES {
@@ -182,13 +183,14 @@ impl Cache {
         }
     }
 
-    fn try_chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>) -> Result<Chunks> {
+    fn try_chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>, is_new: bool) -> Result<Chunks> {
         let path = self.blob_path(sum);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         let mut is_writable = made.is_ok();
-        if is_writable && self.index(sum).is_none() {
-            let bytes = index.tree().map_or_else(|| index.encode(), Tree::encode);
-            self.write(&path.join("index"), &bytes);
+        // Another process may have removed it since.
+        let place = path.join("index");
+        if is_writable && (is_new || !place.exists()) {
+            self.write(&place, &index.tree().map_or_else(|| index.encode(), Tree::encode));
         }
         let mut open = |name: &str, len: u64| {
             let path = path.join(name);
@@ -551,10 +553,9 @@ fn minute() -> u32 {
     u32::try_from(now.as_secs() / 60).unwrap_or(u32::MAX).max(1)
 }
 
-/// Reads a file of at most `most_bytes`.
+/// Reads a file of at most `most_bytes`, if that is possible.
 fn read_some(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
-    fs::metadata(path).ok().filter(|file| file.is_file() && file.len() <= most_bytes)?;
-    fs::read(path).ok()
+    file::bytes(path, most_bytes).ok()
 }
 
 fn failed(path: &Path, source: io::Error) -> Error {

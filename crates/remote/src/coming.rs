@@ -14,6 +14,8 @@ const MOST_LATE: u32 = 3;
 /// What a trace is about to bring of a blob.
 #[derive(Default)]
 pub(crate) struct Coming {
+    /// All chunks of the trace.
+    all: HashSet<usize>,
     /// Chunks that arrive soon. Reads do not wait for them.
     chunks: HashSet<usize>,
     /// When they were announced, or a chunk arrived last.
@@ -24,6 +26,16 @@ pub(crate) struct Coming {
 }
 
 impl Coming {
+    /// Returns what is about a trace that begins, with all of its chunks.
+    pub(crate) fn of(all: impl IntoIterator<Item = usize>) -> Self {
+        Self { all: all.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Returns whether the trace says what is read after a chunk of it: nothing that it does not have.
+    pub(crate) fn knows(&self, chunk: usize) -> bool {
+        !self.is_late && self.all.contains(&chunk)
+    }
+
     /// Announces chunks instead of those before.
     pub(crate) fn announce(&mut self, chunks: impl IntoIterator<Item = usize>, now: Instant) {
         self.chunks = chunks.into_iter().collect();
@@ -66,8 +78,8 @@ mod tests {
     /// nothing up.
     #[test]
     fn what_is_late_is_not_waited_for() {
-        let (mut coming, start) = (Coming::default(), Instant::now());
-        assert!(!coming.has(1, start));
+        let (mut coming, start) = (Coming::of([1, 2, 5]), Instant::now());
+        assert!(!coming.has(1, start) && coming.knows(5) && !coming.knows(3));
         coming.announce([1, 2], start);
         assert!(coming.has(1, start) && !coming.has(3, start) && !coming.has(1, start + ANNOUNCED));
         coming.arrived(start + ANNOUNCED);
@@ -75,7 +87,7 @@ mod tests {
         for time in 1..=MOST_LATE {
             for _ in 0..5 {
                 coming.missed();
-                assert!(coming.is_late() && !coming.has(2, start + ANNOUNCED));
+                assert!(coming.is_late() && !coming.has(2, start + ANNOUNCED) && !coming.knows(2));
                 assert_eq!(coming.is_hopeless(), time == MOST_LATE);
             }
             coming.arrived(start);

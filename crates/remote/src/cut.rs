@@ -9,10 +9,7 @@ use std::{collections::HashSet, io, ops::Range};
 use pagefold_erofs::{FileKind, Image};
 use pagefold_storage::ReadAt;
 
-use crate::{
-    index::{Index, Indexing},
-    verity::Tree,
-};
+use crate::index::{Index, Indexing};
 
 /// Cuts are at multiples of this, if clusters do not decide.
 const UNIT_BYTES: u64 = 4096;
@@ -39,7 +36,7 @@ pub(crate) fn usual_bytes(size_bytes: u64) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub struct Clusters {
     places: Vec<u64>,
-    /// Where the image ends, as its superblock says; 0 if it does not.
+    /// Where the image ends according to its superblock; 0 if the superblock does not say.
     image_bytes: u64,
 }
 
@@ -117,12 +114,6 @@ impl Clusters {
 /// The image cannot be read.
 pub fn index(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<Index> {
     index_with(image, clusters, &mut |_| {})
-}
-
-/// Returns the index of an image whose sums a tree has.
-pub(crate) fn of_tree(tree: Tree) -> Index {
-    let chunk_bytes = usual_bytes(tree.place().offset);
-    Index::of_tree(tree, chunk_bytes)
 }
 
 /// As [`index`]. Calls `each` with all bytes in order.

@@ -14,7 +14,8 @@ use crate::{
     access::{Access, request},
     blob::{Blob, Claim},
     error::Result,
-    http::{Client, TimedBody},
+    http::{Client, TimedBody, server},
+    patience::Failure,
     sum::Sum,
     trace::{MOST_TRACE_BYTES, Touch, Trace},
 };
@@ -22,7 +23,7 @@ use crate::{
 /// Reads wait for chunks of the trace up to this many bytes ahead.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// What arrives after that, up to this many bytes, is not fetched ahead besides.
+/// Readahead skips up to this many bytes after that, because they will arrive.
 const SOON_BYTES: u64 = 8 << 20;
 
 /// A trace that takes longer for a window is slower than reads without it.
@@ -53,28 +54,84 @@ pub(crate) fn start(
     let _ = thread::Builder::new().name("trace".to_owned()).spawn(work);
 }
 
-/// Fetches along a trace. Returns whether it need not be followed again. One that does not exist may be
-/// stored later.
+/// What came of following a trace on one of the ways to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It brought what it can bring.
+    Done,
+    /// It is not a trace of this image.
+    Wrong,
+    /// Other ways may be better.
+    Failed,
+    /// The image is closed.
+    Closed,
+}
+
+/// Fetches the chunks of a trace, by the first of `ways` that has it. Returns whether the trace need not
+/// be followed again: a missing one may be stored later. A mirror may return a wrong trace. The trace
+/// itself is wrong only if the last way, to the registry itself, returns it so.
 fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) -> bool {
-    let until = Instant::now() + SILENCE;
-    let ask = |access: &dyn Access| {
-        let reply = request(client, access, &Method::GET, &[], None, until).ok()?;
-        if reply.status != StatusCode::OK {
-            reply.finish();
-            return None;
+    let hasty = client.hasty();
+    let mut open = None;
+    for (access, number) in ways.iter().zip(1..) {
+        let is_last = number == ways.len();
+        let mut turn = None;
+        if let Some(rest) = access.rest().filter(|_| !is_last) {
+            turn = rest.turn(Instant::now());
+            if turn.is_none() {
+                continue;
+            }
         }
-        Some(reply)
+        let (end, failure) = bring(if is_last { client } else { &hasty }, &**access, blobs, &mut open);
+        match (&mut turn, failure) {
+            (Some(turn), Some(failure)) if failure.passing => turn.failed(Instant::now()),
+            (Some(turn), None) if end == End::Done => turn.succeeded(),
+            _ => {}
+        }
+        match end {
+            End::Done => return true,
+            End::Closed => return false,
+            End::Wrong if is_last => return true,
+            End::Wrong | End::Failed => {}
+        }
+    }
+    false
+}
+
+/// Fetches along the trace at one place. `open` has the blobs, once they are.
+fn bring(
+    client: &Client,
+    access: &dyn Access,
+    blobs: &Receiver<Blobs>,
+    open: &mut Option<Blobs>,
+) -> (End, Option<Failure>) {
+    let until = Instant::now() + SILENCE;
+    let reply = match request(client, access, &Method::GET, &[], None, until) {
+        Ok(reply) if reply.status == StatusCode::OK => reply,
+        Ok(reply) => {
+            let failure = reply.failure("no trace");
+            reply.finish();
+            return (End::Failed, Some(failure));
+        }
+        Err(failure) => return (End::Failed, Some(failure)),
     };
-    let Some(reply) = ways.iter().find_map(|access| ask(&**access)) else { return false };
+    let url = reply.url.clone();
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => (End::Wrong, None),
+        _ => (End::Failed, Some(Failure::passing(server(&url, &error.to_string())))),
+    };
     let mut body = Body { body: reply.into_body(until) };
     let trace = match Trace::read(&mut body) {
         Ok(trace) => trace,
-        Err(error) => return error.kind() == io::ErrorKind::InvalidData,
+        Err(error) => return failed(error),
     };
-    let Ok(blobs) = blobs.recv() else { return false };
-    let arrived = arrive(&trace, &mut body, &blobs);
-    blobs.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.announce([]));
-    arrived.unwrap_or(false)
+    if open.is_none() {
+        *open = blobs.recv().ok();
+    }
+    let Some(open) = open else { return (End::Closed, None) };
+    let end = arrive(&trace, &mut body, open);
+    open.iter().filter_map(|(_, blob)| blob.upgrade()).for_each(|blob| blob.end_trace());
+    end.map_or_else(failed, |end| (end, None))
 }
 
 /// A body each part of which may take as long as a server may be silent.
@@ -89,25 +146,31 @@ impl Read for Body {
     }
 }
 
-/// Takes the chunks as they arrive. Returns whether that is worth no repetition.
-fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<bool> {
+/// Takes the chunks as they arrive.
+fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<End> {
     let find = |sum: &Sum| blobs.iter().find(|(of, _)| of == sum).map(|(_, blob)| blob);
     let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
-    // That of another image.
-    let Some(known) = known else { return Ok(true) };
+    // The trace of another image.
+    let Some(known) = known else { return Ok(End::Wrong) };
+    for (number, blob) in known.iter().enumerate().filter_map(|(number, blob)| Some((number, blob.upgrade()?))) {
+        let chunks = trace.touches.iter().filter(|touch| touch.blob as usize == number);
+        blob.begin_trace(chunks.map(|touch| touch.chunk as usize));
+    }
     let mut total = 0;
     let mut touches = &trace.touches[..];
     // Which of them are there is looked up once.
     let mut there = 0;
     while !touches.is_empty() {
-        let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else { return Ok(false) };
+        let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else {
+            return Ok(End::Closed);
+        };
         let len_of = |touch: &Touch| open[touch.blob as usize].chunk_bytes(touch.chunk as usize);
-        let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(true) };
+        let Some((count, window_bytes)) = first(touches, WINDOW_BYTES, len_of) else { return Ok(End::Wrong) };
         total += window_bytes;
         let is_there = |touch: &&Touch| !open[touch.blob as usize].lacks(touch.chunk as usize);
         there += touches[there..].iter().take_while(is_there).count();
         if total > MOST_TRACE_BYTES || there == touches.len() {
-            return Ok(true);
+            return Ok(End::Done);
         }
         let (window, rest) = touches.split_at(count);
         let (soon, _) = first(rest, SOON_BYTES, len_of).unwrap_or_default();
@@ -118,18 +181,18 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
         let start = Instant::now();
         for (touch, claim) in window.iter().zip(claims) {
             if start.elapsed() > LONGEST_WINDOW || open.iter().any(|blob| blob.gives_trace_up()) {
-                return Ok(false);
+                return Ok(End::Failed);
             }
             let mut bytes = vec![0; len_of(touch).unwrap_or(0) as usize];
             body.read_exact(&mut bytes)?;
             if claim.is_some_and(|claim| !claim.land(bytes)) {
-                return Ok(true);
+                return Ok(End::Wrong);
             }
         }
         touches = rest;
         there = there.saturating_sub(count);
     }
-    Ok(true)
+    Ok(End::Done)
 }
 
 /// Returns how many of the first touches have at most this many bytes together, at least one of them, and

@@ -2,14 +2,14 @@
 
 use std::{
     cell::Cell,
-    io::{self, Read},
+    io::{self, Cursor, Read},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustls::crypto::ring;
 use ureq::{
-    Agent, Body, SendBody,
+    Agent, AsSendBody, Body, SendBody,
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header},
     tls::{Certificate, RootCerts, TlsConfig},
 };
@@ -21,10 +21,15 @@ use crate::{
     patience::Failure,
 };
 
+/// How long a server may take to accept a connection, and how long its name may take to look up.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 /// How long a server may take until it responds, and between parts of a response.
 const SILENCE: Duration = Duration::from_secs(20);
+
+/// The same for a server that others stand in for: what it does not send they do.
+const HASTY_CONNECT_TIME: Duration = Duration::from_secs(3);
+const HASTY_SILENCE: Duration = Duration::from_secs(5);
 
 /// How long a server may take until it responds to a body: a registry compares a blob with its sum.
 const SILENCE_AFTER_BODY: Duration = Duration::from_secs(300);
@@ -46,11 +51,22 @@ const LEAST_RATE: u64 = 8 << 10;
 /// The longest body that is read to its end only to keep the connection.
 const MOST_UNUSED_BYTES: u64 = 64 << 10;
 
-/// A client with its connections. Uses the proxies that the environment names, except for this
-/// machine.
+/// A client with its connections, which its clones share. Uses the proxies that the environment names,
+/// except for this machine.
+#[derive(Clone)]
 pub(crate) struct Client {
     agent: Agent,
     local: Agent,
+    times: Times,
+}
+
+/// How long a server may take.
+#[derive(Clone, Copy)]
+struct Times {
+    connect: Duration,
+    silence: Duration,
+    /// When a request with its response must be over.
+    end: Option<Instant>,
 }
 
 /// A request's body, which is sent again if the request is repeated.
@@ -88,14 +104,22 @@ impl Client {
                 .max_redirects_will_error(false)
                 .user_agent(concat!("pagefold/", env!("CARGO_PKG_VERSION")))
                 .accept_encoding("identity")
-                .timeout_resolve(Some(CONNECT_TIME))
-                .timeout_connect(Some(CONNECT_TIME))
-                .timeout_recv_response(Some(SILENCE))
-                .timeout_per_read(Some(SILENCE))
                 .timeout_per_write(Some(SEND_SILENCE))
                 .max_idle_connections_per_host(8)
         };
-        Self { agent: config().build().into(), local: config().proxy(None).build().into() }
+        let times = Times { connect: CONNECT_TIME, silence: SILENCE, end: None };
+        Self { agent: config().build().into(), local: config().proxy(None).build().into(), times }
+    }
+
+    /// Returns the client for a server that others stand in for: it has less time.
+    pub(crate) fn hasty(&self) -> Self {
+        let times = Times { connect: HASTY_CONNECT_TIME, silence: HASTY_SILENCE, ..self.times };
+        Self { times, ..self.clone() }
+    }
+
+    /// Returns the client whose requests and responses end at `end`, also if they make progress.
+    pub(crate) fn until(&self, end: Instant) -> Self {
+        Self { times: Times { end: Some(end), ..self.times }, ..self.clone() }
     }
 
     /// Sends one request. Follows redirects of GET and HEAD. Other servers do not get the `own` headers.
@@ -131,6 +155,14 @@ impl Client {
         Err(server(url, "redirects more than 5 times").into())
     }
 
+    /// Returns a request that must be responded to in time.
+    fn timed<S: AsSendBody>(&self, agent: &Agent, request: Request<S>, response: Duration) -> Request<S> {
+        let left = |end: Instant| end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let config = agent.configure_request(request).timeout_resolve(Some(self.times.connect));
+        let config = config.timeout_connect(Some(self.times.connect)).timeout_recv_response(Some(response));
+        config.timeout_per_read(Some(self.times.silence)).timeout_global(self.times.end.map(left)).build()
+    }
+
     fn send_once(
         &self,
         method: &Method,
@@ -148,13 +180,12 @@ impl Client {
         let agent = if is_loopback(url) { &self.local } else { &self.agent };
         let moved = Cell::new(Duration::ZERO);
         let reply = match body {
-            None => agent.run(request.body(()).map_err(unusable)?),
+            None => agent.run(self.timed(agent, request.body(()).map_err(unusable)?, self.times.silence)),
             Some(body) => {
                 request = request.header(header::CONTENT_LENGTH, body.len_bytes);
                 let mut bytes = Timed { body: (body.open)(), start: Instant::now(), moved: &moved };
                 let request = request.body(SendBody::from_reader(&mut bytes)).map_err(unusable)?;
-                let config = agent.configure_request(request).timeout_recv_response(Some(SILENCE_AFTER_BODY));
-                agent.run(config.build())
+                agent.run(self.timed(agent, request, SILENCE_AFTER_BODY))
             }
         };
         let moved = moved.get();
@@ -220,6 +251,11 @@ impl Reply {
     }
 }
 
+/// Returns a reader of bytes in memory.
+pub(crate) fn memory_bytes(bytes: &[u8]) -> Box<dyn Read + '_> {
+    Box::new(Cursor::new(bytes))
+}
+
 /// A body that must arrive in time, also if it arrives byte by byte.
 pub(crate) struct TimedBody {
     body: ureq::BodyReader<'static>,
@@ -248,7 +284,7 @@ impl TimedBody {
     }
 
     /// Returns the failure of a read whose pieces may take as long as `limit`. A server that is too
-    /// slow is not asked again: it could go on so without end.
+    /// slow is not asked again: it could continue so without end.
     pub(crate) fn failure(&self, url: &Url, limit: Duration, error: &io::Error) -> Failure {
         if Instant::now() < self.pace.latest(limit) {
             return interrupted(url, error);
@@ -330,7 +366,7 @@ fn failure(url: &Url, error: &ureq::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// A body may stall for a while, but not go on slowly.
+    /// A body may stall for a while, but not continue slowly.
     #[test]
     fn bodies_have_a_least_rate() {
         let limit = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::{
+    cut::usual_bytes,
     error::{Error, Result},
     index::MOST_INDEX_BYTES,
     registry::{Descriptor, MANIFEST_LIST, Manifest, Platform},
@@ -192,7 +193,8 @@ fn tree(root: &str, offset: &str, block: Option<&str>, size_bytes: u64) -> Resul
         return Err("the blocks of a dm-verity tree are not 4096 bytes long".to_owned());
     }
     let offset = number(offset).filter(|offset| *offset < size_bytes);
-    Ok(TreePlace { root, offset: offset.ok_or("the offset of a dm-verity tree is invalid")? })
+    let offset = offset.ok_or("the offset of a dm-verity tree is invalid")?;
+    Ok(TreePlace { root, offset, chunk_bytes: usual_bytes(offset) })
 }
 
 /// Parses `START[:END]` in a blob of `size_bytes`.

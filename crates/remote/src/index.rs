@@ -20,7 +20,7 @@ use std::ops::Range;
 use crate::{
     error::{Error, Result},
     sum::Sum,
-    verity::{BLOCK_BYTES, Tree},
+    verity::Tree,
 };
 
 const MAGIC: [u8; 4] = [0xcd, 0xe4, 0xec, 0x67];
@@ -131,8 +131,8 @@ impl Index {
     }
 
     /// Returns an index of equal chunks whose sums a tree has.
-    pub(crate) fn of_tree(tree: Tree, chunk_bytes: u64) -> Self {
-        let chunks = Self::without_sums(tree.place().offset, chunk_bytes.next_multiple_of(BLOCK_BYTES));
+    pub(crate) fn of_tree(tree: Tree) -> Self {
+        let chunks = Self::without_sums(tree.place().offset, tree.place().chunk_bytes);
         Self { tree: Some(tree), ..chunks }
     }
 

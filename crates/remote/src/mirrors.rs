@@ -3,7 +3,7 @@
 
 use std::{
     env, fs, io,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
 use toml_edit::{Document, Item, TableLike};
@@ -12,17 +12,15 @@ use url::Url;
 
 use crate::{
     error::{Error, Result},
+    file,
     location::{Reference, is_loopback},
 };
 
 /// The directory of containerd's files. Each registry has one in it.
 const HOSTS: &str = "/etc/containerd/certs.d";
 
-/// The name there of what is for all registries without a directory of their own.
+/// The directory for all registries that have none of their own.
 const ANY_HOST: &str = "_default";
-
-/// The longest file that is read.
-const MOST_BYTES: u64 = 1 << 20;
 
 /// Files that name mirrors of registries.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +64,8 @@ pub(crate) struct Places {
     pub(crate) mirrors: Vec<Mirror>,
     /// Whether the last of them stands for the registry itself, which is not asked.
     pub(crate) is_replaced: bool,
+    /// Where images are stored, if not in the registry itself.
+    pub(crate) home: Option<Mirror>,
 }
 
 impl Mirrors {
@@ -82,9 +82,11 @@ impl Mirrors {
 
     /// Returns those of the system and of the user, or of the environment.
     pub fn of_system() -> Self {
+        // They are read later, when the process may have left its directory.
+        let given = |name: &str| env::var_os(name).and_then(|path| path::absolute(path).ok());
         let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let hosts = Some(variable("PAGEFOLD_HOSTS_DIR").unwrap_or_else(|| HOSTS.into()));
-        if let Some(file) = variable("CONTAINERS_REGISTRIES_CONF") {
+        let hosts = Some(given("PAGEFOLD_HOSTS_DIR").unwrap_or_else(|| HOSTS.into()));
+        if let Some(file) = given("CONTAINERS_REGISTRIES_CONF") {
             return Self { registries: vec![file], hosts };
         }
         let system = PathBuf::from("/etc/containers");
@@ -123,12 +125,13 @@ impl Mirrors {
             _ => drop(places.mirrors.splice(last..last, new)),
         }
         places.is_replaced |= more.is_replaced;
+        places.home = more.home;
         Ok(places)
     }
 
     /// Returns what `registries.conf` has for an image of this name.
     fn of_registries(&self, name: &str) -> Result<Places> {
-        let mut best: Option<(usize, String, Places)> = None;
+        let mut best: Option<(usize, String, String, Places)> = None;
         for path in &self.registries {
             let Some(document) = read(path)? else { continue };
             let wrong = |what: &str| Error::Location { location: path.display().to_string(), what: what.to_owned() };
@@ -139,7 +142,8 @@ impl Mirrors {
                     return Err(wrong("a [[registry]] has neither a prefix nor a location"));
                 };
                 let Some(end) = matched(prefix, name) else { continue };
-                if best.as_ref().is_some_and(|(before, ..)| *before > prefix.len()) {
+                // The longest match, of equal ones the first by name, and of equal names the last.
+                if best.as_ref().is_some_and(|(before, of, ..)| (end, &**of) < (*before, prefix)) {
                     continue;
                 }
                 let mut blocked = String::new();
@@ -168,11 +172,11 @@ impl Mirrors {
                     add(location, is(table, "insecure"), Has::ALL)?;
                     places.is_replaced = true;
                 }
-                best = Some((prefix.len(), blocked, places));
+                best = Some((end, prefix.to_owned(), blocked, places));
             }
         }
         match best {
-            Some((_, blocked, _)) if !blocked.is_empty() => {
+            Some((_, _, blocked, _)) if !blocked.is_empty() => {
                 Err(Error::Location { location: format!("oci://{name}"), what: blocked })
             }
             Some((.., places)) => Ok(places),
@@ -219,6 +223,7 @@ impl Mirrors {
         if let Some(server) = server.filter(|server| host(server, false) != itself) {
             add(server, document.as_table())?;
             places.is_replaced = true;
+            places.home = places.mirrors.last().cloned();
         }
         Ok(places)
     }
@@ -277,15 +282,18 @@ fn host(text: &str, is_whole: bool) -> Option<Url> {
     Some(url)
 }
 
-/// Returns how much of an image's name a prefix stands for. One that begins with `*.` stands for the
-/// hosts of a domain.
+/// Returns how much of an image's name a prefix stands for, as podman decides it: a host stands for all of
+/// its ports. One that begins with `*.` stands for the hosts of a domain.
 fn matched(prefix: &str, name: &str) -> Option<usize> {
-    if let Some(domain) = prefix.strip_prefix('*') {
-        let host = name.split('/').next()?;
-        return host.ends_with(domain).then_some(host.len());
-    }
-    let rest = name.strip_prefix(prefix)?;
-    (rest.is_empty() || rest.starts_with('/')).then_some(prefix.len())
+    let end = match prefix.strip_prefix('*').filter(|domain| domain.starts_with('.')) {
+        Some(domain) => {
+            let start = name.find(domain).filter(|start| !name[..*start].contains('/'))?;
+            start + domain.len()
+        }
+        None => name.starts_with(prefix).then_some(prefix.len())?,
+    };
+    let rest = &name[end..];
+    (rest.is_empty() || rest.starts_with([':', '/'])).then_some(end)
 }
 
 /// Returns headers whose values are texts or lists of texts. They may be credentials.
@@ -321,9 +329,8 @@ fn tables(item: Option<&Item>) -> Vec<&dyn TableLike> {
 /// Reads a file, which need not exist.
 fn read(path: &Path) -> Result<Option<Document<String>>> {
     let failed = |source| Error::Io { path: path.display().to_string(), source };
-    let text = match fs::metadata(path) {
-        Ok(file) if file.len() > MOST_BYTES => return Err(failed(io::ErrorKind::FileTooLarge.into())),
-        Ok(_) => fs::read_to_string(path).map_err(failed)?,
+    let text = match file::text(path) {
+        Ok(text) => text,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -413,7 +420,11 @@ mod tests {
         assert_eq!(places(&all, "example.org/a"), (Vec::new(), false));
         assert_eq!(places(&all, "later.example/a"), (vec!["https://b.example/v2/ a".to_owned()], true));
         assert_eq!(places(&all, "later.example.net/a"), (Vec::new(), false));
-        assert_eq!(places(&all, "later.example:5000/a"), (Vec::new(), false));
+        // As podman has it.
+        let port = vec!["https://b.example:5000/v2/ a".to_owned()];
+        assert_eq!(places(&all, "later.example:5000/a"), (port, true));
+        assert_eq!(places(&all, "one.example.org:5000/a").0.len(), 2);
+        assert_eq!(places(&all, "other/a.example.org/a"), (Vec::new(), false));
         let error = all.places(&reference("blocked.example/a")).expect_err("blocked").to_string();
         assert!(error.contains("blocks blocked.example"), "{error}");
         // The same prefix again.

@@ -1,7 +1,7 @@
 //! What an image in a registry consists of.
 
 use std::{
-    io::{self, Cursor, Read},
+    io::{self, Read},
     ops::Range,
     sync::Arc,
 };
@@ -116,7 +116,7 @@ impl Part {
         self.layer.blob
     }
 
-    /// Returns the sum of the bytes that the part was made of, unless the blob has an index besides.
+    /// Returns the sum of the bytes that the part was made of, unless the blob also has an index.
     pub fn sum_of_bytes(&self) -> Option<Sum> {
         match self.content {
             Content::Here { is_appended: true, .. } => None,
@@ -149,11 +149,6 @@ fn indexed(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<(Summing, u64,
 /// Returns a reader of an image's bytes, independent of others.
 pub(crate) fn image_bytes(image: &dyn ReadAt, size_bytes: u64) -> Box<dyn Read + '_> {
     Box::new(ImageBytes { image, range: 0..size_bytes })
-}
-
-/// Returns a reader of bytes in memory.
-pub(crate) fn memory_bytes(bytes: &[u8]) -> Box<dyn Read + '_> {
-    Box::new(Cursor::new(bytes))
 }
 
 struct ImageBytes<'a> {

@@ -12,14 +12,15 @@ use ureq::http::{HeaderValue, Method, StatusCode, header};
 use crate::{
     access::request,
     error::{Error, Result},
-    http::{Client, Outgoing},
+    http::{Client, Outgoing, memory_bytes},
     image::{
         CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES,
         ROLE, TREE_BLOCK, TREE_OFFSET, TREE_ROOT,
     },
     index::MOST_INDEX_BYTES,
     location::{Location, Reference},
-    part::{Content, Download, Part, image_bytes, memory_bytes},
+    mirrors::Mirrors,
+    part::{Content, Download, Part, image_bytes},
     patience::Patience,
     ranges::Ranges,
     registry::{CONFIG, Descriptor, MANIFEST, Manifest, Registry},
@@ -40,11 +41,13 @@ pub struct PushOptions {
     pub media_types: MediaTypes,
     /// How long failures of a server are waited out.
     pub patience: Duration,
+    /// Mirrors of registries: where something else replaces one, that is meant.
+    pub mirrors: Arc<Mirrors>,
 }
 
 impl Default for PushOptions {
     fn default() -> Self {
-        Self { media_types: MediaTypes::default(), patience: PATIENCE }
+        Self { media_types: MediaTypes::default(), patience: PATIENCE, mirrors: Arc::new(Mirrors::of_system()) }
     }
 }
 
@@ -52,10 +55,10 @@ impl Default for PushOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaTypes {
-    /// That of erofs-image-spec.
+    /// The media type of erofs-image-spec.
     #[default]
     Spec,
-    /// That of containerd and erofs-utils.
+    /// The media type of containerd and erofs-utils.
     Containerd,
 }
 
@@ -145,7 +148,7 @@ fn to_bucket(image: &Part, location: &Location, bucket: &str, key: &str, options
 
 fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &PushOptions) -> Result<Pushed> {
     let client = Arc::new(Client::new());
-    let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
+    let registry = Arc::new(Registry::for_storing(Arc::clone(&client), reference, &options.mirrors)?);
     let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
     let mut layers = Vec::new();
     // A manifest must not end with an index or a device.
@@ -153,7 +156,7 @@ fn to_registry(image: &Part, devices: &[Part], reference: &Reference, options: &
         storing.store_part(part)?;
         layers.extend(descriptors(part, is_device, options.media_types));
     }
-    let config = config(&layers);
+    let config = config(&layers, options.media_types);
     let sum = Sum::of(&config);
     storing.store(sum, &Outgoing { len_bytes: config.len() as u64, open: &|| memory_bytes(&config) }, None)?;
     let manifest = Manifest {
@@ -212,11 +215,14 @@ impl Storing<'_> {
     fn store_part(&mut self, part: &Part) -> Result<()> {
         match &part.content {
             Content::There(reference) => {
-                let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference)?);
-                let from = registry.is_beside(&self.registry).then(|| registry.name());
+                let registry = Registry::new(Arc::clone(&self.client), reference, &self.options.mirrors)?;
+                let from = registry.beside(&self.registry);
                 let patience = self.options.patience;
                 for (sum, size_bytes) in part.blobs() {
-                    let ranges = Ranges::new(Arc::clone(&self.client), vec![Box::new(registry.blob(sum)?)]);
+                    let ranges = Ranges::new(
+                        Arc::clone(&self.client),
+                        vec![Box::new(registry.source_place(&format!("blobs/{sum}"))?)],
+                    );
                     let open =
                         || -> Box<dyn Read> { Box::new(Download::new(&ranges, size_bytes, Patience::new(patience))) };
                     self.store(sum, &Outgoing { len_bytes: size_bytes, open: &open }, from)?;
@@ -279,14 +285,16 @@ fn descriptor(media_type: &str, sum: Sum, size: u64) -> Descriptor {
     }
 }
 
-/// Returns an image's configuration: the same bytes for the same layers.
-fn config(layers: &[Descriptor]) -> Vec<u8> {
+/// Returns an image's configuration: the same bytes for the same layers. To containerd, an index is not a
+/// layer.
+fn config(layers: &[Descriptor], media_types: MediaTypes) -> Vec<u8> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
-    let sums: Vec<_> = layers.iter().map(|layer| &layer.digest).collect();
+    let layers = layers.iter().filter(|layer| media_types == MediaTypes::Spec || layer.media_type != INDEX);
+    let sums: Vec<_> = layers.map(|layer| &layer.digest).collect();
     let config = json!({
         "architecture": architecture,
         "os": "linux",

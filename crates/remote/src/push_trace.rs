@@ -11,10 +11,10 @@ use std::{
 use crate::{
     access::Access,
     error::{Error, Result},
-    http::{Client, Outgoing},
+    http::{Client, Outgoing, memory_bytes},
     image::{Contents, Layer, Layers, contents},
     location::{Location, Reference},
-    part::{image_bytes, memory_bytes},
+    part::image_bytes,
     patience::Patience,
     push::{PushOptions, Pushed, Storing, put_object},
     referrers::{CREATED, NO_CONFIG, NewReferrer},
@@ -70,7 +70,7 @@ pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOp
             Ok(Pushed { fixed: location.clone(), bytes: size_bytes, sent_bytes: size_bytes })
         }
         Location::Oci(reference) => {
-            let registry = Arc::new(Registry::new(Arc::clone(&client), reference)?);
+            let registry = Arc::new(Registry::for_storing(Arc::clone(&client), reference, &options.mirrors)?);
             let mut storing = Storing { client, registry, options, bytes: 0, sent_bytes: 0 };
             let find = |last: &str, sum: Option<Sum>| {
                 let (manifest, _) = storing.patience().repeat(|until| storing.registry.manifest(last, sum, until))?;

@@ -15,14 +15,20 @@ use crate::{
     error::Error,
     http::{Client, Reply, TimedBody, same, server},
     patience::Failure,
+    rest::Turn,
 };
 
 /// A way to an object that lacks it is not tried for so long.
 const LACK: Duration = Duration::from_secs(60);
 
+/// Each piece of a body may take so long at most if there is another way.
+const MOST_PIECE_TIME: Duration = Duration::from_secs(10);
+
 /// An object whose ranges are read.
 pub(crate) struct Ranges {
     client: Arc<Client>,
+    /// For all ways but the last one.
+    hasty: Client,
     /// The ways to it, in the order in which they are tried. Only the last one's failures are failures.
     ways: Vec<Way>,
     /// The version that replies must have.
@@ -47,22 +53,32 @@ enum Avoided {
     ForGood,
 }
 
+/// The right to use a way: that to ask its server, if one notes whether it works.
+type Using = Option<Turn>;
+
 impl Way {
-    fn is_avoided(&self) -> bool {
+    /// Returns the right to use the way, unless others are tried first.
+    fn using(&self) -> Option<Using> {
+        let now = Instant::now();
         match *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) {
-            Avoided::No => self.access.is_resting(),
-            Avoided::Until(until) => Instant::now() < until || self.access.is_resting(),
-            Avoided::ForGood => true,
+            Avoided::Until(until) if now < until => return None,
+            Avoided::ForGood => return None,
+            _ => {}
+        }
+        match self.access.rest() {
+            Some(rest) => rest.turn(now).map(Some),
+            None => Some(None),
         }
     }
 
     /// Notes a failure.
-    fn avoid(&self, failure: &Failure) {
-        let avoided = match &failure.error {
-            Error::Sum { .. } | Error::Tree { .. } => Avoided::ForGood,
+    fn avoid(&self, failure: &Failure, using: &mut Using) {
+        let now = Instant::now();
+        let avoided = match (&failure.error, using) {
+            (Error::Sum { .. } | Error::Tree { .. }, _) => Avoided::ForGood,
             // Its other objects may fail, too.
-            _ if failure.passing => return self.access.rest(),
-            _ => Avoided::Until(Instant::now() + LACK),
+            (_, Some(turn)) if failure.passing => return turn.failed(now),
+            _ => Avoided::Until(now + LACK),
         };
         *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) = avoided;
     }
@@ -72,12 +88,25 @@ impl Way {
     }
 }
 
+/// The reply to a request for a range.
+struct Asked {
+    reply: Reply,
+    /// The object's size.
+    total: u64,
+    /// The number of the way.
+    way: usize,
+    using: Using,
+}
+
 /// The bytes of a range as they arrive.
 pub(crate) struct RangeBody {
     body: TimedBody,
     url: Url,
     /// The number of the way that they come on.
     way: usize,
+    using: Using,
+    /// Each piece may take so long at most.
+    most_piece_time: Duration,
     /// The bytes of the range that are not read yet.
     left: u64,
     /// Whether the body ends where the range does, if the server says so.
@@ -87,7 +116,7 @@ pub(crate) struct RangeBody {
 impl Ranges {
     pub(crate) fn new(client: Arc<Client>, ways: Vec<Box<dyn Access>>) -> Self {
         let way = |access| Way { access, direct: Mutex::default(), avoided: Mutex::default() };
-        Self { client, ways: ways.into_iter().map(way).collect(), version: None }
+        Self { hasty: client.hasty(), client, ways: ways.into_iter().map(way).collect(), version: None }
     }
 
     fn last(&self) -> &Way {
@@ -107,7 +136,7 @@ impl Ranges {
     /// Asks for the object's size. Later replies must be of the same version, if the server names
     /// versions.
     pub(crate) fn pin(&mut self, until: Instant) -> Result<u64, Failure> {
-        let (reply, total, _) = self.ask(0..1, until)?;
+        let Asked { reply, total, .. } = self.ask(0..1, until)?;
         self.version = reply.headers.get(header::ETAG).cloned();
         reply.finish();
         Ok(total)
@@ -121,9 +150,11 @@ impl Ranges {
     /// Asks for a range. Its bytes are read from the result.
     pub(crate) fn open(&self, range: Range<u64>, until: Instant) -> Result<RangeBody, Failure> {
         let left = range.end - range.start;
-        let (reply, _, way) = self.ask(range, until)?;
+        let Asked { reply, way, using, .. } = self.ask(range, until)?;
         let is_exact = reply.len_bytes() == Some(left);
-        Ok(RangeBody { url: reply.url.clone(), way, body: reply.into_body(until), left, is_exact })
+        let most_piece_time = if way + 1 == self.ways.len() { Duration::MAX } else { MOST_PIECE_TIME };
+        let (url, body) = (reply.url.clone(), reply.into_body(until));
+        Ok(RangeBody { url, way, using, most_piece_time, body, left, is_exact })
     }
 
     /// Forgets where redirects led, after a body from there that was not as it should be.
@@ -136,30 +167,31 @@ impl Ranges {
     ///
     /// # Errors
     /// The failure, if it came on the last way.
-    pub(crate) fn failed(&self, body: &RangeBody, failure: Failure) -> Result<Failure, Failure> {
+    pub(crate) fn failed(&self, body: &mut RangeBody, failure: Failure) -> Result<Failure, Failure> {
         let way = &self.ways[body.way];
         way.forget();
         if body.way + 1 == self.ways.len() {
             return Err(failure);
         }
-        way.avoid(&failure);
+        way.avoid(&failure, &mut body.using);
         Ok(failure)
     }
 
-    /// Returns the reply to a request for a range, which must not be empty, the object's size, and the
-    /// number of the way.
-    fn ask(&self, range: Range<u64>, until: Instant) -> Result<(Reply, u64, usize), Failure> {
+    /// Asks for a range, which must not be empty.
+    fn ask(&self, range: Range<u64>, until: Instant) -> Result<Asked, Failure> {
         let last = self.ways.len() - 1;
-        for (number, way) in self.ways[..last].iter().enumerate().filter(|(_, way)| !way.is_avoided()) {
-            match self.ask_on(way, &range, until) {
-                Ok((reply, total)) => return Ok((reply, total, number)),
-                Err(failure) => way.avoid(&failure),
+        for (number, way) in self.ways[..last].iter().enumerate() {
+            let Some(mut using) = way.using() else { continue };
+            match self.ask_on(way, &self.hasty, &range, until) {
+                Ok((reply, total)) => return Ok(Asked { reply, total, way: number, using }),
+                Err(failure) => way.avoid(&failure, &mut using),
             }
         }
-        self.ask_on(self.last(), &range, until).map(|(reply, total)| (reply, total, last))
+        let (reply, total) = self.ask_on(self.last(), &self.client, &range, until)?;
+        Ok(Asked { reply, total, way: last, using: None })
     }
 
-    fn ask_on(&self, way: &Way, range: &Range<u64>, until: Instant) -> Result<(Reply, u64), Failure> {
+    fn ask_on(&self, way: &Way, client: &Client, range: &Range<u64>, until: Instant) -> Result<(Reply, u64), Failure> {
         let value = format!("bytes={}-{}", range.start, range.end - 1);
         let headers = [(header::RANGE, HeaderValue::try_from(value).expect("digits"))];
         let direct = way.direct.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -171,9 +203,9 @@ impl Ranges {
                     true => own_headers(access, access.authorization().as_ref()),
                     false => Vec::new(),
                 };
-                self.client.send(&Method::GET, direct, &headers, &own, None)
+                client.send(&Method::GET, direct, &headers, &own, None)
             }
-            None => request(&self.client, access, &Method::GET, &headers, None, until),
+            None => request(client, access, &Method::GET, &headers, None, until),
         };
         let checked = reply.and_then(|reply| self.checked(reply, range));
         match (checked, direct) {
@@ -231,13 +263,16 @@ impl RangeBody {
 
     /// Fills `buf` with the next bytes. Each piece of it may take as long as `limit`.
     pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration) -> Result<(), Failure> {
-        let mut moved = Duration::ZERO;
+        let (mut moved, limit) = (Duration::ZERO, limit.min(self.most_piece_time));
         let filled = self.body.fill(buf, limit, &mut moved);
         filled.map_err(|error| Failure { moved, ..self.body.failure(&self.url, limit, &error) })?;
         self.left = self.left.saturating_sub(buf.len() as u64);
-        if self.left == 0 && self.is_exact {
-            // At its end, the connection becomes free for the next request.
-            let _ = self.body.read(&mut [0]);
+        if self.left == 0 {
+            self.using.iter_mut().for_each(Turn::succeeded);
+            if self.is_exact {
+                // At its end, the connection becomes free for the next request.
+                let _ = self.body.read(&mut [0]);
+            }
         }
         Ok(())
     }

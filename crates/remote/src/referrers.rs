@@ -78,7 +78,7 @@ impl Registry {
 
     /// Returns the entries of a list of manifests, or `None` if the registry has no list there.
     fn list(&self, at: &str, until: Instant) -> Result<Option<Vec<Value>>, Failure> {
-        let mut place = Some(self.place(at)?);
+        let mut place = Some(self.source_place(at)?);
         let (mut all, mut left_bytes) = (None, MOST_LIST_BYTES);
         for _ in 0..MOST_PAGES {
             let Some(at) = place else { break };
@@ -86,7 +86,7 @@ impl Registry {
             let entries = page.list.get_mut("manifests").and_then(Value::as_array_mut).map(std::mem::take);
             all.get_or_insert_with(Vec::new).extend(entries.unwrap_or_default());
             left_bytes -= page.len_bytes;
-            place = page.next.and_then(|next| self.place_of(next));
+            place = page.next.and_then(|next| self.source_place_of(next));
         }
         Ok(all)
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,11 +13,11 @@ use url::Url;
 use crate::{
     access::{Access, request},
     error::{Error, Result},
-    http::{Client, Outgoing, Reply, may_be_trusted, same, server},
+    http::{Client, Outgoing, Reply, may_be_trusted, memory_bytes, same, server},
     location::{Location, Reference, is_loopback},
     mirrors::{Has, Mirror, Mirrors, base, canonical},
-    part::memory_bytes,
     patience::Failure,
+    rest::Rest,
     sum::Sum,
     tokens::Tokens,
 };
@@ -31,18 +31,16 @@ application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.dis
 /// The longest manifest that is read. Registries accept at least as much.
 const MOST_MANIFEST_BYTES: u64 = 4 << 20;
 
-/// A mirror that failed is not asked for so long, unless nothing else is left.
-const REST: Duration = Duration::from_secs(10);
-
-/// How long one of several servers may take to send a manifest.
+/// How long a mirror may take to send a manifest.
 const MIRROR_TIME: Duration = Duration::from_secs(10);
 
 /// A registry's repository.
 pub(crate) struct Registry {
     client: Arc<Client>,
-    /// The registry itself.
+    /// Where its images are stored.
     home: Arc<Server>,
-    /// Where its images are read: from mirrors, and from the last one if all others lack something.
+    /// Where they are read: from mirrors, and from the last one if all others lack something. That is
+    /// the registry itself, or what replaces it.
     readers: Vec<Arc<Server>>,
 }
 
@@ -50,8 +48,7 @@ pub(crate) struct Registry {
 struct Server {
     place: Mirror,
     tokens: Tokens,
-    /// Until when others are asked first.
-    rests_until: Mutex<Option<Instant>>,
+    rest: Arc<Rest>,
 }
 
 /// A manifest or a list of manifests. Unknown fields are ignored.
@@ -101,7 +98,7 @@ pub(crate) struct Place {
 impl Server {
     /// Returns the server at a place. Its credentials are those for `name`.
     fn new(place: Mirror, name: String) -> Arc<Self> {
-        Arc::new(Self { place, tokens: Tokens::new(name), rests_until: Mutex::new(None) })
+        Arc::new(Self { place, tokens: Tokens::new(name), rest: Arc::default() })
     }
 
     fn of_mirror(place: Mirror) -> Arc<Self> {
@@ -133,8 +130,8 @@ fn credentials_of(registry: &str) -> String {
 }
 
 impl Registry {
-    /// Returns the repository at the registry itself.
-    pub(crate) fn new(client: Arc<Client>, reference: &Reference) -> Result<Self> {
+    /// Returns the repository, whose images are read from mirrors.
+    pub(crate) fn new(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
         let wrong = |what: &str| Error::Location {
             location: Location::Oci(reference.clone()).to_string(),
             what: what.to_owned(),
@@ -147,32 +144,33 @@ impl Registry {
         }
         let base = url.ok_or_else(|| wrong("the registry must be a host with an optional port"))?;
         let place = Mirror { base, repository, namespace: None, headers: Vec::new(), has: Has::ALL };
-        let home = Server::new(place, credentials_of(&registry));
-        Ok(Self { client, readers: vec![Arc::clone(&home)], home })
-    }
-
-    /// Returns the repository, whose images are read from mirrors.
-    pub(crate) fn with_mirrors(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
-        let mut registry = Self::new(client, reference)?;
         let places = mirrors.places(reference)?;
-        let others = places.mirrors.into_iter();
-        let home = &registry.home.place;
-        let is_home = |place: &Mirror| place.base == home.base && place.repository == home.repository;
-        let others = others.filter(|place| places.is_replaced || !is_home(place));
+        let is_it = |other: &Mirror| other.base == place.base && other.repository == place.repository;
+        let others = places.mirrors.into_iter().filter(|other| places.is_replaced || !is_it(other));
         let others: Vec<_> = others.map(Server::of_mirror).collect();
-        let last = (!places.is_replaced).then(|| Arc::clone(&registry.home));
-        registry.readers = others.into_iter().chain(last).collect();
-        Ok(registry)
+        let itself = Server::new(place, credentials_of(&registry));
+        let home = places.home.map_or_else(|| Arc::clone(&itself), Server::of_mirror);
+        let readers = others.into_iter().chain((!places.is_replaced).then_some(itself)).collect();
+        Ok(Self { client, home, readers })
     }
 
-    /// Returns the path of the repository.
-    pub(crate) fn name(&self) -> &str {
-        &self.home.place.repository
+    /// Returns the repository for storing: nothing is read from elsewhere.
+    pub(crate) fn for_storing(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
+        let registry = Self::new(client, reference, mirrors)?;
+        Ok(Self { readers: vec![Arc::clone(&registry.home)], ..registry })
     }
 
-    /// Returns whether both are repositories of one registry.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        self.base() == other.base() && self.name() != other.name()
+    /// Returns the registry itself, or what replaces it.
+    fn source(&self) -> &Arc<Server> {
+        self.readers.last().expect("the registry itself or what replaces it")
+    }
+
+    /// Returns the path of the repository that blobs are read from, if `other` stores blobs in another
+    /// one of the same registry.
+    pub(crate) fn beside(&self, other: &Self) -> Option<&str> {
+        let source = &self.source().place;
+        (source.base == *other.base() && source.repository != other.home.place.repository)
+            .then_some(&*source.repository)
     }
 
     fn base(&self) -> &Url {
@@ -183,18 +181,23 @@ impl Registry {
         &self.client
     }
 
-    /// Returns a place at the registry itself.
+    /// Returns a place where images are stored.
     pub(crate) fn place(&self, rest: &str) -> Result<Place> {
         self.home.place(rest)
     }
 
-    /// Returns the place with a URL, if it is at this registry.
-    pub(crate) fn place_of(&self, url: Url) -> Option<Place> {
-        same(&url, self.base()).then(|| Place { server: Arc::clone(&self.home), url })
+    /// Returns a place at the registry itself, or at what replaces it.
+    pub(crate) fn source_place(&self, rest: &str) -> Result<Place> {
+        self.source().place(rest)
     }
 
-    /// Returns a blob at the registry itself.
-    pub(crate) fn blob(&self, sum: Sum) -> Result<Place> {
+    /// Returns the place with a URL there, if it is there.
+    pub(crate) fn source_place_of(&self, url: Url) -> Option<Place> {
+        let source = self.source();
+        same(&url, &source.place.base).then(|| Place { server: Arc::clone(source), url })
+    }
+
+    fn blob(&self, sum: Sum) -> Result<Place> {
         self.place(&format!("blobs/{sum}"))
     }
 
@@ -213,31 +216,61 @@ impl Registry {
     /// send nothing, another one than that with the sum `of`, or what a tag means without being
     /// authenticated, the last server is asked. Its bytes are not compared.
     pub(crate) fn manifest(&self, last: &str, of: Option<Sum>, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
-        let (end, mirrors) = self.readers.split_last().expect("the registry itself or what replaces it");
-        for mirror in mirrors {
-            let place = mirror.place(&format!("manifests/{last}"))?;
-            let has = if of.is_some() { mirror.place.has.sums } else { mirror.place.has.tags };
-            if !has || place.is_resting() {
-                continue;
-            }
-            match self.manifest_at(&place, until.min(Instant::now() + MIRROR_TIME)) {
-                Ok((bytes, is_authentic)) if of.map_or(is_authentic, |of| Sum::of(&bytes) == of) => {
-                    return Ok((bytes, is_authentic));
-                }
-                Err(failure) if failure.passing => place.rest(),
-                _ => {}
-            }
-        }
-        self.manifest_at(&end.place(&format!("manifests/{last}"))?, until)
+        self.ask(&Method::GET, last, of.is_some(), until, |reply, until| {
+            let is_authentic = reply.is_authentic;
+            let bytes = reply.read_all(MOST_MANIFEST_BYTES, until)?;
+            let is_usable = of.map_or(is_authentic, |of| Sum::of(&bytes) == of);
+            Ok(((bytes, is_authentic), is_usable))
+        })
     }
 
-    fn manifest_at(&self, place: &Place, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
-        let accepted = [(header::ACCEPT, HeaderValue::from_static(ACCEPTED))];
-        let reply = request(&self.client, place, &Method::GET, &accepted, None, until)?;
-        match (reply.status, reply.is_authentic) {
-            (StatusCode::OK, is_authentic) => Ok((reply.read_all(MOST_MANIFEST_BYTES, until)?, is_authentic)),
-            _ => Err(reply.failure("the server refuses")),
+    /// Returns what a tag means, without the manifest, if the first server that can be believed says so.
+    /// Registries that limit how many manifests one may read do not count these requests.
+    pub(crate) fn meaning(&self, tag: &str, until: Instant) -> Result<Option<(Sum, bool)>, Failure> {
+        self.ask(&Method::HEAD, tag, false, until, |reply, _| {
+            let sum = reply.header(HeaderName::from_static("docker-content-digest")).and_then(Sum::parse);
+            let is_authentic = reply.is_authentic;
+            Ok((sum.map(|sum| (sum, is_authentic)), is_authentic))
+        })
+    }
+
+    /// Asks for a manifest: mirrors in their order, until one sends what is usable, as `read` says; then
+    /// the last server.
+    fn ask<T>(
+        &self,
+        method: &Method,
+        last: &str,
+        is_sum: bool,
+        until: Instant,
+        read: impl Fn(Reply, Instant) -> Result<(T, bool), Failure>,
+    ) -> Result<T, Failure> {
+        let at = format!("manifests/{last}");
+        let ask = |client: &Client, server: &Arc<Server>, until: Instant| {
+            let accepted = [(header::ACCEPT, HeaderValue::from_static(ACCEPTED))];
+            let reply = request(client, &server.place(&at)?, method, &accepted, None, until)?;
+            match reply.status {
+                StatusCode::OK => read(reply, until),
+                _ => Err(reply.failure("the server refuses")),
+            }
+        };
+        for mirror in &self.readers[..self.readers.len() - 1] {
+            let has = mirror.place.has;
+            // What a tag means is not believed without https.
+            let may_have = if is_sum { has.sums } else { has.tags && may_be_trusted(&mirror.place.base) };
+            let Some(mut turn) = may_have.then(|| mirror.rest.turn(Instant::now())).flatten() else { continue };
+            let end = until.min(Instant::now() + MIRROR_TIME);
+            match ask(&self.client.hasty().until(end), mirror, end) {
+                Ok((found, is_usable)) => {
+                    turn.succeeded();
+                    if is_usable {
+                        return Ok(found);
+                    }
+                }
+                Err(failure) if failure.passing => turn.failed(Instant::now()),
+                Err(_) => {}
+            }
         }
+        ask(&self.client, self.source(), until).map(|(found, _)| found)
     }
 
     /// Returns whether the repository has a blob.
@@ -251,7 +284,7 @@ impl Registry {
     }
 
     /// Uploads a blob, or takes it over from another repository of the registry, if that is possible.
-    /// Returns whether it was uploaded.
+    /// Returns false if the registry took it over.
     pub(crate) fn upload(
         &self,
         sum: Sum,
@@ -323,13 +356,8 @@ impl Access for Place {
         if self.is_at_server(&self.url) { &self.server.place.headers } else { &[] }
     }
 
-    fn is_resting(&self) -> bool {
-        let until = *self.server.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| Instant::now() < until)
-    }
-
-    fn rest(&self) {
-        *self.server.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + REST);
+    fn rest(&self) -> Option<&Arc<Rest>> {
+        Some(&self.server.rest)
     }
 
     fn challenged(

@@ -14,9 +14,8 @@ use url::Url;
 
 use crate::{
     access::{Access, Public, request},
-    blob::Blob,
+    blob::{Blob, Noted},
     cache::Cache,
-    cut::of_tree,
     error::{Error, Result},
     follow::{self, Blobs},
     http::{Client, may_be_trusted, server},
@@ -24,12 +23,14 @@ use crate::{
     index::{Index, MOST_INDEX_BYTES},
     location::{Location, Reference, shown},
     mirrors::Mirrors,
+    missed::Missed,
     patience::{Failure, Patience},
     ranges::Ranges,
+    recorder::Recorder,
     registry::Registry,
     s3::{Object, Store},
     sum::Sum,
-    trace::{Recorder, TRACE_SUFFIX},
+    trace::TRACE_SUFFIX,
     verity::Tree,
 };
 
@@ -161,6 +162,14 @@ impl Storage for Remote {
     }
 }
 
+/// A manifest.
+struct Found {
+    sum: Sum,
+    bytes: Vec<u8>,
+    /// Whether the cache did not have it.
+    is_new: bool,
+}
+
 /// How the parts of a remote image are reached.
 struct Opener<'a> {
     client: Arc<Client>,
@@ -168,6 +177,7 @@ struct Opener<'a> {
     options: &'a Options,
     /// The blobs that are open.
     blobs: RefCell<Blobs>,
+    missed: Arc<Missed>,
 }
 
 /// Opens an image without reading its content. Only what is not in the cache is asked for: nothing
@@ -176,7 +186,8 @@ struct Opener<'a> {
 /// # Errors
 /// [`Error`].
 pub fn open(location: &Location, options: &Options) -> Result<Remote> {
-    let opener = Opener { client: Arc::new(Client::new()), location, options, blobs: RefCell::default() };
+    let client = Arc::new(Client::new());
+    let opener = Opener { client, location, options, blobs: RefCell::default(), missed: Arc::default() };
     match location {
         Location::Web { url, index } => opener.beside(*index, url, &|suffix| {
             let mut url = url.clone();
@@ -236,6 +247,13 @@ impl Opener<'_> {
         };
         let is_sure = |is_authentic| pinned.is_some() || is_authentic || self.options.may_be_unverified;
         let cached = sum.and_then(|sum| Some((sum, self.cache()?.index(sum)?)));
+        let is_new = cached.is_none();
+        let follow = |sum: Sum| {
+            let trace = access(TRACE_SUFFIX);
+            self.following(sum, is_new, move || Ok(vec![trace]))
+        };
+        // Before the index arrives, if its sum is known.
+        let mut following = pinned.filter(|_| is_new).and_then(follow);
         let (sum, index) = match cached {
             Some(found) => found,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
@@ -260,12 +278,12 @@ impl Opener<'_> {
                 }
             },
         };
-        let image = self.blob(sum, index, vec![access("")]);
-        if let Some(blobs) = self.following(sum, {
-            let trace = access(TRACE_SUFFIX);
-            move || Ok(vec![trace])
-        }) {
-            let _ = blobs.send(self.blobs.take());
+        let image = self.blob(sum, index, is_new, vec![access("")]);
+        if !is_new || pinned.is_none() {
+            following = follow(sum);
+        }
+        if let Some(following) = following {
+            let _ = following.send(self.blobs.take());
         }
         let mut fixed = self.location.clone();
         if let Location::Web { index, .. } | Location::S3 { index, .. } = &mut fixed {
@@ -276,8 +294,7 @@ impl Opener<'_> {
 
     fn not_authentic(&self, sum: &str) -> Error {
         let what = format!(
-            "without https on the whole way, what it leads to is only trusted if its sum is given as {sum} (or with \
-            --unverified)"
+            "its content cannot be trusted, because not every request used https: add the sum, as {sum}, or use --unverified"
         );
         Error::Location { location: self.name(), what }
     }
@@ -315,19 +332,21 @@ impl Opener<'_> {
         let index = Arc::new(Index::without_sums(size_bytes, UNVERIFIED_CHUNK_BYTES));
         let version = ranges.version().map_or_else(String::new, |version| format!("{version:?}"));
         let identity = format!("unverified:{}:{size_bytes}:{version}", self.name());
-        let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience, None);
+        let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience, Noted::default());
         Ok(Remote::new(Arc::new(image), identity))
     }
 
-    fn blob(&self, sum: Sum, index: Index, ways: Vec<Box<dyn Access>>) -> Arc<Blob> {
+    /// Returns the blob with this index, which is not from the cache if it `is_new`.
+    fn blob(&self, sum: Sum, index: Index, is_new: bool, ways: Vec<Box<dyn Access>>) -> Arc<Blob> {
         let index = Arc::new(index);
         // A cache that has no room costs requests, not the image.
-        let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index).ok());
+        let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index, is_new).ok());
         let ranges = (!self.options.is_offline).then(|| Ranges::new(Arc::clone(&self.client), ways));
         let recorder = self.options.recorder.as_ref();
         let touches = recorder.and_then(|recorder| recorder.begin(sum));
         let number = touches.as_ref().map(|touches| touches.number());
-        let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, touches));
+        let noted = Noted { touches, missed: Arc::clone(&self.missed) };
+        let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, noted));
         if let (Some(recorder), Some(number)) = (recorder, number) {
             recorder.add(number, &blob);
         }
@@ -335,60 +354,77 @@ impl Opener<'_> {
         blob
     }
 
-    /// Starts a thread that follows the trace that `find` returns the ways to, once it gets the blobs.
-    /// `None` if traces are not wanted, or this one was followed before. `of` is a sum of the image.
+    /// Starts a thread that follows the trace that `find` returns the ways to, once it gets the blobs. If
+    /// the image was opened before, that begins when a chunk of it is missing: what is in the cache needs
+    /// no trace. `None` if traces are not wanted, or this one was followed before. `of` is a sum of the
+    /// image.
     fn following(
         &self,
         of: Sum,
+        is_new: bool,
         find: impl FnOnce() -> Result<Vec<Box<dyn Access>>> + Send + 'static,
     ) -> Option<mpsc::Sender<Blobs>> {
         let is_followed = self.cache().is_some_and(|cache| cache.is_followed(of));
         if !self.options.follows_traces || self.options.is_offline || is_followed {
             return None;
         }
-        // Held until the thread ends.
-        let right = match self.cache() {
-            Some(cache) => Some(cache.try_following(of)?),
-            None => None,
-        };
         let (give, take) = mpsc::channel();
-        let cache = self.cache().cloned();
-        let ended = move || {
-            cache.iter().for_each(|cache| cache.set_followed(of));
-            drop(right);
+        let (client, cache) = (Arc::clone(&self.client), self.cache().cloned());
+        let begin = move || {
+            // Held until the thread ends.
+            let right = cache.as_ref().map(|cache| cache.try_following(of));
+            if matches!(right, Some(None)) {
+                return;
+            }
+            let ended = move || {
+                cache.iter().for_each(|cache| cache.set_followed(of));
+                drop(right);
+            };
+            follow::start(client, take, find, ended);
         };
-        follow::start(Arc::clone(&self.client), take, find, ended);
+        match is_new {
+            true => begin(),
+            false => self.missed.then(begin),
+        }
         Some(give)
     }
 
     fn in_registry(&self, reference: &Reference) -> Result<Remote> {
-        let registry = Arc::new(Registry::with_mirrors(Arc::clone(&self.client), reference, &self.options.mirrors)?);
+        let registry = Arc::new(Registry::new(Arc::clone(&self.client), reference, &self.options.mirrors)?);
         let known = match (reference.manifest, self.options.is_offline) {
             (None, true) => self.remembered(&self.name()),
             (known, _) => known,
         };
-        let follow = |of: Sum| {
+        let follow = |of: Sum, is_new: bool| {
             let (registry, limit) = (Arc::clone(&registry), self.options.patience);
-            self.following(of, move || registry.trace(of, limit))
+            self.following(of, is_new, move || registry.trace(of, limit))
         };
+        let cached = known.and_then(|sum| self.cached_manifest(sum));
         // Before the manifest arrives, if its sum is known.
-        let mut following = known.and_then(follow);
-        let (sum, mut bytes) = self.manifest(&registry, known, &reference.last())?;
-        let (mut layers, mut last) = (None, sum);
+        let mut following = known.and_then(|sum| follow(sum, cached.is_none()));
+        let mut found = match (known, cached) {
+            (_, Some(found)) => found,
+            (Some(sum), None) => self.fetched_manifest(&registry, sum)?,
+            (None, None) => self.tagged_manifest(&registry, reference)?,
+        };
+        let (sum, mut layers) = (found.sum, None);
         // A list refers to manifests, not to further lists.
         for _ in 0..2 {
-            match contents(&bytes, &self.name())? {
-                Contents::Layers(found) => {
-                    layers = Some(found);
+            match contents(&found.bytes, &self.name())? {
+                Contents::Layers(all) => {
+                    layers = Some(all);
                     break;
                 }
-                Contents::Other(other) => (last, bytes) = self.manifest(&registry, Some(other), &other.to_string())?,
+                Contents::Other(other) => {
+                    let cached = self.cached_manifest(other);
+                    found = cached.map_or_else(|| self.fetched_manifest(&registry, other), Ok)?;
+                }
             }
         }
         let wrong = || Error::Manifest { name: self.name(), what: "a list of lists of manifests".to_owned() };
         let Layers { devices, image } = layers.ok_or_else(wrong)?;
-        if known != Some(last) {
-            following = follow(last);
+        if known != Some(found.sum) {
+            following = follow(found.sum, found.is_new);
         }
         let mut room = MOST_INDEX_BYTES;
         let mut opened = |layer: Layer, is_vouched: bool| {
@@ -409,29 +445,49 @@ impl Opener<'_> {
         Ok(Remote { devices, fixed: Some(fixed), identity, extension: Some("erofs"), ..image })
     }
 
-    /// Returns a manifest and its sum.
-    fn manifest(&self, registry: &Registry, known: Option<Sum>, last: &str) -> Result<(Sum, Vec<u8>)> {
-        if let Some((sum, bytes)) = known.and_then(|sum| Some((sum, self.cache()?.manifest(sum)?))) {
-            return Ok((sum, bytes));
-        }
+    fn cached_manifest(&self, sum: Sum) -> Option<Found> {
+        Some(Found { sum, bytes: self.cache()?.manifest(sum)?, is_new: false })
+    }
+
+    /// Returns the manifest with this sum.
+    fn fetched_manifest(&self, registry: &Registry, sum: Sum) -> Result<Found> {
         if self.options.is_offline {
             return Err(Error::Offline(self.name()));
         }
-        let (bytes, is_authentic) = self.patience().repeat(|until| registry.manifest(last, known, until))?;
-        let sum = Sum::of(&bytes);
-        if known.is_none() {
-            if !is_authentic && !self.options.may_be_unverified {
-                return Err(self.not_authentic("@sha256:DIGITS"));
-            }
-            self.remember(&self.name(), sum, is_authentic);
-        }
-        if known.is_some_and(|known| known != sum) {
+        let fetch = |until| registry.manifest(&sum.to_string(), Some(sum), until);
+        let (bytes, _) = self.patience().repeat(fetch)?;
+        if Sum::of(&bytes) != sum {
             return Err(Error::Sum { url: self.name(), what: "the manifest".to_owned() });
         }
-        if let Some(cache) = self.cache() {
-            cache.set_manifest(&bytes);
+        self.cache().iter().for_each(|cache| cache.set_manifest(&bytes));
+        Ok(Found { sum, bytes, is_new: true })
+    }
+
+    /// Returns the manifest that a tag means now.
+    fn tagged_manifest(&self, registry: &Registry, reference: &Reference) -> Result<Found> {
+        if self.options.is_offline {
+            return Err(Error::Offline(self.name()));
         }
-        Ok((sum, bytes))
+        let tag = reference.last();
+        let is_sure = |is_authentic| is_authentic || self.options.may_be_unverified;
+        let before = self.remembered(&self.name()).and_then(|sum| self.cached_manifest(sum));
+        // Registries that do not say it send the manifest.
+        if let Some(before) = before
+            && let Ok(Some((now, is_authentic))) = registry.meaning(&tag, self.patience().until())
+            && now == before.sum
+            && is_sure(is_authentic)
+        {
+            return Ok(before);
+        }
+        let (bytes, is_authentic) = self.patience().repeat(|until| registry.manifest(&tag, None, until))?;
+        let sum = Sum::of(&bytes);
+        if !is_sure(is_authentic) {
+            return Err(self.not_authentic("@sha256:DIGITS"));
+        }
+        self.remember(&self.name(), sum, is_authentic);
+        let is_new = self.cached_manifest(sum).is_none();
+        self.cache().iter().for_each(|cache| cache.set_manifest(&bytes));
+        Ok(Found { sum, bytes, is_new })
     }
 
     /// Opens a layer. The indexes of all have `room` together.
@@ -454,7 +510,9 @@ impl Opener<'_> {
         if of == layer.blob && range.end > layer.size_bytes {
             return Err(wrong("the dm-verity tree of a layer exceeds it"));
         }
-        let index = match self.cache().and_then(|cache| cache.index(sum)) {
+        let cached = self.cache().and_then(|cache| cache.index(sum));
+        let is_new = cached.is_none();
+        let index = match cached {
             Some(index) => index,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
@@ -468,7 +526,7 @@ impl Opener<'_> {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        let image = self.blob(sum, index, registry.ways(layer.blob)?);
+        let image = self.blob(sum, index, is_new, registry.ways(layer.blob)?);
         Ok(Remote::new(image, sum.to_string()))
     }
 
@@ -483,7 +541,7 @@ impl Opener<'_> {
             let mut body = ranges.open(at.clone(), until)?;
             let read = body.fill(&mut bytes, limit).and_then(|()| self.read_index(&bytes, layer));
             let Err(failure) = read else { return read };
-            ranges.failed(&body, failure)?;
+            ranges.failed(&mut body, failure)?;
         }
         Err(Failure::passing(server(&ranges.url(), "the server and its mirrors fail in turn")))
     }
@@ -492,7 +550,9 @@ impl Opener<'_> {
         let url = self.name();
         match (&layer.index, &layer.tree) {
             (Some(place), _) if Sum::of(bytes) == place.sum() => Ok(Index::decode(bytes, &url)?),
-            (None, Some(place)) => Ok(of_tree(Tree::read(place, bytes).map_err(|what| Error::Tree { url, what })?)),
+            (None, Some(place)) => {
+                Ok(Index::of_tree(Tree::read(place, bytes).map_err(|what| Error::Tree { url, what })?))
+            }
             _ => Err(Error::Sum { url, what: "the chunk index".to_owned() }.into()),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    env, fs,
+    env,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ use url::Url;
 use crate::{
     access::Access,
     error::{Error, Result},
+    file,
     http::{Client, Reply, same},
     patience::Failure,
 };
@@ -146,7 +147,7 @@ fn profile(variable: &Variable) -> Result<(Settings, Settings)> {
     let path = |given: &str, usual: &str| {
         variable(given).map(PathBuf::from).or_else(|| Some(PathBuf::from(variable("HOME")?).join(".aws").join(usual)))
     };
-    let read = |path: Option<PathBuf>, headings: &[String]| match path.map(|path| (fs::read_to_string(&path), path)) {
+    let read = |path: Option<PathBuf>, headings: &[String]| match path.map(|path| (file::text(&path), path)) {
         None => Ok(Settings::new()),
         Some((Ok(text), _)) => Ok(settings(&text, headings)),
         Some((Err(error), _)) if error.kind() == std::io::ErrorKind::NotFound => Ok(Settings::new()),
@@ -172,6 +173,8 @@ fn settings(text: &str, headings: &[String]) -> Settings {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn store(bucket: &str, variables: &[(&str, &str)]) -> Store {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    env, fs,
+    env,
     path::PathBuf,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use url::Url;
 
 use crate::{
     error::{Error, Result},
+    file,
     http::{Client, Outgoing, Reply, server},
     location::is_loopback,
     patience::Failure,
@@ -226,10 +227,10 @@ fn credential(server: &str) -> Result<Option<DockerCredential>> {
         variable("REGISTRY_AUTH_FILE").or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("containers/auth.json")));
     let docker = variable("DOCKER_CONFIG").or_else(|| Some(variable("HOME")?.join(".docker")));
     for path in [podman, docker.map(|directory| directory.join("config.json"))].into_iter().flatten() {
-        let Ok(text) = fs::read(&path) else { continue };
+        let Ok(text) = file::text(&path) else { continue };
         // Errors of a helper may contain what it printed, and are not shown.
         let failed = |what: &str| Error::Location { location: path.display().to_string(), what: what.to_owned() };
-        match get_credential_from_reader(&*text, server) {
+        match get_credential_from_reader(text.as_bytes(), server) {
             Ok(credential) => return Ok(Some(credential)),
             Err(CredentialRetrievalError::NoCredentialConfigured) => {}
             Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("not found") => {}

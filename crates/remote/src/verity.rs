@@ -18,10 +18,16 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::{index::MOST_INDEX_BYTES, sum::Sum};
+use crate::sum::Sum;
 
 /// The length of a block of the image and of the tree.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
+
+/// The longest chunk that an image is read in.
+const MOST_CHUNK_BYTES: u64 = 4 << 20;
+
+/// The longest tree that is read.
+const MOST_TREE_BYTES: u64 = 64 << 20;
 
 const MAGIC: &[u8; 8] = b"verity\0\0";
 const SUM_BYTES: usize = 32;
@@ -33,6 +39,8 @@ pub(crate) struct TreePlace {
     pub(crate) root: Sum,
     /// Where the image ends and the tree starts.
     pub(crate) offset: u64,
+    /// The length of the chunks that the image is read in: a multiple of a block's.
+    pub(crate) chunk_bytes: u64,
 }
 
 /// The sums of an image's blocks.
@@ -45,9 +53,9 @@ pub(crate) struct Tree {
 }
 
 impl TreePlace {
-    /// Returns what stands for the image, as the sum of a chunk index does.
+    /// Returns what stands for the image, as the sum of a chunk index does: also for where each chunk is.
     pub(crate) fn identity(&self) -> Sum {
-        Sum::of(format!("dm-verity {} {}", self.root, self.offset).as_bytes())
+        Sum::of(format!("dm-verity {} {} {}", self.root, self.offset, self.chunk_bytes).as_bytes())
     }
 
     /// Returns the length of the superblock and the tree.
@@ -59,7 +67,7 @@ impl TreePlace {
             return Err("the dm-verity tree does not start where a block does");
         }
         let len_bytes = (1 + levels(self.offset / BLOCK_BYTES).iter().sum::<u64>()) * BLOCK_BYTES;
-        if len_bytes > MOST_INDEX_BYTES {
+        if len_bytes > MOST_TREE_BYTES {
             return Err("the dm-verity tree exceeds 64 MiB: only smaller images can be read without a chunk index");
         }
         Ok(len_bytes)
@@ -162,34 +170,41 @@ impl Tree {
 
     /// Returns the length of what is kept of the tree.
     pub(crate) fn kept_bytes(&self) -> u64 {
-        (MAGIC.len() + SUM_BYTES + 8 + 2 + self.salt.len() + self.sums.len() + SUM_BYTES) as u64
+        (MAGIC.len() + SUM_BYTES + 8 + 8 + 2 + self.salt.len() + SUM_BYTES + self.sums.len()) as u64
     }
 
-    /// Encodes what is kept of the tree: the root's sum, where it starts, the length of the salt, the
-    /// salt, the sums of the image's blocks, and the sum of all that.
+    /// Encodes what is kept of the tree: the root's sum, where it starts, the length of chunks, the length
+    /// of the salt, the salt, the sum of all that, and the sums of the image's blocks, for which the root
+    /// vouches.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.place.root.0);
         bytes.extend(self.place.offset.to_le_bytes());
+        bytes.extend(self.place.chunk_bytes.to_le_bytes());
         bytes.extend((self.salt.len() as u16).to_le_bytes());
         bytes.extend(&self.salt);
-        bytes.extend(&self.sums);
         bytes.extend(Sum::of(&bytes).0);
+        bytes.extend(&self.sums);
         bytes
     }
 
     /// Decodes what is kept of a tree. Its root is compared with its sum.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (bytes, sum) = bytes.split_last_chunk()?;
         let (root, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
-        if Sum::of(bytes) != Sum(*sum) {
+        let (offset, rest) = rest.split_first_chunk()?;
+        let (chunk_bytes, rest) = rest.split_first_chunk()?;
+        let (salt_bytes, rest) = rest.split_first_chunk()?;
+        let (salt, rest) = rest.split_at_checked(u16::from_le_bytes(*salt_bytes).into())?;
+        let (sum, sums) = rest.split_first_chunk()?;
+        if Sum::of(&bytes[..bytes.len() - rest.len()]) != Sum(*sum) {
             return None;
         }
-        let (offset, rest) = rest.split_first_chunk()?;
-        let (salt_bytes, rest) = rest.split_first_chunk()?;
-        let place = TreePlace { root: Sum(*root), offset: u64::from_le_bytes(*offset) };
-        let (salt, sums) = rest.split_at_checked(u16::from_le_bytes(*salt_bytes).into())?;
+        let (offset, chunk_bytes) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*chunk_bytes));
+        let place = TreePlace { root: Sum(*root), offset, chunk_bytes };
         place.len_bytes().ok()?;
+        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(BLOCK_BYTES) || chunk_bytes > MOST_CHUNK_BYTES {
+            return None;
+        }
         let expected =
             levels(place.offset / BLOCK_BYTES).first().map_or(SUM_BYTES as u64, |blocks| blocks * BLOCK_BYTES);
         Self::of_sums(place, salt.to_vec(), sums.to_vec()).filter(|_| sums.len() as u64 == expected)
@@ -226,7 +241,10 @@ mod tests {
         bytes.extend(salt);
         bytes.resize(4096, 0);
         bytes.extend(all.concat());
-        (TreePlace { root: Sum(below.try_into().expect("a sum")), offset: image.len() as u64 }, bytes)
+        (
+            TreePlace { root: Sum(below.try_into().expect("a sum")), offset: image.len() as u64, chunk_bytes: 4096 },
+            bytes,
+        )
     }
 
     fn image(blocks: usize) -> Vec<u8> {
@@ -256,8 +274,8 @@ mod tests {
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
             let text = String::from_utf8(made.stdout).expect("text");
             let root = text.lines().find_map(|line| line.strip_prefix("Root hash:")).expect("a root").trim();
-            let place =
-                TreePlace { root: Sum::parse(&format!("sha256:{root}")).expect("a sum"), offset: image.len() as u64 };
+            let root = Sum::parse(&format!("sha256:{root}")).expect("a sum");
+            let place = TreePlace { root, offset: image.len() as u64, chunk_bytes: 4096 };
             let bytes = std::fs::read(&path).expect("a file").split_off(image.len());
             assert_eq!(Ok(bytes.len() as u64), place.len_bytes());
             let tree = Tree::read(&place, &bytes).expect("a tree");
@@ -298,6 +316,18 @@ mod tests {
             let after = (image.len() as u64).next_multiple_of(1 << 19);
             prop_assert!(!tree.is_right(after, &[0; 4096]));
         }
+    }
+
+    /// A chunk's number means nothing in a cache or a trace with chunks of another length.
+    #[test]
+    fn an_identity_is_of_chunks_of_one_length() {
+        let (place, good) = tree_of(&image(200), b"s");
+        let other = TreePlace { chunk_bytes: 8192, ..place.clone() };
+        assert_ne!(other.identity(), place.identity());
+        let tree = Tree::read(&other, &good).expect("a tree");
+        assert_eq!(Tree::decode(&tree.encode()).expect("a tree").place(), &other);
+        let odd = TreePlace { chunk_bytes: 5000, ..place };
+        assert_eq!(Tree::decode(&Tree::read(&odd, &good).expect("a tree").encode()), None);
     }
 
     /// What a level is depends on the number of blocks, for which the root does not vouch.

@@ -2,6 +2,11 @@
 
 use std::{env, fs, num::NonZero, thread};
 
+/// Returns the number of CPUs that this process may use.
+pub(crate) fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 /// Describes the machine.
 pub(crate) fn description() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -19,7 +24,7 @@ pub(crate) fn description() -> String {
         .unwrap_or(0);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+    let cpus = cpus();
     let plural = if cpus == 1 { "" } else { "s" };
     format!(
         "{cpus} CPU{plural} ({model}), {:.0} GiB of memory, {} {}, pagefold {}, load {load} at the start",

@@ -154,7 +154,8 @@ impl Drop for Output {
         let mut text = if self.json { String::new() } else { self.table().unwrap_or_default() };
         self.skipped.iter().for_each(|skipped| text.push_str(&format!("\nnot here: {skipped}")));
         self.record.series.retain(|key, _| key.case.starts_with(self.judged));
-        let verdicts: Vec<String> = targets(self.bench).filter_map(|target| target.verdict(&self.record)).collect();
+        let verdicts: Vec<String> =
+            targets(self.bench, machine::cpus()).filter_map(|target| target.verdict(&self.record)).collect();
         if !verdicts.is_empty() {
             text.push_str(&format!("\ntargets\n{}", verdicts.join("\n")));
         }

@@ -13,7 +13,7 @@ use crate::words::{between, difference, minutes, plural, range, utc};
 /// Maximum length of a line of prose, in bytes.
 const COLUMNS: usize = 100;
 
-/// Returns the page of a run that goes on or has ended. `command` is the command that measures.
+/// Returns the page of a run that continues or has ended. `command` is the command that measures.
 pub(super) fn whole(record: &Record, command: &str) -> anyhow::Result<String> {
     let mut text = page(record, &format!("`{command}` made this page."))?;
     text.push_str("\n## The sources' tables\n\n");
@@ -39,21 +39,42 @@ fn page(record: &Record, made_by: &str) -> anyhow::Result<String> {
     if let Some(why) = &record.cut_short {
         paragraph(&mut text, &format!("**This run was cut short**: {why}."));
     }
+    let left_out: Vec<&str> = record.left_out.iter().map(|(part, _)| part.as_str()).collect();
+    if !left_out.is_empty() {
+        paragraph(&mut text, &format!("**Left out**: {}.", left_out.join(", ")));
+    }
     let (mut tables, mut counts) = (String::new(), [0; 3]);
+    let mut contents = Vec::new();
     for group in groups()? {
         let found = group.comparisons.iter().filter_map(|one| Some((one, one.ratios(record)?)));
-        let rows: Vec<_> = found.collect();
+        let mut rows: Vec<_> = found.collect();
         if rows.is_empty() {
             continue;
         }
+        contents.push(format!("[{}](#{})", group.name, anchor(&group.name)));
         writeln!(tables, "\n## {}\n", group.name)?;
         paragraph(&mut tables, &group.note);
-        tables.push_str("| | pagefold / peer | pagefold | turns | cases |\n|---|---|---|---|---|\n");
+        tables.push_str("| pagefold / peer | | pagefold | turns | cases |\n|---|---|---|---|---|\n");
+        let mut pairs: Vec<String> = Vec::new();
+        for (comparison, _) in &rows {
+            let sides = comparison.sides();
+            if !pairs.contains(&sides) {
+                pairs.push(sides);
+            }
+        }
+        rows.sort_by_key(|(comparison, _)| pairs.iter().position(|sides| *sides == comparison.sides()));
+        let mut above = String::new();
         for (comparison, ratios) in rows {
             let winner = comparison.winner(ratios.mean);
             counts[winner as usize] += 1;
-            tables.push_str(&row(comparison, &ratios, winner));
+            let sides = comparison.sides();
+            let shown = if sides == above { "" } else { &*sides };
+            tables.push_str(&row(comparison, shown, &ratios, winner));
+            above = sides;
         }
+    }
+    if !contents.is_empty() {
+        paragraph(&mut text, &format!("Contents: {}.", contents.join(", ")));
     }
     let [ours, peers, neither] = counts;
     let all = ours + peers + neither;
@@ -66,11 +87,16 @@ fn page(record: &Record, made_by: &str) -> anyhow::Result<String> {
     paragraph(
         &mut text,
         "A row gives the median over turns of the geometric mean over cases, then the range of the turns as factors \
-         (above 1 pagefold is better), then the worst and the best case. **Bold: the peer is better.** [report.md](report.md) \
-         describes the method, and what differs between pagefold and each peer.",
+         (above 1 pagefold is better; (1): a single turn), then the number of cases, the worst and the best. **Bold: the \
+         peer is better.** [report.md](report.md) describes the method, and what differs between the two sides.",
     );
     text.pop();
     Ok(text + &tables)
+}
+
+/// Returns the anchor that readers of Markdown give a heading of letters, digits and spaces.
+fn anchor(heading: &str) -> String {
+    heading.to_lowercase().replace(' ', "-")
 }
 
 fn head(record: &Record, made_by: &str) -> String {
@@ -86,14 +112,15 @@ fn head(record: &Record, made_by: &str) -> String {
     )
 }
 
-fn row(comparison: &Comparison, Ratios { mean, cases }: &Ratios, winner: Winner) -> String {
+/// Returns the row of a comparison. `sides` is empty if the row above is of the same two.
+fn row(comparison: &Comparison, sides: &str, Ratios { mean, cases }: &Ratios, winner: Winner) -> String {
     let words = difference(comparison.measure, mean.median);
     let words = if winner == Winner::Peer { format!("**{words}**") } else { words };
     let of_cases = match &cases[..] {
         [worst, .., best] => format!("{}: {}", cases.len(), between(worst.0, best.0)),
         _ => String::new(),
     };
-    format!("| {} | {} | {words} | {} | {of_cases} |\n", comparison.what, comparison.sides(), range(*mean))
+    format!("| {sides} | {} | {words} | {} | {of_cases} |\n", comparison.what, range(*mean))
 }
 
 /// Lists peers that are missing, parts that failed, and comparisons without figures.
@@ -165,8 +192,8 @@ mod tests {
         }
         let page = results(&record, "the command").unwrap();
         for line in [
-            "| Compression | fold / liblz4 | 50 % faster | 1.50× |  |",
-            "| Decompression | fold / liblz4 | **2.0× slower** | 0.50× |  |",
+            "| fold / liblz4 | Compression | 50 % faster | 1.50× |  |",
+            "|  | Decompression | **2.0× slower** | 0.50× |  |",
             "Of 2 comparisons pagefold is better in 1, the peer in 1; 0 show no difference.",
         ] {
             assert!(page.contains(line), "{line}: {page}");
@@ -185,19 +212,24 @@ mod tests {
         record.add(Line::new([ABOUT, "image", "pagefold-bench image --json", "turn", ""], 1.0));
         record.add(Line::new([ABOUT, "image", "squashfuse: <not> installed", "missing", ""], 0.0));
         record.add(Line::new([ABOUT, "image", "killed by signal 9", "failed", ""], 0.0));
+        record.add(Line::new([ABOUT, "remote", "no time is left", "left_out", ""], 0.0));
         let empty = whole(&record, "c").unwrap();
         for said in ["apt-get install nbdkit", "squashfuse: &lt;not> installed", "killed by signal 9", "no figures: "] {
             assert!(empty.contains(said), "{said}: {empty}");
         }
         assert!(!empty.contains("/usr/bin/fio"), "{empty}");
+        let first: Vec<&str> = empty.lines().take(8).collect();
+        assert!(first.contains(&"**Left out**: remote."), "{empty}");
         tests::whole().into_iter().for_each(|line| record.add(line));
         let page = whole(&record, "c").unwrap();
         assert!(!page.contains("no figures: "), "{page}");
         for group in groups().unwrap() {
             assert!(page.contains(&format!("\n## {}\n\n", group.name)));
+            let link = format!("[{}](#{})", group.name, anchor(&group.name));
+            assert!(page.lines().take(16).collect::<Vec<_>>().join(" ").contains(&link), "{link}: {page}");
             for comparison in &group.comparisons {
-                let row = format!("| {} | {} |", comparison.what, comparison.sides());
-                assert!(page.contains(&row), "{row}");
+                let (first, next) = (format!("| {} | ", comparison.sides()), format!(" | {} | ", comparison.what));
+                assert!(page.contains(&first) && page.contains(&next), "{first}{next}");
             }
         }
     }

@@ -34,7 +34,7 @@ struct PublishedTable {
 
 #[derive(Deserialize)]
 struct Row {
-    /// Only the means of a group's rows are shown; empty if there are no groups.
+    /// The group of the row, of which the page shows only the mean. Empty if the table has no groups.
     #[serde(default)]
     group: String,
     name: String,

@@ -477,7 +477,7 @@ mod tests {
         let (record, _) = fixture.run(&Fixture::plan(&scripts, 2, 100.0), &mut |record| {
             seen.push(record.series.len());
             let stop = Arc::clone(&stop);
-            // As a signal would during the second part.
+            // A signal during the second part does the same.
             thread::spawn(move || {
                 thread::sleep(Duration::from_millis(500));
                 stop.store(true, Relaxed);

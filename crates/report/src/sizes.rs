@@ -1,5 +1,5 @@
-//! Tables of the bytes that codecs make of each gathered kind of data, and of synthetic pages. They have
-//! no speeds, so they are the same on every machine with the same pages.
+//! Tables of the bytes that codecs make of each gathered kind of data. They have no speeds, so they
+//! are the same on every machine with the same pages.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -120,19 +120,6 @@ impl Sizes {
         }
         differ
     }
-}
-
-/// Returns a table of other data: for each subject, the bytes of each column.
-pub fn plain_table<'a>(what: &str, columns: impl Iterator<Item = &'a str>, rows: &[(String, Vec<usize>)]) -> String {
-    let mut text = format!("Compressed bytes of {what}, by pagefold-bench sizes.\n\n{:14}", "");
-    columns.for_each(|column| text.push_str(&format!(" {column:>9}")));
-    text.push('\n');
-    for (subject, bytes) in rows {
-        text.push_str(&format!("{subject:14}"));
-        bytes.iter().for_each(|bytes| text.push_str(&format!(" {bytes:>9}")));
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -20,16 +20,24 @@ pub(super) struct Target<'a> {
     bound: Option<f64>,
 }
 
-/// Returns the targets of a bench, in the table's order.
-pub(super) fn targets(bench: &str) -> impl Iterator<Item = Target<'static>> {
-    let rows = TABLE.lines().filter(|line| !line.starts_with('#')).filter_map(parse);
+/// Returns the targets of a bench on a machine with `cpus` CPUs, in the table's order.
+pub(super) fn targets(bench: &str, cpus: usize) -> impl Iterator<Item = Target<'static>> {
+    let rows = TABLE.lines().filter(|line| !line.starts_with('#')).filter_map(move |row| parse(row, cpus));
     rows.filter(move |target| target.ours.bench == bench)
 }
 
 /// Parses a row: bench, case, metric, subject, peer or `-`, `mean` or `each`, relation, bound or `-`.
-fn parse(row: &str) -> Option<Target<'_>> {
+/// Some bounds are followed by another one for machines with more CPUs: `1; 1.5 from 16 CPUs`.
+fn parse(row: &str, cpus: usize) -> Option<Target<'_>> {
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
     let [bench, case, metric, subject, peer, of, relation, bound] = cells[..] else { return None };
+    let bound = match bound.split_once(';') {
+        None => bound,
+        Some((bound, further)) => {
+            let (further, least) = further.trim().strip_suffix(" CPUs")?.split_once(" from ")?;
+            if cpus >= least.parse().ok()? { further } else { bound }
+        }
+    };
     let bound = if bound == "-" { None } else { Some(bound.parse().ok()?) };
     let peer = (peer != "-").then_some(peer);
     let ours = Pick { bench, case, subject, metric };
@@ -86,7 +94,7 @@ mod tests {
     fn every_row_of_the_table_is_a_target() {
         for row in TABLE.lines().filter(|line| !line.starts_with('#')) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-            assert!(parse(row).is_some(), "{row}");
+            assert!(parse(row, 1).is_some() && parse(row, 128).is_some(), "{row}");
             assert!(["mean", "each"].contains(&cells[5]) && ["≥", "≤"].contains(&cells[6]), "{row}");
         }
     }
@@ -97,7 +105,7 @@ mod tests {
         for (case, subject, value) in [("a/1", "x", 0.8), ("a/1", "y", 1.0), ("b/1", "x", 1.5), ("b/1", "y", 1.0)] {
             record.add(Line::new(["b", case, subject, "m", ""], value));
         }
-        let verdict = |row| parse(row).unwrap().verdict(&record);
+        let verdict = |row| parse(row, 2).unwrap().verdict(&record);
         let said = verdict("b | * | m | x | y | each | ≥ | 0.8").unwrap();
         assert!(said.starts_with("PASS x / y: m of * (≥ 0.8): mean 1.095, worst 0.800 (a/1 m), 2 of 2"), "{said}");
         let said = verdict("b | * | m | x | y | each | ≤ | 1").unwrap();
@@ -106,5 +114,12 @@ mod tests {
         assert!(verdict("b | b/* | m | x | - | each | ≤ | 1.4").unwrap().starts_with("miss x: m of b/* (≤ 1.4): 1.5"));
         assert!(verdict("b | * | m | x | y | each | ≤ | -").unwrap().starts_with("     x / y"));
         assert_eq!(verdict("b | * | m | x | z | each | ≥ | 1"), None);
+    }
+
+    #[test]
+    fn a_bound_may_depend_on_the_number_of_cpus() {
+        let bound = |bound: &str, cpus| parse(&format!("b | * | m | x | y | each | ≥ | {bound}"), cpus).unwrap().bound;
+        assert_eq!([1, 15, 16, 64].map(|cpus| bound("1; 1.5 from 16 CPUs", cpus)), [1.0, 1.0, 1.5, 1.5].map(Some));
+        assert_eq!([8, 16].map(|cpus| bound("-; 6 from 16 CPUs", cpus)), [None, Some(6.0)]);
     }
 }

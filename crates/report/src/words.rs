@@ -57,10 +57,10 @@ pub(crate) fn between(low: f64, high: f64) -> String {
     format!("{}–{}", times(low).trim_end_matches('×'), times(high))
 }
 
-/// Formats the range from the lowest turn to the highest.
+/// Formats the range from the lowest turn to the highest. A single turn is marked `(1)`.
 pub(crate) fn range(ratio: Spread) -> String {
     match ratio.turns {
-        1 => format!("{}, 1 turn", times(ratio.median)),
+        1 => format!("{} (1)", times(ratio.median)),
         _ if times(ratio.low) == times(ratio.high) => times(ratio.low),
         _ => between(ratio.low, ratio.high),
     }

@@ -18,14 +18,13 @@ use crate::{
     Error,
     adopt_error::AdoptError,
     connection::{Common, Connection, Keeper},
-    events::Resting,
-    handover::{ClientState, NewcomerState},
+    handover::ClientState,
     listen::Listener,
-    negotiate::{Negotiation, NoPlace, Security, Session},
-    newcomer::{Newcomer, Place},
+    negotiate::{NoPlace, Security, Session},
     pause::Pause,
     peer::Peer,
     presence::{Presence, WhenClient},
+    resting::Resting,
     sockets::{Opened, Sockets},
     stream::Stream,
     tls::Certificates,
@@ -87,7 +86,7 @@ pub(crate) struct Control {
     tls: Option<Tls>,
     /// Written to wake the server's thread.
     pub(crate) wake: Arc<OwnedFd>,
-    pub(crate) resting: Resting,
+    pub(crate) resting: Resting<Seat>,
     pub(crate) sockets: Sockets,
     pub(crate) pause: Pause,
     /// Set when connections and their requests are no longer waited for.
@@ -158,7 +157,7 @@ impl Control {
         common: Arc<Common>,
         tls: Option<Tls>,
         wake: Arc<OwnedFd>,
-        resting: Resting,
+        resting: Resting<Seat>,
         when_refused: WhenRefused,
         when_client: WhenClient,
     ) -> Self {
@@ -317,22 +316,8 @@ impl Control {
         if self.resting.add(number, &connection) { Ok(()) } else { Err(AdoptError::System("it was closed".to_owned())) }
     }
 
-    /// Continues with a client of another server that negotiates.
-    pub(crate) fn adopt_newcomer(
-        &self,
-        number: u64,
-        state: NewcomerState,
-        fd: OwnedFd,
-        exports: &Exports,
-    ) -> Result<Newcomer, AdoptError> {
-        let memory = self.common.executor.memory();
-        let negotiation = Negotiation::of_state(state, exports, memory)?;
-        let stream = self.adopt_stream(number, fd)?;
-        Ok(Newcomer { stream, negotiation, place: Place::None(memory.take_idle()) })
-    }
-
     /// Watches a client of another server, though for nothing yet.
-    fn adopt_stream(&self, number: u64, fd: OwnedFd) -> Result<Arc<Stream>, AdoptError> {
+    pub(crate) fn adopt_stream(&self, number: u64, fd: OwnedFd) -> Result<Arc<Stream>, AdoptError> {
         let stream = Stream::new(Socket::of_another(fd)?);
         let added = self.resting.add_stream(EventData::new_u64(number), &stream);
         added.map_err(|error| AdoptError::System(error.to_string()))?;
@@ -403,6 +388,18 @@ impl Control {
         let connections = self.lock();
         let others = connections.all.iter().filter(|(number, _)| !kept.contains(number));
         others.map(|(_, admitted)| admitted.stream.shutdown()).count()
+    }
+
+    /// Closes all connections that a process has made to a Unix socket. Returns how many these are.
+    pub(crate) fn shutdown_of(&self, pid: u32) -> usize {
+        let is_its = |stream: &Stream| matches!(stream.peer(), Peer::Process { pid: found, .. } if u32::try_from(found) == Ok(pid));
+        let connections = self.lock();
+        connections
+            .all
+            .values()
+            .filter(|admitted| is_its(&admitted.stream))
+            .map(|admitted| admitted.stream.shutdown())
+            .count()
     }
 
     /// Closes all connections.

@@ -23,7 +23,7 @@
 //! the request itself, in its small buffers: slower, but without waiting for others.
 //!
 //! If a change finds no room and the device supports waiting, it is set aside by the executor.
-//! `docs/nbd.md` has the measured gains.
+//! `docs/targets.md` has the figures.
 //!
 //! A connection without requests rests: it gives its thread and buffers up, and its [`Keeper`]
 //! resumes it when data arrive. While other connections wait for memory to work, it rests after

@@ -12,18 +12,15 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     io,
-    os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use pagefold_executor::{Exports, Taken};
 use rustix::{
     buffer::spare_capacity,
-    event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    event::epoll::{self, Event, EventData, EventFlags},
     io::Errno,
 };
 
@@ -33,10 +30,10 @@ use crate::{
     connection::{Connection, Parked},
     handover::{ClientState, Handed},
     handshakes::{Done, Handshakes},
-    listen::Listener,
     negotiate::{Ended, Negotiation, Session},
     newcomer::{Handshake, Newcomer, Place, Progress},
     pause::{Ask, Asked, LAST, PauseError, Shared},
+    resting::{LEAST_LISTENER, Rester, WAKE, listener_number},
     sockets::Opened,
     stream::Stream,
     transport::{Transport, at_most_a_day},
@@ -61,96 +58,6 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Events handled before the next look at the clock.
 const MOST_EVENTS: usize = 64;
-
-/// The number under which the eventfd is watched. Listeners have the numbers below, from
-/// [`LEAST_LISTENER`] on; connections count from 0 and never reach them.
-const WAKE: u64 = u64::MAX;
-const LEAST_LISTENER: u64 = 1 << 63;
-
-/// Connections that rest, and what watches them.
-pub(crate) struct Resting {
-    epoll: OwnedFd,
-    /// Some may be able to go on without anything that arrives.
-    pub(crate) has_parked: AtomicBool,
-    state: Mutex<RestingState>,
-}
-
-#[derive(Default)]
-struct RestingState {
-    /// No connection may rest any more.
-    closed: bool,
-    all: BTreeMap<u64, Rester>,
-}
-
-/// A connection that rests.
-struct Rester {
-    connection: Arc<Served>,
-    /// When it ends, once its export has been found removed.
-    ends: Option<Instant>,
-}
-
-impl Resting {
-    pub(crate) fn new(wake: &OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
-        Ok(Self { epoll, has_parked: AtomicBool::new(false), state: Mutex::default() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RestingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Watches a listening socket.
-    pub(crate) fn listen(&self, number: u64, listener: &Listener) -> Result<(), Error> {
-        let number = EventData::new_u64(listener_number(number));
-        epoll::add(&self.epoll, listener.as_fd(), number, EventFlags::IN)
-            .map_err(|error| Error::System { what: "wait for connections", source: error.into() })
-    }
-
-    /// Lets a connection rest until data arrive. Returns `false` if the server stops.
-    pub(crate) fn add(&self, number: u64, connection: &Arc<Served>) -> bool {
-        let mut state = self.lock();
-        if state.closed {
-            return false;
-        }
-        // Under the lock, so that no event finds the connection missing.
-        let watched = self.watch(number, connection.transport(), EventFlags::IN | EventFlags::RDHUP);
-        if watched.is_ok() {
-            state.all.insert(number, Rester { connection: Arc::clone(connection), ends: None });
-        }
-        watched.is_ok()
-    }
-
-    /// Lets no connection rest any more, and returns those that do.
-    pub(crate) fn close(&self) -> Vec<Arc<Served>> {
-        let mut state = self.lock();
-        state.closed = true;
-        std::mem::take(&mut state.all).into_values().map(|rester| rester.connection).collect()
-    }
-
-    /// Watches a client's socket, though for nothing yet.
-    pub(crate) fn add_stream(&self, number: EventData, stream: &Stream) -> rustix::io::Result<()> {
-        epoll::add(&self.epoll, stream, number, EventFlags::ONESHOT)
-    }
-
-    /// Returns the connections that rest.
-    fn connections(&self) -> Vec<Arc<Served>> {
-        self.lock().all.values().map(|rester| Arc::clone(&rester.connection)).collect()
-    }
-
-    /// Takes the connections that can go on without anything that arrives.
-    fn take_parked(&self) -> Vec<(u64, Arc<Served>)> {
-        let mut state = self.lock();
-        let parked: Vec<_> =
-            state.all.iter().filter(|(_, rester)| rester.connection.is_parked()).map(|(&number, _)| number).collect();
-        parked.into_iter().filter_map(|number| Some((number, state.all.remove(&number)?.connection))).collect()
-    }
-
-    /// Reports the next event of a socket that is already being watched.
-    fn watch(&self, number: u64, stream: &Stream, events: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(&self.epoll, stream, EventData::new_u64(number), events | EventFlags::ONESHOT)
-    }
-}
 
 /// A connection that has not chosen an export, or whose client has not received the answer yet.
 struct Entry {
@@ -262,7 +169,7 @@ impl Events {
 
     fn handle(&mut self, number: u64) {
         if number == WAKE {
-            // It reads as 0 again.
+            // After this, the eventfd reads as 0.
             let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
             self.retry = None;
             for Done { number, newcomer, result } in self.handshakes.take_done() {
@@ -272,7 +179,7 @@ impl Events {
                     self.proceed(number, result);
                 }
             }
-            // After a pause, all that can go on does.
+            // After a pause, all that can continue does.
             let Control { common, resting, .. } = &*self.control;
             if !common.is_pausing() && resting.has_parked.swap(false, Ordering::SeqCst) {
                 self.ready.extend(resting.take_parked());
@@ -546,7 +453,7 @@ impl Events {
         memory.set_short(false);
     }
 
-    /// Pauses until the pause ends. Returns whether the server goes on.
+    /// Pauses until the pause ends. Returns whether the server continues.
     fn pause(&mut self, asked: Asked) -> bool {
         let found = self.settle(asked).and_then(|left_out| {
             let mut handed = self.hand_over(asked.leaves_out)?;
@@ -743,9 +650,4 @@ impl Events {
             self.control.wait_for_all(None);
         }
     }
-}
-
-/// Converts the number of a socket to that under which it is watched, and back.
-fn listener_number(number: u64) -> u64 {
-    WAKE - 1 - number
 }

@@ -13,11 +13,11 @@ use crate::protocol::{Context, Headers, Request};
 /// Sockets with their states. `D` is a descriptor.
 #[derive(Debug)]
 pub struct Handed<D> {
-    /// Those that listen.
+    /// Sockets that listen.
     pub listeners: Vec<(ListenerState, D)>,
-    /// Those of clients.
+    /// Sockets of clients.
     pub clients: Vec<(ClientState, D)>,
-    /// Those of clients that have not chosen an export.
+    /// Sockets of clients that have not chosen an export.
     pub newcomers: Vec<(NewcomerState, D)>,
     /// Number of the clients that cannot be handed over, and lose their connections.
     pub left_out: usize,
@@ -41,7 +41,7 @@ pub struct ListenerState {
     pub(crate) is_passed: bool,
     /// Context id and port of a vsock socket.
     pub(crate) vsock: Option<(u32, u32)>,
-    /// The only export that clients of the socket see; `None`: all.
+    /// The only export that clients of the socket see; `None` means all.
     pub(crate) export: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl ListenerState {
         self.is_passed
     }
 
-    /// Returns the name of the only export that clients of the socket see; `None`: all.
+    /// Returns the name of the only export that clients of the socket see; `None` means all.
     pub fn export(&self) -> Option<&str> {
         self.export.as_deref()
     }
@@ -90,7 +90,7 @@ pub(crate) struct UnfinishedState {
 /// A client that negotiates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewcomerState {
-    /// The only export that it sees; `None`: all.
+    /// The only export that it sees; `None` means all.
     pub(crate) only: Option<String>,
     /// Whether it may or must begin TLS.
     pub(crate) tls: TlsState,

@@ -146,7 +146,7 @@ impl Handshakes {
             drop(state);
             self.control.wake();
         }
-        // It is uncounted already.
+        // The thread is no longer counted.
         mem::forget(counted);
         drop(taken);
     }

@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pagefold_executor::{Growing, Lent, Share};
+use pagefold_executor::{Growing, Lent, Polling, Share};
+use rustix::thread::sched_yield;
 
 use crate::{
     connection::Common,
@@ -41,6 +42,9 @@ struct Source<T> {
     /// The transport's current receive timeout. Setting it costs a system call, so a timeout
     /// shorter than needed stays in place until it expires.
     armed: Option<Duration>,
+    /// Whether the client seems to wait for each reply, so that its next request is worth looking for.
+    is_expected: bool,
+    polling: Polling,
 }
 
 /// The error of a thread that would wait for the peer while the server pauses. Nothing that was received
@@ -57,6 +61,8 @@ impl<T: Transport> Input<T> {
             replay: Vec::new(),
             replayed_bytes: 0,
             armed: None,
+            is_expected: false,
+            polling: Polling::default(),
         };
         Ok(Self { source, buffer: Growing::new(SMALL_INPUT_BYTES)?, start: 0, end: 0 })
     }
@@ -78,6 +84,11 @@ impl<T: Transport> Input<T> {
         self.consume(self.len());
         self.replay(Vec::new());
         bytes
+    }
+
+    /// Sets whether the client seems to wait for each reply before it sends its next request.
+    pub(crate) fn expect_next(&mut self, is_expected: bool) {
+        self.source.is_expected = is_expected;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -151,7 +162,7 @@ impl<T: Transport> Input<T> {
         self.receive_most(usize::MAX, timeout, share)
     }
 
-    /// The same, for at most `most_bytes`.
+    /// As `receive`, for at most `most_bytes`.
     pub(crate) fn receive_most(
         &mut self,
         most_bytes: usize,
@@ -215,11 +226,15 @@ impl<T: Transport> Source<T> {
         if self.has_left() {
             return Ok(self.receive_again(room));
         }
+        if let Some(received) = self.look(room)? {
+            return Ok(received);
+        }
         let timer = timeout.min(self.tick);
         if self.armed.is_none_or(|armed| armed > timer) {
             self.transport.set_recv_timeout(timer)?;
             self.armed = Some(timer);
         }
+        let asleep = Instant::now();
         let mut start = None;
         loop {
             match self.transport.recv(room) {
@@ -241,9 +256,31 @@ impl<T: Transport> Source<T> {
                         self.armed = Some(timer);
                     }
                 }
-                result => return result,
+                result => {
+                    self.polling.slept(asleep.elapsed());
+                    return result;
+                }
             }
         }
+    }
+
+    /// Receives some bytes if they arrive soon and this thread need not leave its CPU to others.
+    fn look(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        let most = self.polling.time();
+        if most.is_zero() || !self.is_expected || !self.common.executor.may_poll() {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let received = loop {
+            let received = self.transport.try_recv(room)?;
+            if received.is_some() || start.elapsed() >= most {
+                break received;
+            }
+            // The client may be waiting for this CPU.
+            sched_yield();
+        };
+        self.polling.looked(start.elapsed());
+        Ok(received)
     }
 
     fn has_left(&self) -> bool {

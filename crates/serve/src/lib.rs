@@ -29,11 +29,13 @@ mod listen;
 mod negotiate;
 mod newcomer;
 mod pause;
+mod paused;
 mod peer;
 mod pieces;
 mod presence;
 pub mod protocol;
 mod request;
+mod resting;
 mod server;
 mod session;
 mod sockets;
@@ -58,7 +60,8 @@ pub use listen::{OwnFile, Permissions, SocketFile, listen_privately, listen_with
 pub use pagefold_executor::{
     Account, Claim, Export, ExportError, Exports, IDLE_BYTES, LEAST_COST_BYTES, Quota, WORK_BYTES,
 };
-pub use pause::{PauseError, Paused, Shared};
+pub use pause::{PauseError, Shared};
+pub use paused::Paused;
 pub use peer::Peer;
 pub use presence::ClientEvent;
 pub use server::{Builder, OwnSocket, Server, ServerHandle, TakenSocket, serve_stream};

@@ -318,7 +318,7 @@ impl Negotiation {
         if self.unsent().is_empty() { self.ended.take() } else { None }
     }
 
-    /// Returns where to receive, never empty.
+    /// Returns the part of the buffer for the next bytes that are received. It is never empty.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         let message_bytes = match self.next {
             Next::Flags => 4,

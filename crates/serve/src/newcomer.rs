@@ -1,14 +1,17 @@
 //! Connections that have not chosen an export, or whose clients have not received the answer yet.
 
-use std::{cell::RefCell, io, sync::Arc};
+use std::{cell::RefCell, io, os::fd::OwnedFd, sync::Arc};
 
 use pagefold_executor::{Export, Exports, Taken};
 use rustix::event::epoll::EventFlags;
 
 use crate::{
     admission::{Control, Seat},
+    adopt_error::AdoptError,
+    handover::NewcomerState,
     negotiate::{Ended, Negotiation, Session},
     stream::Stream,
+    transport::Transport,
 };
 
 /// Messages that one newcomer may send before others get their turn.
@@ -44,6 +47,20 @@ pub(crate) enum Handshake {
 }
 
 impl Newcomer {
+    /// Continues with a client of another server.
+    pub(crate) fn adopt(
+        number: u64,
+        state: NewcomerState,
+        fd: OwnedFd,
+        control: &Control,
+        exports: &Exports,
+    ) -> Result<Self, AdoptError> {
+        let memory = control.common.executor.memory();
+        let negotiation = Negotiation::of_state(state, exports, memory)?;
+        let stream = control.adopt_stream(number, fd)?;
+        Ok(Self { stream, negotiation, place: Place::None(memory.take_idle()) })
+    }
+
     /// Exchanges what is possible without waiting.
     pub(crate) fn progress(
         &mut self,
@@ -98,18 +115,18 @@ impl Newcomer {
             }
         }
         let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
-        // More may have arrived already, and be in TLS's buffers: it goes on as soon as others had their
+        // More may have arrived already, and be in TLS's buffers: it continues as soon as others had their
         // turn.
         let waits_for_data = has_sent_all && !has_more;
         Ok(Progress::Waits(if waits_for_data { EventFlags::IN } else { EventFlags::OUT }))
     }
 
-    /// Returns whether it has memory that others may get when it is closed.
+    /// Returns whether closing this peer would free memory for others.
     pub(crate) fn has_memory(&self) -> bool {
         matches!(self.place, Place::None(Some(_)))
     }
 
-    /// Returns whether it is counted.
+    /// Returns whether this peer is counted.
     pub(crate) fn is_paid(&self) -> bool {
         !matches!(self.place, Place::None(None))
     }

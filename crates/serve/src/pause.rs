@@ -1,4 +1,4 @@
-//! Pauses of a server, between which it goes on or ends.
+//! Pauses of a server, between which it continues or ends.
 //!
 //! ```text
 //! running → asked: no request begins → paused: nothing is in progress → running
@@ -8,11 +8,11 @@
 use std::{
     fmt,
     os::fd::AsFd,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use crate::{admission::Control, handover::Handed};
+use crate::handover::Handed;
 
 /// How long the server's thread may take to notice that it is to pause.
 const NOTICE: Duration = Duration::from_secs(5);
@@ -75,11 +75,11 @@ enum State {
     Running,
     /// It has to pause.
     Asked(Asked),
-    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to go on.
+    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to continue.
     Cancelled,
     /// It does nothing. `None`: what was found has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
-    /// It never goes on.
+    /// It never continues.
     Given,
     Ended,
 }
@@ -92,6 +92,52 @@ impl Pause {
     fn set(&self, state: State) {
         *self.lock() = state;
         self.changed.notify_all();
+    }
+
+    /// Asks the server's thread to pause, and waits until it has found what can be handed over. `pausing` is
+    /// called with whether requests have to stop, and wakes that thread.
+    pub(crate) fn begin(
+        &self,
+        patience: Duration,
+        leaves_out: bool,
+        pausing: &dyn Fn(bool),
+    ) -> Result<Handed<Shared>, PauseError> {
+        let mut state = self.lock();
+        match *state {
+            State::Running | State::Cancelled => {}
+            State::Asked(_) | State::Paused(_) => return Err(PauseError::Paused),
+            State::Given | State::Ended => return Err(PauseError::NotRunning),
+        }
+        *state = State::Asked(Asked { deadline: Instant::now() + patience, leaves_out });
+        pausing(true);
+        let waits = |state: &mut State| matches!(state, State::Asked(_));
+        let waited = self.changed.wait_timeout_while(state, patience + LAST + NOTICE, waits);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let found = if let State::Paused(found) = &mut *state { found.take() } else { None };
+        let found = found.unwrap_or(Err(PauseError::NotRunning));
+        if found.is_err() && !matches!(*state, State::Ended) {
+            let is_asked = matches!(*state, State::Asked(_));
+            *state = if is_asked { State::Cancelled } else { State::Running };
+            self.changed.notify_all();
+            // The thread may not have seen that it was asked.
+            pausing(false);
+        }
+        found
+    }
+
+    /// Ends a pause: the server continues. `pausing` is that of [`begin`](Self::begin).
+    pub(crate) fn go_on(&self, pausing: &dyn Fn(bool)) {
+        let mut state = self.lock();
+        if matches!(*state, State::Paused(_)) {
+            pausing(false);
+            *state = State::Running;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends a pause: the server never continues.
+    pub(crate) fn give_away(&self) {
+        self.set(State::Given);
     }
 
     /// For the server's thread: returns what it has to do.
@@ -108,7 +154,7 @@ impl Pause {
     }
 
     /// For the server's thread: reports what was found for `asked`, and waits until the pause ends.
-    /// Returns whether the server goes on; it does so immediately if that pause was given up.
+    /// Returns whether the server continues; it does so immediately if that pause was given up.
     pub(crate) fn wait(&self, asked: Asked, found: Result<Handed<Shared>, PauseError>) -> bool {
         let mut state = self.lock();
         if !matches!(*state, State::Asked(last) if last == asked) {
@@ -145,77 +191,6 @@ impl fmt::Debug for Pause {
     }
 }
 
-/// A server that pauses: no request is in progress, none begins, and nothing is accepted, received or
-/// sent. When this is dropped, the server goes on.
-pub struct Paused {
-    control: Arc<Control>,
-    handed: Handed<Shared>,
-}
-
-impl Paused {
-    pub(crate) fn begin(control: &Arc<Control>, patience: Duration, leaves_out: bool) -> Result<Self, PauseError> {
-        // Before anything stops for the pause.
-        let (_, tls) = control.seats();
-        if tls > 0 && !leaves_out {
-            return Err(PauseError::Tls(tls));
-        }
-        let pause = &control.pause;
-        let mut state = pause.lock();
-        match *state {
-            State::Running | State::Cancelled => {}
-            State::Asked(_) | State::Paused(_) => return Err(PauseError::Paused),
-            State::Given | State::Ended => return Err(PauseError::NotRunning),
-        }
-        *state = State::Asked(Asked { deadline: Instant::now() + patience, leaves_out });
-        control.common.pausing.store(true, Ordering::SeqCst);
-        control.wake();
-        let waits = |state: &mut State| matches!(state, State::Asked(_));
-        let waited = pause.changed.wait_timeout_while(state, patience + LAST + NOTICE, waits);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let found = if let State::Paused(found) = &mut *state { found.take() } else { None };
-        let found = found.unwrap_or(Err(PauseError::NotRunning));
-        if found.is_err() && !matches!(*state, State::Ended) {
-            control.common.pausing.store(false, Ordering::SeqCst);
-            let is_asked = matches!(*state, State::Asked(_));
-            *state = if is_asked { State::Cancelled } else { State::Running };
-            pause.changed.notify_all();
-            // If it has not seen that it was asked.
-            control.wake();
-        }
-        drop(state);
-        Ok(Self { control: Arc::clone(control), handed: found? })
-    }
-
-    /// Returns the server's sockets and the states of its clients.
-    pub fn handed(&self) -> &Handed<Shared> {
-        &self.handed
-    }
-
-    /// Ends the server without closing the connections of its clients: another one, which has got what
-    /// was [handed](Self::handed) over, continues.
-    pub fn give_away(self) {
-        self.control.sockets.leave_files();
-        self.control.pause.set(State::Given);
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        let mut state = self.control.pause.lock();
-        if matches!(*state, State::Paused(_)) {
-            self.control.common.pausing.store(false, Ordering::SeqCst);
-            *state = State::Running;
-            self.control.pause.changed.notify_all();
-        }
-    }
-}
-
-impl fmt::Debug for Paused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Paused").field("clients", &self.handed.clients.len()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,7 +205,7 @@ mod tests {
         pause.set(State::Asked(first));
         assert!(is_asked(first));
         pause.set(State::Cancelled);
-        assert!(pause.wait(first, Ok(Handed::default())), "it goes on");
+        assert!(pause.wait(first, Ok(Handed::default())), "it continues");
         assert!(matches!(pause.asked(), Ask::Nothing), "it has gone on");
         pause.set(State::Cancelled);
         assert!(matches!(pause.asked(), Ask::GoOn), "it has not seen that it was asked");

@@ -364,7 +364,7 @@ impl Reading {
         self.fill_with(replies, session, device, true, |device, at, data| device.read(at, data).map(|()| true))
     }
 
-    /// The same, until it would wait for storage.
+    /// As `fill`, until it would wait for storage.
     pub(crate) fn try_fill<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
@@ -375,7 +375,7 @@ impl Reading {
         self.fill_with(replies, session, device, false, read)
     }
 
-    /// The same, with `read`, which returns whether it has filled the data. Unless it `may_wait`, holes
+    /// As `try_fill`, with `read`, which returns whether it has filled the data. Unless it `may_wait`, holes
     /// of a device that may block are sent as zeros, because where they are may have to be read.
     pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,

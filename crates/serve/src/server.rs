@@ -17,13 +17,15 @@ use crate::{
     admission::{Control, Tls, WhenRefused, wake},
     adopt_error::AdoptError,
     connection::{Common, Connection},
-    events::{Events, Resting},
+    events::Events,
     handover::Handed,
     listen::{Listener, Permissions},
     negotiate::negotiate,
     newcomer::Newcomer,
-    pause::{PauseError, Paused},
+    pause::PauseError,
+    paused::Paused,
     presence::{ClientEvent, WhenClient},
+    resting::Resting,
     sockets::Opened,
     transport::{Deadline, Transport},
 };
@@ -271,13 +273,13 @@ impl ServerHandle {
     }
 
     /// Like [`stop`](Self::stop), but [`Server::run`] no longer waits for connections or for requests
-    /// that a device is working on. Their threads go on until the process ends.
+    /// that a device is working on. Their threads continue until the process ends.
     pub fn abandon(&self) {
         self.0.abandon();
         self.stop();
     }
 
-    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server go on, if
+    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server continue, if
     /// requests have not ended after `patience`, or if what the server does cannot be handed over.
     ///
     /// # Errors
@@ -286,7 +288,7 @@ impl ServerHandle {
         Paused::begin(&self.0, patience, false)
     }
 
-    /// The same for a server that ends after all if it is not handed over: pauses without the clients that
+    /// As `pause`, for a server that ends after all if it is not handed over: pauses without the clients that
     /// cannot be handed over. Those are clients with TLS, of exports that are not disks, and those whose
     /// requests have not ended after `patience`, which are disconnected.
     ///
@@ -319,6 +321,12 @@ impl ServerHandle {
     /// Fails with [`Limits::connections`] if all are in use, or the export has its part of them.
     pub fn seat_other(&self, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
         self.0.seat_other(export, exports)
+    }
+
+    /// Closes all connections that a process has made to a Unix socket, also those that it has passed to
+    /// others, such as the kernel. Returns how many these are.
+    pub fn disconnect(&self, pid: u32) -> usize {
+        self.0.shutdown_of(pid)
     }
 
     /// Returns the current number of connections, with clients of other transports that have a
@@ -385,7 +393,7 @@ impl Server {
             self.clients += 1;
         }
         for (state, fd) in taken.newcomers {
-            let newcomer = self.control.adopt_newcomer(self.clients, state, fd, &self.exports)?;
+            let newcomer = Newcomer::adopt(self.clients, state, fd, &self.control, &self.exports)?;
             self.newcomers.push((self.clients, newcomer));
             self.clients += 1;
         }
@@ -451,7 +459,7 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
     let common = Common::new(limits, new_executor(limits, None));
     let deadline = Deadline::after(limits.handshake_timeout);
     match negotiate(&*stream, exports, common.executor.memory(), deadline) {
-        // Its outcome concerns only the peer.
+        // How the connection ends concerns only the peer.
         Ok(session) => drop(Connection::serve(Connection::new(stream, session, common, keeper), None)),
         Err(_) => drop(keeper),
     }

@@ -48,15 +48,6 @@ impl Stream {
         self.socket.peer()
     }
 
-    /// Receives what has arrived without waiting; `None` if that is nothing, and 0 at the end of the
-    /// stream.
-    pub(crate) fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        match &self.tls {
-            None => self.socket.try_recv(buf),
-            Some(tls) => tls.try_recv(&self.socket, buf),
-        }
-    }
-
     /// Sends as much of `bytes` as there is room for without waiting; `None` if there is none. Part of
     /// it may have to be [flushed](Self::try_flush).
     pub(crate) fn try_send(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
@@ -93,6 +84,13 @@ impl Transport for Stream {
         match &self.tls {
             None => self.socket.recv(buf),
             Some(tls) => tls.recv(&self.socket, buf),
+        }
+    }
+
+    fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        match &self.tls {
+            None => self.socket.try_recv(buf),
+            Some(tls) => tls.try_recv(&self.socket, buf),
         }
     }
 

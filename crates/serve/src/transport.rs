@@ -23,6 +23,10 @@ pub trait Transport: Send + Sync + 'static {
     /// the receive timeout has expired.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
 
+    /// Receives what has arrived without waiting; `None` if that is nothing, and 0 at the end of the
+    /// stream.
+    fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>>;
+
     /// Sends part of `bytes` as soon as there is room. [`io::ErrorKind::WouldBlock`] means that
     /// there was no room for `timeout`.
     fn send(&self, bytes: &[u8], timeout: Duration) -> io::Result<usize>;
@@ -106,19 +110,6 @@ impl Socket {
         }
     }
 
-    /// Receives what has arrived without waiting; `None` if that is nothing, and 0 at the end of the
-    /// stream.
-    pub(crate) fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        loop {
-            match net::recv(&self.0, &mut *buf, RecvFlags::DONTWAIT) {
-                Ok((received, _)) => return Ok(Some(received)),
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
     /// Sends as much of `bytes` as there is room for without waiting; `None` if there is none.
     pub(crate) fn try_send(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
         loop {
@@ -165,6 +156,17 @@ impl Transport for Socket {
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         let (received, _) = net::recv(&self.0, buf, RecvFlags::empty())?;
         Ok(received)
+    }
+
+    fn try_recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match net::recv(&self.0, &mut *buf, RecvFlags::DONTWAIT) {
+                Ok((received, _)) => return Ok(Some(received)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Implements its own timeout: the kernel's restarts whenever there is room for a part of

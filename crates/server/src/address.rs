@@ -17,7 +17,7 @@ pub enum Address {
     Tcp {
         /// As it was given.
         address: SocketAddr,
-        /// The same, or for a wildcard an address of this machine.
+        /// The address for clients: for a wildcard, an address of this machine.
         reachable: SocketAddr,
         /// Whether clients can use TLS.
         tls: bool,

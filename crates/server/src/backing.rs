@@ -55,8 +55,8 @@ impl BaseDisk {
         self.file.as_ref().map(|file| &*file.path)
     }
 
-    /// Returns what a client must know to read the base by itself; `None` if it is not a file, or if
-    /// its path is not UTF-8.
+    /// Returns what a client needs to read the base itself; `None` if it is not a file, or if its
+    /// path is not UTF-8.
     pub(crate) fn record(&self) -> Option<BaseRecord> {
         let OpenFile { base, devices, .. } = self.file.as_ref()?;
         Some(BaseRecord {

@@ -32,7 +32,7 @@ pub struct BaseFile {
     pub inside: Option<Vec<u8>>,
     /// Paths or URLs of what else holds data of the EROFS image, in the order of its device table.
     pub devices: Vec<PathBuf>,
-    /// Format of the file, whatever its name and its content; `None`: both determine it.
+    /// Format of the file, whatever its name and its content; if `None`, both determine it.
     pub format: Option<Format>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct BaseCaches {
     clusters: Cache,
     /// Compressed pages, which disks displace.
     pub(crate) pages: BaseCache,
-    /// The most that both use; `None`: a part of the limit.
+    /// The most that both use; `None` means a part of the limit.
     given_bytes: Option<u64>,
 }
 

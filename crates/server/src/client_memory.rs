@@ -5,9 +5,10 @@
 //!                                       │ connections │ connections that work │ loans            │
 //! ```
 //!
-//! Of the reserve and the overdraft together, connections have up to half, and those that work up to
-//! three quarters of the rest, if all permitted connections need that much. Loans get what is left,
-//! and nothing of the overdraft: clients that keep their loans for long keep no other out.
+//! Connections may take up to half of the reserve and the overdraft together, and working
+//! connections up to three quarters of the rest, if all permitted connections need that much. Loans
+//! get what is left, and nothing of the overdraft: clients that keep their loans for long keep no
+//! other out.
 //!
 //! Without an overdraft, disks would refuse pages, or the whole limit would be reserved for clients
 //! that may never connect. Beyond it, connections are refused, and requests wait for each other.
@@ -34,7 +35,7 @@ const NEWCOMERS: u64 = 64;
 
 /// The memory of clients, counted in a pool.
 ///
-/// `taken ≤ counted_bytes + beyond_bytes`, and if the pool has room, `counted_bytes ≥ kept_bytes`.
+/// `taken ≤ counted_bytes + exempt_bytes`, and if the pool has room, `counted_bytes ≥ kept_bytes`.
 pub(crate) struct ClientMemory {
     pool: Pool,
     state: Mutex<ClientMemoryState>,
@@ -51,7 +52,7 @@ struct ClientMemoryState {
     /// Memory counted in the pool, within its limit.
     counted_bytes: u64,
     /// Memory counted in the pool, beyond its limit.
-    beyond_bytes: u64,
+    exempt_bytes: u64,
 }
 
 /// What one connection takes without loans.
@@ -87,8 +88,8 @@ impl Claims {
         }
     }
 
-    /// Returns these bytes, of which the last ones are for `claim`, and the unused reserves that it
-    /// must leave: of the other claims, and beyond its own.
+    /// Returns the sum of these bytes, the last of which are for `claim`, and of the reserves that
+    /// `claim` must leave unused: those of other claims, and those beyond its own.
     fn with_reserves(self, claim: Claim, reserved: Self) -> u64 {
         let connections = self.connections.max(reserved.connections);
         let work = self.work.max(reserved.work);
@@ -185,7 +186,7 @@ impl ClientMemory {
             kept_bytes: 0,
             taken: Claims::default(),
             counted_bytes: 0,
-            beyond_bytes: 0,
+            exempt_bytes: 0,
         };
         let memory = Self { pool, state: Mutex::new(state) };
         memory.set_limit(limit_bytes);
@@ -239,20 +240,20 @@ impl ClientMemory {
         let in_use_bytes = taken_bytes.min(state.counted_bytes);
         let due_bytes = if state.limit_bytes.is_some() { state.kept_bytes.max(in_use_bytes) } else { taken_bytes };
         if let Some(more_bytes) = due_bytes.checked_sub(state.counted_bytes) {
-            if self.pool.take_beside(more_bytes) {
+            if self.pool.take_outside(more_bytes) {
                 state.counted_bytes = due_bytes;
             }
         } else {
-            self.pool.give_beside(state.counted_bytes - due_bytes);
+            self.pool.give_outside(state.counted_bytes - due_bytes);
             state.counted_bytes = due_bytes;
         }
-        let beyond_bytes = taken_bytes.saturating_sub(state.counted_bytes);
-        if let Some(more_bytes) = beyond_bytes.checked_sub(state.beyond_bytes) {
-            self.pool.take_beyond(more_bytes);
+        let exempt_bytes = taken_bytes.saturating_sub(state.counted_bytes);
+        if let Some(more_bytes) = exempt_bytes.checked_sub(state.exempt_bytes) {
+            self.pool.take_exempt(more_bytes);
         } else {
-            self.pool.give_beyond(state.beyond_bytes - beyond_bytes);
+            self.pool.give_exempt(state.exempt_bytes - exempt_bytes);
         }
-        state.beyond_bytes = beyond_bytes;
+        state.exempt_bytes = exempt_bytes;
     }
 
     fn lock(&self) -> MutexGuard<'_, ClientMemoryState> {
@@ -271,7 +272,7 @@ impl Account for ClientMemory {
         if claim == Claim::Loan
             && let Some(more_bytes @ 1..) = taken_bytes.checked_sub(state.counted_bytes)
         {
-            if !self.pool.take_beside(more_bytes) {
+            if !self.pool.take_outside(more_bytes) {
                 return false;
             }
             state.counted_bytes = taken_bytes;
@@ -327,10 +328,10 @@ mod tests {
         for limit_mib in [64, 256, 1024] {
             let pool = pool(Some(limit_mib << 20));
             let memory = ClientMemory::new(pool.clone(), limits, Some(limit_mib << 20));
-            let before_bytes = pool.stats().beside_bytes;
+            let before_bytes = pool.stats().outside_bytes;
             let loans = most(&memory, Claim::Loan, 64 << 10);
             assert!(loans >= 32, "only {loans} loans at {limit_mib} MiB");
-            assert_eq!(pool.stats().beside_bytes, before_bytes, "loans are reserved");
+            assert_eq!(pool.stats().outside_bytes, before_bytes, "loans are reserved");
             for _ in 0..limits.connections + limits.private {
                 assert!(memory.take(Claim::Connection, IDLE_BYTES) && memory.take(Claim::Work, WORK_BYTES));
             }
@@ -343,19 +344,19 @@ mod tests {
     fn disks_have_what_clients_do_not_keep() {
         let pool = pool(Some(68 << 20));
         let memory = ClientMemory::new(pool.clone(), Limits::default(), Some(68 << 20));
-        let beside = || pool.stats().beside_bytes;
-        assert_eq!(beside(), 4 << 20);
+        let outside = || pool.stats().outside_bytes;
+        assert_eq!(outside(), 4 << 20);
         let taken_bytes = || memory.taken_bytes();
         let connections = most(&memory, Claim::Connection, IDLE_BYTES);
         let working = most(&memory, Claim::Work, WORK_BYTES);
         assert!(
             taken_bytes() <= (4 << 20) + OVERDRAFT_BYTES && taken_bytes() + WORK_BYTES > (4 << 20) + OVERDRAFT_BYTES
         );
-        assert_eq!(beside(), taken_bytes().max(4 << 20));
+        assert_eq!(outside(), taken_bytes().max(4 << 20));
         assert!(!memory.take(Claim::Loan, 1));
         (0..working).for_each(|_| memory.give(Claim::Work, WORK_BYTES));
         (0..connections).for_each(|_| memory.give(Claim::Connection, IDLE_BYTES));
-        assert_eq!((beside(), taken_bytes()), (4 << 20, 0));
+        assert_eq!((outside(), taken_bytes()), (4 << 20, 0));
     }
 
     #[test]
@@ -477,16 +478,16 @@ mod tests {
     fn without_a_limit_what_is_taken_is_counted_and_a_new_limit_keeps_its_part() {
         let pool = pool(None);
         let memory = ClientMemory::new(pool.clone(), Limits::default(), None);
-        let beside = || pool.stats().beside_bytes;
+        let outside = || pool.stats().outside_bytes;
         assert!(memory.take(Claim::Loan, 8 << 20));
-        assert_eq!(beside(), 8 << 20);
+        assert_eq!(outside(), 8 << 20);
         pool.set_memory_limit(68 << 20).expect("room");
         memory.set_limit(Some(68 << 20));
         assert!(!memory.take(Claim::Loan, 1));
-        assert_eq!(beside(), 8 << 20);
+        assert_eq!(outside(), 8 << 20);
         memory.give(Claim::Loan, 8 << 20);
-        assert_eq!(beside(), 4 << 20);
+        assert_eq!(outside(), 4 << 20);
         memory.set_limit(None);
-        assert_eq!(beside(), 0);
+        assert_eq!(outside(), 0);
     }
 }

@@ -19,7 +19,7 @@ pub struct Config {
     pub dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub limit: MemoryLimit,
-    /// Most memory for what is kept of bases, within the limit; `None`: a quarter of the limit.
+    /// Most memory for what is kept of bases, within the limit; `None` means a quarter of the limit.
     pub base_cache_bytes: Option<u64>,
     /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), for a process
     /// that continues if this one is killed. Fresh memory then takes longer to fault in.

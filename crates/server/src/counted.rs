@@ -17,7 +17,7 @@ pub(crate) struct Counted {
 impl Counted {
     /// Reserves bytes if there is room for them.
     pub(crate) fn take(pool: &Pool, bytes: u64) -> Option<Self> {
-        pool.take_beside(bytes).then(|| Self { pool: pool.clone(), bytes })
+        pool.take_outside(bytes).then(|| Self { pool: pool.clone(), bytes })
     }
 
     /// Reserves the memory of an entry with this name in the server's lists, if there is room.
@@ -30,6 +30,6 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.pool.give_beside(self.bytes);
+        self.pool.give_outside(self.bytes);
     }
 }

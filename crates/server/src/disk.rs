@@ -120,7 +120,7 @@ impl Disk {
         self.backing.as_base().or_else(|| self.origin.as_ref()?.base.as_ref())
     }
 
-    /// Returns the bytes that it needs in the server's lists in addition to its name.
+    /// Returns the bytes that the disk needs in the server's lists in addition to its name.
     pub(crate) fn record_bytes(&self) -> u64 {
         let origin_bytes = self.origin.as_ref().map_or(0, |origin| Origin::record_bytes(&origin.name));
         RECORD_BYTES + origin_bytes + socket::record_bytes(self.socket.as_ref().map(|socket| &*socket.path))

@@ -1,5 +1,5 @@
-//! The disks of a server, created, changed and removed while it serves them: all that the other
-//! modules do with them, in one place.
+//! The disks of a server, which are created, changed and removed while it serves them. All
+//! operations of other modules on disks are here.
 //!
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 
@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use pagefold_base::Base;
 use pagefold_codec::Codec;
 use pagefold_control::{
     Add, Batch, Changes, Code, Compacted, DiskKind, DiskQuota, DiskSocket, DiskStat, Failure, Figures, Fork,
@@ -46,9 +45,9 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
-    /// The file in memory that the disks are kept in; `None`: private memory.
+    /// The file in memory that the disks are kept in; `None` means private memory.
     pub(crate) file: Option<File>,
-    /// Most memory for what is kept of bases; `None`: a part of the limit.
+    /// Most memory for what is kept of bases; `None` means a part of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
@@ -62,7 +61,7 @@ pub(crate) struct TakenConfig {
     /// The number by which their identities begin.
     pub(crate) id: u64,
     pub(crate) limit_bytes: Option<u64>,
-    pub(crate) base_cache_bytes: Option<u64>,
+    pub(crate) base_caches: BaseCaches,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
     pub(crate) open: Arc<Open>,
@@ -106,20 +105,21 @@ impl Disks {
         let pool = PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
         let pool = Pool::new(file.into_iter().fold(pool, PoolConfig::kept_in))?;
         let table = Table::new(pool, when_full);
-        Ok(Self::of_table(table, clients, limit_bytes, base_cache_bytes, open))
+        let base_caches = BaseCaches::new(&table.pool, base_cache_bytes);
+        Ok(Self::of_table(table, clients, limit_bytes, base_caches, open))
     }
 
     fn of_table(
         table: Table,
         clients: Limits,
         limit_bytes: Option<u64>,
-        base_cache_bytes: Option<u64>,
+        base_caches: BaseCaches,
         open: Arc<Open>,
     ) -> Self {
         let pool = table.pool.clone();
         Self {
-            client_memory: Arc::new(ClientMemory::new(pool.clone(), clients, limit_bytes)),
-            base_caches: BaseCaches::new(&pool, base_cache_bytes),
+            client_memory: Arc::new(ClientMemory::new(pool, clients, limit_bytes)),
+            base_caches,
             open,
             instants: Arc::new(Instants::new(table.exports.clone())),
             compaction: Compaction::default(),
@@ -132,17 +132,10 @@ impl Disks {
 
     /// Continues the disks of another server, whose pool this is.
     pub(crate) fn taken(config: TakenConfig) -> Self {
-        let TakenConfig { pool, id, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
-        Self::of_table(Table::with_id(pool, when_full, id), clients, limit_bytes, base_cache_bytes, open)
-    }
-
-    /// Opens the file of a base that another server has served.
-    pub(crate) fn open_taken(
-        &self,
-        file: &BaseFile,
-        tell: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<Base, Failure> {
-        bases::open(file, &*self.open, &self.base_caches, tell)
+        let TakenConfig { pool, id, limit_bytes, base_caches, clients, when_full, open } = config;
+        // The limit may have been changed while the pool was read.
+        base_caches.follow(&pool);
+        Self::of_table(Table::with_id(pool, when_full, id), clients, limit_bytes, base_caches, open)
     }
 
     pub(crate) fn table(&self) -> &Table {
@@ -337,8 +330,7 @@ impl Disks {
     pub(crate) fn rename(&self, name: &str, to: &str) -> Result<Option<PathBuf>, Failure> {
         let mut entries = self.table.lock();
         let disk = (name.to_owned(), to.to_owned(), entries.get(name)?.record_bytes());
-        // Without a disk there are no snapshots of it: if the disk's new name is free, so are those
-        // of its snapshots.
+        // Only a disk has snapshots: if the disk's new name is free, so are those of its snapshots.
         let snapshots = entries.snapshots(name).map(|(old, snapshot)| {
             let new = format!("{to}{}", &old[name.len()..]);
             (old.clone(), new, snapshot.record_bytes())
@@ -565,8 +557,16 @@ mod tests {
         let codec = Arc::new(pagefold_codec::Lz4);
         let (clients, when_full) = (Limits::default(), WhenFull::Error);
         let open = Arc::new(pagefold_storage::open);
-        let config =
-            DisksConfig { codec, dedupe: false, limit_bytes: None, base_cache_bytes: None, clients, when_full, open };
+        let config = DisksConfig {
+            codec,
+            dedupe: false,
+            limit_bytes: None,
+            file: None,
+            base_cache_bytes: None,
+            clients,
+            when_full,
+            open,
+        };
         Disks::new(config).expect("a pool")
     }
 

@@ -11,7 +11,7 @@ pub type TransportError = Box<dyn error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It cannot listen for NBD clients, or serve them.
+    /// The server cannot listen for NBD clients, or serve them.
     #[error(transparent)]
     Serve(#[from] pagefold_serve::Error),
     /// A transport cannot serve.
@@ -26,7 +26,7 @@ pub enum Error {
     /// Another server cannot be taken over.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
-    /// It cannot listen for clients that ask for metrics.
+    /// The server cannot listen for clients that ask for metrics.
     #[error("cannot serve metrics on {address}")]
     Metrics {
         /// Where it cannot.
@@ -44,7 +44,7 @@ pub enum Error {
     },
 }
 
-/// Why a server cannot be taken over. It goes on.
+/// Why a server cannot be taken over. It continues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeOverError {
@@ -57,7 +57,7 @@ pub enum TakeOverError {
     /// The connection to the server broke.
     #[error("the server has not handed over everything")]
     Broken(#[source] io::Error),
-    /// It has sent an invalid record.
+    /// The other server has sent an invalid record.
     #[error("what the server hands over is not valid: {0}")]
     Invalid(String),
     /// This program cannot continue with something.

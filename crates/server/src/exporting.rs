@@ -89,8 +89,8 @@ impl Exporting {
         Ok(Self { _exported: Arc::new(Mutex::new(Some(open.export(server)?))) })
     }
 
-    /// The same with sockets that another process has, which is about to end: a thread opens them as soon
-    /// as it can. If that fails, the server goes on without them.
+    /// As `start`, with sockets of another process that is about to end: a thread opens them as soon
+    /// as it can. If that fails, the server continues without them.
     pub(crate) fn when_free(server: &Server, sockets: Vec<MetricsSocket>) -> Self {
         let slot = Arc::new(Mutex::new(None));
         if !sockets.is_empty() {

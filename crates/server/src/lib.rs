@@ -1,5 +1,5 @@
-//! A server of disks: compressed RAM disks, files as read-only disks, forks and snapshots of them,
-//! over NBD and a control socket, and images of them.
+//! A server of disks: compressed RAM disks, read-only files, and their forks and snapshots, over
+//! NBD, with a control socket, and saved as images.
 //!
 //! ```
 #![doc = include_str!("../examples/fork.rs")]
@@ -79,7 +79,7 @@ pub use ending::{Ending, waits_for};
 pub use error::{Error, TakeOverError, TransportError};
 pub use freeze::{BaseImage, ErofsImage, FreezeError, Frozen, Progress, Qcow2Options};
 pub use listening::{Listening, Running, Sockets};
-pub use machine::Memory;
+pub use machine::{Memory, meminfo_bytes};
 pub use observer::{Level, Observer};
 pub use pagefold_control::{
     Add, AddBase, BindSpare, Code, DiskQuota, DiskRecord, Failure, Fork, Manage, NewDevice, Quota, Resize,

@@ -4,6 +4,7 @@ use std::{
     fmt,
     net::SocketAddr,
     os::unix::net::UnixListener,
+    panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, atomic::AtomicBool, mpsc},
     thread::{self, JoinHandle},
@@ -13,7 +14,8 @@ use std::{
 use pagefold_control::{Limits as ControlLimits, Manage, Server as ControlServer, ServerHandle as ControlHandle};
 use pagefold_executor::{ClientLimits, Executor, Memory};
 use pagefold_serve::{
-    ClientEvent, OwnFile, Passed, Permissions, Refused, Server as NbdServer, TakenSocket, listen_privately,
+    ClientEvent, Error as NbdError, OwnFile, Passed, Permissions, Refused, Server as NbdServer, TakenSocket,
+    listen_privately,
 };
 
 #[cfg(feature = "tls")]
@@ -187,7 +189,7 @@ impl Sockets {
     }
 
     /// Asks `why` just before this server takes another one over: if it returns something, the other one
-    /// goes on.
+    /// continues.
     #[must_use]
     pub fn gives_up_if(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.gives_up = Some(Box::new(why));
@@ -223,13 +225,47 @@ pub struct Listening {
     server: Server,
     ending: Ending,
     /// Until it runs.
-    nbd: Option<NbdServer>,
+    nbd: Option<Nbd>,
     transports: Arc<Started>,
     control: Option<Control>,
     // Ended before the files of its sockets are removed.
     _metrics: Exporting,
     // Dropped last: no thread of this server uses it anymore.
     _watch: Watch,
+}
+
+/// The server of NBD clients.
+#[derive(Debug)]
+enum Nbd {
+    /// The NBD server does not run.
+    Here(Box<NbdServer>),
+    /// The NBD server continues another one, which has ended, in a thread of its own.
+    Thread(JoinHandle<Result<(), NbdError>>),
+}
+
+impl Nbd {
+    /// Returns when it has ended, and runs it if it does not.
+    fn run(self) -> Result<(), NbdError> {
+        match self {
+            Self::Here(server) => server.run(),
+            Self::Thread(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+        }
+    }
+}
+
+/// A server of NBD clients with a thread that waits until it may run. If `begin` is dropped, the thread ends.
+struct PreparedNbd {
+    thread: JoinHandle<Result<(), NbdError>>,
+    begin: mpsc::Sender<()>,
+}
+
+impl PreparedNbd {
+    fn new(server: NbdServer) -> Result<Self, Error> {
+        let (begin, may_begin) = mpsc::channel();
+        let run = move || if may_begin.recv().is_ok() { server.run() } else { Ok(()) };
+        let thread = thread::Builder::new().name("nbd".to_owned()).spawn(run).map_err(no_thread)?;
+        Ok(Self { thread, begin })
+    }
 }
 
 /// The control socket and its thread.
@@ -258,9 +294,9 @@ impl Server {
     }
 
     /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
-    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and what it
-    /// leaves says why. The observer learns `why` it ends. Returns whether it has begun, or did so a moment
-    /// ago: otherwise it has no store, does not listen, or ends already.
+    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and
+    /// what it leaves says why. The observer learns `why` it ends. Returns whether this has begun,
+    /// now or a moment ago. Otherwise the server has no store, does not listen, or already ends.
     pub fn leave(&self, why: &str) -> bool {
         leave(self, why)
     }
@@ -385,28 +421,38 @@ impl Server {
         }
         let control = control.map(|control| self.prepare_control(control)).transpose()?;
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
-        if let Some(incoming) = incoming {
-            let before = incoming.process();
-            if before.is_none() {
-                keep(self, None);
-            } else {
-                note(self);
+        let nbd = if let Some(incoming) = incoming {
+            let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
+            let (began, before) = (incoming.began(), incoming.process());
+            match before {
+                None => keep(self, None),
+                Some(_) => note(self),
             }
             // From here on, the disks are only here: nothing may fail.
-            incoming.confirm(&|| gives_up.as_ref()?())?;
+            if let Err(error) = incoming.confirm(&|| gives_up.as_ref()?()) {
+                drop(begin);
+                // The other process has its sockets.
+                let _ = thread.join();
+                return Err(error.into());
+            }
+            // The thread waits for this, and clients for the thread.
+            let _ = begin.send(());
+            let ms = began.elapsed().as_secs_f64() * 1e3;
+            self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
             if before.is_some() {
                 keep(self, before);
             }
-            // Their clients change the disks, which the other process could go on with until now.
+            // Their clients change the disks, which the other process could continue with until now.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
                     self.0.observer.error(&format!("the disks are served without it: {error}"));
                 }
             }
-        }
-        if is_new {
+            Nbd::Thread(thread)
+        } else {
             keep(self, None);
-        }
+            Nbd::Here(Box::new(nbd))
+        };
         let control = control.map(|control| self.serve_control(control));
         let exporting = match opened_metrics {
             Some(open) => Exporting::start(self, open)?,
@@ -452,7 +498,7 @@ impl Server {
     fn serve_control(&self, Prepared { control, socket, begin }: Prepared) -> Control {
         socket.file.own();
         if let Some(listened) = self.0.listened.get() {
-            // It is set once.
+            // The socket is set once.
             let _ = listened.giving.control.set(socket);
         }
         // The thread waits for this.
@@ -489,7 +535,7 @@ impl Listening {
     /// # Errors
     /// The system failed.
     pub fn run(&mut self) -> Result<(), Error> {
-        let served = self.nbd.take().map_or(Ok(()), NbdServer::run);
+        let served = self.nbd.take().map_or(Ok(()), Nbd::run);
         if self.was_given() {
             return Ok(served?);
         }
@@ -527,6 +573,10 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.ending.begin("the server was dropped");
+        if let Some(nbd @ Nbd::Thread(_)) = self.nbd.take() {
+            // The server itself reports failures.
+            let _ = nbd.run();
+        }
         self.transports.stop();
         self.discard();
         let Some(Control { handle, thread, .. }) = self.control.take() else { return };

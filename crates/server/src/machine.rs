@@ -36,17 +36,17 @@ impl Memory {
     /// Returns the memory of the machine, or of the narrowest control group around this process, of a
     /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not say.
     pub fn under(root: &Path) -> Option<Self> {
-        Self::all(root, "MemTotal:").into_iter().min_by_key(|memory| memory.bytes)
+        Self::all(root, "MemTotal").into_iter().min_by_key(|memory| memory.bytes)
     }
 
-    /// Returns how much memory a process next to this one can get, and where it is the least; `None` if
-    /// the system does not say.
+    /// Returns how much more memory processes can get, and what bounds it; `None` if the system
+    /// does not say.
     pub(crate) fn available() -> Option<Self> {
         Self::available_under(Path::new("/"))
     }
 
     fn available_under(root: &Path) -> Option<Self> {
-        let left = Self::all(root, "MemAvailable:").into_iter().map(|memory| {
+        let left = Self::all(root, "MemAvailable").into_iter().map(|memory| {
             let used_bytes = memory.limit_file.as_deref().map_or(0, |file| used_bytes(root, file));
             Self { bytes: memory.bytes.saturating_sub(used_bytes), ..memory }
         });
@@ -56,7 +56,7 @@ impl Memory {
     /// Returns the machine's memory, which is that of a line of `/proc/meminfo`, and the limits of control
     /// groups.
     fn all(root: &Path, line: &str) -> Vec<Self> {
-        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| line_bytes(&text, line));
+        let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| meminfo_bytes(&text, line));
         let machine = machine.map(|bytes| Self { bytes, limit_file: None });
         let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
         let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -78,8 +78,9 @@ impl Memory {
     }
 }
 
-fn line_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+/// Returns the value of a line of `/proc/meminfo`, such as `MemTotal`.
+pub fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -131,7 +132,8 @@ impl Mount<'_> {
             let (controllers, group) = (fields.next()?, fields.next()?);
             controllers.split(',').any(|controller| controller == self.controller).then_some(Path::new(group))
         });
-        // In a container, the path may be that on the host, and what is mounted the group itself.
+        // In a container, the path may be the one on the host, although the group itself is
+        // mounted.
         let inside = group.and_then(|group| group.strip_prefix(&self.group).ok()).unwrap_or(Path::new(""));
         let is_plain = inside.components().all(|part| matches!(part, Component::Normal(_)));
         let inside = if is_plain { inside } else { Path::new("") };

@@ -1,11 +1,11 @@
 //! What clients of the control socket, and the program itself, do with a server's disks.
 
-use std::{os::fd::OwnedFd, process, time::Duration};
+use std::{os::fd::OwnedFd, path::Path, process, time::Duration};
 
 use pagefold_control::{
-    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceFault, DiskRecord, DiskStat, Dropped, Failure,
-    Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota, Renamed,
-    Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
+    Add, AddBase, Batch, BindSpare, Changes, Code, Compacted, DeviceEnding, DeviceFault, DiskRecord, DiskStat, Dropped,
+    Failure, Fork, FrozenRuns, HandingOver, Held, Instant, Limited, LimitedConnections, Manage, NewDevice, Quota,
+    Renamed, Resize, Resized, ServerStat, SpareRecord, Stopping, check_limit, check_new_name, check_snapshot,
 };
 
 use crate::{Address, BaseFile, Devices, Server, disk::done_figures, handover, in_use::words, server::Listened};
@@ -223,9 +223,17 @@ impl Manage for Server {
 
     fn device_fault(&self, why: Option<String>) -> DeviceFault {
         if let Some(why) = &why {
-            self.0.observer.warn(&format!("no further devices of the kernel's ublk driver: {why}"));
+            self.0.observer.warn(&format!("creating no more ublk devices: {why}"));
         }
         DeviceFault { why: self.0.listened.get().and_then(|listened| listened.devices.fault(why)) }
+    }
+
+    fn end_device(&self, device: &str, pid: Option<u32>) -> DeviceEnding {
+        let is_served = self.devices().is_ok_and(|devices| devices.end(Path::new(device)));
+        let close = |pid| self.0.listened.get().map_or(0, |listened| listened.server.disconnect(pid));
+        let closed = pid.map_or(0, close);
+        self.0.observer.info(&format!("{device} is being detached"));
+        DeviceEnding { served: is_served || closed > 0 }
     }
 
     fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {

@@ -1,7 +1,8 @@
 //! A server's metrics. `docs/metrics.md` describes each.
 //!
-//! Values are read as they are: nothing is walked but the list of disks, whose rows are made in parts, so
-//! that a server with many disks is not delayed for long. All samples of a family stand together, as the formats demand.
+//! Values are read as they are. Only the list of disks is walked, in parts, so that a server with
+//! many disks is not delayed for long. All samples of a family stand together, as the formats
+//! demand.
 
 use std::time::UNIX_EPOCH;
 
@@ -102,7 +103,7 @@ impl Server {
             ("pagefold_forks", "Forks that were made.", &events.forks),
             ("pagefold_snapshots", "Snapshots that were made.", &events.snapshots),
             ("pagefold_rollbacks", "Disks that were rolled back.", &events.rollbacks),
-            ("pagefold_freezes", "Instants of disks that were held, to be saved as images.", &events.freezes),
+            ("pagefold_freezes", "Instants of disks that were held for 'freeze'.", &events.freezes),
             ("pagefold_compactions", "Compactions that clients asked for.", &events.compactions),
             ("pagefold_compacted_bytes", "Memory that these have freed.", &events.compacted_bytes),
         ] {
@@ -128,7 +129,7 @@ impl Server {
             trainings_useless,
             clean_pages,
             clean_bytes,
-            beside_bytes,
+            outside_bytes,
             spent_bytes,
             ..
         } = disks.pool_stats();
@@ -154,7 +155,7 @@ impl Server {
             ("tables", table_bytes),
             ("streams", stream_bytes),
             ("training", training_bytes),
-            ("clients_and_bases", beside_bytes),
+            ("clients_and_bases", outside_bytes),
         ] {
             family.value(&[("kind", kind)], bytes);
         }
@@ -196,7 +197,7 @@ impl Server {
         counter(
             text,
             "pagefold_base_cache_misses",
-            "Units of bases that were read because their pages are not kept.",
+            "Units of bases that were read because no compressed pages of them are kept.",
             caches.pages.missed_units(),
         );
         counter(

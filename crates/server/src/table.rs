@@ -64,7 +64,7 @@ impl Table {
     /// To be called once the server listens. Opens the sockets of disks that were created before.
     pub(crate) fn set_server(&self, server: ServerHandle) -> Result<(), Failure> {
         let entries = self.lock();
-        // It is called once.
+        // This method is called once.
         let server = self.server.get_or_init(|| server);
         entries.0.iter().try_for_each(|(name, disk)| match (&disk.socket, self.exports.get(name)) {
             (Some(socket), Some(export)) => socket.open(server, &export),

@@ -10,17 +10,16 @@ use crate::{
 };
 
 /// A server that continues that of another process, which is paused until this one
-/// [listens](Self::listen), or has ended. If this is dropped instead, the other one goes on, or what it has
+/// [listens](Self::listen), or has ended. If this is dropped instead, the other one continues, or what it has
 /// left stays in its store.
 pub struct Taken(Received);
 
 impl Taken {
-    /// Takes over the server at the other end of a control socket: its disks, clients, sockets and limits.
-    /// Of `config`, the codec, the limits and what happens beyond them have no effect: they stay as they
-    /// are.
+    /// Takes over the server at the other end of a control socket: its disks, clients, sockets and
+    /// limits. The codec, the limits and `when_full` stay as they are, whatever `config` says.
     ///
     /// # Errors
-    /// See [`TakeOverError`]. The server goes on.
+    /// See [`TakeOverError`]. The server continues.
     pub fn from_server(client: &mut Client, config: Config) -> Result<Self, TakeOverError> {
         receive(client, config).map(Self)
     }
@@ -57,7 +56,7 @@ impl Taken {
     /// Listens where the other server has listened, which ends. Further addresses are opened, too.
     ///
     /// # Errors
-    /// The other server goes on, or what it has left stays in its store.
+    /// The other server continues, or what it has left stays in its store.
     pub fn listen(self, sockets: Sockets) -> Result<Listening, Error> {
         let Received { server, incoming, pid, program, lost, .. } = self.0;
         let clients = incoming.clients();

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -62,7 +62,7 @@ impl Obstacles {
     }
 }
 
-/// Serves disks as block devices of the kernel that clients of the control socket have created.
+/// Serves disks through block devices that clients of the control socket have created.
 pub trait Devices: Send + Sync {
     /// Serves an export as a device, whose open file is `file`. When this returns, the device can be
     /// started.
@@ -70,6 +70,9 @@ pub trait Devices: Send + Sync {
     /// # Errors
     /// It cannot be served; says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
+
+    /// Lets no request of a device wait for room. Returns whether this transport serves the device.
+    fn end(&self, device: &Path) -> bool;
 
     /// Adds an export that is not yet a disk's, and returns its name.
     ///
@@ -128,8 +131,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Announces that the server can be handed over to another process only while `obstacle` returns
-    /// nothing; otherwise it names what cannot be handed over.
+    /// Adds a check: the server can be handed over to another process only while `obstacle` returns
+    /// `None`. Otherwise it returns what cannot be handed over.
     pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.obstacles.add(obstacle);
     }

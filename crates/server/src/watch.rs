@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A warning is logged once this percentage of a limit is used.
 const NEAR_PERCENT: u64 = 90;
 
-/// It is logged again only after usage has fallen below this percentage.
+/// The warning is logged again only after usage has fallen below this percentage.
 const FAR_PERCENT: u64 = 80;
 
 /// Minimum interval between two lines that a disk waits: a disk at its limit may wait and continue

@@ -81,8 +81,8 @@ pub fn show(bytes: u64) -> String {
     format!("{value:.digits$} {name}")
 }
 
-/// Formats an amount that someone chose, as people write it: exactly, in the unit of any kind that
-/// needs the fewest digits. An amount that needs more than five is shown as [`show`] does.
+/// Formats an amount that a person chose, as people write it: exactly, in the unit that needs the
+/// fewest digits. An amount that needs more than five is shown as [`show`] does.
 pub fn written(bytes: u64) -> String {
     let each =
         UNITS.iter().flat_map(|&(binary, name, decimal, other)| [(binary, name), (decimal, other)]).chain([(1, "B")]);

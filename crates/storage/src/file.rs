@@ -149,17 +149,23 @@ impl ReadAt for StoredFile {
     }
 }
 
+impl StoredFile {
+    /// Looks at the file if that has not been done in this second.
+    fn is_changed_at(&self, now_s: i64) -> bool {
+        if self.looked_s.load(Relaxed) == now_s || self.looked_s.swap(now_s, Relaxed) == now_s {
+            return self.changed.load(Relaxed);
+        }
+        self.is_changed_now()
+    }
+}
+
 impl Storage for StoredFile {
     fn identity(&self) -> &str {
         &self.identity
     }
 
     fn is_changed(&self) -> bool {
-        let now_s = now_s();
-        if self.looked_s.load(Relaxed) == now_s || self.looked_s.swap(now_s, Relaxed) == now_s {
-            return self.changed.load(Relaxed);
-        }
-        self.is_changed_now()
+        self.is_changed_at(now_s())
     }
 
     fn is_changed_now(&self) -> bool {
@@ -259,6 +265,17 @@ mod tests {
         file.set_len(500).expect("a size");
         assert!(stored.is_changed_now() && stored.is_changed());
         assert_ne!(stored.identity(), identity_of(&file).expect("a state"));
+    }
+
+    #[test]
+    fn a_file_is_examined_once_a_second() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk.img");
+        fs::write(&path, [7; 1000]).expect("a file");
+        let stored = StoredFile::open(&path).expect("a file");
+        assert!(!stored.is_changed_at(1));
+        File::options().write(true).open(&path).expect("a file").set_len(500).expect("a size");
+        assert_eq!([1, 1, 2, 2, 3].map(|now_s| stored.is_changed_at(now_s)), [false, false, true, true, true]);
     }
 
     #[test]

@@ -203,7 +203,7 @@ mod tests {
     fn a_reader_that_moves_forward_waits_seldom() {
         let (calls, units) = scan(0..1000);
         assert!(calls <= 1000 / 16 + 8 && units == 1000, "{calls} calls for {units} units");
-        // Several in parallel, each of which reads a unit more than once.
+        // Several readers in parallel. Each reads a unit more than once.
         let (calls, units) = scan((0..800).map(|step| step % 4 * 240 + step / 8));
         assert!(calls <= 60 && units <= 500, "{calls} calls for {units} units");
     }

@@ -91,7 +91,7 @@ pub fn absolute(name: &Path) -> io::Result<PathBuf> {
 /// # Errors
 /// The file cannot be opened, it is neither a file nor a block device
 /// ([`InvalidInput`](io::ErrorKind::InvalidInput)), or the name is a URL
-/// ([`Unsupported`](io::ErrorKind::Unsupported)): what opens those is not here.
+/// ([`Unsupported`](io::ErrorKind::Unsupported)), which other crates open.
 pub fn open(name: &Path) -> io::Result<Arc<dyn Storage>> {
     match Location::of(name) {
         Location::File(path) => Ok(Arc::new(StoredFile::open(path)?)),

@@ -36,8 +36,8 @@ pub trait ReadAt: Send + Sync {
         NEAR_UNIT_BYTES
     }
 
-    /// Returns whether fetching a unit takes long, so that it is worth some thought which units are
-    /// needed, and to fetch these together.
+    /// Returns whether fetching a unit takes long, so that it pays to find out which units are
+    /// needed and to fetch these together.
     fn is_far(&self) -> bool {
         self.unit_bytes() > NEAR_UNIT_BYTES
     }

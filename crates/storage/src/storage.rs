@@ -8,9 +8,9 @@ use crate::ReadAt;
 ///
 /// The defaults are those of a blob whose content cannot change.
 pub trait Storage: ReadAt + Any {
-    /// Returns a text that distinguishes the content from all other content, and from what the same
-    /// place holds after a change: the state of a file when it was opened, or a digest. It begins
-    /// with the kind of identity, as in `sha256:`, unless it is that of a file.
+    /// Returns a text that identifies the content, also against later content of the same place:
+    /// the state of a file when it was opened, or a digest. It begins with the kind of identity, as
+    /// in `sha256:`, unless it is that of a file.
     fn identity(&self) -> &str;
 
     /// Returns whether the content was found to have changed since the storage was opened. Called
@@ -19,13 +19,13 @@ pub trait Storage: ReadAt + Any {
         false
     }
 
-    /// The same, but looks now.
+    /// As `is_changed`, but looks now.
     fn is_changed_now(&self) -> bool {
         self.is_changed()
     }
 
-    /// Returns the data or the hole that contains the byte at `at`, which is before the end, if
-    /// that is known without reading. A hole reads as zeros.
+    /// Returns the data or the hole that contains the byte at `at`, if that is known without
+    /// reading. `at` is before the end. A hole reads as zeros.
     fn stretch_at(&self, _at: u64) -> Stretch {
         Stretch { end: u64::MAX, is_hole: false }
     }
@@ -50,7 +50,7 @@ pub trait Storage: ReadAt + Any {
 /// A part of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Where it ends. Past the end of the storage if it is the last one.
+    /// Where it ends. The end of the last stretch may be past the end of the storage.
     pub end: u64,
     /// Whether it is not stored and reads as zeros.
     pub is_hole: bool,

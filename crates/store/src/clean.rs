@@ -1,8 +1,8 @@
 //! Memory that its users can do without: the pages of clean disks.
 //!
-//! A clean disk caches what its user can get elsewhere. Its pages are in none of the figures that
-//! say what disks hold, it never shares objects, and its writes fail where others would wait for
-//! room. When a pool has no room for something else, it asks the user to discard some of them.
+//! A clean disk caches what its user can get elsewhere. Its pages are not in the figures of what
+//! disks hold, it never shares objects, and its writes fail where others would wait for room. When
+//! a pool has no room for something else, it asks the user to discard some of them.
 
 use std::{
     fmt,

@@ -47,7 +47,7 @@ pub(crate) struct Core {
     pub(crate) shadows: Shadows,
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
-    pub(crate) beside_bytes: AtomicU64,
+    pub(crate) outside_bytes: AtomicU64,
     pub(crate) background: Background,
 }
 

@@ -66,7 +66,7 @@ impl Cpus {
         }
         // SAFETY: it reads none of the caller's memory and has no state but errno.
         let id = unsafe { libc::sched_getcpu() };
-        // It fails only in a kernel without the system call.
+        // The call fails only in a kernel that does not have it.
         usize::try_from(id).unwrap_or(0)
     }
 

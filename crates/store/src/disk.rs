@@ -648,8 +648,8 @@ impl Disk {
         Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
     }
 
-    /// Returns what the slot holds, and how many slots from it on, at most `limit`, certainly hold
-    /// the same and are cheap to skip.
+    /// Returns what the slot holds, and how many slots from this one on, at most `limit`, certainly
+    /// hold the same and are cheap to skip.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
         let (entry, slots) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
@@ -667,8 +667,8 @@ impl Disk {
     /// of `disk` that was never written to: returns what `disk` had changed when it was forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
-        // The fork's layers are those of the disk, which keeps them in its lineage whatever it has
-        // become since.
+        // The fork's layers are those of the disk, which keeps them in its lineage even after it
+        // became another's content.
         let layers = disk.tree.layers();
         let (changed, slots) = self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers);
         Ok(ChangedRun { changed, slots })

@@ -55,10 +55,10 @@
 //! [`PoolConfig::kept_in`] is in a file in memory; [`Salvage`] makes such a stream of that file if the
 //! process was killed.
 //!
-//! A background thread compacts memory that frees have left partly empty. Each pool has its own,
-//! started when there is work for the first time, which ends with the pool; a fork of the process
-//! starts another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged
-//! memory is reported as [`Error::Corrupt`] if the codec can detect it.
+//! A background thread compacts memory that frees have left partly empty. Each pool has its own
+//! thread, which starts with the first work and ends with the pool. A fork of the process starts
+//! another. [`Pool::compact`] compacts immediately. No slot number causes a panic. Damaged memory
+//! is reported as [`Error::Corrupt`] if the codec can detect it.
 
 mod background;
 mod clean;

@@ -46,7 +46,7 @@ pub struct PoolConfig {
     train: bool,
     dedupe: bool,
     memory_limit: u64,
-    /// Those of the pool whose hints to equal pages go on.
+    /// Those of the pool whose hints to equal pages continue.
     seeds: Option<Seeds>,
     /// The file that the pool is kept in.
     file: Option<Arc<File>>,
@@ -204,7 +204,7 @@ impl Pool {
             training,
             shadows: Shadows::default(),
             budget,
-            beside_bytes: AtomicU64::new(0),
+            outside_bytes: AtomicU64::new(0),
             background: Background::default(),
         })))
     }
@@ -287,29 +287,29 @@ impl Pool {
     /// Counts bytes that the process uses outside the pool, such as connection buffers and caches,
     /// against the limit. If the limit does not allow that much more, returns false and counts
     /// nothing.
-    pub fn take_beside(&self, bytes: u64) -> bool {
+    pub fn take_outside(&self, bytes: u64) -> bool {
         let taken = self.0.reclaiming(|| self.0.budget.take_for(Purpose::Store, bytes)).is_ok();
         if taken {
-            self.0.beside_bytes.fetch_add(bytes, Relaxed);
+            self.0.outside_bytes.fetch_add(bytes, Relaxed);
         }
         taken
     }
 
     /// Returns bytes that were counted this way.
-    pub fn give_beside(&self, bytes: u64) {
-        self.0.beside_bytes.fetch_sub(bytes, Relaxed);
+    pub fn give_outside(&self, bytes: u64) {
+        self.0.outside_bytes.fetch_sub(bytes, Relaxed);
         self.0.budget.give(bytes);
     }
 
     /// Counts bytes that the process uses outside the pool and beyond the limit: disks have as much
     /// room as before.
-    pub fn take_beyond(&self, bytes: u64) {
-        self.0.budget.take_beyond(bytes);
+    pub fn take_exempt(&self, bytes: u64) {
+        self.0.budget.take_exempt(bytes);
     }
 
     /// Returns bytes that were counted beyond the limit.
-    pub fn give_beyond(&self, bytes: u64) {
-        self.0.budget.give_beyond(bytes);
+    pub fn give_exempt(&self, bytes: u64) {
+        self.0.budget.give_exempt(bytes);
     }
 
     /// Returns the codec's name.
@@ -324,8 +324,9 @@ impl Pool {
 
     /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
-        let Core { kept, layers, common, clean, equals, streams, heap, leaves, training, budget, beside_bytes, .. } =
-            &*self.0;
+        let Core {
+            kept, layers, common, clean, equals, streams, heap, leaves, training, budget, outside_bytes, ..
+        } = &*self.0;
         let total = layers.total();
         // Each of their objects is counted with the slots that share it, and again here.
         let common = layers.sums(common.layer());
@@ -346,8 +347,8 @@ impl Pool {
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
             clean_pages: clean.pages,
             clean_bytes: clean.compressed_bytes + clean_table_bytes,
-            beside_bytes: beside_bytes.load(Relaxed) + budget.beyond(),
-            spent_bytes: budget.used() + budget.beyond(),
+            outside_bytes: outside_bytes.load(Relaxed) + budget.exempt(),
+            spent_bytes: budget.used() + budget.exempt(),
             ..Stats::default()
         };
         if let Some(training) = training {
@@ -379,7 +380,7 @@ impl Pool {
         core.leaves.check()?;
         let stats = self.stats();
         let parts =
-            stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes + stats.beside_bytes;
+            stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes + stats.outside_bytes;
         if parts != stats.spent_bytes {
             return Err(format!("the parts add up to {parts} bytes, the budget has {}", stats.spent_bytes));
         }

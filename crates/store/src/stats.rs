@@ -17,8 +17,8 @@ fn named<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Ite
 /// What a pool holds and the memory that it uses. The first seven figures have the meaning that
 /// they have in zram's `mm_stat` (kernel document `admin-guide/blockdev/zram.rst`).
 ///
-/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + beside_bytes ≤
-/// mem_limit`, plus what is taken beyond the limit ([`Pool::take_beyond`](crate::Pool::take_beyond))
+/// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + outside_bytes ≤
+/// mem_limit`, plus what is taken beyond the limit ([`Pool::take_exempt`](crate::Pool::take_exempt))
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -68,7 +68,7 @@ pub struct Stats {
     /// Bytes of their objects and tables, which are in `mem_used_total` and `table_bytes` too.
     pub clean_bytes: u64,
     /// Bytes that the process uses outside the pool, within its limit and beyond it.
-    pub beside_bytes: u64,
+    pub outside_bytes: u64,
     /// The sum of all these bytes.
     pub spent_bytes: u64,
 }
@@ -103,7 +103,7 @@ impl Stats {
             ("training_bytes", self.training_bytes),
             ("clean_pages", self.clean_pages),
             ("clean_bytes", self.clean_bytes),
-            ("beside_bytes", self.beside_bytes),
+            ("outside_bytes", self.outside_bytes),
             ("spent_bytes", self.spent_bytes),
         ])
     }

@@ -25,8 +25,8 @@ pub(crate) const SLEEPS_FROM: u32 = SPINS_BEFORE_YIELD + 256;
 #[cfg(not(loom))]
 const NAP: Duration = Duration::from_micros(50);
 
-/// Calls `attempt` until it succeeds, which depends on another thread: spins first, then yields the
-/// CPU between two calls, as the other thread may have been preempted, then sleeps briefly.
+/// Calls `attempt` until it succeeds, which depends on another thread. It spins first, then yields
+/// the CPU between two calls, as the other thread may have been preempted, then sleeps briefly.
 #[inline]
 pub(crate) fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let mut looks = 0;

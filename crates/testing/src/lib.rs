@@ -57,9 +57,9 @@ pub fn moto(test: &str) -> Option<PathBuf> {
     None
 }
 
-/// Copies a program so that it can be run from `target`. A separate process writes it: while this
-/// process has a file open for writing, a child that another thread has just forked has it open
-/// too, and a program that is open for writing cannot be run (`ETXTBSY`).
+/// Copies a program so that it can be run from `target`. A separate process writes it. While this
+/// process has a file open for writing, so has a child that another thread has just forked, and a
+/// program that is open for writing cannot be run (`ETXTBSY`).
 ///
 /// # Panics
 /// If it cannot be copied.

@@ -20,7 +20,7 @@ pub struct Request {
     pub method: String,
     /// The path with the query.
     pub path: String,
-    /// By names in lower case.
+    /// The headers, by their names in lower case.
     pub headers: HashMap<String, String>,
     /// The body.
     pub body: Vec<u8>,

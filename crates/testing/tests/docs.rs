@@ -1,60 +1,20 @@
 //! Checks all pages of the project: their links have targets, and their prose fits the line length.
 
-use std::{
-    collections::HashSet,
-    fs,
-    path::{Path, PathBuf},
-};
+mod project;
+
+use std::{collections::HashSet, fs, path::PathBuf};
+
+use project::{paths, root};
 
 /// Maximum columns of a line of prose. Tables, code and a single long word may be wider.
 const COLUMNS: usize = 100;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
-}
-
-/// Returns the pages: Markdown at the root, in `docs` and below.
+/// Returns the pages: Markdown files, those of the crates included.
 fn pages() -> Vec<PathBuf> {
-    let mut pages = Vec::new();
-    let mut folders = vec![root().join("docs")];
-    let mut add = |path: PathBuf| {
-        if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(path);
-        }
-    };
-    fs::read_dir(root()).expect("the root").flatten().for_each(|entry| add(entry.path()));
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder").flatten() {
-            if entry.path().is_dir() {
-                folders.push(entry.path());
-            } else {
-                add(entry.path());
-            }
-        }
-    }
-    assert!(pages.len() > 20, "{pages:?}");
+    let pages: Vec<_> =
+        paths().iter().filter(|path| path.ends_with(".md")).map(|path| root().join(&path[1..])).collect();
+    assert!(pages.len() > 100, "{} pages", pages.len());
     pages
-}
-
-/// Returns all files and folders of the project, with a leading `/`, except build output and names
-/// that begin with a dot.
-fn paths() -> Vec<String> {
-    let mut paths = Vec::new();
-    let mut folders = vec![(root(), String::new())];
-    while let Some((folder, name)) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder").flatten() {
-            let file = entry.file_name().into_string().expect("UTF-8");
-            if file.starts_with('.') || file == "target" {
-                continue;
-            }
-            let name = format!("{name}/{file}");
-            if entry.file_type().expect("a type").is_dir() {
-                folders.push((entry.path(), name.clone()));
-            }
-            paths.push(name);
-        }
-    }
-    paths
 }
 
 /// Returns the lines of a page outside code, with their numbers.
@@ -144,10 +104,8 @@ fn prose_fits_its_columns() {
 #[test]
 fn examples_name_no_version_that_does_not_exist() {
     let is_released = !fs::read_to_string(root().join("CHANGELOG.md")).expect("the page").contains("(unreleased)");
-    let crates = fs::read_dir(root().join("crates")).expect("the crates").flatten();
-    let readmes = crates.map(|entry| entry.path().join("README.md")).filter(|path| path.exists());
     let mut promised = String::new();
-    for page in pages().into_iter().chain(readmes) {
+    for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         let is_version =
             |line: &&str| line.starts_with("pagefold") && (line.contains("= \"") && !line.contains("path ="));

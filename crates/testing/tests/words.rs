@@ -1,11 +1,11 @@
 //! Refuses words that readers stumble over, in pages, comments, messages and help texts, and names what
 //! to write instead.
 
-use std::{
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-};
+mod project;
+
+use std::{fs, ops::Range, path::Path};
+
+use project::{paths, root};
 
 /// A phrase in lower case, and what replaces it.
 const AVOIDED: [(&str, &str); 13] = [
@@ -24,36 +24,14 @@ const AVOIDED: [(&str, &str); 13] = [
     ("whoever", "the actor"),
 ];
 
-/// Files that are not checked.
-const EXEMPT: [&str; 1] = ["/crates/testing/tests/words.rs"];
+/// The file that names the phrases.
+const OWN: &str = "/crates/testing/tests/words.rs";
 
-fn is_checked(path: &str) -> bool {
-    !EXEMPT.contains(&path)
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
-}
-
-/// Returns the files whose names have this extension, with a leading `/`, except build output and
-/// names that begin with a dot.
-fn files(extension: &str) -> Vec<String> {
-    let mut files = Vec::new();
-    let mut folders = vec![(root(), String::new())];
-    while let Some((folder, name)) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder").flatten() {
-            let file = entry.file_name().into_string().expect("UTF-8");
-            let name = format!("{name}/{file}");
-            if file.starts_with('.') || file == "target" {
-                continue;
-            } else if entry.file_type().expect("a type").is_dir() {
-                folders.push((entry.path(), name));
-            } else if entry.path().extension().is_some_and(|found| found == extension) {
-                files.push(name);
-            }
-        }
-    }
-    files.sort();
+/// Returns the checked files whose names have this extension. There are more than `least`.
+fn files(extension: &str, least: usize) -> Vec<String> {
+    let found = |path: &String| path != OWN && Path::new(path).extension().is_some_and(|found| found == extension);
+    let files: Vec<_> = paths().into_iter().filter(found).collect();
+    assert!(files.len() > least, "{} files of {extension}", files.len());
     files
 }
 
@@ -141,18 +119,18 @@ fn look(path: &str, text: &str, from: usize, prose: &str, found: &mut String) {
 #[test]
 fn prose_avoids_words_that_readers_stumble_over() {
     let mut found = String::new();
-    for path in files("md").iter().filter(|path| is_checked(path)) {
+    for path in files("md", 100) {
         let text = fs::read_to_string(root().join(&path[1..])).expect("a page");
         // Code in a page is separate from its prose.
         let mut from = 0;
         for (number, part) in text.split("```").enumerate() {
             if number % 2 == 0 {
-                look(path, &text, from, part, &mut found);
+                look(&path, &text, from, part, &mut found);
             }
             from += part.len() + 3;
         }
     }
-    for path in files("rs").iter().filter(|path| is_checked(path)) {
+    for path in files("rs", 800) {
         let text = fs::read_to_string(root().join(&path[1..])).expect("a source file");
         // Comments of successive lines are one text.
         let mut texts: Vec<Range<usize>> = Vec::new();
@@ -167,10 +145,10 @@ fn prose_avoids_words_that_readers_stumble_over() {
                 _ => texts.push(range),
             }
         }
-        texts.into_iter().for_each(|range| look(path, &text, range.start, &text[range.clone()], &mut found));
+        texts.into_iter().for_each(|range| look(&path, &text, range.start, &text[range.clone()], &mut found));
         for (at, mark) in text.match_indices("#[test]") {
             let name = text[at..].split_once("fn ").and_then(|(_, rest)| Some(rest.split_once('(')?.0));
-            look(path, &text, at + mark.len(), &name.unwrap_or_default().replace('_', " "), &mut found);
+            look(&path, &text, at + mark.len(), &name.unwrap_or_default().replace('_', " "), &mut found);
         }
     }
     assert!(found.is_empty(), "words to replace:\n{found}");

@@ -1,12 +1,17 @@
 //! Threads that serve queues.
 //!
 //! ```text
-//! until no request can come, or the queue is ended and all requests have their answers
+//! until no request can come, or the queue is ended and all requests that have begun have their answers
 //!     send the answers that are there; sleep until there is a request or another answer
-//!     run each request that need not wait; let threads of the executor run the others
+//!     unless the queue is ended: run each request that need not wait, and let threads of the executor
+//!     run the others
 //! ```
 //!
 //! Answers of other threads wake the queue's thread, which alone may send them.
+//!
+//! Requests that come after the end have no answer until the process ends: the driver then fails them, or
+//! keeps them for the server that recovers the device. Until then the ring stays open. Linux 6.12 faults
+//! when a process closes the rings of a device under load and continues.
 
 use std::{
     io,
@@ -34,29 +39,49 @@ const MOST_INLINE_BYTES: u64 = 64 << 10;
 /// Answers wait at most this long for a thread that waits until a request may begin.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Serves a queue in this thread until the driver has no more requests, or it is ended. Calls `report`
-/// when it has all that it needs, and, if `may_fetch` then says that all queues have, once requests can
-/// come: a device of which only some queues are served can neither start nor be served again.
+/// Serves a queue in this thread until the driver has no more requests, or it is ended: then returns what
+/// has to stay open. Calls `report` when it has all that it needs, and, if `may_fetch` then says that all
+/// queues have, once requests can come: a device of which only some queues are served can neither start
+/// nor be served again.
 pub(crate) fn serve(
     queue: Arc<Queue>,
     layout: Layout,
     report: impl Fn(io::Result<()>),
     may_fetch: impl FnOnce() -> bool,
-) {
+) -> Option<Left> {
     let mut worker = match Worker::open(queue, layout) {
         Ok(worker) => worker,
-        Err(error) => return report(Err(error)),
+        Err(error) => {
+            report(Err(error));
+            return None;
+        }
     };
     report(Ok(()));
     if !may_fetch() {
-        return;
+        return None;
     }
-    match worker.ring.fetch() {
-        Ok(()) => report(Ok(())),
-        Err(error) => return report(Err(error)),
-    }
+    let fetched = worker.ring.fetch();
+    let is_fetched = fetched.is_ok();
+    report(fetched);
     // If the ring fails, the driver takes the queue for abandoned.
-    let _ = worker.work();
+    (is_fetched && worker.work().is_ok()).then(|| Left { ring: worker.ring, tags: worker.tags })
+}
+
+/// A queue whose requests are left to the driver.
+pub(crate) struct Left {
+    ring: Ring,
+    tags: usize,
+}
+
+impl Left {
+    /// Keeps the ring open until the device is stopped, or the process ends.
+    pub(crate) fn keep(mut self) {
+        let mut events = Vec::new();
+        while self.tags > 0 && self.ring.wait().is_ok() {
+            self.ring.take(&mut events);
+            self.tags -= events.drain(..).filter(|event| *event == Event::Gone).count().min(self.tags);
+        }
+    }
 }
 
 struct Worker {
@@ -66,7 +91,7 @@ struct Worker {
     _taken: Taken,
     /// Tags with which requests may still come.
     tags: usize,
-    /// Requests without an answer.
+    /// Requests that have begun and have no answer.
     running: usize,
     /// Empty, but for its allocation.
     answers: Vec<(u16, i32)>,
@@ -102,11 +127,12 @@ impl Worker {
                 match event {
                     Event::Woken => {
                         let mut count = [0; 8];
-                        // It is readable.
+                        // The eventfd is readable.
                         let _ = rustix::io::read(&**queue.wakes(), &mut count);
                         self.ring.watch()?;
                     }
                     Event::Gone => self.tags -= 1,
+                    Event::Request(_) if queue.has_ended().load(Relaxed) => {}
                     Event::Request(tag) => {
                         self.running += 1;
                         self.begin(tag, device.as_ref())?;

@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! [`Control`] needs root. [`Served`] needs only the device's open file, so the process that serves may
-//! have fewer rights than the one that creates: a file can be passed on a Unix socket.
+//! [`Control`] needs root. [`Served`] needs only the device's open file, which can be passed on a
+//! Unix socket. So the serving process may have fewer rights than the one that creates the device.
 //!
 //! Data is copied with `pread` and `pwrite` of that file (`UBLK_F_USER_COPY`, Linux 6.5), so a request
 //! takes a buffer only while a thread works on it, and any thread can.

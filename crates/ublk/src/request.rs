@@ -163,7 +163,7 @@ impl Drop for Reply {
     }
 }
 
-/// Reads into the start of `buf`, and passes that on.
+/// Reads into the start of `buf`, and replies with the data.
 pub(crate) fn read(device: &Device, request: &Request, buf: &mut [u8], reply: Reply) {
     let data = &mut buf[..request.data_bytes()];
     let result = device.read(request.offset, data);

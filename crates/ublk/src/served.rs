@@ -22,8 +22,8 @@ use crate::{
 };
 
 /// A device that threads of this process serve: one for each queue. They end when the device is stopped.
-/// When this is dropped, they end after the requests that run; the device then waits for a server that
-/// recovers it, or fails.
+/// When this is dropped, they end after the requests that run. Further requests wait until the process
+/// ends; the device then waits for a server that recovers it, or fails.
 pub struct Served {
     /// Their threads own them, so that the client is gone when these end.
     queues: Vec<Weak<Queue>>,
@@ -91,8 +91,11 @@ impl Served {
             let body = move || {
                 // A server that does not listen any more has failed.
                 let report = |result| drop(sender.send(result));
-                serve(queue, layout, report, || permitted.recv().is_ok());
+                let left = serve(queue, layout, report, || permitted.recv().is_ok());
                 drop(counted);
+                if let Some(left) = left {
+                    left.keep();
+                }
             };
             thread::Builder::new().name("ublk queue".to_owned()).spawn(body)?;
         }
@@ -116,9 +119,20 @@ impl Served {
         *self.threads.lock() == 0
     }
 
-    /// Ends the threads after the requests that run. Returns whether all had ended after `grace`.
+    /// Lets no request wait for room: those that do, and those that would, fail. A driver that stops the
+    /// device waits for its requests.
+    pub fn refuse_waiting(&self) {
+        // All queues have the same client.
+        if let Some(queue) = self.queues.iter().find_map(Weak::upgrade) {
+            queue.client().end();
+        }
+    }
+
+    /// Ends the threads after the requests that run, of which none waits for room any longer. Returns
+    /// whether all had ended after `grace`.
     pub fn end(&self, grace: Duration) -> bool {
         self.ended.store(true, SeqCst);
+        self.refuse_waiting();
         self.queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.wake());
         let deadline = Instant::now().checked_add(grace);
         let mut count = self.threads.lock();

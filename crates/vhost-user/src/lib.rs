@@ -17,9 +17,9 @@
 //! # }
 //! ```
 //!
-//! A virtual machine's monitor, the *frontend*, shares its guest's memory with the server. The guest's
-//! *driver* puts requests into rings there, and the server reads and answers them without a copy on a
-//! socket. Whatever a driver or a frontend writes, it harms only itself: each word is read once and
+//! A virtual machine's monitor, the *frontend*, shares its guest's memory with the server. The
+//! guest's *driver* puts requests into rings there, and the server reads and answers them without a
+//! copy on a socket. A driver or a frontend can harm only itself: each word is read once and
 //! checked, and data is copied before a device sees it.
 //!
 //! When a frontend shares memory that cannot be sealed, the process gets a handler of SIGBUS. It acts

@@ -440,8 +440,8 @@ impl Request {
         }
     }
 
-    /// Runs it, with `buf` for its data. What is done before it stops is not done again: another
-    /// request may have changed that since.
+    /// Runs it, with `buf` for its data. Finished parts are not repeated: another request may have
+    /// changed them since.
     pub(crate) fn run(
         &mut self,
         device: &Device,

@@ -127,8 +127,8 @@ impl Reports {
     }
 }
 
-/// A disk's socket. When this is dropped, no frontend can connect to it any more. A frontend that is
-/// connected stays, so that its guest gets errors for an export that was removed, and does not hang.
+/// A disk's socket. When this is dropped, no frontend can connect to it any more. A connected
+/// frontend stays when its export is removed, so that its guest gets errors and does not hang.
 pub struct Listening {
     shared: Arc<Shared>,
     number: u64,
@@ -247,7 +247,7 @@ impl Shared {
     fn accept_next(&self, number: u64) {
         if let Some(socket) = self.lock().sockets.get(&number) {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-            // It is watched, so this cannot fail.
+            // The listener is watched, so this cannot fail.
             let _ = epoll::modify(&self.epoll, &socket.listener, epoll::EventData::new_u64(number), flags);
         }
     }
@@ -261,7 +261,7 @@ fn accept_all(shared: &Arc<Shared>) {
         handles.iter().for_each(|handle| handle.check_size());
         let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);
         drop(handles);
-        // It only fails if it is interrupted.
+        // Waiting fails only if a signal interrupts it.
         let Ok(count) = epoll::wait(&shared.epoll, &mut events[..], timeout) else { continue };
         for event in &events[..count] {
             let number = event.data.u64();
@@ -280,7 +280,7 @@ fn accept(shared: &Arc<Shared>, number: u64) -> bool {
     drop(state);
     let begun = match accepted {
         Ok((socket, _)) => begin(shared, number, socket, &export),
-        // It left before it was accepted.
+        // The frontend left before it was accepted.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
         Err(error) => {
             // The frontend waits, most likely until there are file descriptors again.

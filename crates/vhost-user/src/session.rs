@@ -76,7 +76,7 @@ impl Handle {
 
     /// Ends the frontend's connection.
     pub(crate) fn close(&self) {
-        // It may have been closed by the frontend.
+        // The frontend may have closed the socket.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
@@ -274,7 +274,7 @@ impl Session {
                 vring.set_enabled(true);
             }
         }
-        // Drivers that do not know of caches expect none.
+        // A driver without these features expects that the disk has no write cache.
         let knows_caches = acked & (feature::FLUSH | feature::CONFIG_WCE) != 0;
         self.context.write_back.store(knows_caches, Relaxed);
         Ok(())

@@ -1,9 +1,9 @@
 //! Mappings of files that others own and may shorten.
 //!
-//! Touching a page of a mapping that its file no longer has raises SIGBUS, which by default ends the
-//! process. Files are [sealed](rustix::fs::SealFlags::SHRINK) where they can be. Of others, the
-//! mappings are listed here, and a handler puts zeros in the place of one that has lost its file: its
-//! owner harms only itself. For all other addresses the handler that was there before decides.
+//! Touching a page of a mapping that its file no longer has raises SIGBUS, which by default ends
+//! the process. Files are [sealed](rustix::fs::SealFlags::SHRINK) where they can be. Mappings of
+//! other files are listed here. If a file is shortened, a handler replaces its mapping by zeros, so
+//! its owner harms only itself. For all other addresses the handler that was there before decides.
 #![allow(unsafe_code)]
 
 use std::{
@@ -54,7 +54,7 @@ unsafe impl Send for Action {}
 // SAFETY: as above.
 unsafe impl Sync for Action {}
 
-/// A listed mapping. Dropped before the mapping is.
+/// A listed mapping. It must be dropped before the mapping.
 #[derive(Debug)]
 pub(crate) struct Listed(usize);
 

@@ -56,7 +56,7 @@ struct State {
     again: VecDeque<InFlight>,
     /// How many of `again` wait for room, the last ones.
     waiting: usize,
-    /// Counts those that wait, and those of them that are tried again at this moment.
+    /// Each counts a request that waits or is being retried.
     counted: Vec<Waiting>,
     /// Whether the driver notifies the device of requests.
     is_notified: bool,
@@ -120,8 +120,8 @@ fn signal(eventfd: Option<&OwnedFd>) {
 pub(crate) struct InFlight {
     /// The number of its first descriptor.
     pub(crate) head: u16,
-    /// How much of it an earlier attempt has done. What else is known of the request is decoded again, so
-    /// that a guest's requests that wait take little memory.
+    /// How much of it an earlier attempt has done. The rest of a request is decoded again, so that
+    /// waiting requests of a guest take little memory.
     pub(crate) progress: Progress,
 }
 

@@ -4,7 +4,7 @@
 //! loop
 //!     run requests until all queues are empty
 //!     look at the rings for a while: a request that comes now costs no wake
-//!     let drivers notify the device again; if requests have come, go on
+//!     let drivers notify the device again; if requests have come, continue
 //!     sleep until a queue's eventfd, or this thread's own, is written
 //! ```
 //!
@@ -27,7 +27,7 @@ use std::{
 
 use memmap2::MmapMut;
 use pagefold_disk::{BlockDevice, Error};
-use pagefold_executor::{Client, Device, Export, Memory, SCRATCH_BYTES, THREAD_BYTES, Taken};
+use pagefold_executor::{Client, Device, Export, Memory, Polling, SCRATCH_BYTES, THREAD_BYTES, Taken};
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
@@ -45,10 +45,6 @@ const BATCH: usize = 16;
 const MOST_INLINE_BYTES: u64 = 64 << 10;
 /// Length of a thread's buffer if there is no memory for a longer one.
 const SMALL_BUFFER_BYTES: usize = 16 << 10;
-/// Shortest and longest time for which a thread looks at rings before it sleeps. Being woken takes
-/// about as long as the longest.
-const LEAST_POLL: Duration = Duration::from_micros(4);
-const MOST_POLL: Duration = Duration::from_micros(50);
 /// Interval between two tries of requests that wait for room.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -138,7 +134,7 @@ impl Worker {
 
     /// Undoes [`watch`](Self::watch).
     pub(crate) fn forget(&self, kick: &OwnedFd) {
-        // It is watched, or of no use.
+        // The eventfd is watched, or no longer needed.
         let _ = epoll::delete(&self.shared.epoll, kick);
     }
 
@@ -166,25 +162,6 @@ fn buffer(memory: &Arc<Memory>) -> io::Result<(MmapMut, Taken)> {
         .or_else(|| memory.take_work(0).map(|taken| (SMALL_BUFFER_BYTES, taken)))
         .ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "the memory limit leaves no room for a thread"))?;
     Ok((MmapMut::map_anon(len)?, taken))
-}
-
-/// How long to look at rings before sleeping: twice as long if a request came soon after the last
-/// sleep began, half as long if none did.
-#[derive(Debug, Default)]
-struct Polling {
-    time: Duration,
-}
-
-impl Polling {
-    fn slept(&mut self, idle: Duration) {
-        self.time = if idle <= MOST_POLL {
-            (self.time * 2).clamp(LEAST_POLL, MOST_POLL)
-        } else if self.time <= LEAST_POLL {
-            Duration::ZERO
-        } else {
-            self.time / 2
-        };
-    }
 }
 
 /// Gives up a queue's requests if the thread panics, so that no thread waits for them.
@@ -235,7 +212,7 @@ impl Queues {
             self.shared.has_more.store(false, Release);
             let vrings = self.shared.vrings().clone();
             let working = self.shared.context.client.executor().begin_work();
-            let idle_since = self.run_until_idle(&vrings, polling.time, retry);
+            let idle_since = self.run_until_idle(&vrings, polling.time(), retry);
             drop(working);
             if vrings.iter().any(|vring| vring.listen()) {
                 retry = false;
@@ -281,7 +258,7 @@ impl Queues {
     fn sleep(&self, most: Option<Duration>) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 8];
         let timeout = most.map(|most| Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() });
-        // It only fails if it is interrupted.
+        // Waiting fails only if a signal interrupts it.
         let _ = epoll::wait(&self.shared.epoll, &mut events[..], timeout.as_ref());
     }
 
@@ -398,7 +375,7 @@ struct Job {
     vring: Arc<Vring>,
     device: Arc<Device>,
     memory: Arc<GuestMemory>,
-    /// Those that have no answer yet.
+    /// Requests that have no answer yet.
     requests: Vec<Request>,
 }
 
@@ -412,7 +389,7 @@ impl Job {
                 self.vring.wait_for_room(&request, &waits);
                 return self.worker.wake();
             }
-            // One that may wait is always done.
+            // A request that may wait is always done.
             Ran::Blocks => Status::Failed,
         };
         let activity = &self.worker.context.client.access().activity;
@@ -449,30 +426,5 @@ impl Drop for Job {
         for mut request in self.requests.drain(..) {
             self.vring.answer(&[(request.head, request.end(activity, &self.memory, Status::Failed))]);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn polling_grows_while_requests_come_soon_and_ends_when_they_do_not() {
-        let mut polling = Polling::default();
-        assert_eq!(polling.time, Duration::ZERO);
-        let times: Vec<_> = (0..6)
-            .map(|_| {
-                polling.slept(LEAST_POLL);
-                polling.time.as_micros()
-            })
-            .collect();
-        assert_eq!(times, [4, 8, 16, 32, 50, 50]);
-        let times: Vec<_> = (0..6)
-            .map(|_| {
-                polling.slept(MOST_POLL * 2);
-                polling.time.as_micros()
-            })
-            .collect();
-        assert_eq!(times, [25, 12, 6, 3, 0, 0]);
     }
 }

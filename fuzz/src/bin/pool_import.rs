@@ -17,7 +17,7 @@ static BASE: [u8; 20 * PAGE_SIZE] = [5; 20 * PAGE_SIZE];
 fuzz_target!(|data: &[u8]| {
     let Ok(codec) = by_name(&std::env::var("PAGEFOLD_CODEC").unwrap_or_default()) else { return };
     let config = PoolConfig::default().codec(codec).dedupe(true).memory_limit(8 << 20);
-    let Ok(imported) = ImportedDisks::read(config, &mut &*data) else { return };
+    let Ok(imported) = ImportedDisks::read(config, &mut &*data, &mut |_| Ok(())) else { return };
     let pool = imported.pool().clone();
     pool.check().expect("consistent after the import");
     let base = |_| Ok::<_, ()>(Arc::new(Faulty::new(&BASE[..])) as Arc<dyn BlockDevice>);

@@ -153,7 +153,7 @@ fn streams(name: &str) -> [Vec<u8>; 4] {
         disk.write(page * 4096, &numbers).expect("no limit");
         fork.discard((page - 1) * 4096, 4096).expect("no limit");
     }
-    finish_disks(precopy, &[&disk, &kept, &fork], &mut rounds).expect("a stream");
+    finish_disks(&mut precopy, &[&disk, &kept, &fork], &mut rounds).expect("a stream");
 
     let base = Arc::new(pagefold_faulty::Faulty::new(&[5; 5 * PAGE_SIZE][..]));
     let over = RamDisk::over(&one, base).expect("a disk");

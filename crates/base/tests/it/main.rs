@@ -18,23 +18,25 @@ use std::{
 use pagefold_base::{Base, Cache, Options};
 use pagefold_erofs::{BuildOptions, Content, Node, NodeKind, Tree, build};
 
-/// The lines that a base reported.
+/// The lines that a base logged.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<String>>>);
+struct Lines(Arc<Mutex<Vec<String>>>);
 
-impl Told {
+impl Lines {
     fn lines(&self) -> Vec<String> {
         self.0.lock().expect("the lock").clone()
+    }
+
+    fn logger(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let lines = self.clone();
+        move |line| lines.0.lock().expect("the lock").push(line.to_owned())
     }
 }
 
 /// Opens a base, with a cache of a megabyte, too small for the content of the tests.
-fn open(path: &Path, options: &Options) -> (Base, Told) {
-    let told = Told::default();
-    let lines = told.clone();
-    let tell = move |line: &str| lines.0.lock().expect("the lock").push(line.to_owned());
-    let base = Base::open(path, options, &Cache::new(1 << 20), tell).expect("a base");
-    (base, told)
+fn open(path: &Path, options: &Options) -> (Base, Lines) {
+    let lines = Lines::default();
+    (Base::open(path, options, &Cache::new(1 << 20), lines.logger()).expect("a base"), lines)
 }
 
 fn node(kind: NodeKind) -> Node {

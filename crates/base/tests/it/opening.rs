@@ -18,7 +18,7 @@ use pagefold_faulty::{Asked, FaultyStorage};
 use pagefold_storage::{Storage, StoredFile};
 use tempfile::TempDir;
 
-use crate::{Told, content, image_of, node, reading::sparse_file};
+use crate::{Lines, content, image_of, node, reading::sparse_file};
 
 const GIB: u64 = 1 << 30;
 const PAGE: u64 = 4096;
@@ -31,13 +31,11 @@ fn elsewhere(path: &Path, unit_bytes: u64) -> Arc<FaultyStorage> {
     Arc::new(FaultyStorage::new(Arc::new(file), unit_bytes))
 }
 
-fn open_on(storage: &Arc<FaultyStorage>, path: &Path) -> (Base, Told) {
-    let told = Told::default();
-    let lines = told.clone();
-    let tell = move |line: &str| lines.0.lock().expect("the lock").push(line.to_owned());
+fn open_on(storage: &Arc<FaultyStorage>, path: &Path) -> (Base, Lines) {
+    let logged = Lines::default();
     let storage = Arc::clone(storage) as Arc<dyn Storage>;
-    let base = Base::of(storage, path, &Options::default(), &Cache::new(4 << 20), tell);
-    (base.expect("a base"), told)
+    let base = Base::of(storage, path, &Options::default(), &Cache::new(4 << 20), logged.logger());
+    (base.expect("a base"), logged)
 }
 
 /// Builds an image of a disk with a page of noise in each of these distances.
@@ -176,7 +174,7 @@ fn a_storage_that_fails_spoils_nothing() {
     for options in packings().map(Some).into_iter().chain([None]) {
         let path = options.as_ref().map_or_else(|| raw.clone(), |options| image_of(&raw, options));
         let storage = elsewhere(&path, 8 << 10);
-        let (base, told) = open_on(&storage, &path);
+        let (base, logged) = open_on(&storage, &path);
         let check = |base: &Base, must: bool| {
             let mut failures = 0;
             for first in (0..content.len() as u64 - 8 * PAGE).step_by(11 * PAGE as usize) {
@@ -198,21 +196,21 @@ fn a_storage_that_fails_spoils_nothing() {
         };
         storage.fail_each(2);
         let failures = check(&base, false);
-        assert!(failures > 0 || told.lines().is_empty());
+        assert!(failures > 0 || logged.lines().is_empty());
         storage.fail_each(0);
         assert_eq!(check(&base, true), 0);
 
         // What is missing is an error, and so is what lies beyond it.
-        let (other, told) = open_on(&storage, &path);
+        let (other, logged) = open_on(&storage, &path);
         storage.cut(fs::metadata(&path).expect("a file").len() / 2);
         assert!(check(&other, false) > 0);
-        assert!(told.lines()[0].contains("cannot read byte"), "{:?}", told.lines());
+        assert!(logged.lines()[0].contains("cannot read byte"), "{:?}", logged.lines());
         storage.change();
         for _ in 0..2 {
             let _ = other.read(0, &mut [0; 512]);
         }
-        assert_eq!(told.lines().len(), 2, "{:?}", told.lines());
-        assert!(told.lines()[1].contains("was modified while in use"));
+        assert_eq!(logged.lines().len(), 2, "{:?}", logged.lines());
+        assert!(logged.lines()[1].contains("was modified while in use"));
     }
 }
 

@@ -44,7 +44,7 @@ fn an_image_is_read_as_qemu_wrote_it() {
     ];
     for options in sorts {
         let image = converted(&qemu_img, &raw, options);
-        let (base, told) = open(&image, &Options::default());
+        let (base, logged) = open(&image, &Options::default());
         assert_eq!(base.format(), Format::Qcow2);
         check(&base, &content, 100);
         // What is not compressed, and in the page cache, is read without a wait.
@@ -56,7 +56,7 @@ fn an_image_is_read_as_qemu_wrote_it() {
             assert!(hole_bytes(&base) > 100_000, "{options:?}");
         }
         threads(&image, &content);
-        assert!(told.lines().is_empty());
+        assert!(logged.lines().is_empty());
     }
 }
 
@@ -142,7 +142,7 @@ fn an_image_that_loses_its_end_gives_no_zeros() {
     let raw = sparse_file(&folder, &content);
     for options in [&[][..], &["-c"]] {
         let image = converted(&qemu_img, &raw, options);
-        let (base, told) = open(&image, &Options::default());
+        let (base, logged) = open(&image, &Options::default());
         File::options().write(true).open(&image).expect("an image").set_len(300_000).expect("a shorter file");
         let mut buf = [0; 4096];
         let mut failures = 0;
@@ -152,7 +152,7 @@ fn an_image_that_loses_its_end_gives_no_zeros() {
                 Err(_) => failures += 1,
             }
         }
-        assert!(failures > 100 && told.lines().len() == 2);
+        assert!(failures > 100 && logged.lines().len() == 2);
     }
 }
 

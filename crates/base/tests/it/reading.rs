@@ -46,16 +46,16 @@ pub(crate) fn check(base: &Base, content: &[u8], cases: u32) {
         let mut tried = vec![1; len];
         let filled = base.try_read(at as u64, &mut tried).expect("a read");
         prop_assert!(tried[..filled] == expected[at..at + filled], "{filled} of {len} bytes at {at}");
-        let mut told = at;
+        let mut end = at;
         base.extents(at as u64, len as u64, &mut |extent| {
-            let here = &expected[told..told + extent.len_bytes as usize];
-            assert!(!extent.hole || (extent.zero && here.iter().all(|byte| *byte == 0)), "a hole at {told}");
+            let here = &expected[end..end + extent.len_bytes as usize];
+            assert!(!extent.hole || (extent.zero && here.iter().all(|byte| *byte == 0)), "a hole at {end}");
             assert!(extent.len_bytes > 0);
-            told += extent.len_bytes as usize;
+            end += extent.len_bytes as usize;
             true
         })
         .expect("extents");
-        prop_assert_eq!(told, at + len);
+        prop_assert_eq!(end, at + len);
         Ok(())
     });
     tested.unwrap_or_else(|error| panic!("{error}"));
@@ -76,10 +76,10 @@ fn a_raw_file_is_read_as_it_is() {
     let folder = tempfile::tempdir().expect("a folder");
     let content = content(LEN_BYTES);
     let path = sparse_file(&folder, &content);
-    let (base, told) = open(&path, &Options::default());
+    let (base, logged) = open(&path, &Options::default());
     check(&base, &content, 300);
     assert!(hole_bytes(&base) > 100_000, "the file system reports holes");
-    assert!(told.lines().is_empty());
+    assert!(logged.lines().is_empty());
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn a_file_in_any_image_is_read_as_it_was_packed() {
                 }
                 let options = BuildOptions { codec, pcluster_bytes, fragments, ..BuildOptions::default() };
                 let image = image_of(&path, &options);
-                let (base, told) = open(&image, &Options::default());
+                let (base, logged) = open(&image, &Options::default());
                 check(&base, &content, 60);
-                assert!(told.lines().is_empty());
+                assert!(logged.lines().is_empty());
             }
         }
     }

@@ -51,13 +51,13 @@ fn what_the_page_cache_has_is_read_without_a_wait() {
         (Some(BuildOptions { fragments: Fragments::All, ..short }), 100),
     ] {
         let path = options.as_ref().map_or_else(|| raw.clone(), |options| image_of(&raw, options));
-        let (base, told) = open(&path, &Options::default());
+        let (base, logged) = open(&path, &Options::default());
         let base = Checked::new(base);
         // The indexes of the file with the fragments are read when they are first needed.
         base.read(0, &mut [0; 512]).expect("a read");
         let filled = tried(&base, &content);
         assert!(filled >= least || !is_at_hand(&path), "{filled} pages with {options:?}");
-        assert!(told.lines().is_empty());
+        assert!(logged.lines().is_empty());
     }
 }
 

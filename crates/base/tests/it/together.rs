@@ -41,7 +41,7 @@ fn each_read_gets_its_bytes() {
         Some(zstd(64 << 10)),
     ] {
         let path = options.as_ref().map_or_else(|| raw.clone(), |options| image_of(&raw, options));
-        let (base, told) = open(&path, &Options::default());
+        let (base, logged) = open(&path, &Options::default());
         let base = Checked::new(base);
         let size = base.size_bytes() as usize;
         let mut expected = content.clone();
@@ -59,7 +59,7 @@ fn each_read_gets_its_bytes() {
             Ok(())
         });
         tested.unwrap_or_else(|error| panic!("{options:?}: {error}"));
-        assert!(told.lines().is_empty());
+        assert!(logged.lines().is_empty());
     }
 }
 
@@ -119,7 +119,7 @@ fn a_failed_read_is_the_only_one() {
     let content = content(1 << 20);
     let raw = sparse_file(&folder, &content);
     for path in [image_of(&raw, &BuildOptions { pcluster_bytes: 4096, ..BuildOptions::default() }), raw] {
-        let (base, told) = open(&path, &Options::default());
+        let (base, logged) = open(&path, &Options::default());
         let len = std::fs::metadata(&path).expect("a file").len();
         let file = std::fs::File::options().write(true).open(&path).expect("a file");
         file.set_len(len / 2).expect("a shorter file");
@@ -136,6 +136,6 @@ fn a_failed_read_is_the_only_one() {
             }
         }
         assert!((5..=30).contains(&failures), "{failures} of {} reads failed", ranges.len());
-        assert_eq!(told.lines().len(), 2);
+        assert_eq!(logged.lines().len(), 2);
     }
 }

@@ -2,7 +2,6 @@
 //! pages.
 
 pub(crate) mod in_place;
-pub(crate) mod instructions;
 mod measure;
 mod peer;
 pub(crate) mod sizes;

@@ -15,14 +15,9 @@ pub(super) struct Subject {
     room: usize,
 }
 
-/// Returns the names of all subjects: our codecs, then the peers.
+/// Returns the names of all subjects: our codecs, with their default levels where they have levels,
+/// without those that need a sample; then the peers.
 pub(super) fn all_names() -> Vec<String> {
-    own_names().into_iter().chain(peer::NAMES.iter().map(|&name| name.to_owned())).collect()
-}
-
-/// Returns the names of our codecs, with their default levels where they have levels, without those
-/// that need a sample.
-pub(super) fn own_names() -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for &name in NAMES {
         match LEVELS.iter().find(|(family, _)| *family == name) {
@@ -31,6 +26,7 @@ pub(super) fn own_names() -> Vec<String> {
             None => names.push(name.to_owned()),
         }
     }
+    names.extend(peer::NAMES.iter().map(|&name| name.to_owned()));
     names
 }
 

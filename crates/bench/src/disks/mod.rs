@@ -2,7 +2,6 @@
 //! many disks compared with one, and writes at the memory limit.
 
 mod idle;
-pub(crate) mod instructions;
 mod limit;
 mod many;
 

@@ -14,7 +14,7 @@ use pagefold_kinds::trees;
 use pagefold_report::{Output, tool};
 use tempfile::TempDir;
 
-use super::Args;
+use super::args::Args;
 use crate::image::process::{self, Ran};
 
 /// Size of every reader's cache of decoded clusters: the server's default.
@@ -31,7 +31,8 @@ impl BaseFiles {
     /// Copies the files, makes a disk from them with room for the files that are copied into forks,
     /// and packs it.
     pub(super) fn make(pagefold: &Path, args: &Args) -> anyhow::Result<Self> {
-        let scratch = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for the base")?;
+        let scratch =
+            TempDir::new_in(&args.servers.scratch).context("cannot create a temporary directory for the base")?;
         let tree = scratch.path().join("tree");
         trees::copied(args.data.iter().map(PathBuf::as_path), args.mib, &tree)?;
         let (mkfs, raw) = (tool::find("mkfs.ext4")?, scratch.path().join("base.img"));

@@ -12,13 +12,8 @@ use pagefold_codec::PAGE_SIZE;
 use pagefold_report::{Output, median};
 use tempfile::TempDir;
 
-use super::{Args, base::BaseFiles, socket::BASE};
-use crate::{
-    client::{Control, Nbd},
-    image::process,
-    load::Random,
-    server::Server,
-};
+use super::{args::Args, base::BaseFiles, socket::BASE};
+use crate::{client::Nbd, image::process, load::Random, server::Server};
 
 /// How the base is packed: a name and `pack`'s options.
 const WAYS: [(&str, [&str; 4]); 2] =
@@ -34,13 +29,16 @@ const CHANGES: [(&str, u64); 2] = [("files", 256 << 10), ("pages", PAGE_SIZE as 
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     for (name, options) in WAYS {
         let case = format!("freeze/{name}");
-        let folder = TempDir::new_in(&args.scratch).context("cannot create a temporary directory for images")?;
+        let folder =
+            TempDir::new_in(&args.servers.scratch).context("cannot create a temporary directory for images")?;
         let (image, target) = (folder.path().join("base.erofs"), folder.path().join("target.erofs"));
         process::run(&mut pack_to(pagefold, options, base, &image), 0)?;
         let shown = image.to_string_lossy().into_owned();
-        let server =
-            Server::pagefold(pagefold, &args.serve.iter().chain([&shown]).map(String::as_str).collect::<Vec<_>>())?;
-        let mut control = Control::connect(&server.folder().join("control.sock"))?;
+        let server = Server::pagefold(
+            pagefold,
+            &args.servers.serve.iter().chain([&shown]).map(String::as_str).collect::<Vec<_>>(),
+        )?;
+        let mut control = server.control()?;
         for (disk, len_bytes) in CHANGES {
             control.fork(BASE, disk)?;
             change(&mut Nbd::connect(&server.socket(), disk)?, base, len_bytes)?;
@@ -67,11 +65,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
         output.put_of("cp", &case, "copy_over_pack", median(&copies) / pack_s, "x");
         for ((disk, _), times) in CHANGES.iter().zip(&freezes) {
             freeze(disk, &["--verify"])?;
-            let (metric, over_pack) = (format!("{disk}_over_pack"), median(times) / pack_s);
-            match *disk {
-                "files" => output.put(&case, &metric, over_pack, "x"),
-                _ => output.put(&case, &metric, over_pack, "x"),
-            }
+            output.put(&case, &format!("{disk}_over_pack"), median(times) / pack_s, "x");
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use pagefold_codec::PAGE_SIZE;
 use pagefold_report::{Latencies, Output};
 
 use super::{
-    Args,
+    args::Args,
     base::BaseFiles,
     idle::{Times, warm},
 };
@@ -29,7 +29,7 @@ pub(super) fn serve(pagefold: &Path, base: &BaseFiles, options: &[String]) -> an
     let image = base.packed().to_string_lossy().into_owned();
     let args: Vec<&str> = options.iter().chain([&image]).map(String::as_str).collect();
     let server = Server::pagefold(pagefold, &args)?;
-    let control = Control::connect(&server.folder().join("control.sock"))?;
+    let control = server.control()?;
     let mut client = Nbd::connect(&server.socket(), BASE)?;
     warm(base.len_bytes / PAGE_SIZE as u64, |offset, page| client.read(offset, page))?;
     thread::sleep(QUIET);
@@ -42,7 +42,7 @@ const CONNECTIONS: usize = 1000;
 pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: &Args) -> anyhow::Result<()> {
     let forks = args.forks;
     let case = format!("idle/socket/{forks}");
-    let (server, mut control) = serve(pagefold, base, &args.serve)?;
+    let (server, mut control) = serve(pagefold, base, &args.servers.serve)?;
     let (mut random, raw) = (Random::new(1), base.raw_file()?);
     let (mut page, mut expected) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     let (mut times, mut commands) = (Times::new(forks), Latencies::new());

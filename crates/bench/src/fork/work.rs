@@ -8,7 +8,7 @@ use pagefold_report::{Output, median, tool};
 use tempfile::TempDir;
 
 use super::{
-    Args,
+    args::Args,
     base::BaseFiles,
     peers::{EXPORT, overlay_server, stored_bytes},
     socket::{BASE, QUIET, serve},
@@ -28,7 +28,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     }
     let workers = args.workers as f64;
 
-    let (server, mut control) = serve(pagefold, base, &args.serve)?;
+    let (server, mut control) = serve(pagefold, base, &args.servers.serve)?;
     let resident_before = server.anonymous_bytes()?;
     let spent_before = control.figure("spent_bytes")?;
     let mut times = Vec::new();
@@ -45,7 +45,7 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     output.put(&case, "install_s", median(&times), "s");
     drop(server);
 
-    let folder = TempDir::new_in(&args.tmpfs).context("cannot create a temporary directory in tmpfs")?;
+    let folder = TempDir::new_in(&args.servers.tmpfs).context("cannot create a temporary directory in tmpfs")?;
     times.clear();
     for number in 0..args.workers {
         let path = folder.path().join(number.to_string());

@@ -17,6 +17,7 @@ mod case;
 mod data;
 mod mounted;
 pub(crate) mod process;
+mod reader;
 mod reads;
 mod source_table;
 mod tools;
@@ -27,7 +28,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use pagefold_erofs::Image;
 use tempfile::TempDir;
 
@@ -36,6 +37,7 @@ use self::{
     builder::Builder,
     case::Case,
     data::Data,
+    reader::ImageReader,
     reads::{Access, Reads},
     tools::Tools,
 };
@@ -171,83 +173,6 @@ struct Bench<'a> {
     results: Output,
     /// Per case and reader, the result of comparing what it read with the data.
     verified: BTreeMap<(String, &'static str), anyhow::Result<()>>,
-}
-
-/// A way to read an image.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ImageReader {
-    Library,
-    PagefoldFuse,
-    KernelErofs,
-    KernelMkfsErofs,
-    ErofsFuse,
-    KernelSquashfs,
-    SquashFuse,
-    KernelExt4,
-}
-
-impl ImageReader {
-    const ALL: [Self; 8] = [
-        Self::Library,
-        Self::PagefoldFuse,
-        Self::KernelErofs,
-        Self::KernelMkfsErofs,
-        Self::ErofsFuse,
-        Self::KernelSquashfs,
-        Self::SquashFuse,
-        Self::KernelExt4,
-    ];
-
-    fn subject(self) -> &'static str {
-        match self {
-            Self::Library => "pagefold",
-            Self::PagefoldFuse => "pagefold-fuse",
-            Self::KernelErofs => "kernel-erofs",
-            Self::KernelMkfsErofs => "kernel-mkfs.erofs",
-            Self::ErofsFuse => "erofsfuse",
-            Self::KernelSquashfs => "kernel-squashfs",
-            Self::SquashFuse => "squashfuse",
-            Self::KernelExt4 => "kernel-ext4",
-        }
-    }
-
-    /// Returns the builder of the image that it reads.
-    fn builder(self) -> Builder {
-        match self {
-            Self::Library | Self::PagefoldFuse | Self::KernelErofs | Self::ErofsFuse => Builder::Pagefold,
-            Self::KernelMkfsErofs => Builder::MkfsErofs,
-            Self::KernelSquashfs | Self::SquashFuse => Builder::MkSquashfs,
-            Self::KernelExt4 => Builder::MkfsExt4,
-        }
-    }
-
-    /// Opens the image again and calls `act` with it.
-    fn with<T>(
-        self,
-        tools: &Tools,
-        image: &Path,
-        act: impl FnOnce(&Access<'_>) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
-        let installed = |name: &str| tools.find(name).with_context(|| format!("{name} is not installed"));
-        let mounted = match self {
-            Self::Library => {
-                let image = Image::open_path(image)?;
-                return act(&Access::Library(&image));
-            }
-            Self::PagefoldFuse => {
-                if !Tools::knows(&tools.pagefold, &["mount"], "--foreground") {
-                    bail!("this pagefold cannot mount");
-                }
-                Mounted::fuse(&tools.pagefold, &["mount"], image)
-            }
-            Self::KernelErofs | Self::KernelMkfsErofs => Mounted::kernel(image, "erofs"),
-            Self::ErofsFuse => Mounted::fuse(&installed("erofsfuse")?, &[], image),
-            Self::KernelSquashfs => Mounted::kernel(image, "squashfs"),
-            Self::SquashFuse => Mounted::fuse(&installed("squashfuse")?, &[], image),
-            Self::KernelExt4 => Mounted::kernel(image, "ext4"),
-        };
-        act(&Access::Folder(mounted?.path()))
-    }
 }
 
 impl Bench<'_> {

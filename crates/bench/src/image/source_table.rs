@@ -6,8 +6,9 @@ use std::path::Path;
 use pagefold_report::Output;
 
 use super::{
-    ImageReader, builder,
+    builder,
     data::Data,
+    reader::ImageReader,
     reads::{self, Reads},
     tools::Tools,
 };

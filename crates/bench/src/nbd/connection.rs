@@ -17,9 +17,9 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_kinds::{Content, Versions};
-use pagefold_serve::protocol::{SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command};
+use pagefold_serve::protocol::{self, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, command};
 
-use crate::client::{Nbd, request_header};
+use crate::client::Nbd;
 
 /// One in this many requests has all its bytes compared, the others the number and the version of each
 /// page.
@@ -150,7 +150,14 @@ impl<'a> Connection<'a> {
             };
             let kind = if request.is_write { command::WRITE } else { command::READ };
             let offset = request.first * PAGE_SIZE as u64;
-            self.output.extend(request_header(kind, cookie as u64, offset, request.len_bytes() as u32));
+            let header = protocol::Request {
+                flags: 0,
+                kind,
+                cookie: cookie as u64,
+                offset,
+                len_bytes: request.len_bytes() as u64,
+            };
+            self.output.extend(header.encode());
             if request.is_write {
                 self.served.versions.write(self.served.content, request.first, request.pages, &mut self.output);
             }

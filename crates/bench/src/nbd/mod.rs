@@ -19,7 +19,7 @@ use clap::ValueEnum;
 use pagefold_kinds::Content;
 use pagefold_report::{Output, Rounds};
 
-use crate::server::pagefold;
+use crate::{options::ServerOptions, server::pagefold};
 use cases::{Case, Pattern};
 use load::{Measured, Shape, Side, Times, read_through};
 use subjects::{Disk, Setup, Subject};
@@ -73,21 +73,8 @@ pub(crate) struct Args {
     /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     only: String,
-    /// The pagefold program [default: the one next to this program]
-    #[arg(long)]
-    pagefold: Option<PathBuf>,
-    /// An option for the servers of forks, such as --serve=--memory-limit=4G; repeat for more
-    #[arg(long, allow_hyphen_values = true)]
-    serve: Vec<String>,
-    /// Directory on a disk for bases
-    #[arg(long, default_value = "/var/tmp")]
-    scratch: PathBuf,
-    /// Directory in tmpfs for the files of peers that keep changes in files
-    #[arg(long, default_value = "/dev/shm")]
-    tmpfs: PathBuf,
-    /// Print one JSON object per line on standard output; the table goes to standard error
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    servers: ServerOptions,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -151,9 +138,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let content = Content::new(&args.data)?;
     let data = content.name().to_owned();
     let mut plan = Plan::new(args, &data)?;
-    let pagefold = pagefold(args.pagefold.as_deref())?;
-    let setup = Setup::new(pagefold, args.serve.clone(), content, args.mib, &args.scratch, &args.tmpfs)?;
-    let mut output = Output::new("nbd", args.json, Rounds::Median);
+    let ServerOptions { serve, scratch, tmpfs, json, .. } = &args.servers;
+    let pagefold = pagefold(args.servers.pagefold.as_deref())?;
+    let setup = Setup::new(pagefold, serve.clone(), content, args.mib, scratch, tmpfs)?;
+    let mut output = Output::new("nbd", *json, Rounds::Median);
     let mut disks = BTreeMap::new();
     plan.subjects.retain(|&subject| match prepare(&setup, &plan.cases, subject, &mut disks, &mut output) {
         Ok(()) => true,

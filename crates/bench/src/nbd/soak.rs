@@ -18,7 +18,7 @@ use super::{
     load::{self, Load, Shape, Times, read_through, write_pages},
 };
 use crate::{
-    client::{Control, Nbd},
+    client::Nbd,
     load::Random,
     server::{Server, pagefold},
 };
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = ["--name", DISK, "--size", &size, "--memory-limit", &limit];
     let server = Server::pagefold(&pagefold(args.pagefold.as_deref())?, &options)?;
     let socket = server.socket();
-    let mut control = Control::connect(&server.folder().join("control.sock"))?;
+    let mut control = server.control()?;
     let (content, pages) = (Content::new(&[])?, args.mib << 7);
     let versions = Versions::new(pages);
     let served = Served { socket: &socket, export: DISK, content: &content, versions: &versions, may_refuse: true };
@@ -157,7 +157,7 @@ fn meet_limit(socket: &std::path::Path, pages: u64) -> anyhow::Result<()> {
 
 /// Adds disks of `pages` pages, writes, compares and removes them, one after another.
 fn visit(server: &Server, content: &Content, pages: u64, stop: &AtomicBool) -> anyhow::Result<Visitors> {
-    let mut control = Control::connect(&server.folder().join("control.sock"))?;
+    let mut control = server.control()?;
     let (socket, mut visitors) = (server.socket(), Visitors::default());
     for generation in 1.. {
         if stop.load(Relaxed) {

@@ -275,7 +275,7 @@ impl Disk {
     }
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
-        Control::connect(&self.server.folder().join("control.sock"))
+        self.server.control()
     }
 
     /// Returns the memory of the server and of its files in memory.

@@ -9,10 +9,9 @@ use pagefold_published::{AllocatorKind, Heap, Store, StoreConfig, strategy::BitS
 use pagefold_report::Output;
 use pagefold_store::Objects;
 
-use super::MOSAIC;
 use crate::{
     load::{Device, Random, Slots, Stored},
-    product::Product,
+    product::{MOSAIC, Product},
     subjects::Zram,
 };
 

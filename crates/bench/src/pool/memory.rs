@@ -10,11 +10,10 @@ use pagefold_codec::{PAGE_SIZE, by_name};
 use pagefold_kinds::{Data, Pages};
 use pagefold_report::{Latencies, Output};
 
-use super::MOSAIC;
 use crate::{
     load::{Device, Random, Stored},
     machine::memory_bytes,
-    product::Product,
+    product::{MOSAIC, Product},
     subjects::Zram,
 };
 

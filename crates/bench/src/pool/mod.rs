@@ -2,7 +2,7 @@
 //! the kernel's zram, after filling, during churn and after discards; and the speed and memory of
 //! its allocator compared with xvmalloc and xcfmalloc.
 //!
-//! Those two run in the small store of `pagefold-published`. Besides the allocator, it differs from
+//! Those two run in the small store of `pagefold-published`. Apart from the allocator, it differs from
 //! the product in its handling of zeros (no object; the product keeps every same-filled page in its
 //! entry), and in its table and streams, which count in `spent_bytes`.
 
@@ -45,9 +45,6 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 }
-
-/// The row of the product's store, after the name of its memory layout.
-const MOSAIC: &str = "mosaic";
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

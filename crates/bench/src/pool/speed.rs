@@ -20,8 +20,7 @@ use pagefold_report::Output;
 use pagefold_store::{Object as ProductObject, Objects};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::MOSAIC;
-use crate::load::Random;
+use crate::{load::Random, product::MOSAIC};
 
 /// Frees and allocations of each thread per round.
 const STEPS: usize = 300_000;

@@ -18,15 +18,11 @@ use pagefold_report::Output;
 use tempfile::TempDir;
 
 use super::{
-    Args,
+    args::Args,
     disk::Disk,
     subjects::{Away, BASE, Served, Subject},
 };
-use crate::{
-    client::{Control, Nbd},
-    load::Random,
-    speeds::Speeds,
-};
+use crate::{client::Nbd, load::Random, speeds::Speeds};
 
 /// Bytes that the first fork writes, and that each of those above it does.
 const FIRST_BYTES: u64 = 47 << 20;
@@ -62,7 +58,7 @@ pub(super) fn run(
     let (mut below, mut fixed) = (BASE.to_owned(), String::new());
     for step in 1..=DEPTH {
         let (job, location) = (format!("job-{step}"), away.place(&format!("jobs/{step}:1")));
-        Control::connect(&served.server().folder().join("control.sock"))?.fork(&below, &job)?;
+        served.server().control()?.fork(&below, &job)?;
         let bytes = if step == 1 { FIRST_BYTES } else { NEXT_BYTES };
         write(&served, &job, bytes, &raw, &mut random)?;
         away.passed();

@@ -7,7 +7,7 @@ use pagefold_report::Output;
 use tempfile::TempDir;
 
 use super::{
-    Args,
+    args::Args,
     disk::Disk,
     proxy::Passed,
     subjects::{Away, Subject},

@@ -19,7 +19,7 @@ use super::{
     proxy::{Behind, Distance, Passed, Proxy},
     stores::{BUCKET, Store},
 };
-use crate::{client::Control, server::Server};
+use crate::server::Server;
 
 /// A way to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +212,7 @@ impl<'a> Away<'a> {
             command
         })?;
         let served = Served { server, export: FORK, _files: TempDir::new()? };
-        let mut control = Control::connect(&served.server.folder().join("control.sock"))?;
+        let mut control = served.server.control()?;
         forks.iter().try_for_each(|fork| control.fork(BASE, fork))?;
         Ok(served)
     }
@@ -260,7 +260,7 @@ impl<'a> Away<'a> {
         fs::rename(copy.join(digest.trim_start_matches("sha256:")), &image)?;
         let server =
             Server::pagefold(self.pagefold, &["--memory-limit", "1G", &format!("{BASE}={}", image.display())])?;
-        Control::connect(&server.folder().join("control.sock"))?.fork(BASE, FORK)?;
+        server.control()?.fork(BASE, FORK)?;
         Ok(Served { server, export: FORK, _files: files })
     }
 

@@ -16,7 +16,7 @@ use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use super::{Case, Measured, Times};
+use super::case::{Case, Measured, Times};
 use crate::{load::Random, machine::cpu_seconds};
 
 /// Pages read one by one from a base that is not in memory.

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(super) struct Memory {
     /// Of the page cache, shared by all.
     pub(super) shared_bytes: f64,
-    /// Of each process besides.
+    /// Further memory of each process.
     pub(super) each_bytes: f64,
 }
 

@@ -1,6 +1,7 @@
 //! `pagefold-bench ways`: the ways to a disk other than NBD on a socket of this machine, and the same
 //! requests to the servers that users have today.
 
+mod case;
 mod files;
 pub(crate) mod mapped;
 mod rings;
@@ -17,6 +18,7 @@ use pagefold_report::{Output, Rounds, median};
 
 use crate::server::pagefold;
 
+use case::{Case, Measured, Times};
 use servers::{SUBJECTS, Setup, Subject};
 
 /// Options of `pagefold-bench ways`.
@@ -58,43 +60,6 @@ pub(crate) struct Args {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-}
-
-/// What one run measured.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
-    /// Requests per second.
-    pub(crate) rate: f64,
-    /// The 99th percentile of the latency; NaN if the client does not say it.
-    pub(crate) p99_us: f64,
-}
-
-/// One run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Case {
-    pub(crate) is_write: bool,
-    pub(crate) depth: usize,
-    pub(crate) clients: usize,
-}
-
-impl Case {
-    fn all() -> impl Iterator<Item = Self> {
-        let shapes = [(1, 1), (32, 1), (1, 2), (32, 2)];
-        let of = move |is_write| shapes.map(|(depth, clients)| Self { is_write, depth, clients });
-        [false, true].into_iter().flat_map(of)
-    }
-
-    fn name(self) -> String {
-        let direction = if self.is_write { "rand-write" } else { "rand-read" };
-        format!("{direction}/4k/{}x{}", self.clients, self.depth)
-    }
-}
-
-/// How long runs last.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
-    pub(crate) warm: Duration,
-    pub(crate) measured: Duration,
 }
 
 const MIB: f64 = (1 << 20) as f64;
@@ -166,6 +131,6 @@ fn base(setup: &Setup, out: &mut Output) -> anyhow::Result<()> {
     out.put("base/file", "in order, for each second of processor time", gigabytes, "GB");
     let mapped = mapped::measure(&served.path, PROCESSES, setup.size_bytes().min(MAPPED_BYTES) as usize)?;
     out.put("base/file", "page cache of 100 processes", mapped.shared_bytes / MIB, "MiB");
-    out.put("base/file", "memory of each of them besides", mapped.each_bytes / MIB, "MiB");
+    out.put("base/file", "further memory of each of them", mapped.each_bytes / MIB, "MiB");
     Ok(())
 }

@@ -7,7 +7,7 @@ use pagefold_codec::PAGE_SIZE;
 use pagefold_report::Latencies;
 use pagefold_vhost_user::client::{Client, Layout, Operation, Options, Queue};
 
-use super::{Case, Measured, Times};
+use super::case::{Case, Measured, Times};
 use crate::load::Random;
 
 /// Bytes of a request that fills a disk.

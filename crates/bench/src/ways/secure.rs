@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use pagefold_codec::PAGE_SIZE;
 use pagefold_report::tool;
 
-use super::{Case, Measured};
+use super::case::{Case, Measured};
 
 /// An export, and where the certificates are: the authority's and the server's.
 pub(super) struct Export {

@@ -17,7 +17,8 @@ use pagefold_report::tool;
 use tempfile::TempDir;
 
 use super::{
-    Case, Measured, Times, files, rings,
+    case::{Case, Measured, Times},
+    files, rings,
     secure::{self, Export},
 };
 use crate::{
@@ -103,7 +104,7 @@ enum Way {
 /// A disk that is served.
 pub(super) struct Disk {
     way: Way,
-    /// Of the kernel, if it is one. Before the server, which it may use.
+    /// A block device of the kernel, if there is one. It is dropped before the server, which it may use.
     _device: Option<Box<dyn Any>>,
     server: Option<Server>,
     folder: TempDir,
@@ -268,7 +269,7 @@ impl Disk {
 
     pub(super) fn control(&self) -> anyhow::Result<Control> {
         let server = self.server.as_ref().context("no server")?;
-        Control::connect(&server.folder().join("control.sock"))
+        server.control()
     }
 
     fn fill(&self, setup: &Setup) -> anyhow::Result<()> {

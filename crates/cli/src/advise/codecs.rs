@@ -27,7 +27,7 @@ const FIRST: &str = "fold";
 pub(super) const PLAIN: [&str; 2] = ["lz4", "zstd-1"];
 pub(super) const TRAINED: [&str; 4] = ["fold-dict", "pleat", "zstd-1-dict", "lz4-dict"];
 
-/// All of them, as they are shown.
+/// All codecs, in the order in which they are shown.
 pub(super) const NAMES: [&str; 7] = [FIRST, "fold-dict", "lz4", "lz4-dict", "pleat", "zstd-1", "zstd-1-dict"];
 
 /// Number of pages that tables are trained on; a pool uses the same number.

@@ -25,7 +25,7 @@ const TAIL: f64 = 0.05;
 /// Minimum number of measurements that say something about those not taken.
 const LEAST: usize = 2;
 
-/// The least and the most of `y` that is possible for each `x`.
+/// The least and the greatest possible `y` per `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
     pub(super) least: f64,
@@ -181,8 +181,8 @@ impl Estimate {
         Self { limits: [limits[0].min(self.limits[0]), limits[1].max(self.limits[1])], ..self + sizes }
     }
 
-    /// Adds the error of the method itself, which 95 % of the cases keep: a fraction of the figure,
-    /// and an absolute error.
+    /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the
+    /// figure, and an absolute error.
     pub(super) fn within(self, fraction: f64, absolute: f64) -> Self {
         let variance = self.variance + ((self.value * fraction + absolute) / students_t(f64::INFINITY)).powi(2);
         let [low, high] = self.limits;

@@ -1,10 +1,10 @@
 //! Size and speed of images of the input. The image writer packs each batch of samples into a small
 //! image, and the first of these images are read at random offsets.
 //!
-//! All choices are tried on the same batches, and the fastest get the most. The size for a slow
-//! choice is derived from that for a faster one, by comparing the batches that both have packed; that
-//! for the first choice from the objects of the pages. These ratios vary less between batches than
-//! the sizes themselves.
+//! All choices are tried on the same batches, and the fastest get the most. The size for the first
+//! choice is derived from the objects of the pages. The size for a slow choice is derived from that
+//! for a faster one, by the batches that both have packed. These ratios vary less between batches
+//! than the sizes themselves.
 
 use std::{
     collections::HashMap,
@@ -212,8 +212,8 @@ pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions>
     Ok(BuildOptions { codec, pcluster_bytes, threads: 1, ..BuildOptions::default() })
 }
 
-/// Main loop of a thread. Repeatedly packs a batch of the choice that has used the smallest part of
-/// its time, among those whose batches end in time.
+/// Main loop of a thread. Repeatedly packs a batch of one choice: of those whose batches end in
+/// time, the one that has used the smallest part of its own.
 fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> anyhow::Result<()> {
     let choices = || choices.lock().unwrap_or_else(PoisonError::into_inner);
     loop {

@@ -55,8 +55,8 @@ const THREADS: usize = 2;
   pagefold advise --pid 4711 --json
 
 The command takes at most about ten seconds on two processors, whatever the size of the data, and \
-writes nothing. What it cannot read completely it estimates, with the range that contains the true \
-value in 95 of 100 cases.")]
+writes nothing. If it cannot read everything, it prints estimates, each with a range that contains \
+the true value in 95 of 100 cases.")]
 pub(crate) struct Args {
     /// A directory, a file or a block device
     #[arg(value_name = "PATH", required_unless_present = "pid", conflicts_with = "pid")]

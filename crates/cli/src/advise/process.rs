@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail, ensure};
 use pagefold_erofs::Span;
+use pagefold_server::meminfo_bytes;
 use rustix::param::page_size;
 
 use super::{
@@ -201,9 +202,7 @@ fn mapping(range: &str, rest: &str) -> Option<Mapping> {
 /// Returns the memory available to a new process without swapping.
 pub(super) fn available_bytes() -> anyhow::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    Ok(kib.context("/proc/meminfo has no MemAvailable: give --memory")?.saturating_mul(1024))
+    meminfo_bytes(&meminfo, "MemAvailable").context("/proc/meminfo has no MemAvailable: give --memory")
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ struct Listed {
     sparse: HashSet<usize>,
     names: Names,
     unreadable: u64,
-    /// The time was over before everything was listed.
+    /// Whether time ran out before everything was listed.
     more: bool,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(super) connections: Option<u16>,
 
-    /// Seconds after which a request that is not answered fails; 0: never (nbd)
+    /// Seconds after which a request that is not answered fails; 0 means never (nbd)
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(super) timeout: u32,
 

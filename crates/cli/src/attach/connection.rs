@@ -17,12 +17,13 @@ use super::args::AttachArgs;
 /// How long a server may take to answer during the negotiation.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the identifiers of our NBD devices begin with. The disk's id and one of its URIs follow.
+/// What the identifiers of our NBD devices begin with. The disk's id, the process that has
+/// connected the device, and one of the disk's URIs follow.
 pub(super) const OURS: &str = "pagefold ";
 
 pub(super) fn open_nbd() -> anyhow::Result<Nbd> {
     Nbd::open().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices; 'modprobe nbd' loads them if it can have them"),
+        ErrorKind::NotFound => anyhow!("the kernel has no NBD devices: try 'modprobe nbd'"),
         _ => error.into(),
     })
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod connection;
+mod ending;
 mod spare;
 mod ublk;
 
@@ -10,21 +11,19 @@ use std::{
     io::Write,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    thread,
+    process, thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
-use pagefold_attach::{
-    loop_device,
-    nbd::{self, Nbd},
-};
+use pagefold_attach::{loop_device, nbd};
 use pagefold_control::{Command, DiskRecord, Failure, Listing};
 
 pub(crate) use self::args::AttachArgs;
 use self::{
     args::Way,
     connection::{OURS, address, connect_nbd, open_nbd},
+    ending::disconnect,
 };
 use crate::{output::output, peer::Peer, report::tell};
 
@@ -69,7 +68,7 @@ impl Device {
 pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "only root can make block devices");
     if args.create_ublk {
-        // The first process has the lock. This one, which may never end, does not share it.
+        // The first process has the lock. This process, which may never end, does not share it.
         let (disk, _) = find(&args.peer, &args.name)?;
         let number = ublk::create(args, &disk)?;
         let mut out = output();
@@ -137,8 +136,9 @@ fn take_first(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<(Device, S
     Err(anyhow!(refused.join("; ")))
 }
 
-/// Returns whether the server still serves the disk as a device, whose creation has failed. The server
-/// needs a moment to see that a device was removed; one that the kernel has not finished may still come.
+/// After the creation of a device has failed, returns whether the server still serves the disk as
+/// one. The server needs a moment to notice that a device was removed, and the kernel may still
+/// finish one.
 fn stays_served(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<bool> {
     let start = Instant::now();
     loop {
@@ -165,8 +165,8 @@ pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
         };
         for device in devices {
             let done = match device.way {
-                Way::Ublk => ublk::detach(device.number),
-                Way::Nbd => Nbd::open().and_then(|nbd| nbd.disconnect(device.number)).map_err(Into::into),
+                Way::Ublk => ublk::detach(device.number, &args.peer),
+                Way::Nbd => disconnect(device.number, &args.peer),
                 Way::Loop => loop_device::detach(device.number).map_err(Into::into),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
@@ -188,11 +188,11 @@ fn find(peer: &Peer, name: &str) -> anyhow::Result<(DiskRecord, Vec<DiskRecord>)
 enum Owner {
     /// The disk's, whatever its name was when it was attached.
     Disk,
-    /// That of a disk with the same address that no longer exists.
+    /// The device of a former disk with the same address.
     Earlier,
 }
 
-/// Returns the devices of a disk, which is one of `all`.
+/// Returns the devices of `disk`, one of `all`.
 fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Device, Owner)>> {
     let served = served_device(disk)?;
     let mut found: Vec<_> = served.into_iter().map(|device| (device, Owner::Disk)).collect();
@@ -233,7 +233,8 @@ fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
 
 /// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
 fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<Owner> {
-    let (id, uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
+    let (id, process_and_uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
+    let (_, uri) = process_and_uri.split_once(' ')?;
     match all.iter().find(|disk| disk.id == id) {
         Some(known) => (known.name == disk.name).then_some(Owner::Disk),
         None => disk.uris.iter().any(|own| own == uri).then_some(Owner::Earlier),
@@ -264,7 +265,7 @@ fn device_at(path: &Path) -> anyhow::Result<Device> {
 fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
     let (socket, export, uri) = address(disk)?;
     let nbd = open_nbd()?;
-    let identifier = format!("{OURS}{} {uri}", disk.id);
+    let identifier = format!("{OURS}{} {} {uri}", disk.id, process::id());
     let number = connect_nbd(args, &nbd, &socket, &export, &identifier)?;
     Ok(Device { way: Way::Nbd, number })
 }
@@ -293,7 +294,7 @@ mod tests {
             serde_json::from_value(record).expect("a record")
         };
         let owner = |identifier: &str, disk: usize, all: &[DiskRecord]| nbd_owner(identifier, &all[disk], all);
-        let made = "pagefold f-1 nbd+unix:///a?socket=/s";
+        let made = "pagefold f-1 77 nbd+unix:///a?socket=/s";
         let all = [named("a", "f-1"), named("b", "f-2")];
         assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Disk), None));
         // Disk 1 was renamed, and another disk has its former name.
@@ -302,7 +303,7 @@ mod tests {
         // Disk 1 was dropped.
         let all = [named("a", "f-3"), named("b", "f-2")];
         assert_eq!((owner(made, 0, &all), owner(made, 1, &all)), (Some(Owner::Earlier), None));
-        for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 nbd+unix:///a?socket=/t"] {
+        for other in ["", "qemu", "pagefold", "pagefold ", "pagefold f-1", "pagefold f-9 7 nbd+unix:///a?socket=/t"] {
             assert_eq!(owner(other, 0, &all), None, "{other}");
         }
     }

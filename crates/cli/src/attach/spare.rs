@@ -94,7 +94,7 @@ pub(super) fn take(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Optio
                 }
                 return Ok(Some(path));
             }
-            // It may have a disk already.
+            // The spare may have a disk already.
             Err(pagefold_control::ClientError::Failed(Failure { .. })) => {}
             Err(error) => return Err(error.into()),
         }

@@ -30,7 +30,7 @@ use pagefold_control::{Command as Request, DeviceFault, DiskKind, DiskRecord, Ne
 use pagefold_ublk::{Control, Device, Layout, New, Params, State, devices};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::args::AttachArgs;
+use super::{args::AttachArgs, ending::end_waiting};
 use crate::{image::ImagePath, peer::Peer};
 
 /// Requests in flight of a queue.
@@ -50,7 +50,7 @@ const OURS: u64 = 0x5046;
 fn open() -> anyhow::Result<Control> {
     Control::open().map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
-            anyhow!("the kernel has no ublk devices; 'modprobe ublk_drv' loads them if it can have them")
+            anyhow!("the kernel has no ublk devices: try 'modprobe ublk_drv'")
         }
         _ => anyhow!("the kernel's ublk driver cannot be used: {error}"),
     })
@@ -58,7 +58,7 @@ fn open() -> anyhow::Result<Control> {
 
 /// Makes a device, unless one was stuck before. Returns its number.
 pub(super) fn attach(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32> {
-    // It asks only for features.
+    // Opening the driver only asks for its features.
     drop(open()?);
     let mut server = args.peer.connect()?;
     let DeviceFault { why } = server.call(&Request::DeviceFault { why: None })?;
@@ -88,7 +88,7 @@ pub(super) fn attach(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
 
 enum Ended {
     Done(Output),
-    /// It may never end.
+    /// The second process did not end in time, and may never end.
     Late,
 }
 
@@ -97,12 +97,12 @@ fn guarded(mut command: Command, time: Duration) -> io::Result<Ended> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let pid = Pid::from_child(&child);
     let (sender, receiver) = mpsc::channel();
-    // It is left if the program does not end even then.
+    // The thread is left behind if the child does not end even then.
     thread::Builder::new().spawn(move || drop(sender.send(child.wait_with_output())))?;
     match receiver.recv_timeout(time) {
         Ok(output) => output.map(Ended::Done),
         Err(_) => {
-            // It may have ended this moment.
+            // The process may have ended this moment.
             let _ = kill_process(pid, Signal::KILL);
             Ok(Ended::Late)
         }
@@ -166,7 +166,7 @@ fn begin_recovery(control: &mut Control, number: u32) -> anyhow::Result<()> {
     loop {
         match control.begin_recovery(number) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < NOTICE => thread::sleep(PAUSE),
-            // It has begun: it waits for a server since an earlier attempt, which failed afterwards.
+            // The recovery has begun: after an earlier attempt that failed, the device waits for a server.
             Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(()),
             result => return result.with_context(|| format!("the kernel does not let ublk device {number} recover")),
         }
@@ -191,17 +191,19 @@ fn ended(control: &mut Control, number: u32, tag: u64) -> anyhow::Result<Option<
 fn ours(control: &mut Control, number: u32) -> io::Result<Option<Device>> {
     match control.info(number) {
         Ok(device) => Ok(Some(device).filter(|device| device.tag >> 48 == OURS)),
-        // It has just been removed.
+        // The device has just been removed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Removes a device that we made.
-pub(super) fn detach(number: u32) -> anyhow::Result<()> {
+pub(super) fn detach(number: u32, peer: &Peer) -> anyhow::Result<()> {
     let mut control = open()?;
     let shown = pagefold_ublk::path(number);
     ours(&mut control, number)?.with_context(|| format!("{}: no device that pagefold has made", shown.display()))?;
+    // The kernel waits for requests of the device, and what it writes last may find no room.
+    end_waiting(peer, &shown, None);
     control.stop(number)?;
     Ok(control.delete(number)?)
 }
@@ -221,7 +223,7 @@ fn tag(disk: &DiskRecord) -> u64 {
     OURS << 48 | hash >> 16
 }
 
-/// Returns what changes when a base's file is replaced: a device must not go on with other data.
+/// Returns what changes when a base's file is replaced: a device must not continue with other data.
 fn image_of(disk: &DiskRecord) -> Option<String> {
     let image = ImagePath::from(OsString::from(disk.path.as_deref()?)).image;
     let metadata = fs::metadata(image).ok()?;

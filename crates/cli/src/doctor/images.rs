@@ -8,7 +8,8 @@ use super::{
     machine::{Machine, Module},
 };
 
-/// What some images need: the file in `/sys/fs/erofs/features`, or the first Linux, that has it.
+/// A feature that some images need, with its file in `/sys/fs/erofs/features` or the first Linux
+/// that has it.
 struct Need {
     feature: &'static str,
     linux: (u32, u32),

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
-use pagefold_server::Memory;
+use pagefold_server::{Memory, meminfo_bytes};
 use rustix::fs::{Access, access};
 
 use super::{
@@ -133,10 +133,7 @@ fn overcommit(machine: &Machine) -> Check {
         return Check::new("overcommit", ALWAYS, Works, "the system charges memory when it is used");
     }
     let meminfo = machine.read("proc/meminfo").unwrap_or_default();
-    let value = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
+    let value = |name: &str| meminfo_bytes(&meminfo, name);
     let left = value("CommitLimit").zip(value("Committed_AS")).map(|(most, now)| most.saturating_sub(now));
     let left = left.map_or_else(String::new, |left| format!(", of which {} are left", size::show(left)));
     let found = format!("vm.overcommit_memory is 2: the system charges memory when a program enables it{left}");

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Waits until the server closes the connection, which it does when it exits, and reports what it waits
+/// Waits until the server exits, which closes the connection, and reports what the server waits
 /// for. Returns what that was when the time was over.
 fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Option<String>> {
     let mut told = None;

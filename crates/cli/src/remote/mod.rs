@@ -38,7 +38,7 @@ pub(crate) struct RemoteArgs {
     #[arg(skip)]
     recorder: Option<Arc<Recorder>>,
 
-    /// Whether the traces of images are fetched along.
+    /// Whether the command follows the traces of images.
     #[arg(skip)]
     follows_traces: bool,
 }

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -82,12 +82,18 @@ impl Devices for List {
         path.or_else(|| self.spares.of_name(disk))
     }
 
+    fn end(&self, device: &Path) -> bool {
+        let devices = self.lock();
+        let served = devices.iter().find(|served| path(served.number) == device);
+        served.inspect(|served| served.served.refuse_waiting()).is_some() || self.spares.end(&self.host, device)
+    }
+
     fn spare(&self, size_bytes: u64) -> Result<String, String> {
         self.spares.add(&self.host, size_bytes)
     }
 
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
-        // Held until it is bound.
+        // The lock is held until the spare is bound.
         let devices = self.lock();
         if let Some(path) = ublk_of(&devices, export) {
             return Err(format!("the disk is served as {} already", path.display()));

@@ -37,7 +37,7 @@ use self::{
     devices::BlockDevices,
     files::Directory,
     huge_pages::set_huge_pages,
-    notify::notify,
+    notify::Manager,
     pid_file::PidFile,
     place::Place,
     starting::{new_server, serve_files},
@@ -80,7 +80,8 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.swap {
         swap::prepare(log)?;
     }
-    if args.keep_memory && !args.take_over && notify::store_room() == 0 {
+    let manager = Manager::of_environment();
+    if args.keep_memory && !args.take_over && manager.store_room() == 0 {
         return Err(misuse(anyhow!(
             "--keep-memory: there is no service manager that stores file descriptors for this process (NOTIFY_SOCKET, \
              FDSTORE; FileDescriptorStoreMax= in a unit of systemd)"
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let mut taken = match args.take_over {
         true => Some(Place::take_over(args, args.config(log, remote.clone()))?),
         false if stored.is_empty() => None,
-        false => Some(Place::restore(stored, args.config(log, remote.clone()))?),
+        false => Some(Place::restore(stored, args.config(log, remote.clone()), &manager)?),
     };
     let continues = taken.is_some();
     let server = match &taken {
@@ -103,28 +104,30 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     };
     // Dropped in reverse order: files before the directory.
     let mut place = match &mut taken {
-        Some(taken) if !taken.was_killed() => Place::of_taken(taken, passed),
-        _ => Place::claim(args, passed)?,
+        Some(taken) if !taken.was_killed() => Place::of_taken(taken, passed, manager.clone()),
+        _ => Place::claim(args, passed, manager.clone())?,
     };
     if taken.is_none() {
         serve_files(&server, &files, at_start)?;
     }
     // Catch signals before the sockets exist, so that no signal leaves them behind.
-    let signals = Arc::new(Mutex::new(signals::catch().context("cannot catch signals")?));
+    let signals = Arc::new(Mutex::new(signals::Caught::new().context("cannot catch signals")?));
     let belongings = place.belongings()?;
-    let mut sockets = place.sockets(args, certificates.clone())?.when_stopping(|| notify("STOPPING=1"));
-    sockets = sockets.belongings(belongings).when_given(|pid| notify(&format!("MAINPID={pid}")));
+    let mut sockets = place.sockets(args, certificates.clone())?.belongings(belongings);
+    let stopping = manager.clone();
+    sockets = sockets.when_stopping(move || stopping.notify("STOPPING=1"));
+    let given = manager.clone();
+    sockets = sockets.when_given(move |pid| given.notify(&format!("MAINPID={pid}")));
     let early = Arc::clone(&signals);
     sockets = sockets.gives_up_if(move || {
         let mut signals = early.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = signals.pending().map(signals::name).find(|name| *name != "SIGHUP");
-        ending.map(|name| format!("it has received {name}"))
+        signals.ending().map(|name| format!("it has received {name}"))
     });
     if args.run.is_some() {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     } else if !args.swap {
         // Between the two processes, no server would serve pages of swap that the system may need.
-        sockets = sockets.store(Arc::new(ManagersStore::default()));
+        sockets = sockets.store(Arc::new(ManagersStore::new(manager.clone())));
     }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
@@ -169,7 +172,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         None => server.listen(sockets)?,
     };
     let ending = listening.ending();
-    // The disks of a server that is continued are only here, so it goes on whatever fails.
+    // The disks of a server that is continued are only here, so it continues whatever fails.
     let or_go_on = |result: anyhow::Result<()>| match result {
         Err(error) if continues => {
             log.warn(&format!("{error:#}"));
@@ -185,7 +188,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let mut written = None;
     or_go_on(pid_file.map_or(Ok(()), |file| PidFile::write(file).map(|file| written = Some(file))))?;
     let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
-    notify(&format!("{main}READY=1"));
+    manager.notify(&format!("{main}READY=1"));
     if args.announce {
         if !log.has_sink() {
             log.warn("there is no system log: further messages are lost; --log-file FILE keeps them");

@@ -1,6 +1,7 @@
 //! Where a server listens.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 
 use super::{
     args::Args,
-    notify,
+    notify::Manager,
     options::{MetricsArg, TlsArg, VsockArg},
     store::ManagersStore,
 };
@@ -48,6 +49,7 @@ pub(super) struct Place {
     _temporary: Option<TempDir>,
     /// What another server has, until it has ended.
     taken: Option<OfTaken>,
+    manager: Manager,
 }
 
 struct OfTaken {
@@ -72,15 +74,15 @@ fn of_the_process(sockets: Sockets, args: &Args, certificates: Option<Arc<Certif
 
 impl Place {
     /// Uses the sockets that the service manager has passed.
-    fn of_passed(mut passed: Option<Passed>) -> Self {
+    fn of_passed(mut passed: Option<Passed>, manager: Manager) -> Self {
         let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
         let passed = passed.filter(|passed| !passed.is_empty());
-        Self { passed, control, directory: None, _temporary: None, taken: None }
+        Self { passed, control, directory: None, _temporary: None, taken: None, manager }
     }
 
     /// Claims the place. From now on, other commands wait for this server.
-    pub(super) fn claim(args: &Args, passed: Option<Passed>) -> anyhow::Result<Self> {
-        let mut place = Self::of_passed(passed);
+    pub(super) fn claim(args: &Args, passed: Option<Passed>, manager: Manager) -> anyhow::Result<Self> {
+        let mut place = Self::of_passed(passed, manager);
         if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
             let (directory, temporary) = args.directory()?;
             place._temporary = temporary;
@@ -103,8 +105,8 @@ impl Place {
     }
 
     /// Continues the server that has left these files in the service manager's store.
-    pub(super) fn restore(stored: Vec<(String, OwnedFd)>, config: Config) -> anyhow::Result<Taken> {
-        let store = Arc::new(ManagersStore::default()) as Arc<dyn DescriptorStore>;
+    pub(super) fn restore(stored: Vec<(String, OwnedFd)>, config: Config, manager: &Manager) -> anyhow::Result<Taken> {
+        let store = Arc::new(ManagersStore::new(manager.clone())) as Arc<dyn DescriptorStore>;
         Taken::from_store(stored, &store, config).map_err(|error| match error {
             TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
             TakeOverError::Lost(_) => {
@@ -115,20 +117,20 @@ impl Place {
     }
 
     /// Begins the place of a server that continues another one.
-    pub(super) fn of_taken(taken: &mut Taken, passed: Option<Passed>) -> Self {
+    pub(super) fn of_taken(taken: &mut Taken, passed: Option<Passed>, manager: Manager) -> Self {
         let mut belongings = taken.take_belongings();
         let lock = belongings.take_file(LOCK).zip(belongings.text(DIRECTORY));
         let lock = lock.map(|(lock, directory)| (directory.into(), lock.into()));
         let room = belongings.text(STORE_ROOM).and_then(|room| room.parse().ok()).unwrap_or(0);
-        let manager = belongings.text(NOTIFY).map(|socket| (socket.to_owned(), room));
-        Self { taken: Some(OfTaken { lock, manager }), ..Self::of_passed(passed) }
+        let old = belongings.text(NOTIFY).map(|socket| (socket.to_owned(), room));
+        Self { taken: Some(OfTaken { lock, manager: old }), ..Self::of_passed(passed, manager) }
     }
 
     /// Takes over what the other server had, which has ended.
     pub(super) fn own(&mut self) -> anyhow::Result<()> {
         let Some(OfTaken { lock, manager }) = self.taken.take() else { return Ok(()) };
         if let Some((socket, room)) = manager {
-            notify::take(&socket, room);
+            self.manager.take(&socket, room);
         }
         if let Some((directory, lock)) = lock {
             let mut directory = ServerDirectory::taken(directory, lock);
@@ -152,7 +154,8 @@ impl Place {
             belongings.files.push((LOCK.to_owned(), lock.into()));
             belongings.texts.push((DIRECTORY.to_owned(), directory.to_owned()));
         }
-        let own = notify::socket().and_then(|name| Some((name.into_string().ok()?, notify::store_room())));
+        let own = self.manager.socket().and_then(OsStr::to_str);
+        let own = own.map(|socket| (socket.to_owned(), self.manager.store_room()));
         if let Some((socket, room)) = own.or_else(|| self.taken.as_ref()?.manager.clone()) {
             belongings.texts.push((NOTIFY.to_owned(), socket));
             belongings.texts.push((STORE_ROOM.to_owned(), room.to_string()));
@@ -164,7 +167,7 @@ impl Place {
     /// directory.
     pub(super) fn sockets(&mut self, args: &Args, certificates: Option<Arc<Certificates>>) -> anyhow::Result<Sockets> {
         if self.taken.is_some() {
-            // The other sockets are those of the other server.
+            // All other sockets come from the other server.
             let mut sockets = of_the_process(Sockets::new(), args, certificates);
             if let Some(passed) = self.passed.take() {
                 sockets = sockets.passed(passed);

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io::{self, Read as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -59,7 +59,7 @@ struct Bound {
 }
 
 impl Spares {
-    /// Returns whether there are any.
+    /// Returns whether the server has spare exports.
     pub(super) fn exist(&self) -> bool {
         !self.lock().is_empty()
     }
@@ -84,7 +84,7 @@ impl Spares {
         let export = host.exports().get(&name).ok_or("the export has just been removed")?;
         if all.is_empty() {
             let (own, host_of_watch) = (self.clone(), host.clone());
-            // It looks once this has the entry.
+            // The thread looks only once this one has stored the entry.
             let watch = move || {
                 while own.prune(&host_of_watch) {
                     thread::sleep(PAUSE);
@@ -148,6 +148,13 @@ impl Spares {
             path: bind.device.clone().into(),
         };
         entry.spare.bound.set(bound).map_err(|_| "the device has a disk already".to_owned())
+    }
+
+    /// Ends the export that a device is connected to. Returns whether there is one.
+    pub(super) fn end(&self, host: &Host, device: &Path) -> bool {
+        let all = self.lock();
+        let is_it = |entry: &&Entry| entry.spare.bound.get().is_some_and(|bound| bound.path == device);
+        all.iter().find(is_it).inspect(|entry| drop(host.exports().remove(&entry.export.name()))).is_some()
     }
 
     /// Returns the path of the device that serves this disk.

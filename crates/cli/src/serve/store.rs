@@ -19,22 +19,26 @@ use rustix::{
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
-use super::notify;
+use super::notify::Manager;
 
 /// How long the manager may take to receive a message, and to have handled all of them.
 const PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The store of the service manager that runs this server.
-#[derive(Default)]
 pub(super) struct ManagersStore {
+    manager: Manager,
     /// Connected with the first message: before, the manager may not be known.
     socket: Mutex<Option<UnixDatagram>>,
 }
 
 impl ManagersStore {
-    fn connect() -> io::Result<UnixDatagram> {
-        let address = notify::address()?.ok_or(io::ErrorKind::NotFound)?;
+    pub(super) fn new(manager: Manager) -> Self {
+        Self { manager, socket: Mutex::default() }
+    }
+
+    fn connect(&self) -> io::Result<UnixDatagram> {
+        let address = self.manager.address()?.ok_or(io::ErrorKind::NotFound)?;
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
         socket.set_write_timeout(Some(PATIENCE))?;
@@ -50,7 +54,7 @@ impl ManagersStore {
                 sent => return sent,
             }
         }
-        Self::send_on(socket.insert(Self::connect()?), state, file)
+        Self::send_on(socket.insert(self.connect()?), state, file)
     }
 
     fn send_on(socket: &UnixDatagram, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -73,7 +77,7 @@ impl ManagersStore {
 
 impl DescriptorStore for ManagersStore {
     fn room(&self) -> usize {
-        notify::store_room()
+        self.manager.store_room()
     }
 
     fn begins_within(&self, time: Duration) {

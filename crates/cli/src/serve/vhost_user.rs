@@ -63,7 +63,7 @@ impl Transport for SocketDirectory {
         };
         let mut watch = host.exports().watch();
         let stopper = watch.stopper();
-        // Those of the disks that exist are open when this returns.
+        // When this function returns, the sockets of all existing disks are open.
         while let Some(event) = watch.take() {
             sockets.follow(event);
         }

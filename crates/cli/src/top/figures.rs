@@ -4,6 +4,8 @@ use std::{collections::HashMap, time::Instant};
 
 use pagefold_control::{DiskKind, Figures, Stat};
 
+use crate::stat::get;
+
 /// What the server has answered, and when.
 pub(super) struct Sample {
     pub(super) at: Instant,
@@ -57,10 +59,6 @@ pub(super) struct Shown {
     pub(super) limit_bytes: Option<u64>,
     pub(super) all: Row,
     pub(super) disks: Vec<Row>,
-}
-
-fn get(figures: &Figures, name: &str) -> u64 {
-    figures.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0)
 }
 
 /// Returns the rates between two answers. A disk of that name may be another than before: what it has

@@ -57,8 +57,7 @@ pub(crate) struct Args {
     peer: Peer,
 }
 
-/// The terminal, which gets its earlier state back when this is dropped; if the program panics, before
-/// the panic is reported.
+/// The terminal. Its earlier state returns when this is dropped, or before a panic is reported.
 struct Screen(ratatui::DefaultTerminal);
 
 impl Screen {

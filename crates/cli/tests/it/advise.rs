@@ -110,7 +110,7 @@ fn served_bytes(file: &str, nbdcopy: &Path) -> u64 {
     let server = Server::start(&["--size", &fs::metadata(file).expect("a file").len().to_string()]);
     // One request at a time: the memory of each writing thread does not belong to the data.
     run(Command::new(nbdcopy).args(["--connections=1", "--requests=1", file, &server.uri("")]));
-    server.total("spent_bytes") - server.total("beside_bytes")
+    server.total("spent_bytes") - server.total("outside_bytes")
 }
 
 /// Returns inputs of several kinds, each in one file.

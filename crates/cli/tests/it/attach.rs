@@ -114,6 +114,53 @@ refused pagefold detach $base
 pagefold stop $dir
 ";
 
+/// Devices of each kind whose disk is full, while the kernel still has data for them, are detached. What
+/// was written before is there.
+const FULL: &str = "
+ways=nbd
+if [ -e /dev/ublk-control ]; then ways='ublk nbd'; fi
+pagefold serve $dir --memory-limit 16M --when-full wait --export name=full,size=32M --detach
+for way in $ways; do
+  dev=$(pagefold attach full --via $way $dir)
+  seq 30000 | dd of=$dev bs=4k conv=fsync 2>/dev/null
+  (dd if=/dev/urandom of=$dev bs=64k seek=16 conv=fsync 2>/dev/null || true) &
+  while ! pagefold stat $dir --json | grep -q 'waiting_requests\",\"value\":[1-9]'; do sleep 1; done
+  echo \"full: $way\"
+  pagefold detach full $dir
+  wait
+  dev=$(pagefold attach full --via nbd $dir)
+  echo \"$way: $(head -n 30000 $dev | sha256sum)\"
+  pagefold detach full $dir
+  pagefold reset full --force $dir
+done
+pagefold stop $dir
+";
+
+/// A server ends while its devices are busy. The next one recovers that of a base, whose reader sees
+/// nothing of it.
+const BUSY: &str = "
+if [ ! -e /dev/ublk-control ]; then echo 'no ublk'; exit 0; fi
+seq 400000 | head -c 2097152 >/tmp/base.raw
+pagefold serve $dir --export name=job,size=64M --detach /tmp/base.raw
+lost=$(pagefold attach job --connections 2 $dir)
+base=$(pagefold attach base --connections 2 $dir)
+for number in 1 2; do
+  (while dd if=/dev/zero of=$lost bs=4k count=500 oflag=direct 2>/dev/null; do :; done) &
+done
+(for number in 1 2 3 4 5 6; do dd if=$base bs=4k iflag=direct 2>/dev/null; done | sha256sum >/tmp/read) &
+sleep 1
+echo 'busy'
+pagefold stop $dir
+echo 'stopped'
+pagefold serve $dir --detach /tmp/base.raw
+pagefold attach base $dir
+wait
+for number in 1 2 3 4 5 6; do cat /tmp/base.raw; done | sha256sum | cmp - /tmp/read
+pagefold detach base $dir
+pagefold stop $dir
+echo \"faults: $(dmesg | grep -c -e BUG: -e Oops -e WARNING:)\"
+";
+
 const VSOCK: &str = "
 pagefold serve $dir --export name=job,size=64M --vsock 4711 --log debug --log-file /tmp/log --detach
 echo \"vsock: $(nbdinfo --size nbd+vsock://1:4711/job)\"
@@ -133,7 +180,7 @@ fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
     let mut guest = machine.start_with(&[pagefold, &nbdinfo, &blkdiscard], &[], &[BEGIN, NBD, VSOCK, UBLK].concat());
     assert_eq!(guest.wait_for("device: "), "/dev/nbd0");
     let identity = guest.wait_for("pagefold ");
-    assert!(identity.contains("-0 nbd+unix:///job?socket=/tmp/server/") && identity.ends_with(".sock"), "{identity}");
+    assert!(identity.contains(" nbd+unix:///job?socket=/tmp/server/") && identity.ends_with(".sock"), "{identity}");
     assert_eq!(guest.wait_for("size: "), (64 << 11).to_string());
     guest.wait_for("refused: pagefold attach job");
     guest.wait_for("refused: pagefold drop job");
@@ -172,6 +219,27 @@ fn a_kernel_gives_devices_by_nbd_and_by_ublk() {
     assert_eq!(guest.wait_for("expected: "), recovered);
     guest.wait_for("refused: test -e /dev/ublkc1");
     guest.wait_for("refused: pagefold detach /dev/ublkb0");
+    guest.end();
+}
+
+#[test]
+fn a_device_ends_although_its_disk_is_full_or_it_is_busy() {
+    let test = "a_device_ends_although_its_disk_is_full_or_it_is_busy";
+    let Some(machine) = Machine::find(test) else { return };
+    let numbers: String = (1..=30000).map(|number| format!("{number}\n")).collect();
+    let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
+    let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+    let mut guest = machine.start_with(&[pagefold], &[], &[BEGIN, FULL, BUSY].concat());
+    for way in if guest.wait_for("full: ") == "ublk" { &["ublk", "nbd"][..] } else { &["nbd"] } {
+        let found = guest.wait_for(&format!("{way}: "));
+        assert_eq!(found, format!("{sum}  -"), "what was there before is as it was");
+    }
+    let Some(_) = guest.wait_for_either("busy", "no ublk") else {
+        guest.end();
+        return skip(test, "the kernel in target/guest has no ublk: scripts/guest could not fetch that of backports");
+    };
+    guest.wait_for("stopped");
+    assert_eq!(guest.wait_for("faults: "), "0", "the kernel is sound");
     guest.end();
 }
 

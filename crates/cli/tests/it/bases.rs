@@ -63,11 +63,11 @@ fn bases_come_and_go_and_are_not_changed() {
     let image = folder.path().join("debian.erofs");
     let server = Server::start(&["--size", "1M", "--memory-limit", "64M"]);
     assert_eq!(server.total("base_cache_limit"), 0);
-    let before = server.total("beside_bytes");
+    let before = server.total("outside_bytes");
     // The client sends an absolute path, whatever its own directory.
     run(server.ask(&["add", "debian", "--base", "debian.erofs"]).current_dir(folder.path()));
     assert_eq!(server.total("base_cache_limit"), 4 << 20);
-    assert!(server.total("beside_bytes") >= before + (4 << 20));
+    assert!(server.total("outside_bytes") >= before + (4 << 20));
     for (command, asked) in [
         (&["resize", "debian", "4M"][..], "be resized"),
         (&["reset", "debian"], "be reset"),
@@ -83,7 +83,7 @@ fn bases_come_and_go_and_are_not_changed() {
     run(&mut server.ask(&["rename", "debian", "old"]));
     assert!(run(&mut server.ask(&["stat", "old"])).contains("base 'old': 2 MiB, read-only"));
     run(&mut server.ask(&["remove", "old"]));
-    assert_eq!((server.total("base_cache_limit"), server.total("beside_bytes")), (0, before));
+    assert_eq!((server.total("base_cache_limit"), server.total("outside_bytes")), (0, before));
 }
 
 #[test]
@@ -119,6 +119,7 @@ fn a_base_that_loses_its_end_gives_errors_and_others_go_on() {
         output.status.success()
     };
     assert!(!read("debian") && read("plain") && !read("debian"));
+    // Further lines would be logged in this time.
     thread::sleep(Duration::from_millis(100));
     let (_, messages) = server.end(Signal::TERM);
     let told = |what: &str| messages.lines().filter(|line| line.contains(what)).count();

@@ -54,7 +54,7 @@ echo checked
 ";
 
 #[test]
-#[ignore = "takes minutes, and a copy of blktests"]
+#[ignore = "takes minutes, and a copy of blktests; make soak runs it"]
 #[allow(clippy::print_stdout, reason = "the list is the result")]
 fn blktests_pass_on_a_device_of_each_kind() {
     let test = "blktests_pass_on_a_device_of_each_kind";

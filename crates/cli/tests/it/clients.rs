@@ -42,7 +42,7 @@ fn nbdcopy_takes_an_image_in_and_out() {
         // Memory of a training in progress is counted.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let spent = server.total("spent_bytes") - server.total("beside_bytes");
+            let spent = server.total("spent_bytes") - server.total("outside_bytes");
             if spent < stored {
                 break;
             }

@@ -84,6 +84,7 @@ fn clients_that_do_not_read_keep_no_other_out() {
                 (0..64).for_each(|index| client.send(READ, index << 22, &[], 4 << 20));
                 clients.push(client);
             }
+            // Replies fill the sockets, and the server's memory.
             thread::sleep(Duration::from_millis(500));
             let others: Vec<Client> = (0..OTHERS).map(|_| Client::connect(&server, "")).collect();
             for (number, client) in others.iter().enumerate() {

@@ -36,6 +36,7 @@ fn files_that_connections_need_may_be_opened() {
     let server = Server::start_under("-n 24", &["--size", "1M"]);
     let clients: Vec<_> =
         (0..40).map(|_| UnixStream::connect(server.socket()).expect("a place in the queue")).collect();
+    // The server tries to accept them, fails and logs it.
     thread::sleep(Duration::from_millis(300));
     drop(clients);
     let (status, messages) = server.end(Signal::TERM);

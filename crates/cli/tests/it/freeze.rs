@@ -127,52 +127,66 @@ impl Frozen {
 }
 
 #[test]
-fn an_image_holds_what_the_disk_does() {
-    const TEST: &str = "an_image_holds_what_the_disk_does";
-    for pack in [&[][..], &["--codec", "zstd,3", "--cluster", "64K", "--fragments=tails"], &["--codec", "none"]] {
-        let Some(frozen) = Frozen::start(TEST, 12, pack) else { return };
-        frozen.check("base");
-        frozen.ask(&["fork", "base", "job"]);
-        frozen.check("job");
-        frozen.write(
-            "job",
-            &["write -P 7 1001k 9k", "write -P 8 5M 1M", "write -z 2M 70k", "discard 8M 300k", "write -P 9 11M 1k"],
-        );
-        frozen.check("job");
-        // Copied clusters are not compressed again.
-        if pack.is_empty() {
-            let blocks = |name: &str| -> std::collections::HashSet<_> {
-                fs::read(frozen.at(name)).expect("an image").chunks(PAGE).map(<[u8]>::to_vec).collect()
-            };
-            let (known, new) = (blocks("base.erofs"), blocks("a.erofs"));
-            assert!(new.difference(&known).count() * 8 < new.len(), "{} new blocks", new.difference(&known).count());
-        }
-        frozen.ask(&["snapshot", "job", "before"]);
-        frozen.write("job", &["write -P 1 3M 20k", "write -P 2 0 512"]);
-        frozen.ask(&["fork", "job", "grown"]);
-        frozen.ask(&["resize", "grown", "13000192"]);
-        frozen.write("grown", &["write -P 3 12690k 4k"]);
-        frozen.ask(&["fork", "job", "shrunk"]);
-        frozen.ask(&["resize", "--shrink", "shrunk", "6000128"]);
-        for disk in ["job@before", "job", "grown", "shrunk"] {
-            frozen.check(disk);
-        }
-        frozen.ask(&["add", "plain", "--size", "5000704"]);
-        frozen.check("plain");
-        frozen.write("plain", &["write -P 5 1M 5k", "write -z 2M 1M"]);
-        frozen.check("plain");
-        // An image of a disk can be used as a base.
-        for (disk, image, more) in
-            [("e", "job.erofs", &[][..]), ("q", "job.qcow2", &[]), ("c", "c.qcow2", &["--codec", "deflate"])]
-        {
-            frozen.ask(&[&["freeze", "job", "-o", image], more].concat());
-            frozen.ask(&["add", disk, "--base", text(&frozen.at(image))]);
-            assert!(frozen.content(disk) == frozen.content("job"), "{image}");
-        }
-        // No client reads an instant anymore.
-        let listed = frozen.ask(&["disks"]);
-        assert!(!listed.contains("instant"), "{listed}");
+fn an_image_over_a_base_holds_what_the_disk_does() {
+    frozen_images_hold_what_disks_do("an_image_over_a_base_holds_what_the_disk_does", &[]);
+}
+
+#[test]
+fn an_image_over_a_dense_base_holds_what_the_disk_does() {
+    let pack = ["--codec", "zstd,3", "--cluster", "64K", "--fragments=tails"];
+    frozen_images_hold_what_disks_do("an_image_over_a_dense_base_holds_what_the_disk_does", &pack);
+}
+
+#[test]
+fn an_image_over_an_uncompressed_base_holds_what_the_disk_does() {
+    let pack = ["--codec", "none"];
+    frozen_images_hold_what_disks_do("an_image_over_an_uncompressed_base_holds_what_the_disk_does", &pack);
+}
+
+/// Freezes disks over a base that `pack` makes with these options.
+fn frozen_images_hold_what_disks_do(test: &str, pack: &[&str]) {
+    let Some(frozen) = Frozen::start(test, 12, pack) else { return };
+    frozen.check("base");
+    frozen.ask(&["fork", "base", "job"]);
+    frozen.check("job");
+    frozen.write(
+        "job",
+        &["write -P 7 1001k 9k", "write -P 8 5M 1M", "write -z 2M 70k", "discard 8M 300k", "write -P 9 11M 1k"],
+    );
+    frozen.check("job");
+    // Copied clusters are not compressed again.
+    if pack.is_empty() {
+        let blocks = |name: &str| -> std::collections::HashSet<_> {
+            fs::read(frozen.at(name)).expect("an image").chunks(PAGE).map(<[u8]>::to_vec).collect()
+        };
+        let (known, new) = (blocks("base.erofs"), blocks("a.erofs"));
+        assert!(new.difference(&known).count() * 8 < new.len(), "{} new blocks", new.difference(&known).count());
     }
+    frozen.ask(&["snapshot", "job", "before"]);
+    frozen.write("job", &["write -P 1 3M 20k", "write -P 2 0 512"]);
+    frozen.ask(&["fork", "job", "grown"]);
+    frozen.ask(&["resize", "grown", "13000192"]);
+    frozen.write("grown", &["write -P 3 12690k 4k"]);
+    frozen.ask(&["fork", "job", "shrunk"]);
+    frozen.ask(&["resize", "--shrink", "shrunk", "6000128"]);
+    for disk in ["job@before", "job", "grown", "shrunk"] {
+        frozen.check(disk);
+    }
+    frozen.ask(&["add", "plain", "--size", "5000704"]);
+    frozen.check("plain");
+    frozen.write("plain", &["write -P 5 1M 5k", "write -z 2M 1M"]);
+    frozen.check("plain");
+    // An image of a disk can be used as a base.
+    for (disk, image, more) in
+        [("e", "job.erofs", &[][..]), ("q", "job.qcow2", &[]), ("c", "c.qcow2", &["--codec", "deflate"])]
+    {
+        frozen.ask(&[&["freeze", "job", "-o", image], more].concat());
+        frozen.ask(&["add", disk, "--base", text(&frozen.at(image))]);
+        assert!(frozen.content(disk) == frozen.content("job"), "{image}");
+    }
+    // No client reads an instant anymore.
+    let listed = frozen.ask(&["disks"]);
+    assert!(!listed.contains("instant"), "{listed}");
 }
 
 /// The client writes one page after another, round after round, and waits for each. At any instant,
@@ -240,6 +254,7 @@ fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
             fs::write(frozen.at("out"), "the old file").expect("a file");
             let mut command = frozen.server.ask(&[&["freeze", "job", "--force", "-o", "out"], more].concat());
             let mut child = command.current_dir(frozen.folder.path()).stderr(Stdio::null()).spawn().expect("it starts");
+            // Whatever it is doing by then, it is killed in it.
             thread::sleep(Duration::from_millis(after_ms));
             child.kill().expect("it can be killed");
             child.wait().expect("it ends");
@@ -438,10 +453,10 @@ fn a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base() {
     io("root", &["write -P 7 50G 4k"]);
     ask(&["freeze", "root", "--verify", "-o", "base.erofs"]);
     assert!(bytes("base.erofs") <= 12 << 10, "{}", bytes("base.erofs"));
-    let before = server.total("beside_bytes");
+    let before = server.total("outside_bytes");
     let base = folder.path().join("base.erofs");
     ask(&["add", "base", "--base", text(&base)]);
-    let took = server.total("beside_bytes") - before;
+    let took = server.total("outside_bytes") - before;
     let cache = server.total("base_cache_limit");
     assert!(took <= cache + (1 << 20), "a base of one page takes {took} bytes, {cache} of them for the cache");
     ask(&["fork", "base", "job"]);

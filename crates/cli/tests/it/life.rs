@@ -219,6 +219,7 @@ fn a_server_whose_base_hangs_ends_at_the_second_signal() {
                 serde_json::from_str(run(&mut server.ask(&["disks", "job", "--json"])).trim()).expect("JSON");
             clients["clients"] == 1
         });
+        // The request of the client that has just connected arrives.
         thread::sleep(Duration::from_millis(500));
         if by_command {
             let mut stop = server.ask(&["stop"]);

@@ -288,6 +288,7 @@ fn a_disk_has_its_rate() {
     std::thread::scope(|scope| {
         let slow = scope.spawn(|| read("a"));
         read("b").expect("a disk without a rate");
+        // Without a rate, the reads take milliseconds.
         std::thread::sleep(Duration::from_millis(300));
         assert!(!slow.is_finished(), "3 MiB were read at 64 KiB/s");
         run(&mut server.ask(&["quota", "a"]));

@@ -179,6 +179,7 @@ fn the_units_are_sound_and_hardened() {
 }
 
 #[test]
+#[ignore = "takes a quarter of a minute, and only files in packaging/ matter to it; make soak runs it"]
 fn the_package_pleases_lintian() {
     let test = "the_package_pleases_lintian";
     let Some([lintian]) = programs(test, ["lintian"]) else { return };

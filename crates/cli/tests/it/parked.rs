@@ -31,6 +31,7 @@ use tempfile::TempDir;
 
 use crate::{
     fio::{load, succeeds},
+    guest::Machine,
     server::{Ended, make_image, pagefold, run, send, wait},
 };
 
@@ -269,6 +270,7 @@ fn clients_forks_and_snapshots_survive_three_restarts() {
     let before = disks();
     let client = load(&fio, manager.folder.path(), &manager.uri("busy"), 4);
     for round in 0..3 {
+        // The client writes in this time.
         thread::sleep(Duration::from_millis(300));
         let said = service.stop();
         println!("{}", said.lines().find(|line| line.contains("to the next process in")).expect("the line"));
@@ -562,4 +564,53 @@ fn a_state_that_was_taken_is_not_taken_again() {
     assert!(!manager.names().is_empty());
     let said = manager.fails(&[]);
     assert!(said.contains("the process that continued with them has ended"), "{said}");
+}
+
+/// Writes a number to the next sector, without the guest's cache, and compares it and the one before.
+const WRITES: &str = "
+number() { dd if=/dev/vda bs=512 skip=$1 count=1 2>/dev/null | head -n 1; }
+(
+last=0
+while :; do
+    n=$((last + 1))
+    echo $n | dd of=/dev/vda bs=512 seek=$n conv=notrunc,fsync 2>/dev/null
+    echo 3 >/proc/sys/vm/drop_caches
+    if [ $(number $n) = $n ] && { [ $last = 0 ] || [ $(number $last) = $last ]; }; then
+        echo \"wrote: $n\"
+    else
+        echo \"lost: $n\"
+    fi
+    last=$n
+done
+) &
+read -r line
+kill $!
+";
+
+/// A virtual machine connects again to the next server, and hands over its log of the requests that were
+/// in flight: nothing is lost and nothing fails.
+#[test]
+fn a_guest_goes_on_after_a_restart() {
+    let test = "a_guest_goes_on_after_a_restart";
+    let Some(machine) = Machine::find(test) else { return };
+    let manager = Manager::new();
+    let vms = manager.path("vms");
+    let args = ["--export", "name=a,size=16M", "--vhost-user", vms.to_str().expect("a plain path")];
+    let mut service = manager.start(&args);
+    let mut guest = machine.start_vhost_user(&vms.join("a.sock"), WRITES);
+    let mut next = || -> u64 {
+        let written = guest.wait_for_either("wrote: ", "lost: ");
+        written.expect("nothing is lost").parse().expect("a number")
+    };
+    for _ in 0..3 {
+        let before = next();
+        let start = Instant::now();
+        service.stop();
+        service = manager.start(&args);
+        while next() < before + 5 {}
+        println!("the guest's next five writes took {} ms", start.elapsed().as_millis());
+    }
+    guest.say("stop");
+    guest.end();
+    drop(service);
 }

@@ -179,7 +179,7 @@ fn a_server_that_is_killed_50_times_leaves_a_good_cache() {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute; make soak runs it"]
 fn a_server_that_is_killed_1000_times_leaves_a_good_cache() {
     killed_while_fetching(1000);
 }
@@ -321,4 +321,16 @@ fn passwords_go_to_their_servers() {
     for server in [&origin, &mirror, &plain] {
         assert!(!server.requests().is_empty());
     }
+}
+
+/// A configuration that is named counts, also by a name in this directory.
+#[test]
+fn a_relative_registries_conf_counts() {
+    let folder = TempDir::new().expect("a folder");
+    let text = "[[registry]]\nlocation = \"blocked.example\"\nblocked = true\n";
+    fs::write(folder.path().join("here.conf"), text).expect("a file");
+    let mut ls = pagefold();
+    ls.args(["ls", "oci://blocked.example/a"]).current_dir(&folder).env("CONTAINERS_REGISTRIES_CONF", "here.conf");
+    let message = run_to_fail(&mut ls);
+    assert!(message.contains("here.conf blocks blocked.example"), "{message}");
 }

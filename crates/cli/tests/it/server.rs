@@ -1,6 +1,8 @@
 //! A `pagefold serve` that a test starts and stops.
 
 use std::{
+    env,
+    ffi::OsString,
     fs,
     io::Read,
     os::unix::net::UnixStream,
@@ -14,15 +16,20 @@ use pagefold_testing::skip_for_good;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+/// Returns the program under test: the one that was built with the tests, or that of `PAGEFOLD_PROGRAM`.
+pub(crate) fn program() -> OsString {
+    env::var_os("PAGEFOLD_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_pagefold").into())
+}
+
 /// Returns a command that runs the program under test.
 pub(crate) fn pagefold() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_pagefold"))
+    Command::new(program())
 }
 
 /// Returns a command that runs the program under test with a shell's `ulimit LIMIT`.
 pub(crate) fn under(limit: &str) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(env!("CARGO_BIN_EXE_pagefold"));
+    command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(program());
     command
 }
 
@@ -89,7 +96,8 @@ impl Server {
     pub(crate) fn take_over_with(&mut self, mut command: Command) -> String {
         command.arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
         let mut next = command.spawn().expect("pagefold starts");
-        let deadline = Instant::now() + Duration::from_secs(60);
+        // It sends all that is stored.
+        let deadline = Instant::now() + Duration::from_secs(300);
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
@@ -297,7 +305,7 @@ fn all_text(output: &Output) -> String {
 
 /// Writes `mib` MiB of this machine's program code to a file, interspersed with holes and noise.
 pub(crate) fn make_image(path: &Path, mib: usize) {
-    let source = fs::read(env!("CARGO_BIN_EXE_pagefold")).expect("the program under test");
+    let source = fs::read(program()).expect("the program under test");
     let mut image = vec![0; mib << 20];
     let mut state = 1u64;
     for (number, chunk) in image.chunks_mut(1 << 18).enumerate() {

@@ -54,3 +54,13 @@ fn a_command_is_run_under_any_umask_with_a_private_directory() {
         assert_eq!(run(std::process::Command::new("sh").args(["-c", &script])), "700\n", "umask {umask}");
     }
 }
+
+/// What a server reserves for its pool has no access at first, and may be less than the limit.
+#[test]
+fn a_server_starts_in_a_small_address_space() {
+    let script = format!(
+        "ulimit -v 1000000 && exec {} serve --size 1G --memory-limit 8G --log warn --run 'echo served'",
+        env!("CARGO_BIN_EXE_pagefold")
+    );
+    assert_eq!(run(std::process::Command::new("sh").args(["-c", &script])), "served\n");
+}

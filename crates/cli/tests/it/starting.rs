@@ -189,6 +189,7 @@ fn a_limit_that_is_near_is_logged_once() {
     let command = format!("write -s {} 0 16M", image.display());
     for _ in 0..2 {
         let _ = Command::new(&qemu_io).args(["-f", "raw", "-c", &command, &server.uri("a")]).output().expect("qemu-io");
+        // The server looks at limits once a second.
         thread::sleep(Duration::from_millis(1500));
     }
     let (_, messages) = server.end(Signal::TERM);

@@ -80,6 +80,7 @@ fn clients_forks_and_snapshots_survive_three_take_overs() {
             let (back, image) = (fs::read(back).expect("a file"), fs::read(&image).expect("a file"));
             assert!(back[..image.len()] == image && back[image.len()..].iter().all(|byte| *byte == 0), "{uri}");
         }
+        // The client goes on for a while between two hand-overs.
         thread::sleep(Duration::from_millis(300));
     }
     succeeds(client);

@@ -179,6 +179,7 @@ fn sighup_reads_the_certificates_again() {
     }
     fs::write(secure.folder.path().join("server/server-key.pem"), "junk").expect("a file");
     secure.server.signal(Signal::HUP);
+    // Certificates that were wrongly replaced would be so by then.
     thread::sleep(Duration::from_millis(100));
     run(Command::new(&nbdinfo).arg(&uri));
 }

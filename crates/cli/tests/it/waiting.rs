@@ -54,6 +54,7 @@ fn a_client_goes_on_when_the_limit_is_raised() {
     let image = server.folder().join("image");
     assert!(fs::read(back).expect("a file") == fs::read(image).expect("a file"), "other bytes");
     assert_eq!(server.total("waiting_requests"), 0);
+    // The server looks for clients that wait once a second.
     thread::sleep(Duration::from_millis(1500));
     let (_, messages) = server.end(Signal::TERM);
     assert_eq!(messages.matches("disk 'a': writes wait for room").count(), 1, "{messages}");
@@ -181,6 +182,7 @@ fn a_guest_waits_until_the_limit_is_raised() {
     let mut guest = machine.start(&[format!("file={}", server.uri("guest"))], FILL_FILES);
     guest.wait_for("writing");
     wait_until("a waiting write", || waits(&server));
+    // A guest that noticed an error would say so or stop in this time, and one that had room would write.
     thread::sleep(Duration::from_secs(1));
     assert_eq!(guest.qmp("query-status", &json!({}))["status"], "running");
     run(&mut server.ask(&["limit", "20M"]));

@@ -135,8 +135,8 @@ impl ClusterDecoder {
     /// [`Corrupt`], in time linear in the two lengths, and no access goes outside them. After an
     /// error `dst` holds unspecified bytes.
     ///
-    /// `dict_bytes` is the history that MicroLZMA may refer to (the other formats encode it); it is
-    /// allocated, so the caller must bound it. `max_content_bytes` bounds how much DEFLATE may
+    /// `dict_bytes` is the history that MicroLZMA may refer to; the other formats encode it. The
+    /// caller must bound it, since it is allocated. `max_content_bytes` bounds how much DEFLATE may
     /// decode to find a prefix.
     ///
     /// # Errors

@@ -56,7 +56,7 @@ use core::hint::select_unpredictable;
 use super::{
     Format, Isa,
     compare::{self, Compare},
-    fields::has_fields,
+    fields::{Left, has_fields},
     hashes::{FIELD_HASH_BITS, WORD_HASH_BITS, hash_word},
     kind::kind_of,
     literals::{EMPTY, PALETTE_OF_TOKENS, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Room, SLACK, room_to_pack},
@@ -222,9 +222,12 @@ impl Encoder {
             return Some(self.write_if_shorter(format, kind, &mut found, out, len).unwrap_or(len));
         };
         let len = self.write(format, kind, &mut found, &mut out[..room]);
-        // Code, which pages of words are if their literals can be coded, needs more repeats.
-        let saved = if kind == Kind::Words { found.saved * 4 / 3 } else { found.saved };
-        if !has_fields(self.isa, &self.literals, found.literals, found.sequences, saved, &mut self.seen_words) {
+        let Matches { literals: count, sequences, saved, .. } = found;
+        if !has_fields(
+            self.isa,
+            &Left { kind, literals: &self.literals, count, sequences, saved },
+            &mut self.seen_words,
+        ) {
             return len;
         }
         let mut found = self.find_fields(format, &search.window[REACH..]);

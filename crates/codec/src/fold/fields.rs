@@ -3,15 +3,18 @@
 //! ```text
 //! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
 //! need := sequences / 4 + 5/4 saved + 64
-//! if there are less than 2000 literals: no
-//! if there are less than 16 sequences: yes
-//! if there are not more than five literals for each byte of need: no
+//! if there are less than 2000 literals: no, except in a page that is neither of words nor of
+//!     records, if its literals are not coded, are 1400 or more, and more than eight a sequence
+//! if there are less than 16 sequences: yes if there are 2000 literals
+//! if there are not more than five literals for each byte of need, or four if there are less than 64
+//!     sequences: no
 //! repeats := places whose four literals are those of the last place with the same hash; those whose
 //!     next two are the same, too, count twice
 //! for each of four residues:
 //!     count the repeats among the places whose mixed bytes have this residue modulo 16
 //!     if 16 times all that were counted is more than need times the residues so far: yes
-//!     if it is 64 less than that, or an eighth at literal 1536: no
+//!     if it is 64 less than that, or an eighth at literal 1536: no, except after the first residue if
+//!         none was counted and no literal is coded
 //! no
 //! ```
 //!
@@ -21,7 +24,7 @@
 
 use core::hint::cold_path;
 
-use super::{Isa, hashes::WORD_HASH_BITS, literals::Room};
+use super::{Isa, hashes::WORD_HASH_BITS, literals::Room, tables::Kind};
 use crate::{PAGE_SIZE, mem::clear};
 
 /// Literals are sampled at one place in about this many, which their bytes select.
@@ -33,8 +36,15 @@ const RESIDUES: [u8; 4] = [5, 14, 3, 8];
 /// With fewer literals, another search does not pay.
 const LITERALS: usize = 2000;
 
-/// Repeats are fewer than one literal in this many.
+/// The same if none of them is coded, in a page that is neither of words nor of records. With
+/// [`RUNS`] literals a sequence or fewer, such a page is smaller than with LZ4.
+const LITERALS_UNCODED: usize = 1400;
+const RUNS: usize = 8;
+
+/// Repeats are fewer than one literal in this many, or in one less if there are fewer sequences than
+/// [`SPARSE`].
 const SHARE: usize = 5;
+const SPARSE: usize = 64;
 
 /// Repeats that do not pay for another search, which takes longer than the first.
 const LEAST: usize = 64;
@@ -65,22 +75,33 @@ type Loaded = [u8; CHUNK + 8];
 /// By hash, the last place in the sample.
 type Seen = [u16; 1 << WORD_HASH_BITS];
 
-/// Returns whether four or five bytes repeat often among the first `count` literals, which a search
-/// for longer matches left apart from its `sequences`. Their code saves `saved` bytes.
+/// The literals that a search for longer matches left in a page of this kind.
+pub(super) struct Left<'a> {
+    pub(super) kind: Kind,
+    /// They are the first `count`.
+    pub(super) literals: &'a Room,
+    pub(super) count: usize,
+    /// Number of matches.
+    pub(super) sequences: usize,
+    /// Bytes by which coded literals are shorter.
+    pub(super) saved: usize,
+}
+
+/// Returns whether four or five bytes repeat often among these literals.
 #[inline]
-pub(super) fn has_fields(
-    isa: Isa,
-    literals: &Room,
-    count: usize,
-    sequences: usize,
-    saved: usize,
-    seen: &mut Seen,
-) -> bool {
-    if count < LITERALS || sequences < FEW {
+pub(super) fn has_fields(isa: Isa, left: &Left<'_>, seen: &mut Seen) -> bool {
+    let &Left { kind, literals, count, sequences, saved } = left;
+    if count < LITERALS && (count < LITERALS_UNCODED || saved > 0 || kind != Kind::Others || count <= RUNS * sequences)
+    {
+        return false;
+    }
+    if sequences < FEW {
         return count >= LITERALS;
     }
-    let need = sequences / 4 + 5 * saved / 4 + LEAST;
-    if SHARE * need >= count {
+    // Code, which pages of words are if their literals can be coded, needs more repeats.
+    let worth = if kind == Kind::Words { saved * 4 / 3 } else { saved };
+    let need = sequences / 4 + 5 * worth / 4 + LEAST;
+    if (SHARE - usize::from(sequences < SPARSE)) * need >= count {
         return false;
     }
     let repeats = Repeats { literals, seen, count: 0 };
@@ -88,8 +109,8 @@ pub(super) fn has_fields(
         #[allow(unsafe_code)]
         // SAFETY: both builds have AVX2, BMI1, BMI2, LZCNT and POPCNT, which the stream detected.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need) },
-        Isa::Portable => repeats.are_enough(count, need, sample_of),
+        Isa::Avx2 | Isa::Avx512 => unsafe { x86::are_enough(repeats, count, need, saved > 0) },
+        Isa::Portable => repeats.are_enough(count, need, saved > 0, sample_of),
     }
 }
 
@@ -101,18 +122,19 @@ struct Repeats<'a> {
 }
 
 impl Repeats<'_> {
-    /// Does what [`has_fields`] does. `sample_of` returns a bit for each of the chunk's bytes: 1 if
-    /// the sample of this residue has it.
+    /// Returns whether `need` of the first `count` literals are repeats. `sample_of` returns a bit for
+    /// each of the chunk's bytes: 1 if the sample of this residue has it.
     #[inline(always)]
-    fn are_enough(mut self, count: usize, need: usize, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
+    fn are_enough(mut self, count: usize, need: usize, is_coded: bool, sample_of: impl Fn(&Loaded, u8) -> u64) -> bool {
         clear(self.seen);
         let literals = &self.literals[..count.min(PAGE_SIZE) - COMPARED];
         let mut places = [0; BATCH + PUT];
         let mut needed = 0;
         'samples: for residue in RESIDUES {
             needed += need;
+            let may_stop = |count: usize| residue != RESIDUES[0] || is_coded || count > 0;
             for start in (0..literals.len()).step_by(BATCH) {
-                if start == GIVE_UP && 8 * RATE * self.count < needed {
+                if start == GIVE_UP && 8 * RATE * self.count < needed && may_stop(self.count) {
                     break 'samples;
                 }
                 let batch = literals.len().min(start + BATCH);
@@ -128,7 +150,7 @@ impl Repeats<'_> {
             if RATE * self.count > needed {
                 return true;
             }
-            if RATE * self.count + LEAST < needed {
+            if RATE * self.count + LEAST < needed && may_stop(self.count) {
                 break;
             }
         }
@@ -201,8 +223,8 @@ mod x86 {
 
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     #[inline(never)]
-    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize) -> bool {
-        repeats.are_enough(count, need, |bytes, residue| sample_of(bytes, residue))
+    pub(super) fn are_enough(repeats: Repeats<'_>, count: usize, need: usize, is_coded: bool) -> bool {
+        repeats.are_enough(count, need, is_coded, |bytes, residue| sample_of(bytes, residue))
     }
 
     /// Returns a bit for each of the chunk's bytes: 1 if the sample of this residue has it.
@@ -246,10 +268,16 @@ mod tests {
         (literals, at)
     }
 
-    /// Asks every build.
+    /// Asks every build about a page of records, whose few literals are not sampled.
     fn has_fields(literals: &Room, count: usize, sequences: usize, saved: usize) -> bool {
+        has_fields_of(Kind::Records, literals, count, sequences, saved)
+    }
+
+    /// Asks every build.
+    fn has_fields_of(kind: Kind, literals: &Room, count: usize, sequences: usize, saved: usize) -> bool {
         let mut seen = [7; 1 << WORD_HASH_BITS];
-        let mut ask = |isa| super::has_fields(isa, literals, count, sequences, saved, &mut seen);
+        let left = Left { kind, literals, count, sequences, saved };
+        let mut ask = |isa| super::has_fields(isa, &left, &mut seen);
         let found: Vec<bool> = Isa::all_of_this_cpu().into_iter().map(&mut ask).collect();
         assert!(found.iter().all(|&is_found| is_found == found[0]), "{found:?}");
         found[0]
@@ -270,6 +298,39 @@ mod tests {
             assert!(!has_fields(&random, PAGE_SIZE, FEW, 0), "random bytes");
             assert!(has_fields(&random, PAGE_SIZE, FEW - 1, 0), "a page that hardly compresses");
         }
+    }
+
+    #[test]
+    fn few_literals_are_sampled_only_if_none_is_coded_and_matches_are_few() {
+        let mut found = 0;
+        for seed in 0..50 {
+            let (literals, _) = fields(seed, 40);
+            let count = LITERALS_UNCODED;
+            found += usize::from(has_fields_of(Kind::Others, &literals, count, FEW, 0));
+            assert!(!has_fields_of(Kind::Others, &literals, count - 1, FEW, 0), "fewer literals");
+            assert!(!has_fields_of(Kind::Others, &literals, count, FEW, 1), "coded literals");
+            assert!(!has_fields_of(Kind::Others, &literals, count, count / RUNS, 0), "many matches");
+            assert!(!has_fields_of(Kind::Words, &literals, count, FEW, 0), "words");
+        }
+        assert!(found >= 40, "{found} of 50: a sample may have none of the fields");
+    }
+
+    /// Fields that begin with bytes whose mixture is 14 modulo 16: the first residue has none.
+    #[test]
+    fn fields_that_the_first_sample_misses_are_found() {
+        let mut random = Lcg(3);
+        let mut literals = EMPTY;
+        let values: Vec<[u8; 4]> =
+            (0..40).map(|value| [0x10 * (value % 16) + 0x0E, 0x10 * (value / 16), 0x40, 0x80]).collect();
+        let mut at = 0;
+        while at < 3000 {
+            literals[at..at + 4].copy_from_slice(&values[random.below(40) as usize]);
+            // Random bytes of which no four have a sampled mixture with the fields' bytes.
+            literals[at + 4..at + 8].copy_from_slice(&[0x11, 0, 0x20, (random.below(16) as u8) << 4]);
+            at += 8;
+        }
+        assert!(has_fields(&literals, at, FEW, 0));
+        assert!(!has_fields(&literals, at, FEW, 1), "not looked for where a palette codes literals");
     }
 
     /// The first search passed them in its steps.
@@ -297,12 +358,12 @@ mod tests {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn every_build_takes_the_same_sample() {
         for seed in 0..50 {
             let literals = fields(seed, 90).0;
             for chunk in literals.as_chunks::<{ CHUNK + 8 }>().0 {
-                #[cfg(target_arch = "x86_64")]
                 #[allow(unsafe_code)]
                 if is_x86_feature_detected!("avx2") {
                     // SAFETY: the CPU has AVX2.

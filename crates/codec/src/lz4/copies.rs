@@ -118,8 +118,8 @@ pub(crate) const LONG: usize = 19;
 /// it.
 ///
 /// Most matches are shorter than 64 bytes, and no branch predictor guesses their lengths, so 64
-/// bytes are copied unconditionally. Not where the match is so near that the copy reads bytes that
-/// it has just written: each load would then wait for a store.
+/// bytes are copied unconditionally. Not for a match so near that the copy reads bytes it has just
+/// written: each load would wait for a store.
 ///
 /// # Safety
 /// `len + OVERSHOOT` bytes can be written at `op`, and `offset` bytes before it, at least 1, can be

@@ -12,10 +12,10 @@
 //!
 //! Speed:
 //!
-//! 1. Far from both ends, `quick` decodes a sequence: it copies 16 literals and 18 match bytes
-//!    whatever their number, so a short sequence has no branch on a length, and a long match with
-//!    an offset of at least 32 has none before its 64th byte. Near the ends, `careful` checks and
-//!    copies to the byte, and continues to the block's end.
+//! 1. Far from both ends, `quick` decodes a sequence. It always copies 16 literals and 18 match
+//!    bytes, so a short sequence has no branch on a length, and a long match with an offset of at
+//!    least 32 has none before its 64th byte. Near the ends, `careful` checks and copies to the
+//!    byte, and continues to the block's end.
 //! 2. Sequences without length bytes and with an offset of at least 8, most of them, have a
 //!    separate loop of 25 instructions, which all others leave by rarely taken branches: 3 to 7 %
 //!    faster.

@@ -47,8 +47,8 @@ const fn far(first: usize) -> usize {
     FOUND + first + 5
 }
 
-/// Maximum output bytes of a sequence's token, offset, rounding of its literals to 32, and length
-/// bytes beyond one in 128, and that `Fit::Front` reserves for the literals after it.
+/// Maximum output bytes of a sequence's token, offset, rounding of its literals to 32, length bytes
+/// beyond one in 128, and of what `Fit::Front` reserves for the literals after it.
 pub(super) const SLACK: usize = 40;
 
 /// The bytes that must fit in the output.
@@ -294,7 +294,7 @@ pub(super) unsafe fn common_suffix(s: *const u8, oldest: usize, anchor: usize, a
 #[derive(Clone, Copy)]
 pub(super) struct Writer<F> {
     pub(super) format: PhantomData<F>,
-    /// Where the last offset began; before the first offset, where that will begin.
+    /// Where the last offset began, or where the first will begin.
     pub(super) last_offset: usize,
     pub(super) out: *mut u8,
     pub(super) at: usize,
@@ -357,8 +357,8 @@ impl<F: Format> Writer<F> {
     }
 
     /// Writes a sequence if it fits, and returns the resulting `at` and `last_offset`. For
-    /// `Fit::Front`, enough must stay free that a block which ends after it, with literals, obeys
-    /// the format's rules for its end. A match for which that fails is cut to fit.
+    /// `Fit::Front`, enough room must stay free for the literals with which the format's rules
+    /// require a block to end. A match for which that fails is cut to fit.
     ///
     /// # Safety
     /// `len` bytes can be read from `literals`.

@@ -20,8 +20,8 @@
 //!    reaches every entry, and the table uses half the cache that 32 bits would: 15 to 30 % less
 //!    time in clusters of 64 KiB.
 //! 2. A sequence has few data-dependent branches. Matches are first compared by 32 bytes, 32
-//!    literals are copied whatever their number, and a byte for each length is written, which the
-//!    next write overwrites if it is not needed: 3 to 10 % less time on text. The backward
+//!    literals are always copied, and a byte for each length is always written; the next write
+//!    overwrites those that are not needed. This takes 3 to 10 % less time on text. The backward
 //!    extension branches only if all of 8 bytes are equal and more literals are left. Longer
 //!    sequences and those near the output's end are written out of line, and each kind of search is
 //!    a separate function: 7 % less time.

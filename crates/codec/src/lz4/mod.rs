@@ -183,9 +183,8 @@ pub const fn in_place_margin(block_len: usize) -> usize {
 /// The output grows towards the unread input and must never pass it. It does not if the block is
 /// well-formed and ends at least `out_len + in_place_margin(block.len())` bytes into the buffer:
 /// the remaining input is longer than the remaining output by at most one byte in 256 plus two.
-/// With a smaller margin it may; that is detected, but a block that comes within 21 bytes of
-/// passing can be rejected too. After the output the buffer holds unspecified bytes up to the
-/// block's end.
+/// With a smaller margin it may. That is detected, but blocks that come within 21 bytes of it can
+/// be rejected too. After the output the buffer holds unspecified bytes up to the block's end.
 ///
 /// # Errors
 /// [`Corrupt`] if the block is malformed, does not decode to `out_len` bytes, or would overwrite

@@ -484,8 +484,8 @@ fn in_place_refuses_to_overrun_its_input() {
     assert!((90..=110).contains(&overruns), "{overruns}");
 }
 
-/// With less than a sufficient margin, a block is rejected or decoded correctly; likewise with less
-/// output than it has, at any distance from its input.
+/// With too small a margin or too little output, at any distance from its input, a block is
+/// rejected or decoded correctly.
 #[test]
 fn in_place_every_margin_and_every_end() {
     let mut encoder = Lz4Encoder::new();

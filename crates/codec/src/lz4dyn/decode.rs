@@ -100,9 +100,9 @@ impl Decoder {
         // The last position at which a match with length bytes may end.
         let last_long = output_end.addr().saturating_sub(OVERSHOOT);
         'sequences: while ip.addr() <= last_input && op.addr() <= last_output {
-            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. Whatever length
-            // bytes move or lengthen is checked against input and output before it is used, and
-            // `offset` is checked against the output so far.
+            // SAFETY: `QUICK_INPUT` bytes can be read and `QUICK_OUTPUT` written. Positions and
+            // lengths that length bytes change are checked against input and output before they are
+            // used, and `offset` is checked against the output so far.
             unsafe {
                 let (token, bits, offset, mut literals_at);
                 // Sequences without length bytes and with an offset of at least 8.

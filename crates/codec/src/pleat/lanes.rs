@@ -1,8 +1,9 @@
 //! How a page's literals are divided into lanes, which are decoded side by side.
 //!
-//! Lanes take groups of five literals, which an encoder handles together: each as many, the first
-//! ones one more where they do not divide evenly, and the last also what remains. Two lanes are a
-//! pair: they share a section, which one is read upwards and the other downwards.
+//! Lanes take groups of five literals, which an encoder handles together. All lanes have equally
+//! many groups, except that the first ones have one more if the groups do not divide evenly. The
+//! last lane also has the remaining literals. Two lanes are a pair: they share a section, which one
+//! is read upwards and the other downwards.
 
 /// Maximum number of pairs.
 pub(super) const PAIRS: usize = 8;
@@ -20,8 +21,8 @@ pub(super) const fn pairs(count: usize) -> usize {
     if count < SIXTEEN_FROM { 1 } else { PAIRS }
 }
 
-/// Returns the number of literals before the given one of `lanes` lanes, or before all that would
-/// follow them if it is `lanes`; `count` in all.
+/// Returns the number of literals in the lanes before this one, of `count` literals in `lanes`
+/// lanes.
 #[inline(always)]
 pub(super) const fn start(lane: usize, lanes: usize, count: usize) -> usize {
     if lane == lanes {

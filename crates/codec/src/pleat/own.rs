@@ -27,7 +27,7 @@ const WORD_MAX: u32 = 7;
 /// Number of words of a description: [`MAX`] code lengths, then runs of literals without a code, by
 /// the logarithm of the run.
 const WORDS: usize = MAX + 8;
-/// Number of words that one refill serves, each with the length of its run.
+/// Number of words that can be read between two refills, each with the length of its run.
 const REFILLED: usize = 56 / (WORD_MAX as usize + 7);
 /// Number of states that select a word's code: the length of the previous literal, or 0 at the
 /// start and if it has none.
@@ -198,9 +198,9 @@ pub(super) fn count(literals: &[u8]) -> [u16; 256] {
     all
 }
 
-/// Returns lengths of a complete code for literals that occur `counts` times, `total` in all, at
-/// most [`PAGE_SIZE`], and the bits that the literals take. Returns `None` unless at least two
-/// occur.
+/// Returns the lengths of a complete code, and the bits that the literals take with it. The
+/// literals occur `counts` times, `total` in all, at most [`PAGE_SIZE`]. Returns `None` unless at
+/// least two occur.
 ///
 /// The code is 0.3 % longer than the best, and found in a few passes without sorting: the lengths
 /// are the logarithms of the frequencies, rounded up where the sum of 2^-length requires it,

@@ -40,8 +40,8 @@ use crate::{
 /// Sequences that one refill of both streams serves, at most.
 const MOST_TOGETHER: usize = 10;
 const _: () = assert!(MOST_TOGETHER / 2 * TOKEN_MAX as usize <= 56);
-/// Sequences that are read together while literals are decoded: few, which are on their way to the processor
-/// before it waits for the next look-ups.
+/// Sequences that are read together while literals are decoded: so few that the processor has begun
+/// them before it waits for the next look-ups.
 const FEW_TOGETHER: usize = 4;
 
 /// Room for the sequences of a page.
@@ -164,7 +164,7 @@ impl<'a, I: Isa> Reading<'a, I> {
         self.state = self.state.after::<FEW_TOGETHER, I>(self.source, self.steps);
     }
 
-    /// Reads all that are left, and checks them.
+    /// Reads all remaining sequences, and checks them.
     #[inline(always)]
     pub(super) fn finish(self) -> Result<Checked<'a>, Corrupt> {
         let Self { source, mut state, steps, literal_count, end } = self;

@@ -156,8 +156,8 @@ impl LiteralSet {
 /// for tokens and literals in up to eight sets each, of which a page uses one.
 ///
 /// A store may hold objects of several tables. An object must be decoded with the tables it was
-/// made with, and does not name them. (Other tables give an error or another page, never anything
-/// worse.)
+/// made with, and does not name them. With wrong tables, decoding fails or yields a wrong page; it
+/// stays memory-safe.
 pub struct PleatTables {
     id: u32,
     model: Model,

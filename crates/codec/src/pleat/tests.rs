@@ -271,7 +271,7 @@ fn own_codes_are_read_as_the_page_on_the_format_says() {
         let object = round_trip(&PleatTables::builtin(), &page);
         assert_eq!(object[0] & CODING, OWN);
         let literals = literals_of_own_code(&object);
-        // The page without its matches, which are few.
+        // The literals are the page's bytes in order, apart from a few matches.
         let mut page = page.iter();
         assert!(literals.len() >= 400 && literals.iter().all(|literal| page.any(|byte| byte == literal)));
     }

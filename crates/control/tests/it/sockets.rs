@@ -23,7 +23,7 @@ use rustix::{
 };
 use tempfile::TempDir;
 
-const TIME: Duration = Duration::from_secs(20);
+const TIME: Duration = Duration::from_secs(60);
 
 /// A server that stops when this value is dropped.
 struct Running {
@@ -157,15 +157,16 @@ fn a_request_has_a_length_and_a_time() {
     // Silence between requests is allowed. Within a request it ends the connection, even if bytes
     // trickle in.
     let mut raw = server.raw();
+    // Longer than a request may take.
     thread::sleep(Duration::from_millis(600));
     raw.get_ref().write_all(b"{\"command\":\"list\"}\n").expect("a request");
     assert!(line(&mut raw).contains("result"));
     let start = Instant::now();
-    while start.elapsed() < TIME && raw.get_ref().write_all(b" ").is_ok() {
+    while raw.get_ref().write_all(b" ").is_ok() {
+        assert!(start.elapsed() < TIME, "it is not ended");
         thread::sleep(Duration::from_millis(50));
     }
     assert!(line(&mut raw).contains("too-much"));
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[test]

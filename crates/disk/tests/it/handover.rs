@@ -52,7 +52,7 @@ fn disks_go_on_over_the_same_bases() {
     let before = [&pristine, &kept, &other, &disk, &plain, &of_lost];
     let mut stream = Vec::new();
     export_disks(&pool, &before, &mut stream).expect("a stream");
-    let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..]).expect("disks");
+    let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..], &mut |_| Ok(())).expect("disks");
     let mut asked = Vec::new();
     let base = |number: usize| {
         asked.push(number);
@@ -93,13 +93,13 @@ fn a_base_that_fails_ends_the_import() {
     let disk = RamDisk::over(&pool, base).expect("a disk");
     let mut stream = Vec::new();
     export_disks(&pool, &[&disk], &mut stream).expect("a stream");
-    let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..]).expect("disks");
+    let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..], &mut |_| Ok(())).expect("disks");
     assert_eq!(imported.restore(None, Err).err(), Some(0));
 
     // The stream of a pool whose notes are not those of RAM disks.
     let mut stream = Vec::new();
     let plain = pool.disk(5).expect("a disk");
     pool.export(&[pagefold_store::ExportedDisk { disk: &plain, note: b"?" }], &mut stream).expect("a stream");
-    let failed = ImportedDisks::read(PoolConfig::default(), &mut &stream[..]).expect_err("no notes");
+    let failed = ImportedDisks::read(PoolConfig::default(), &mut &stream[..], &mut |_| Ok(())).expect_err("no notes");
     assert!(matches!(failed, ImportError::Invalid { .. }), "{failed}");
 }

@@ -36,8 +36,8 @@ const PENDING_BYTES: usize = 1 << 20;
 /// of 1 MiB took 3 to 4 times as long as four of this size.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// The maximum number of gaps that are kept for chunks, the longest ones. Each chunk scans all of
-/// them.
+/// The maximum number of gaps that are kept for chunks. The longest ones are kept. Each chunk scans
+/// all of them.
 const MOST_GAPS: usize = 64;
 
 /// The identity of a cluster: the hash and length of its bytes, and the format that decodes them
@@ -350,7 +350,7 @@ impl<'a> Blocks<'a> {
     }
 
     /// Reads written blocks and passes each piece and its offset from the first block to `show`
-    /// until that returns `false`. Returns whether it never did.
+    /// until that returns `false`. Returns whether `show` always returned `true`.
     fn read_back(&self, first: u32, blocks: u32, mut show: impl FnMut(u64, &[u8]) -> Result<bool>) -> Result<bool> {
         let start = u64::from(first) << self.block_bits;
         let len = u64::from(blocks) << self.block_bits;

@@ -21,7 +21,7 @@ pub(super) struct Archive {
 pub(super) enum Place {
     /// Contiguous, from this offset on.
     Whole(u64),
-    /// In these parts, with zeros between them.
+    /// These spans, with zeros between them.
     Spans(Box<[Span]>),
 }
 

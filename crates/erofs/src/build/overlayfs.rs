@@ -10,7 +10,7 @@
 //! overlay.NAME      the xattr NAME of an overlayfs that lies within this one
 //! ```
 //!
-//! Each is behind `trusted.overlay.`, or behind `user.overlay.` in mounts with `userxattr`.
+//! Each has the prefix `trusted.overlay.`, or `user.overlay.` in mounts with `userxattr`.
 
 use super::tree::NodeKind;
 use crate::format::Xattr;
@@ -91,8 +91,7 @@ pub(super) fn keep_mounted(xattrs: &mut Vec<Xattr>) {
     xattrs.sort();
 }
 
-/// Leaves the xattrs that a file has in a layer of which overlayfs has marked nothing but opaque
-/// directories.
+/// Removes overlayfs's xattrs from a file of a layer, except the mark of an opaque directory.
 pub(super) fn keep_layered(xattrs: &mut Vec<Xattr>) {
     xattrs.retain(|xattr| own(&xattr.name).is_none_or(|name| name == b"opaque" && xattr.value == b"y"));
 }

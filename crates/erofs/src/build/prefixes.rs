@@ -3,7 +3,7 @@
 //!
 //! The table is between the superblock and the root, because its location is a 32-bit number of
 //! 4-byte units, and data may be longer than that. If there are fragments, it is at the start of
-//! the packed inode, which is then the only place where every Linux since 6.4 looks for it.
+//! the packed inode, the only place where every Linux since 6.4 then looks for it.
 
 use crate::error::{Error, Result};
 use crate::format::{XATTR_LONG_PREFIX, XATTR_PREFIXES, Xattr};

@@ -359,9 +359,9 @@ impl Compressor {
         true
     }
 
-    /// Compresses one cluster from the front of `zeros`. If `more` follow, the cluster is suited
-    /// for repeated use: it has whole blocks, and its content is rounded so that few different
-    /// lengths remain after any number of them.
+    /// Compresses one cluster from the front of `zeros`. If `more` follow, the cluster can be
+    /// repeated: it has whole blocks, and its content is rounded so that any number of them leaves
+    /// one of few lengths.
     pub(super) fn compress_zeros(&mut self, zeros: &[u8], more: bool, options: &SegmentOptions) -> Segment {
         let block = options.block_bytes;
         self.cluster.resize(options.pcluster_bytes, 0);

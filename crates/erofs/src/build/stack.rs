@@ -16,9 +16,9 @@ impl Layer {
     /// A directory in several layers is merged, with the metadata of the last layer that describes
     /// it. Any other file replaces the one below it. Whiteouts apply to the layers below their own.
     /// A hard link may refer to a file of a layer below. If a layer has a directory only because
-    /// something is below it, and the layers below have a symbolic link there, the link is
-    /// followed, and never leads out of the root. If overlayfs has moved a directory of the layers
-    /// below, or left a file's content there, these are taken from there, unless whiteouts are kept.
+    /// something is below it, and the layers below have a symbolic link there, the link is followed
+    /// within the root. If overlayfs has moved a directory of the layers below, or left a file's
+    /// content there, these are taken from there, unless whiteouts are kept.
     ///
     /// # Errors
     /// [`Error::Source`] with the name of a file that cannot be merged.

@@ -411,6 +411,7 @@ mod tests {
                     start.wait();
                     let make = || {
                         made.fetch_add(1, Ordering::Relaxed);
+                        // The other threads miss it in this time.
                         std::thread::sleep(std::time::Duration::from_millis(20));
                         Ok(vec![7; 100])
                     };

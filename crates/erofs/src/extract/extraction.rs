@@ -40,7 +40,7 @@ enum Entered {
     New {
         has_mode: bool,
     },
-    /// It existed. Files created in it have these.
+    /// The directory existed. Files created in it have these.
     Existing(Within),
 }
 
@@ -281,8 +281,8 @@ impl Extraction<'_> {
         }
     }
 
-    /// Creates further names of files, in an order in which neither the first name's directory nor
-    /// the further one's is ever far from the last.
+    /// Creates further names of files. They are ordered so that consecutive links have their first
+    /// names, and their further names, in directories near each other.
     fn link(&mut self, paths: &Paths) {
         let mut links = std::mem::take(&mut self.links);
         links.sort_by_cached_key(|(first, further)| z_order(*first, *further));

@@ -1,4 +1,4 @@
-//! What files are like that were just created, so that only deviations need a system call.
+//! The attributes of files that were just created: only deviations need a system call.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ struct AtCreation {
 #[derive(Clone)]
 pub(super) struct Within {
     made: Arc<AtCreation>,
-    /// It existed before, so others may have access.
+    /// The directory existed before, so others may have access.
     is_open: bool,
 }
 

@@ -7,8 +7,8 @@
 //!
 //! A walk moves by one step for each directory, so visiting all of them takes time linear in their
 //! number at any depth. Only the last few descriptors stay open. Above them, `..` must lead to the
-//! directory from which the walk came: if someone has moved a directory, it is reached from the
-//! target by names instead.
+//! directory from which the walk came. If it does not, because a directory was moved, the walk
+//! reaches that directory from the target by names.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;

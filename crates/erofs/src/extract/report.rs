@@ -94,7 +94,7 @@ pub(super) struct Findings {
     pub(super) kept: u64,
     /// The number of kept files that differ from the image, and the first one.
     different: Option<(u64, PathId)>,
-    /// Those with several names.
+    /// Files with several names.
     other_files: HashSet<PathId>,
     /// Errors by whether the files were extracted and by text, with the first file and the number.
     problems: HashMap<(bool, String), (PathId, Error, u64)>,

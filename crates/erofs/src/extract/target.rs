@@ -468,7 +468,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Gives a file a further name. Returns whether it was created; it may have been kept.
+    /// Gives a file a further name. Returns false if an existing file with that name was kept.
     pub(super) fn link(&self, old: (&OwnedFd, &[u8]), new: (&Arc<OwnedFd>, &[u8])) -> Result<bool> {
         let made = self.make(new.0, new.1, "making a hard link", |name| {
             rustix::fs::linkat(old.0, os(old.1), new.0, name, AtFlags::empty())

@@ -190,8 +190,8 @@ impl Data {
         }
     }
 
-    /// Reads an interlaced extent. Its front, up to the end of the block in which it starts in the
-    /// file, is at the end of its cluster; the rest is at the cluster's front.
+    /// Reads an interlaced extent. Its first part, up to the end of its first block in the file, is
+    /// at the end of its cluster. The rest is at the front of the cluster.
     fn read_interlaced(&self, buf: &mut [u8], extent: &Extent, (pa, plen): (u64, u32), skipped: u64) -> Result<()> {
         let [(at_end, end_pa), (at_front, front_pa)] = self.interlaced(buf, extent, (pa, plen), skipped);
         if !at_end.is_empty() {

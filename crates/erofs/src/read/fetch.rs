@@ -1,5 +1,5 @@
-//! What reads need of a source that is far: fetched together, before they wait for one piece after
-//! the other.
+//! Fetches together what reads need from a distant source, so that they do not wait for one piece
+//! after the other.
 //!
 //! ```text
 //! ranges of a file   ->   the indexes of these ranges   ->   the clusters that they lead to

@@ -82,10 +82,10 @@ impl File {
         self.read_into(buf, buf.len(), offset)
     }
 
-    /// As [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start, and
-    /// returns how many bytes are filled: holes, what is decoded already, what the source has at
-    /// hand ([`ReadAt::try_read_at`](crate::ReadAt::try_read_at)), and short LZ4 clusters among
-    /// that, if little is wanted. An error counts as a wait.
+    /// As [`read_at`](Self::read_at), but does not wait for storage. Fills `buf` from its start
+    /// without waiting, and returns how many bytes are filled: holes, decoded content, what the
+    /// source has at hand ([`ReadAt::try_read_at`](crate::ReadAt::try_read_at)), and short LZ4
+    /// clusters of that, if little is wanted. An error counts as a wait.
     pub fn try_read_at(&self, buf: &mut [u8], offset: u64) -> usize {
         let len = self.data.clip(buf.len(), offset);
         if self.data.map.is_none() {

@@ -265,7 +265,7 @@ impl Image {
         self.spot(0, address).map_or(0, |at| self.try_read_spot(buf, at))
     }
 
-    /// The same for a device or the image. Metadata in the metadata box counts as a wait.
+    /// As `try_read_data`, for a device or the image. Metadata in the metadata box counts as a wait.
     pub(crate) fn try_read_spot(&self, buf: &mut [u8], at: Spot) -> usize {
         if at.offset >= IN_BOX || self.check_spot(buf.len() as u64, at).is_err() {
             return 0;

@@ -1,7 +1,7 @@
 //! Reading without waiting for storage.
 //!
-//! A read stops at the first byte that would need a wait, and so does one that meets an error: a
-//! read that waits then reports it.
+//! A read stops at the first byte that needs a wait or gives an error. A read that waits then
+//! reports the error.
 
 use pagefold_codec::cluster::{ClusterFormat, Portion as Wanted};
 
@@ -129,7 +129,7 @@ impl Data {
     }
 
     /// Fills `out` from the cache or, if `ready` permits it, from the front of an LZ4 cluster that is
-    /// at hand. Returns whether it is filled.
+    /// at hand. Returns whether `out` is filled.
     fn try_encoded(&self, extent: &Extent, out: &mut [u8], from: usize, ready: Ready) -> bool {
         let Place::Encoded { pa, plen, format, .. } = extent.place else { return false };
         let clusters = self.image.clusters();

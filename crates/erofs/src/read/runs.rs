@@ -116,7 +116,7 @@ impl Data {
         Ok(true)
     }
 
-    /// The same for a range of extents.
+    /// As `chunk_runs`, for a range of extents.
     fn extent_runs(&self, range: Range<u64>, add: &mut dyn FnMut(Run) -> bool) -> Result<bool> {
         let mut at = range.start;
         for extent in self.extents(range.clone()) {

@@ -7,7 +7,7 @@
 //! decoded:      each once, into the cache if it is worth keeping
 //! ```
 //!
-//! Whatever cannot be fetched or decoded is left to each of its reads, which reports the error.
+//! If something cannot be fetched or decoded, each read of it reports the error itself.
 
 use pagefold_codec::cluster::{ClusterFormat, Portion as Wanted};
 

@@ -36,8 +36,8 @@ const SEGMENT_BYTES: u64 = 128 << 10;
 const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_IDLE: usize = 5;
 const MOST_WINDOWS: usize = 4;
-/// How far ahead of a reader is fetched from a source that is far, once half of that is missing: half
-/// of what was read in order, since a reader may stop anywhere.
+/// How far ahead of a reader is fetched from a distant source, whenever half of that is missing. It
+/// is half of what was read in order, since a reader may stop anywhere.
 const FETCH_BYTES: RangeInclusive<u64> = 128 << 10..=4 << 20;
 /// Longer reads are split, so that workers help within them.
 const PIECE_BYTES: usize = 512 << 10;
@@ -478,7 +478,7 @@ mod tests {
         (stream.id, forward)
     }
 
-    /// A reader that stops anywhere leaves less unused than it has used, and one that goes on waits
+    /// A reader that stops anywhere leaves less unused than it has used, and one that continues waits
     /// seldom.
     #[test]
     fn what_is_fetched_ahead_grows_with_what_is_read() {

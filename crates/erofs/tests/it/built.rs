@@ -3,6 +3,8 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
 
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{BuildOptions, ExtractOptions, Fragments, Image, Indexes, ScanOptions, Tree, build};
@@ -82,7 +84,7 @@ pub(crate) fn source(fill: fn(&Path)) -> (tempfile::TempDir, Tree, tools::Tree) 
 
 /// Builds an image twice with different numbers of threads, reads it, checks it, and mounts it if
 /// the machine can. Linux mounts no block size above its page size.
-pub(crate) fn round_trip(
+fn round_trip(
     directory: &Path,
     tree: &Tree,
     expected: &tools::Tree,
@@ -105,34 +107,48 @@ pub(crate) fn round_trip(
     Ok(())
 }
 
-#[test]
-fn every_variant_is_read_back_and_mounts() {
-    let (directory, tree, expected) = source(trees::awkward);
-    let mut unmountable = None;
-    for (name, options) in variants() {
-        unmountable = round_trip(directory.path(), &tree, &expected, &name, options).err().or(unmountable);
-    }
-    if let Some(why) = unmountable {
-        skip("every_variant_is_read_back_and_mounts", &why);
+/// Threads of [`round_trips`]. Most of their time they wait for the kernel to mount and unmount.
+const THREADS: usize = 6;
+
+/// Does [`round_trip`]s of one tree with different options, several at a time.
+pub(crate) fn round_trips(test: &str, fill: fn(&Path), cases: Vec<(String, BuildOptions)>) {
+    let (directory, tree, expected) = source(fill);
+    let (cases, unmountable) = (Mutex::new(cases.into_iter()), Mutex::new(None));
+    let work = &|| {
+        let folder = tempfile::tempdir_in(directory.path()).unwrap();
+        loop {
+            // A statement of its own: the lock is not held during the case.
+            let next = cases.lock().unwrap().next();
+            let Some((name, options)) = next else { break };
+            if let Err(why) = round_trip(folder.path(), &tree, &expected, &name, options) {
+                *unmountable.lock().unwrap() = Some(why);
+            }
+        }
+    };
+    thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+    if let Some(why) = unmountable.into_inner().unwrap() {
+        skip(test, &why);
     }
 }
 
 #[test]
+fn every_variant_is_read_back_and_mounts() {
+    round_trips("every_variant_is_read_back_and_mounts", trees::awkward, variants());
+}
+
+#[test]
 fn large_files_are_cut_into_segments() {
-    let (directory, tree, expected) = source(trees::large);
-    let mut unmountable = None;
-    for (name, codec, pcluster_bytes) in [
+    let cases = [
         ("lz4", Some(ClusterCodec::Lz4), 4096),
         ("lz4 64K", Some(ClusterCodec::Lz4), 65536),
         ("zstd 1M", Some(ZSTD), 1 << 20),
         ("plain", None, 4096),
-    ] {
+    ];
+    let case = |(name, codec, pcluster_bytes): (&str, Option<ClusterCodec>, u32)| {
         let options = BuildOptions { codec, pcluster_bytes, dedupe: codec.is_some(), ..BuildOptions::default() };
-        unmountable = round_trip(directory.path(), &tree, &expected, name, options).err();
-    }
-    if let Some(why) = unmountable {
-        skip("large_files_are_cut_into_segments", &why);
-    }
+        (name.to_owned(), options)
+    };
+    round_trips("large_files_are_cut_into_segments", trees::large, cases.map(case).to_vec());
 }
 
 #[test]

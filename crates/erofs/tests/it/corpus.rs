@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pagefold_codec::cluster::ClusterCodec;
 use pagefold_erofs::{
@@ -265,7 +265,7 @@ fn errors(case: &Case) -> String {
             say("extract", extracted.unwrap_or_else(|error| Some(error.to_string())));
         }
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "{}: took {:?}", case.name, start.elapsed());
+    assert!(start.elapsed() < crate::hostile::ENDLESS, "{}: took {:?}", case.name, start.elapsed());
     text
 }
 

@@ -130,6 +130,7 @@ fn clients_share_what_was_made_a_moment_ago() {
     struct Slow(AtomicU64);
     impl Source for Slow {
         fn write(&self, text: &mut Text) {
+            // What takes this long to make is shared for a while.
             thread::sleep(Duration::from_millis(50));
             text.family("asked", Kind::Counter, "How often.").value(&[], self.0.fetch_add(1, SeqCst));
         }

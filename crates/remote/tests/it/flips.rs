@@ -217,7 +217,7 @@ fn flipped_bits_are_never_used() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; make soak runs it"]
 fn ten_thousand_flipped_bits_are_never_used() {
     flip_often("ten_thousand_flipped_bits_are_never_used", 10_000);
 }

@@ -1,15 +1,19 @@
 //! Mirrors of registries: they spare the registry requests, and cannot do harm.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
+    thread,
+    time::Duration,
 };
 
-use pagefold_remote::{Error, Location, Mirrors, Options, open};
+use pagefold_remote::{Cache, Clusters, Error, Location, Mirrors, Options, Part, PushOptions, open, push, push_trace};
 use pagefold_testing::web::{Reply, Request, Server};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -17,6 +21,7 @@ use tempfile::TempDir;
 use crate::{
     reading::{bytes, compare, opened},
     registries::{Contents, answer, pushed},
+    traces,
 };
 
 /// What is wrong with a mirror.
@@ -35,9 +40,11 @@ enum Fault {
     WrongManifests,
     /// No server listens.
     Gone,
+    /// It accepts requests for blobs, and sends nothing.
+    Silent,
 }
 
-use Fault::{Cut, Empty, Failing, Gone, Refusing, Whole, WrongBytes, WrongManifests};
+use Fault::{Cut, Empty, Failing, Gone, Refusing, Silent, Whole, WrongBytes, WrongManifests};
 
 /// A registry without tokens, and what is in it. It does not answer once it is out.
 struct Origin {
@@ -107,6 +114,7 @@ fn mirrored(fault: Fault, request: &Request, path: &str, contents: &Contents) ->
         }
         Whole if kind == "blobs" => Reply { body: contents.blobs[name].clone(), ..Reply::status(200) },
         WrongManifests if kind == "manifests" => Reply { body: b"{}".to_vec(), ..reply },
+        Silent if kind == "blobs" => Reply { delay: Duration::from_secs(600), ..reply },
         _ => reply,
     }
 }
@@ -207,6 +215,7 @@ fn mirrors_without_https_say_nothing_of_tags() {
     let hosts = origin.hosts(&[format!("http://0.0.0.0:{}", mirror.address.port())]);
     compare(&images[0], &opened(&origin.url("new"), with(&hosts)), 1, 5);
     assert!(mirror.requests().iter().any(|request| request.path.contains("/blobs/")));
+    assert!(mirror.requests().iter().all(|request| !request.path.contains("/manifests/new")));
     let ranges = origin.server.requests().iter().filter(|request| request.path.contains("/blobs/sha256")).count();
     assert_eq!(ranges, origin.server.requests().iter().filter(|request| request.method == "HEAD").count());
     // On this machine, the mirror is believed.
@@ -233,5 +242,127 @@ fn wrong_bytes_from_everywhere() {
         Err(Error::Sum { .. }) => {}
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("refused"),
+    }
+}
+
+/// A mirror that sends nothing holds the first reads up, and no later ones.
+#[test]
+fn a_silent_mirror_is_asked_seldom() {
+    let origin = Origin::new();
+    let image = bytes(2_000_000, 5);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file");
+    fs::write(&path, &image).expect("a file");
+    let fixed = pushed(&path, &origin.url("1")).fixed;
+    let mirror = origin.mirror(Silent);
+    let hosts = origin.hosts(&[mirror.url("")]);
+    compare(&image, &opened(&fixed.to_string(), with(&hosts)), 1, 10);
+    let asked = mirror.requests().iter().filter(|request| request.path.contains("/blobs/")).count();
+    // One for the index.
+    assert!((1..=2).contains(&asked), "{asked}");
+}
+
+/// A manifest that arrives steadily, but slowly, takes no time from the registry.
+#[test]
+fn a_mirror_has_little_time_for_a_manifest() {
+    const PIECES: usize = 64;
+    let origin = Origin::new();
+    let image = bytes(300_000, 6);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file");
+    fs::write(&path, &image).expect("a file");
+    let fixed = pushed(&path, &origin.url("1")).fixed;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&sent);
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let mut lines = BufReader::new(stream.try_clone().expect("a stream")).lines();
+        while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+        let head = format!("HTTP/1.1 200 x\r\ncontent-length: {}\r\n\r\n", PIECES << 16);
+        let mut alive = stream.write_all(head.as_bytes()).is_ok();
+        while alive && count.fetch_add(1, Relaxed) < PIECES {
+            thread::sleep(Duration::from_millis(500));
+            alive = stream.write_all(&[b' '; 1 << 16]).is_ok();
+        }
+    });
+    let hosts = origin.hosts(&[url]);
+    compare(&image, &opened(&fixed.to_string(), with(&hosts)), 1, 3);
+    assert!((1..PIECES).contains(&sent.load(Relaxed)));
+}
+
+/// Where something else stands for a registry, that gets and has all: images, traces and their list.
+#[test]
+fn a_registry_that_is_replaced_is_not_asked() {
+    let replaced = Server::start(|request| panic!("asked for {}", request.path));
+    let contents = Arc::<Mutex<Contents>>::default();
+    let blobs = Arc::clone(&contents);
+    let links = Server::start(move |request| {
+        let digest = request.path.trim_start_matches('/').split('?').next().expect("a path");
+        Reply::file(request, &blobs.lock().expect("not poisoned").blobs[digest])
+    });
+    let (inner, link) = (Arc::clone(&contents), links.url(""));
+    let server = Server::start(move |request| {
+        let mut request = request.clone();
+        if let Some((before, namespace)) = request.path.split_once("ns=127.0.0.1%3A") {
+            let after = namespace.trim_start_matches(|digit: char| digit.is_ascii_digit()).trim_start_matches('&');
+            request.path = format!("{before}{after}").trim_end_matches(['?', '&']).to_owned();
+        }
+        answer(&request, &mut inner.lock().expect("not poisoned"), &link)
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let directory = folder.path().join(format!("{}_{}_", replaced.address.ip(), replaced.address.port()));
+    fs::create_dir(&directory).expect("a folder");
+    fs::write(directory.join("hosts.toml"), format!("server = \"{}\"\n", server.url(""))).expect("a file");
+    let mirrors = Arc::new(Mirrors::of_files(Vec::new(), Some(folder.path().to_owned())));
+    let mut options = PushOptions::default();
+    options.mirrors = Arc::clone(&mirrors);
+
+    let image = bytes(2_000_000, 7);
+    let path = folder.path().join("file");
+    fs::write(&path, &image).expect("a file");
+    let url = |tag: &str| format!("oci://{}/a/b:{tag}", replaced.address);
+    let location = |tag: &str| Location::parse(&url(tag)).expect("a location");
+    let part = Part::of_image(Arc::new(File::open(&path).expect("a file")), &Clusters::default()).expect("a part");
+    push(&part, &[], &location("1"), &options).expect("pushed");
+    let open = || opened(&url("1"), |options| options.mirrors = Arc::clone(&mirrors));
+    // A copy of what is there.
+    let copy = Part::of_remote(&open()).expect("in a registry");
+    push(&copy, &[], &location("2"), &options).expect("pushed");
+    let trace = traces::recorded_with(&url("1"), &image, |options| options.mirrors = Arc::clone(&mirrors));
+    fs::write(&path, &trace).expect("a file");
+    push_trace(&File::open(&path).expect("a file"), "x", &location("1"), &options).expect("pushed");
+    let cache = Arc::new(Cache::open(&folder.path().join("cache"), 1 << 30).expect("a cache"));
+    let remote = traces::followed_with(&url("1"), traces::chunk_bytes(&trace), |options| {
+        options.cache = Some(Arc::clone(&cache));
+        options.mirrors = Arc::clone(&mirrors);
+    });
+    compare(&image, &remote, 1, 3);
+    assert!(replaced.requests().is_empty());
+}
+
+/// A mirror that sends something else as a trace, or ends early, does not keep a host from following it.
+#[test]
+fn a_mirror_cannot_disable_a_trace() {
+    let origin = Origin::new();
+    let image = bytes(2_000_000, 8);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("file");
+    fs::write(&path, &image).expect("a file");
+    let fixed = pushed(&path, &origin.url("1")).fixed;
+    let trace = traces::recorded_with(&fixed.to_string(), &image, |_| {});
+    fs::write(&path, &trace).expect("a file");
+    push_trace(&File::open(&path).expect("a file"), "x", &fixed, &PushOptions::default()).expect("pushed");
+    for fault in [WrongBytes, Cut, Failing, Silent] {
+        let mirror = origin.mirror(fault);
+        let hosts = origin.hosts(&[mirror.url("")]);
+        let cache = tempfile::tempdir().expect("a folder");
+        let cache = Arc::new(Cache::open(cache.path(), 1 << 30).expect("a cache"));
+        let remote = traces::followed_with(&fixed.to_string(), traces::chunk_bytes(&trace), |options| {
+            with(&hosts)(options);
+            options.cache = Some(Arc::clone(&cache));
+        });
+        compare(&image, &remote, 1, 2);
     }
 }

@@ -36,14 +36,27 @@ fn read(remote: &Remote, image: &[u8]) {
 
 /// Records a start of an image at a URL.
 fn recorded(url: &str, image: &[u8]) -> Vec<u8> {
+    recorded_with(url, image, |_| {})
+}
+
+/// The same with options.
+pub(crate) fn recorded_with(url: &str, image: &[u8], change: impl Fn(&mut Options)) -> Vec<u8> {
     let recorder = Arc::new(Recorder::default());
-    let remote = opened(url, |options| options.recorder = Some(Arc::clone(&recorder)));
+    let remote = opened(url, |options| {
+        options.recorder = Some(Arc::clone(&recorder));
+        change(options);
+    });
     recorder.start();
     read(&remote, image);
     let mut trace = Vec::new();
     let (chunks, bytes) = recorder.write(&mut trace).expect("a trace");
     assert!((5..10).contains(&chunks) && bytes < 500_000, "{chunks} chunks, {bytes} bytes");
     trace
+}
+
+/// Returns the bytes of a trace's chunks, which are those of one blob.
+pub(crate) fn chunk_bytes(trace: &[u8]) -> u64 {
+    trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12])
 }
 
 /// A server opens other images later: neither these nor those that nothing reads are in a trace, and none
@@ -84,9 +97,14 @@ fn stalling(image: &[u8], trace: Vec<u8>, at: usize, stall: &Stall) -> Server {
 
 /// Opens an image whose trace is followed, and waits until this number of bytes has arrived.
 fn followed(url: &str, cache: &Arc<Cache>, bytes: u64) -> Remote {
+    followed_with(url, bytes, |options| options.cache = Some(Arc::clone(cache)))
+}
+
+/// The same with other options.
+pub(crate) fn followed_with(url: &str, bytes: u64, change: impl Fn(&mut Options)) -> Remote {
     let remote = opened(url, |options| {
-        options.cache = Some(Arc::clone(cache));
         options.follows_traces = true;
+        change(options);
     });
     let deadline = Instant::now() + Duration::from_secs(60);
     while remote.blob().fetched().bytes < bytes {
@@ -107,15 +125,15 @@ fn a_trace_brings_what_a_start_reads() {
     let image = bytes(2_000_000, 1);
     let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
     let trace = recorded(&server.url("/a"), &image);
-    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let expected = chunk_bytes(&trace);
     let files = [("/a.chunk-index", index_of(&image)), ("/a", image.clone()), ("/a.trace", trace)];
     let server = Server::of_files(files);
     let (_folder, cache) = cache();
-    let remote = followed(&server.url("/a"), &cache, chunk_bytes);
+    let remote = followed(&server.url("/a"), &cache, expected);
     read(&remote, &image);
     // The index and the trace.
     assert_eq!(server.requests().len(), 2);
-    assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
+    assert_eq!(remote.blob().fetched().bytes, expected);
     // Once is enough for a host.
     let fixed = remote.fixed().expect("a sum").to_string();
     drop(remote);
@@ -131,7 +149,36 @@ fn a_trace_brings_what_a_start_reads() {
     }
     // What was evicted is fetched along it again.
     cache.prune(0).expect("pruned");
-    followed(&fixed, &cache, chunk_bytes);
+    followed(&fixed, &cache, expected);
+}
+
+/// What is in the cache needs no request. A trace that was not there is looked for again when something is
+/// not in the cache.
+#[test]
+fn a_warm_start_asks_for_nothing() {
+    let image = bytes(2_000_000, 12);
+    let server = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let (_folder, cache) = cache();
+    let asked = |path: &str| server.requests().iter().filter(|request| request.path == path).count();
+    let wait = |count: usize| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while asked("/a.trace") < count {
+            assert!(Instant::now() < deadline, "the trace is not asked for");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let cold = followed(&server.url("/a"), &cache, 0);
+    read(&cold, &image);
+    wait(1);
+    let (fixed, before) = (cold.fixed().expect("a sum").to_string(), server.requests().len());
+    drop(cold);
+    let warm = followed(&fixed, &cache, 0);
+    read(&warm, &image);
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(server.requests().len(), before);
+    warm.read_exact_at(&mut [0; 100], 1_000_000).expect("a read");
+    wait(2);
+    assert_eq!(asked("/a.chunk-index"), 1);
 }
 
 /// A trace that is not there yet, or that arrives in part, is asked for again.
@@ -140,7 +187,7 @@ fn a_trace_may_come_later() {
     let image = bytes(2_000_000, 8);
     let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
     let trace = recorded(&plain.url("/a"), &image);
-    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let expected = chunk_bytes(&trace);
     let (index, content, asked) = (index_of(&image), image.clone(), AtomicUsize::new(0));
     let server = Server::start(move |request| match &*request.path {
         "/a" => Reply::file(request, &content),
@@ -154,7 +201,7 @@ fn a_trace_may_come_later() {
     let (_folder, cache) = cache();
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut open = Vec::new();
-    while open.iter().map(|remote: &Remote| remote.blob().fetched().bytes).sum::<u64>() < chunk_bytes {
+    while open.iter().map(|remote: &Remote| remote.blob().fetched().bytes).sum::<u64>() < expected {
         assert!(Instant::now() < deadline, "the trace is not asked for again");
         open.push(followed(&server.url("/a"), &cache, 0));
         thread::sleep(Duration::from_millis(20));
@@ -198,6 +245,36 @@ fn a_trace_that_stalls_stops_no_read() {
     read(&remote, &image);
     assert!(stall.load(Relaxed));
     compare(&image, &remote, 2, 3);
+    stall.store(false, Relaxed);
+}
+
+/// While a trace arrives, nothing is read ahead of a reader that is in it but what the trace has. Others
+/// are read ahead of as usual.
+#[test]
+fn a_trace_says_where_reads_end() {
+    let image = bytes(2_000_000, 13);
+    let plain = Server::of_files([("/a.chunk-index", index_of(&image)), ("/a", image.clone())]);
+    let trace = recorded(&plain.url("/a"), &image);
+    let touches = trace[16 + 32..].as_chunks::<8>().0.iter().take(trace[12].into());
+    let touched: Vec<usize> = touches.map(|touch| touch[4].into()).collect();
+    let stall = Arc::new(AtomicBool::new(true));
+    let server = stalling(&image, trace, 120_000, &stall);
+    let (_folder, cache) = cache();
+    let remote = followed(&server.url("/a"), &cache, 1);
+    let fetched_ahead = |chunk: usize| {
+        let asked = || server.requests().iter().filter(|request| request.path == "/a").count();
+        let before = asked();
+        remote.fetch(&[remote.blob().index().range(chunk)]);
+        asked() > before
+    };
+    let chunks = remote.blob().index().len();
+    let after: Vec<_> =
+        (1..chunks).filter(|chunk| touched.contains(&(chunk - 1)) && !touched.contains(chunk)).collect();
+    let elsewhere: Vec<_> =
+        (1..chunks).filter(|chunk| !touched.contains(&(chunk - 1)) && !touched.contains(chunk)).collect();
+    assert!(after.len() >= 4 && elsewhere.len() >= 4);
+    assert!(!after.into_iter().any(fetched_ahead));
+    assert!(elsewhere.into_iter().all(fetched_ahead));
     stall.store(false, Relaxed);
 }
 
@@ -281,7 +358,7 @@ fn a_registry_keeps_traces() {
     };
     let (location, other) = (stored("13", &image), stored("12", &bytes(100_000, 5)));
     let trace = recorded(&location.to_string(), &image);
-    let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+    let expected = chunk_bytes(&trace);
     let file = folder.path().join("trace");
     fs::write(&file, &trace).expect("a file");
     let file = File::open(&file).expect("a file");
@@ -292,9 +369,9 @@ fn a_registry_keeps_traces() {
         push_trace(&file, "x", &location, &PushOptions::default()).expect("pushed");
     }
     let (_folder, cache) = cache();
-    let remote = followed(&location.to_string(), &cache, chunk_bytes);
+    let remote = followed(&location.to_string(), &cache, expected);
     read(&remote, &image);
-    assert_eq!(remote.blob().fetched().bytes, chunk_bytes);
+    assert_eq!(remote.blob().fetched().bytes, expected);
     let Ok(remote) = open(&other, &Options::default()) else { panic!("an image") };
     assert_eq!(remote.len_bytes().expect("a length"), 100_000);
 }
@@ -356,7 +433,7 @@ fn a_trace_is_found_in_pages_and_by_tag() {
         let fixed = pushed(&path, &format!("oci://{}/a/b:1", server.address)).fixed;
         let Location::Oci(reference) = &fixed else { panic!("a registry") };
         let trace = recorded(&fixed.to_string(), &image);
-        let chunk_bytes = trace.len() as u64 - 16 - 32 - 8 * u64::from(trace[12]);
+        let expected = chunk_bytes(&trace);
         fs::write(&path, &trace).expect("a file");
         let push = || push_trace(&File::open(&path).expect("a file"), "x", &fixed, &PushOptions::default());
         let tag = reference.manifest.expect("a sum").to_string().replace(':', "-");
@@ -378,7 +455,7 @@ fn a_trace_is_found_in_pages_and_by_tag() {
         assert!(all.len() == 2 && all[0] == others && list["annotations"]["a"] == "b", "{list}");
         contents.lock().expect("not poisoned").manifests.insert("in pages".to_owned(), Vec::new());
         let (_folder, cache) = cache();
-        let remote = followed(&fixed.to_string(), &cache, chunk_bytes);
+        let remote = followed(&fixed.to_string(), &cache, expected);
         read(&remote, &image);
         let asked = |request: &&Request| request.path.contains("/referrers/");
         assert!(server.requests().iter().filter(asked).count() <= 16);

@@ -26,7 +26,7 @@ pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     input: Option<Lent>,
     /// Whether a thread has helped, which `_in_progress` counts.
     has_helper: AtomicBool,
-    /// Dropped after the buffer, which is back by then.
+    /// Dropped after the buffer, so that it is returned first.
     _in_progress: InProgress,
     connection: Resting<T, G>,
 }

@@ -79,6 +79,8 @@ pub(super) struct Leader<T> {
     /// The request at the front, once it was seen. What of it is still to be received takes part in its
     /// time.
     arrived: Option<Arrived>,
+    /// Requests that were begun since the last receive.
+    begun: usize,
     /// Batches in a row for which no helper came in time.
     alone: u32,
     /// Batches that will not be shared because of that.
@@ -125,6 +127,7 @@ impl<T: Transport> Leader<T> {
             is_paced: false,
             turn: None,
             arrived: None,
+            begun: 0,
             alone: 0,
             pause: 0,
         })
@@ -172,7 +175,10 @@ impl<T: Transport> Leader<T> {
                 self.wait_for_turn(connection, &arrived)?;
                 check_pause(connection)?;
                 match self.begin(connection, arrived)? {
-                    Begun::Done => (self.deadline, self.is_paced, self.arrived) = (None, false, None),
+                    Begun::Done => {
+                        self.begun += 1;
+                        (self.deadline, self.is_paced, self.arrived) = (None, false, None);
+                    }
                     Begun::Incomplete => break,
                 }
             }
@@ -249,6 +255,7 @@ impl<T: Transport> Leader<T> {
         let mut front = self.arrived.take();
         let mut arrived = |request| front.take().unwrap_or_else(|| Arrived::new(request, &connection.session));
         let requests = requests.into_iter().map(|(request, payload)| (arrived(request), payload)).collect();
+        self.begun += usize::from(!is_dispatched) + 1;
         let batch = thread.share(|in_progress| Batch::new(connection, requests, input, in_progress));
         (self.deadline, self.is_paced) = (None, false);
         if is_dispatched {
@@ -490,6 +497,8 @@ impl<T: Transport> Leader<T> {
     fn receive<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<Received, Ended> {
         let share = connection.client.share();
         let limits = &connection.common.limits;
+        let begun = std::mem::take(&mut self.begun);
+        self.input.expect_next(begun <= 1 && !connection.client.is_busy());
         if connection.is_closed() {
             let farewell = self.farewell.get_or_insert_with(|| Deadline::after(limits.stop_grace));
             if farewell.left().is_err() {

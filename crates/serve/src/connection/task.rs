@@ -32,7 +32,7 @@ pub(super) enum Task {
 /// A task of a connection.
 struct Job<T: Transport, G: Keeper<T>> {
     task: Task,
-    /// Dropped after the task, whose buffers are back by then.
+    /// Dropped after the task, so that its buffers are returned first.
     in_progress: InProgress,
     connection: Arc<Connection<T, G>>,
 }
@@ -144,7 +144,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
                     continue;
                 }
             }
-            // It failed: read again, it reports its own error.
+            // This read failed: read again, it reports its own error.
             self.send(replies.filled())?;
             replies.clear();
             self.read(reading, replies)?;

@@ -63,7 +63,7 @@ impl Session {
     ///
     /// During the handshake, `records` is everything that was received. After it, it is one whole
     /// record: a handshake message that continues in the next record would keep this one, and
-    /// [`seal`](Self::seal), which has no records, could not go on. No client sends such messages.
+    /// [`seal`](Self::seal), which has no records, could not continue. No client sends such messages.
     pub(super) fn open(&mut self, records: &mut [u8], data: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
         if self.phase == Phase::Failed {
             return Err(failed("TLS has failed"));

@@ -166,6 +166,7 @@ fn all_states(event: Event) {
     assert_eq!(large.chunk().error().0, 28);
     // A reply that the peer has not read yet.
     large.request(command::READ, 0, 12, 8192, payload.len() as u32);
+    // The reply fills the socket's buffers.
     thread::sleep(Duration::from_millis(50));
     world.happens();
     large.request(command::READ, 0, 13, 8192, 4096);

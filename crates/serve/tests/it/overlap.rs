@@ -145,6 +145,7 @@ fn slow_requests_use_no_more_threads_than_allowed_and_all_are_answered() {
     }
     // The connection's own thread runs one, too.
     wait_for("the fifth request", || device.gate.waiting() == 5);
+    // A sixth would wait by then.
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(device.gate.waiting(), 5);
     device.gate.open();

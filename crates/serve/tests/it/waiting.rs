@@ -130,6 +130,7 @@ fn what_cannot_be_put_aside_waits_in_the_connection() {
             (0..400).for_each(|cookie| write(&mut sender, cookie, 512 * cookie, &[cookie as u8; 512]));
         });
         wait_for("a waiting request", || full.waits.count() > 0);
+        // More would wait by then.
         std::thread::sleep(Duration::from_millis(50));
         let waiting = full.waits.count();
         // The connection's own thread waits with one, too, and so may two that came at the same instant.
@@ -154,6 +155,7 @@ fn a_large_write_without_memory_waits_longer_than_a_message_may_take() {
     let mut sender = Raw { stream: raw.stream.try_clone().unwrap() };
     let sent = std::thread::spawn(move || write(&mut sender, 1, 0, &[5; 200_000]));
     full.waits_for(1);
+    // Many times the timeout, also if the deadline were set again.
     std::thread::sleep(Duration::from_secs(4));
     full.make_room();
     assert_eq!(raw.simple_reply(), (0, 1));

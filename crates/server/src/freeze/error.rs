@@ -15,7 +15,7 @@ pub enum FreezeError {
     /// The system failed, or the server did not answer.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The image cannot be written, or that below the disk cannot be read.
+    /// The image cannot be written, or the base's image cannot be read.
     #[error(transparent)]
     Image(#[from] pagefold_erofs::Error),
     /// The base below the disk cannot be read.

@@ -101,7 +101,7 @@ impl Channel {
 
     /// Lets neither end send any more. What has been sent can still be received.
     pub(crate) fn shut_down(&self) {
-        // It fails if the other end is closed.
+        // This fails if the other end is closed.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 

@@ -40,9 +40,11 @@ const SOON: Duration = Duration::from_millis(20);
 /// How long requests in progress may take to end. Their clients, and others, wait.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
-/// The most rounds before the pause, and how many bytes of one are so few that the pause can begin.
-const ROUNDS: u32 = 6;
+/// The most rounds before the pause. It begins earlier after a round of at most [`FEW_BYTES`], or after
+/// [`WAITS`] rounds none of which had fewer bytes than the least before.
+const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
+const WAITS: u32 = 4;
 
 /// The longest pause, the longest time before it, and how many stored bytes allow a second more.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -52,7 +54,7 @@ const BYTES_PER_SECOND: u64 = 128 << 20;
 const TICK: Duration = Duration::from_millis(50);
 
 /// Begins to hand a server over to the process at the other end of `socket`, which can read the pool
-/// `ahead` of the pause. The server goes on if that fails.
+/// `ahead` of the pause. The server continues if that fails.
 pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
     let failed = |what: String| Failure::new(Code::Failed, what);
     let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
@@ -73,7 +75,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
             // The other process may be gone.
             let _ = channel.send(Kind::Failed, why.as_bytes());
             listened.giving.begun.store(false, Ordering::SeqCst);
-            server.0.observer.warn(&format!("not handed over to process {pid}, and goes on: {why}"));
+            server.0.observer.warn(&format!("not handed over to process {pid}, and continues: {why}"));
         }
     };
     if let Err(error) = thread::Builder::new().name("hand-over".to_owned()).spawn(give) {
@@ -127,7 +129,7 @@ pub(super) fn longest(stored_bytes: u64) -> Duration {
     PAUSE + Duration::from_secs(stored_bytes / BYTES_PER_SECOND)
 }
 
-/// Hands the server over. Returns why not: it then goes on.
+/// Hands the server over. Returns why not: it then continues.
 fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead: bool) -> Result<(), String> {
     let Giving { control, when_given, .. } = &listened.giving;
     let most = longest_pause(server);
@@ -167,25 +169,31 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             }
             *start_of() = Instant::now();
             let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
-            let sent_bytes = transfer(server, listened, channel, &paused, precopied)?;
-            Ok((commands, paused, sent_bytes))
+            let ended = start_of().elapsed();
+            let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut())?;
+            // What was kept for the rounds is freed when clients have the other process.
+            Ok((commands, paused, sent_bytes, ended, precopied))
         };
         let given = give();
         drop(end);
         given
     });
-    let (commands, paused, sent_bytes) = given.map_err(|why| match is_late.load(Ordering::SeqCst) {
-        _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
-        true => format!("it has taken more than {} s", most.as_secs()),
-        false => why,
-    })?;
-    // From here on, the other process serves. This one may end when the server is given away.
+    let (commands, paused, sent_bytes, ended, _precopied) =
+        given.map_err(|why| match is_late.load(Ordering::SeqCst) {
+            _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
+            true => format!("it has taken more than {} s", most.as_secs()),
+            false => why,
+        })?;
+    // From here on, the other process serves. This process may end once `when_given` has run.
+    let [paused_ms, ended_ms] = [start_of().elapsed(), ended].map(|time| time.as_secs_f64() * 1e3);
     if let Some(tell) = when_given {
         tell(pid);
     }
-    let paused_ms = start_of().elapsed().as_secs_f64() * 1e3;
     let sent = pagefold_size::show(sent_bytes);
-    let line = format!("handed over to process {pid}; clients paused for {paused_ms:.1} ms; sent in the pause: {sent}");
+    let line = format!(
+        "handed over to process {pid}; clients paused for {paused_ms:.1} ms, of which {ended_ms:.1} until their \
+         requests had ended; sent in the pause: {sent}"
+    );
     server.0.observer.info(&line);
     if let Some(control) = control.get() {
         control.file.leave();
@@ -204,17 +212,19 @@ fn precopy(server: &Server, listened: &Listened, channel: &Channel) -> io::Resul
     let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
     let pool = PoolState { codec: pool.codec_name(), dedupe: server.0.dedupe };
     let (limit_bytes, tls) = (server.0.disks.limit_bytes(), listened.giving.tls);
-    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls };
+    let bases = Found::of(server).bases.iter().filter_map(|base| base.record()).collect();
+    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls, bases };
     channel.send(Kind::Ahead, &serde_json::to_vec(&ahead).map_err(io::Error::other)?)?;
     let mut precopied = Some(precopy);
-    let mut before_bytes = u64::MAX;
+    let (mut least_bytes, mut waits) = (u64::MAX, 0);
     for _ in 0..ROUNDS {
         let sent_bytes = round(server, channel, &mut precopied)?;
         // Clients may write as fast as this sends.
-        if sent_bytes <= FEW_BYTES || sent_bytes > before_bytes / 2 {
+        waits = if sent_bytes < least_bytes { 0 } else { waits + 1 };
+        least_bytes = least_bytes.min(sent_bytes);
+        if sent_bytes <= FEW_BYTES || waits == WAITS {
             break;
         }
-        before_bytes = sent_bytes;
     }
     Ok(precopied)
 }
@@ -238,7 +248,7 @@ fn transfer(
     listened: &Listened,
     channel: &Channel,
     paused: &Paused,
-    precopied: Option<Precopy>,
+    precopied: Option<&mut Precopy>,
 ) -> Result<u64, String> {
     let sent = send(server, listened, channel, paused.handed(), precopied);
     let sent_bytes = sent.map_err(|error| format!("the other process does not receive: {error}"))??;
@@ -303,10 +313,10 @@ fn send(
     listened: &Listened,
     channel: &Channel,
     handed: &Handed<Shared>,
-    precopied: Option<Precopy>,
+    precopied: Option<&mut Precopy>,
 ) -> io::Result<Result<u64, String>> {
     // Clients may have needed the memory that the rounds took.
-    let has_ended = precopied.as_ref().is_some_and(Precopy::has_ended);
+    let has_ended = precopied.as_ref().is_some_and(|precopy| precopy.has_ended());
     if has_ended {
         channel.send(Kind::Void, &[])?;
     }

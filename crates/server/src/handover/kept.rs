@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use pagefold_disk::{ImportError, ImportedDisks, KeptDisk, PoolConfig, Salvage, kept_disks};
+use pagefold_disk::{ImportError, ImportedDisks, KeptDisk, Pool, PoolConfig, Salvage, kept_disks};
 use pagefold_serve::{Handed, Passed, Permissions};
 use serde::{Deserialize, Serialize};
 
@@ -185,7 +185,11 @@ impl Killed {
     }
 
     /// Makes a pool of it.
-    pub(super) fn import(&self, pool: PoolConfig) -> Result<ImportedDisks, TakeOverError> {
+    pub(super) fn import(
+        &self,
+        pool: PoolConfig,
+        made: &mut dyn FnMut(&Pool) -> io::Result<()>,
+    ) -> Result<ImportedDisks, TakeOverError> {
         if let Some(memory) = Memory::available().filter(|memory| memory.bytes < self.memory_bytes) {
             let needed = pagefold_size::show(self.memory_bytes);
             let what = format!("the memory of the server before has {needed}, and less is left: {memory}");
@@ -206,7 +210,7 @@ impl Killed {
             let writes = thread::Builder::new().name("salvage".to_owned()).spawn_scoped(scope, write);
             let writes = writes.map_err(TakeOverError::Broken)?;
             let mut reader = BufReader::with_capacity(1 << 20, reader);
-            let imported = ImportedDisks::read(pool, &mut reader);
+            let imported = ImportedDisks::read(pool, &mut reader, made);
             drop(reader);
             let written = writes.join().unwrap_or_else(|_| Err(invalid("its reader failed")));
             match (imported, written) {

@@ -14,10 +14,11 @@
 //! serves
 //! ```
 //!
-//! The server goes on as if nothing had been if anything fails before it has sent GO. The new process
+//! The server continues as if nothing had been if anything fails before it has sent GO. The new process
 //! serves only after GO, or if it has sent READY and the kernel says that the server's process is
 //! gone. `docs/handover.md` says what is handed over.
 
+mod bases;
 mod channel;
 mod give;
 mod kept;

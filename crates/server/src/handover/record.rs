@@ -17,6 +17,9 @@ pub(crate) struct Ahead {
     pub(crate) pool: PoolState,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) tls: bool,
+    /// The bases when the record is made; the new process opens them before the pause.
+    #[serde(default)]
+    pub(crate) bases: Vec<BaseRecord>,
 }
 
 /// A server.
@@ -53,7 +56,7 @@ pub(crate) struct Record {
     pub(crate) texts: Vec<(String, String)>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PoolState {
     pub(crate) codec: String,
     pub(crate) dedupe: bool,

@@ -15,10 +15,11 @@
 //! ```
 //!
 //! Names say which process has stored them ([`Passed::parts_of`]). If something fails, the server
-//! marks the state as taken before its clients go on, and the text says why: a process continues only with
+//! marks the state as taken before its clients continue, and the text says why: a process continues only with
 //! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, BufWriter, Read, Write},
     os::fd::{AsFd, OwnedFd},
@@ -61,11 +62,15 @@ const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlag
 
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// How often, and after which pauses, what could not be removed from the store is tried again.
+const REMOVALS: u32 = 600;
+const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
+
 /// Pause between two looks whether another process still takes the server over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Begins to end the server, whose disks and clients stay in the store. It ends without that if something
-/// fails. Returns whether it has begun.
+/// Begins to end the server and to leave its disks and clients in the store. If that fails later, the server
+/// ends without them. Returns whether it has begun.
 pub(crate) fn leave(server: &Server, why: &str) -> bool {
     let Some(listened) = server.0.listened.get() else { return false };
     let Giving { store, leaving, .. } = &listened.giving;
@@ -78,20 +83,60 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
         return begun.is_some_and(|begun| begun.elapsed() < SAME_SIGNAL);
     }
     server.0.observer.info(&format!("{why}, leaving disks and clients to the next process"));
-    let (server, store, why) = (server.clone(), Arc::clone(store), why.to_owned());
+    store.ends_within(longest(server));
+    let lost = Lost { store: Arc::clone(store), is_kept: kept::file(server).is_some() };
+    lost.says("the server was killed while it left them");
+    let fails = |server: &Server, lost: &Lost, error: &str| {
+        lost.forget();
+        lost.says(error);
+        let what = if lost.is_kept {
+            "the clients are disconnected, and the next process finds the disks as after a crash"
+        } else {
+            "the disks are lost: they cannot be left to the next process"
+        };
+        server.0.observer.error(&format!("{what}: {error}"));
+    };
+    let (server_of_thread, lost_of_thread, why) = (server.clone(), lost.clone(), why.to_owned());
     let leave = move || {
+        let (server, lost) = (server_of_thread, lost_of_thread);
         let Some(listened) = server.0.listened.get() else { return };
-        store.ends_within(longest(&server));
-        if let Err(lost) = park(&server, listened, &*store) {
-            let what = match kept::file(&server) {
-                None => "the disks are lost: they cannot be left to the next process",
-                Some(_) => "the clients are disconnected, and the next process finds the disks as after a crash",
-            };
-            server.0.observer.error(&format!("{what}: {lost}"));
+        if let Err(error) = park(&server, listened, &lost) {
+            fails(&server, &lost, &error);
             listened.ending.begin(&why);
         }
     };
-    thread::Builder::new().name("leave".to_owned()).spawn(leave).is_ok()
+    let started = thread::Builder::new().name("leave".to_owned()).spawn(leave);
+    started.map_err(|error| fails(server, &lost, &format!("a thread cannot be started: {error}"))).is_ok()
+}
+
+/// A text in the store that says why the disks are lost, if it is there.
+#[derive(Clone)]
+struct Lost {
+    store: Arc<dyn DescriptorStore>,
+    /// Whether the store has the memory of the pool already, so that nothing is lost.
+    is_kept: bool,
+}
+
+impl Lost {
+    fn says(&self, why: &str) {
+        if self.is_kept {
+            return;
+        }
+        // If the store does not have the text, or not yet, the log still says it.
+        if let Ok(text) = lost(why) {
+            let _ = self.store.keep(&name(&LOST), text.as_fd());
+        }
+    }
+
+    /// Keeps no text: nothing is lost.
+    fn forget(&self) {
+        let _ = self.store.remove(&name(&LOST));
+    }
+}
+
+/// Returns the name of what this process stores.
+fn name(what: &dyn std::fmt::Display) -> String {
+    Passed::name_of(std::process::id(), &what.to_string())
 }
 
 /// Returns how long it may take to leave everything.
@@ -100,8 +145,8 @@ fn longest(server: &Server) -> Duration {
 }
 
 /// Leaves everything in the store, and ends the server. Returns why not: it then has to end without.
-fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Result<(), String> {
-    let start = Instant::now();
+fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String> {
+    let (store, start) = (&*lost.store, Instant::now());
     let most = longest(server);
     let why_not = || match () {
         () if listened.ending.has_begun() => Some("the server has to end".to_owned()),
@@ -112,75 +157,57 @@ fn park(server: &Server, listened: &Listened, store: &dyn DescriptorStore) -> Re
     // A process that takes the server over gets the same signal, or is done soon.
     while begun.swap(true, Ordering::SeqCst) {
         if listened.server.was_given() {
+            lost.forget();
             return Ok(());
         }
         why_not().map_or(Ok(()), Err)?;
         thread::sleep(TICK);
     }
-    let name = |what: &dyn std::fmt::Display| Passed::name_of(std::process::id(), &what.to_string());
-    let pool_file = kept::file(server);
-    let says = |why: &str| {
-        // If it is not kept, or not yet, the log still says it. The memory of the pool is kept already.
-        if pool_file.is_none()
-            && let Ok(text) = lost(why)
-        {
-            let _ = store.keep(&name(&LOST), text.as_fd());
+    let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
+    let commands = commands.transpose()?;
+    if let Some(lack) = lack(server).or_else(|| lack_of_memory(server)) {
+        return Err(lack);
+    }
+    transports.stop();
+    let paused = listened.server.pause_without(REQUESTS).map_err(|error| error.to_string())?;
+    let (handed, left_out) = what_stays(listened, paused.handed(), store.room())?;
+    let found = Found::of(server);
+    let mut record = record(server, listened, &handed, &found)?;
+    record.control = record.control.filter(|control| !control.is_passed);
+    let pool = &server.0.disks.table().pool;
+    let state = State::write(&record, &why_not, |out| {
+        export_disks(pool, &found.stored(), out).map_err(|error| error.to_string())
+    })?;
+    let kept = keep(listened, &handed, store, &state).and_then(|()| match why_not() {
+        Some(why) => Err(why),
+        None => Ok(()),
+    });
+    if let Err(why) = kept {
+        // From here on, clients may get other answers.
+        let _ = store.remove(&name(&STATE));
+        state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
+        if let Some(file) = kept::file(server) {
+            let _ = store.keep(&name(&kept::POOL), file.as_fd());
         }
-    };
-    says("the server was killed while it left them");
-    let parked = (|| {
-        let commands = control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
-        let commands = commands.transpose()?;
-        if let Some(lack) = lack(server).or_else(|| lack_of_memory(server)) {
-            return Err(lack);
-        }
-        transports.stop();
-        let paused = listened.server.pause_without(REQUESTS).map_err(|error| error.to_string())?;
-        let (handed, left_out) = what_stays(listened, paused.handed(), store.room())?;
-        let found = Found::of(server);
-        let mut record = record(server, listened, &handed, &found)?;
-        record.control = record.control.filter(|control| !control.is_passed);
-        let pool = &server.0.disks.table().pool;
-        let state = State::write(&record, &why_not, |out| {
-            export_disks(pool, &found.stored(), out).map_err(|error| error.to_string())
-        })?;
-        let kept = keep(listened, &handed, store, &state, &name).and_then(|()| match why_not() {
-            Some(why) => Err(why),
-            None => Ok(()),
-        });
-        if let Err(why) = kept {
-            // From here on, clients may get other answers.
-            let _ = store.remove(&name(&STATE));
-            state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
-            if let Some(file) = pool_file {
-                let _ = store.keep(&name(&kept::POOL), file.as_fd());
-            }
-            return Err(why);
-        }
-        // From here on, the next process serves. It marks the file too.
-        let _ = pool_file.map(mark_taken);
-        let observer = &server.0.observer;
-        if left_out > 0 {
-            observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
-        }
-        let (clients, ms) = (handed.clients.len() + handed.newcomers.len(), start.elapsed().as_secs_f64() * 1e3);
-        observer.info(&format!(
-            "left {} disks and {clients} clients to the next process in {ms:.1} ms",
-            record.disks.len()
-        ));
-        if let Some(control) = control.get() {
-            control.file.leave();
-        }
-        if let Some(commands) = commands {
-            commands.give_away();
-        }
-        paused.give_away();
-        Ok(())
-    })();
-    parked.inspect_err(|why: &String| {
-        let _ = store.remove(&name(&LOST));
-        says(why);
-    })
+        return Err(why);
+    }
+    // From here on, the next process serves. It marks the file too.
+    let _ = kept::file(server).map(mark_taken);
+    let observer = &server.0.observer;
+    if left_out > 0 {
+        observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
+    }
+    let (clients, ms) = (handed.clients.len() + handed.newcomers.len(), start.elapsed().as_secs_f64() * 1e3);
+    observer
+        .info(&format!("left {} disks and {clients} clients to the next process in {ms:.1} ms", record.disks.len()));
+    if let Some(control) = control.get() {
+        control.file.leave();
+    }
+    if let Some(commands) = commands {
+        commands.give_away();
+    }
+    paused.give_away();
+    Ok(())
 }
 
 /// Returns what is left in a store of at most `most` files: not what the service manager passes again.
@@ -210,7 +237,6 @@ fn keep(
     handed: &Handed<Shared>,
     store: &dyn DescriptorStore,
     state: &State,
-    name: &dyn Fn(&dyn std::fmt::Display) -> String,
 ) -> Result<(), String> {
     let Giving { control, belongings, .. } = &listened.giving;
     let control = control.get().filter(|control| !control.is_passed).map(|control| control.listener.as_fd());
@@ -227,6 +253,31 @@ fn keep(
     let kept = kept.and_then(|()| others.iter().try_for_each(|other| store.remove(&name(other))));
     let kept = kept.and_then(|()| store.settle());
     kept.map_err(|error| format!("the service manager does not keep them: {error}"))
+}
+
+/// Removes what has these names from a store. What that does not receive now is removed later.
+pub(super) fn remove_all(store: &Arc<dyn DescriptorStore>, names: BTreeSet<String>) {
+    let mut left = not_removed(&**store, names);
+    if left.is_empty() {
+        return;
+    }
+    let store = Arc::clone(store);
+    let again = move || {
+        for _ in 0..REMOVALS {
+            thread::sleep(REMOVAL_PAUSE);
+            left = not_removed(&*store, std::mem::take(&mut left));
+            if left.is_empty() {
+                return;
+            }
+        }
+    };
+    // Without a thread they stay there, and the state is marked.
+    let _ = thread::Builder::new().name("store".to_owned()).spawn(again);
+}
+
+/// Removes these until the store does not receive one. Returns it and the following.
+fn not_removed(store: &dyn DescriptorStore, names: BTreeSet<String>) -> BTreeSet<String> {
+    names.into_iter().skip_while(|name| store.remove(name).is_ok()).collect()
 }
 
 fn seal(file: &File) -> io::Result<()> {
@@ -410,4 +461,62 @@ fn text_of(file: OwnedFd) -> String {
     let (mut text, mut why) = (File::from(file), String::new());
     let read = io::Seek::rewind(&mut text).and_then(|()| text.take(LOST_BYTES).read_to_string(&mut why));
     if read.is_ok() { why } else { "for an unknown reason".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::fd::BorrowedFd,
+        sync::{Mutex, PoisonError},
+    };
+
+    use super::*;
+
+    /// A store that does not receive some messages.
+    #[derive(Default)]
+    struct Deaf {
+        removed: Mutex<Vec<String>>,
+        fails: Mutex<Vec<bool>>,
+    }
+
+    impl DescriptorStore for Deaf {
+        fn room(&self) -> usize {
+            1
+        }
+
+        fn begins_within(&self, _: Duration) {}
+
+        fn ends_within(&self, _: Duration) {}
+
+        fn keep(&self, _: &str, _: BorrowedFd<'_>) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn settle(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            if self.fails.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or(false) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.removed.lock().unwrap_or_else(PoisonError::into_inner).push(name.to_owned());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_the_store_does_not_receive_is_removed_later() {
+        let names = || ["a", "b", "c"].map(str::to_owned);
+        let store = Arc::new(Deaf::default());
+        // The second message fails, and the first of the next attempt.
+        store.fails.lock().expect("no panic").extend([false, true, true, false]);
+        remove_all(&(Arc::clone(&store) as Arc<dyn DescriptorStore>), names().into());
+        assert_eq!(*store.removed.lock().expect("no panic"), ["a"]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while *store.removed.lock().expect("no panic") != names() {
+            assert!(Instant::now() < deadline, "not removed");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
 }

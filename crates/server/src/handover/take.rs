@@ -11,12 +11,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use pagefold_base::Base;
 use pagefold_codec::by_name;
-use pagefold_control::{
-    BaseRecord, Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name,
-};
-use pagefold_disk::{BlockDevice, ImportedDisks, PoolConfig};
+use pagefold_control::{Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
+use pagefold_disk::{BlockDevice, ImportedDisks, Pool, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -28,15 +25,16 @@ use rustix::{
 
 use super::{
     STEP,
+    bases::{Opened, OpenedBases},
     channel::{Channel, Kind, Message, PoolReader},
     give::longest,
     kept,
     patient::Patient,
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
-    store::{Left, LeftDisks, State},
+    store::{Left, LeftDisks, State, remove_all},
 };
 use crate::{
-    BaseFile, Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
+    Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
     backing::{Backing, BaseDisk},
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
@@ -59,6 +57,8 @@ pub(crate) struct Incoming {
     control: Option<(ControlState, OwnedFd)>,
     start: Instant,
     start_time: SystemTime,
+    /// When the record came, or began to be read.
+    began: Instant,
 }
 
 /// Where a server comes from.
@@ -92,7 +92,7 @@ pub(crate) struct Received {
     pub(crate) was_killed: bool,
 }
 
-/// Asks the server of `client` to hand itself over, and makes everything. The server goes on if what this
+/// Asks the server of `client` to hand itself over, and makes everything. The server continues if what this
 /// returns is dropped.
 pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, TakeOverError> {
     let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
@@ -109,9 +109,9 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent why it gives up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let (parts, process, pid) = parts;
+    let (parts, Sender { process, pid, at }) = parts;
     let number = pid.as_raw_pid().unsigned_abs();
-    Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid)))
+    Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid), at))
 }
 
 /// Continues the server that has left these files in a store. They stay there if what this returns is
@@ -130,34 +130,41 @@ pub(crate) fn restore(
             let _ = store.settle();
         }
     })?;
+    let began = Instant::now();
     let stored_bytes: u64 = left.memory.iter().map(stored_bytes).sum();
     store.begins_within(longest(stored_bytes));
     let patient = Patient::begin(&mut config.open, store, &config.observer);
     let origin = Origin::Store { store: Arc::clone(store), memory: left.memory, names };
+    let mut bases = OpenedBases::default();
     let state = match left.disks {
         LeftDisks::State(state) => state,
         LeftDisks::Pool(killed) => {
-            check(killed.record(), &config)?;
-            let imported = killed.import(pool_config(&config, &killed.record().pool, None)?)?;
-            let server = make_server(config, killed.record(), imported)?;
+            let record = killed.record();
+            check(record, &config)?;
+            let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
+            let imported = killed.import(pool_config(&config, &record.pool, None)?, &mut made);
+            let imported = imported.map_err(|error| bases.failed.take().unwrap_or(error))?;
+            let server = make_server(config, record, Content { imported, bases })?;
             killed.complete(&server)?;
             patient.end();
             let parts = Parts::of(killed.into_record(), server, Vec::new())?;
-            return Ok(Received { was_killed: true, ..parts.received(origin, None) });
+            return Ok(Received { was_killed: true, ..parts.received(origin, None, began) });
         }
     };
     let (state, record) = State::read(state)?;
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
-    let imported = ImportedDisks::read(pool_config(&config, &record.pool, None)?, &mut stream);
-    let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
+    let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
+    let imported = ImportedDisks::read(pool_config(&config, &record.pool, None)?, &mut stream, &mut made);
+    let imported =
+        imported.map_err(|error| bases.failed.take().unwrap_or_else(|| TakeOverError::Cannot(error.to_string())))?;
     end_of(&mut stream)?;
     drop(stream);
-    let server = make_server(config, &record, imported)?;
+    let server = make_server(config, &record, Content { imported, bases })?;
     patient.end();
     let parts = Parts::of(record, server, files)?;
-    Ok(parts.received(origin, None))
+    Ok(parts.received(origin, None, began))
 }
 
 /// Returns the bytes of a file in memory.
@@ -180,9 +187,17 @@ struct Parts {
 #[derive(Default)]
 struct Arrived {
     record: Option<Record>,
-    /// The process that has sent it, and its number.
-    sender: Option<(OwnedFd, Pid)>,
+    sender: Option<Sender>,
     descriptors: Vec<OwnedFd>,
+}
+
+/// The process that has sent a record.
+struct Sender {
+    /// Readable when it is gone.
+    process: OwnedFd,
+    pid: Pid,
+    /// When the record came.
+    at: Instant,
 }
 
 impl Arrived {
@@ -190,7 +205,9 @@ impl Arrived {
     fn add(&mut self, message: Message, config: &Config) -> Result<(), TakeOverError> {
         match (message.kind, &self.record) {
             (Kind::Record, None) => {
-                self.sender = Some(sender(message.sender)?);
+                let at = Instant::now();
+                let (process, pid) = sender(message.sender)?;
+                self.sender = Some(Sender { process, pid, at });
                 let record: Record = serde_json::from_slice(&message.bytes).map_err(invalid)?;
                 check(&record, config)?;
                 self.record = Some(record);
@@ -241,14 +258,14 @@ fn check_version(version: u32, tls: bool, config: &Config) -> Result<(), TakeOve
     if tls && !config.has_certificates { Err(TakeOverError::NoCertificates) } else { Ok(()) }
 }
 
-fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, Pid), TakeOverError> {
+fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, Sender), TakeOverError> {
     let mut arrived = Arrived::default();
     let first = channel.receive().map_err(TakeOverError::Broken)?;
     let imported = if first.kind == Kind::Ahead {
         sender(first.sender)?;
         let ahead: Ahead = serde_json::from_slice(&first.bytes).map_err(invalid)?;
         check_version(ahead.version, ahead.tls, &config)?;
-        read_pool(channel, &config, &ahead.pool, ahead.limit_bytes, &mut arrived)?
+        read_pool(channel, &config, &ahead, &mut arrived)?
     } else {
         arrived.add(first, &config)?;
         None
@@ -259,22 +276,23 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, OwnedFd, P
     }
     let imported = match (imported, &arrived.record) {
         (Some(imported), _) => imported,
-        (None, Some(Record { pool: PoolState { codec, dedupe }, limit_bytes, .. })) => {
-            let (pool, limit_bytes) = (PoolState { codec: codec.clone(), dedupe: *dedupe }, *limit_bytes);
-            let imported = read_pool(channel, &config, &pool, limit_bytes, &mut arrived)?;
+        (None, Some(Record { version, pool, limit_bytes, tls, bases, .. })) => {
+            let (pool, bases) = (pool.clone(), bases.clone());
+            let ahead = Ahead { version: *version, pool, limit_bytes: *limit_bytes, tls: *tls, bases };
+            let imported = read_pool(channel, &config, &ahead, &mut arrived)?;
             imported.ok_or_else(|| TakeOverError::Invalid("the pool is void".to_owned()))?
         }
         (None, None) => return Err(TakeOverError::Invalid("the record is missing".to_owned())),
     };
     let is_complete = arrived.is_complete();
-    let Arrived { record: Some(record), sender: Some((process, pid)), descriptors } = arrived else {
+    let Arrived { record: Some(record), sender: Some(sender), descriptors } = arrived else {
         return Err(TakeOverError::Invalid("the record is missing".to_owned()));
     };
     if !is_complete {
         return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
     }
     let server = make_server(config, &record, imported)?;
-    Ok((Parts::of(record, server, descriptors.into_iter().map(Some).collect())?, process, pid))
+    Ok((Parts::of(record, server, descriptors.into_iter().map(Some).collect())?, sender))
 }
 
 impl Parts {
@@ -299,7 +317,7 @@ impl Parts {
         let now = Instant::now();
         let uptime = Duration::from_millis(record.uptime_ms);
         let start = now.checked_sub(uptime).unwrap_or(now);
-        // The same value as before: another one would look like another server.
+        // The start time stays: metrics with another one would look like another server's.
         let start_time = match record.start_time_ns {
             Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
             None => SystemTime::now().checked_sub(uptime),
@@ -308,10 +326,10 @@ impl Parts {
         Ok(Self { server, sockets, control, belongings, start, start_time, program: record.program })
     }
 
-    fn received(self, origin: Origin, pid: Option<Pid>) -> Received {
+    fn received(self, origin: Origin, pid: Option<Pid>, began: Instant) -> Received {
         let Self { server, sockets, control, belongings, start, start_time, program } = self;
         let lost = sockets.left_out;
-        let incoming = Incoming { origin, sockets, control, start, start_time };
+        let incoming = Incoming { origin, sockets, control, start, start_time, began };
         Received { server, incoming, belongings, program, pid, lost, was_killed: false }
     }
 }
@@ -348,7 +366,12 @@ impl Incoming {
         self.start
     }
 
-    /// Returns the same by the clock of the system.
+    /// Returns when its record came.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Returns when the first server began to listen, by the clock of the system.
     pub(crate) fn start_time(&self) -> SystemTime {
         self.start_time
     }
@@ -359,7 +382,7 @@ impl Incoming {
         self.confirm_within(STEP, gives_up)
     }
 
-    /// The same; the answer may take `time`.
+    /// As `confirm`, but the answer may take `time`.
     fn confirm_within(self, time: Duration, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
         if let Some(why) = gives_up() {
             return Err(TakeOverError::Cannot(why));
@@ -369,7 +392,7 @@ impl Incoming {
             Origin::Store { store, memory, names } => {
                 memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
                 // No process continues with a marked state that is still there.
-                names.iter().for_each(|name| drop(store.remove(name)));
+                remove_all(&store, names);
                 return Ok(());
             }
         };
@@ -389,7 +412,7 @@ impl Incoming {
             Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
             Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
             Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
-            // It has not said GO and cannot say it any more. If it is not gone, it goes on.
+            // The other process has not sent GO and cannot send it any more. If it is not gone, it continues.
             Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
             Err(_) => Err(TakeOverError::NotGiven),
         }
@@ -428,16 +451,21 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
 }
 
-/// Reads the pool. Returns `None` if the sender says that its stream will not be completed. What comes
-/// between the parts of the stream goes to `arrived`.
+/// The disks of a server, and what is below them.
+struct Content {
+    imported: ImportedDisks,
+    bases: OpenedBases,
+}
+
+/// Opens the bases, then reads the pool. Returns `None` if the sender says that its stream will not be
+/// completed. What comes between the parts of the stream goes to `arrived`.
 fn read_pool(
     channel: &Channel,
     config: &Config,
-    state: &PoolState,
-    limit_bytes: Option<u64>,
+    ahead: &Ahead,
     arrived: &mut Arrived,
-) -> Result<Option<ImportedDisks>, TakeOverError> {
-    let pool = pool_config(config, state, limit_bytes)?;
+) -> Result<Option<Content>, TakeOverError> {
+    let pool = pool_config(config, &ahead.pool, ahead.limit_bytes)?;
     let mut failed = None;
     let mut add = |message| {
         arrived.add(message, config).map_err(|error| {
@@ -447,17 +475,19 @@ fn read_pool(
         })
     };
     let mut reader = PoolReader::new(channel, &mut add);
-    let imported = ImportedDisks::read(pool, &mut reader);
+    let mut bases = OpenedBases::default();
+    let mut made = |pool: &Pool| bases.open(pool, &ahead.bases, config);
+    let imported = ImportedDisks::read(pool, &mut reader, &mut made);
     if reader.is_void() {
         return Ok(None);
     }
     let ended = imported.is_ok().then(|| end_of(&mut reader));
-    if let Some(failed) = failed {
+    if let Some(failed) = failed.or(bases.failed.take()) {
         return Err(failed);
     }
     let imported = imported.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     ended.transpose()?;
-    Ok(Some(imported))
+    Ok(Some(Content { imported, bases }))
 }
 
 /// Checks that a pool's stream has ended.
@@ -479,44 +509,52 @@ fn pool_config(
 }
 
 /// Makes the server with its disks.
-fn make_server(mut config: Config, record: &Record, imported: ImportedDisks) -> Result<Server, TakeOverError> {
+fn make_server(mut config: Config, record: &Record, content: Content) -> Result<Server, TakeOverError> {
+    let Content { imported, mut bases } = content;
+    let opened = record.bases.iter().map(|record| bases.get(record, &config)).collect::<Result<Vec<_>, _>>()?;
+    let lacks = || TakeOverError::Invalid("the pool is missing".to_owned());
+    let base_caches = bases.into_caches().ok_or_else(lacks)?;
     config.codec = by_name(&record.pool.codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     config.dedupe = record.pool.dedupe;
     config.limit = record.limit_bytes.map_or(MemoryLimit::None, MemoryLimit::Bytes);
     config.when_full = if record.waits { WhenFull::Wait } else { WhenFull::Error };
     config.clients.connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
-    // It may have been changed while the pool was read.
+    // The limit may have been changed while the pool was read.
     let limited = imported.pool().set_memory_limit(record.limit_bytes.unwrap_or(u64::MAX));
     limited.map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     let taken = TakenConfig {
         pool: imported.pool().clone(),
         id: record.id,
         limit_bytes: record.limit_bytes,
-        base_cache_bytes: config.base_cache_bytes,
+        base_caches,
         clients: config.clients,
         when_full: config.when_full,
         open: Arc::clone(&config.open),
     };
     let server = Server::taken(config, taken);
-    make_disks(&server, record, imported)?;
+    make_disks(&server, record, imported, opened)?;
     server.0.disks.exports().skip_numbers(record.next_number);
     Ok(server)
 }
 
 /// Makes the disks of `record`.
-fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Result<(), TakeOverError> {
+fn make_disks(
+    server: &Server,
+    record: &Record,
+    imported: ImportedDisks,
+    opened: Vec<Opened>,
+) -> Result<(), TakeOverError> {
     let lacks = || TakeOverError::Invalid("the pool lacks a disk".to_owned());
     let disks = &server.0.disks;
     let pool = &disks.table().pool;
-    let mut opened = Vec::new();
+    let mut asked = 0;
     let rams = imported.restore(Some(&disks.base_caches().pages), |at| {
         // The disks of the bases come first.
-        let file = record.bases.get(at).filter(|_| at == opened.len()).ok_or_else(lacks)?;
-        let (base, opened_as) = open_base(server, file)?;
-        opened.push((Arc::clone(&base), opened_as));
-        Ok::<Arc<dyn BlockDevice>, TakeOverError>(base)
+        let (base, _) = opened.get(at).filter(|_| at == asked).ok_or_else(lacks)?;
+        asked += 1;
+        Ok::<Arc<dyn BlockDevice>, TakeOverError>(Arc::clone(base) as _)
     })?;
-    if opened.len() != record.bases.len() {
+    if asked != opened.len() {
         return Err(lacks());
     }
     let mut rams = rams.into_iter();
@@ -544,26 +582,6 @@ fn make_disks(server: &Server, record: &Record, imported: ImportedDisks) -> Resu
         return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
     }
     Ok(())
-}
-
-/// Opens a base, which must be what it was.
-fn open_base(server: &Server, file: &BaseRecord) -> Result<(Arc<Base>, BaseFile), TakeOverError> {
-    let shown = &file.path;
-    let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));
-    let opened_as = BaseFile {
-        name: String::new(),
-        path: file.path.clone().into(),
-        inside: file.inside.clone().map(String::into_bytes),
-        devices: file.devices.iter().map(Into::into).collect(),
-        format: Some(file.format.parse().map_err(cannot)?),
-    };
-    let (observer, path) = (server.0.observer.clone(), file.path.clone());
-    let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
-    let opened = server.0.disks.open_taken(&opened_as, tell).map_err(|failure| cannot(failure.to_string()))?;
-    if opened.identity() != file.identity {
-        return Err(cannot("another file has its place, or it was changed".to_owned()));
-    }
-    Ok((Arc::new(opened), opened_as))
 }
 
 /// Adds a disk with its origin and its limits.
@@ -616,7 +634,8 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        (Incoming { origin: Origin::Process { channel, process, pid: 0 }, sockets, control, start, start_time }, other)
+        let origin = Origin::Process { channel, process, pid: 0 };
+        (Incoming { origin, sockets, control, start, start_time, began: start }, other)
     }
 
     /// Two processes never serve at the same time, and one does if the other is gone.
@@ -636,13 +655,13 @@ mod tests {
         other.send(Kind::Pool, &[]).expect("sent");
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Invalid(_))));
 
-        // It has read that this process is ready, and says nothing.
+        // The other process has read that this one is ready, and sends nothing.
         let (asks, other) = incoming(&other_process);
         let end = std::thread::spawn(move || drop(other.receive()));
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
 
-        // It is too slow: what it says afterwards fails, so that it goes on.
+        // The other process is too slow: what it sends afterwards fails, so that it continues.
         let (asks, other) = incoming(&other_process);
         assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);

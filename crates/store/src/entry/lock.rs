@@ -1,9 +1,8 @@
 //! The lock of an entry: a bit of its word, for writers only.
 //!
 //! The bit excludes an entry's writers and the thread that moves its object from each other.
-//! Readers take no lock: they pin the object (`pins.rs`). Among the ways to guard an entry that
-//! were compared for zram, this is the one that needs no memory of its own; the crate `published`
-//! has the others.
+//! Readers take no lock: they pin the object (`pins.rs`). Of the ways to guard an entry that were
+//! compared for zram, only this one needs no memory; the crate `published` has the others.
 
 use super::{Entry, GONE, LOCK};
 use crate::{

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The reader writes its pin and then reads the entry; the writer writes the entry and then reads
-//! the pins. As all of these are sequentially consistent, one of them sees the other: a reader
-//! whose second load finds its word has a pin that every later scan sees. So no thread writes or frees
-//! an object's bytes while they are read, and no reader waits.
+//! the pins. As all of these are sequentially consistent, one of them sees the other: if a reader's
+//! second load finds its word, every later scan sees its pin. So no thread writes or frees an
+//! object's bytes while they are read, and no reader waits.
 
 use crossbeam_utils::CachePadded;
 

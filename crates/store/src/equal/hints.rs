@@ -52,7 +52,7 @@ const TAG_SHIFT: u32 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sum(u64);
 
-/// What the hashes of a table depend on, so that another table can go on with its hints.
+/// The seeds of a table's hashes, with which another table can use its hints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seeds(pub(crate) [u64; 2]);
 

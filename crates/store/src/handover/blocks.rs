@@ -24,7 +24,7 @@ pub(super) struct BlockWriter<'a> {
 }
 
 impl<'a> BlockWriter<'a> {
-    /// Begins a stream, or goes on with one whose last part [ended](Self::end) with this check.
+    /// Begins a stream, or continues with one whose last part [ended](Self::end) with this check.
     pub(super) fn begin(out: &'a mut dyn Write, before: Option<u32>) -> Result<Self, ExportError> {
         let check = before.unwrap_or_else(|| crc32c::crc32c(&MAGIC));
         let mut writer = Self { out, block: vec![0; HEADER_BYTES], kind: HEADER, check, written_bytes: 0 };

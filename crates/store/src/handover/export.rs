@@ -41,7 +41,7 @@ impl Pool {
     /// another pool, also in a program of another version. Objects are copied as they are, and what
     /// disks share is written once. Other disks, and clean ones, are left out.
     ///
-    /// No other thread may change the disks during the call. The pool is unchanged, so its use can go on
+    /// No other thread may change the disks during the call. The pool is unchanged, so its use can continue
     /// afterwards. [`Precopy`](crate::Precopy) writes most of the stream while they are in use.
     ///
     /// # Errors
@@ -131,6 +131,11 @@ impl Known {
             node_numbers: Numbers::new(),
             objects: 0,
         }
+    }
+
+    /// Returns whether the stream has what is below a place of a disk's root.
+    pub(super) fn has(&self, name: u64) -> bool {
+        !names_part(name) || self.node_numbers.get(PartId::of(name).number()).is_some()
     }
 
     pub(super) fn leaves_count(&self) -> u32 {

@@ -24,7 +24,10 @@
 //!
 //! Until all of that is known no disk exists, so after an error the pool is dropped as it is.
 
-use std::{io::Read, sync::Arc};
+use std::{
+    io::{self, Read},
+    sync::Arc,
+};
 
 use pagefold_codec::{PAGE_SIZE, Tables};
 
@@ -112,12 +115,29 @@ impl Pool {
     /// # Errors
     /// See [`ImportError`].
     pub fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
-        import(config, input)
+        import(config, input, &mut |_| Ok(()))
+    }
+
+    /// As [`import`](Self::import), and calls `made` with the pool before any of its content is read. If that
+    /// fails, so does this.
+    ///
+    /// # Errors
+    /// See [`ImportError`].
+    pub fn import_with(
+        config: PoolConfig,
+        input: &mut dyn Read,
+        made: &mut dyn FnMut(&Self) -> io::Result<()>,
+    ) -> Result<ImportedPool, ImportError> {
+        import(config, input, made)
     }
 }
 
 /// See [`Pool::import`].
-fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, ImportError> {
+fn import(
+    config: PoolConfig,
+    input: &mut dyn Read,
+    made: &mut dyn FnMut(&Pool) -> io::Result<()>,
+) -> Result<ImportedPool, ImportError> {
     let mut reader = BlockReader::begin(input)?;
     let mut head = read_header(&mut reader)?;
     let asked = config.codec_name();
@@ -131,6 +151,7 @@ fn import(config: PoolConfig, input: &mut dyn Read) -> Result<ImportedPool, Impo
         (kind, fields) = reader.next(known)?;
     }
     let pool = head.make_pool(config)?;
+    made(&pool).map_err(ImportError::Read)?;
     let mut import = Import::new(pool.core(), &head);
     loop {
         known = match kind {
@@ -350,7 +371,7 @@ impl<'a> Import<'a> {
         Ok(match kind {
             EMPTY => Entry::Empty,
             HOLE => Entry::Hole,
-            SAME => Entry::Same(Fill::new(fields.u64()?).ok_or(ImportError::invalid("a word without a short form"))?),
+            SAME => Entry::Same(Fill::new(fields.u64()?).ok_or(ImportError::invalid("an invalid same-filled word"))?),
             OBJECT => {
                 let len_bytes = usize::from(fields.u16()?) + 1;
                 if len_bytes > PAGE_SIZE || !self.has_tables.get(usize::from(tables)).copied().unwrap_or(false) {
@@ -426,7 +447,7 @@ impl<'a> Import<'a> {
                 leaves.node_uses(node.number()).fetch_add(1, Relaxed);
                 Ok(node)
             }
-            _ => invalid("a node that does not exist, or is of another level"),
+            _ => invalid("a node that does not exist or has another level"),
         }
     }
 
@@ -630,12 +651,12 @@ impl<'a> Import<'a> {
         for (leaf, _) in self.leaves[self.old_leaves..].iter().filter(|&&(_, layer)| is_top(layer)) {
             let counts = [leaves.uses(leaf.number()), leaves.lives(leaf.number())];
             if counts.map(|count| count.load(Relaxed)) != [1, 1] {
-                return invalid("a leaf of a disk's own with other users, or without one");
+                return invalid("a leaf that only its disk may use has other users, or none");
             }
         }
         for &(node, layer, level) in &self.nodes[self.old_nodes..] {
             if is_top(layer) && leaves.node_uses(node.number()).load(Relaxed) != 1 {
-                return invalid("a node of a disk's own with other users, or without one");
+                return invalid("a node that only its disk may use has other users, or none");
             }
             for place in leaves.node(node.number()) {
                 let name = place.load(Relaxed);

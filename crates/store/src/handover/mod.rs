@@ -27,12 +27,12 @@
 //! node comes after the parts that it names, and names none of a higher level. Of a leaf in no tree,
 //! a stream has the entries that others refer to.
 //!
-//! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): a round has what the
-//! disks had at some instant and earlier rounds have not written, and the rest of the stream has the
-//! disks, whose nodes name parts of all rounds. An entry, once written, stays what it is until the
-//! end: it may get other tables or become shared, but its page does not change (`precopy.rs`). So a
-//! reader takes an entry once, and a block of `more` only fills empty ones. What no disk has in the
-//! end is freed.
+//! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): each round
+//! has the parts that the disks have at some instant and that no earlier round has written. After the
+//! rounds, the stream has the disks, whose nodes name parts of all rounds. The page of a written entry
+//! does not change until the end, but the entry may get other tables or become shared (`precopy.rs`).
+//! So a reader takes an entry once, and a block of `more` only fills empty entries. In the end, parts
+//! that no disk has are freed.
 //!
 //! **Versions.** A reader ignores what follows the fields that it knows in a header, a disk's record
 //! or the end, and blocks of unknown kinds with the flag [`MAY_SKIP`]. It refuses other unknown
@@ -143,9 +143,9 @@ pub enum ExportError {
     /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
-    /// The pool needed the memory that what rounds have written takes, or another [`Precopy`] of it
-    /// exists.
-    #[error("the pool needs the memory that a stream in rounds takes")]
+    /// The pool needed the memory of the pages that rounds have written, it has another [`Precopy`], or the
+    /// stream is complete.
+    #[error("the pool needs the memory that its stream holds")]
     Ended,
     /// A disk is of another pool, or clean.
     #[error("disk {number} of the export is of another pool, or only caches what is elsewhere")]

@@ -1,14 +1,15 @@
 //! Writes most of a pool's stream while its disks are in use.
 //!
 //! ```text
-//! round:   shadow ← each disk at some instant; write what the shadows have and no earlier round has
+//! round:   shadow ← each disk that has changed, at some instant; write what the shadows have and no
+//!          earlier round has
 //! finish:  no client changes the disks: write what they have and no round has, and the disks
 //! ```
 //!
-//! All shadows stay until the end (`shadows.rs`). So what a round has written keeps its number and
-//! its place in the pool, and what differs between a disk and its last shadow is what was written
-//! since: parts of the layer that the disk got then. Nothing else is visited, so `finish` takes time
-//! for that and for each disk, whatever the pool stores.
+//! All shadows stay until the end (`shadows.rs`). So parts that a round has written keep their numbers
+//! and their places in the pool. A disk differs from its last shadow only by parts of the layer that it
+//! got with that shadow. `finish` visits nothing else, so its time depends on these parts and on the
+//! number of disks, not on what the pool stores.
 //!
 //! What rounds have written changes in two ways that keep its pages. An object may be compressed
 //! with other tables: until the end, tables are neither added nor freed (`training.rs`). Or a disk's
@@ -53,6 +54,8 @@ pub struct Precopy {
     core: Arc<Core>,
     stream: u64,
     known: Known,
+    /// Whether the stream is complete.
+    is_finished: bool,
 }
 
 impl fmt::Debug for Precopy {
@@ -69,7 +72,7 @@ impl Precopy {
     pub fn begin(pool: &Pool) -> Result<Self, ExportError> {
         let core = Arc::clone(pool.core());
         let stream = core.begin_shadows().ok_or(ExportError::Ended)?;
-        Ok(Self { known: Known::new(&core), core, stream })
+        Ok(Self { known: Known::new(&core), core, stream, is_finished: false })
     }
 
     /// Writes what each of the disks has at some instant during the call, of what earlier rounds
@@ -79,15 +82,26 @@ impl Precopy {
     /// # Errors
     /// See [`ExportError`]. After an error the stream cannot be used.
     pub fn round(&mut self, disks: &[&Disk], out: &mut dyn Write) -> Result<u64, ExportError> {
-        let Self { core, stream, known } = self;
+        let Self { core, stream, known, is_finished } = self;
+        if *is_finished {
+            return Err(ExportError::Ended);
+        }
         check_disks(core, disks.iter().copied())?;
         let mut shadows = Vec::with_capacity(disks.len());
         for disk in disks {
+            // A write gives a disk a new root, so nothing has changed if the stream has this one.
+            if known.has(disk.tree().root().0) {
+                continue;
+            }
             let tree = disk.shadow().map_err(|_| ExportError::Ended)?;
             shadows.push(tree.root());
             if !core.add_shadow(*stream, tree) {
                 return Err(ExportError::Ended);
             }
+        }
+        if !core.shadows.are_there(*stream) {
+            // Other parts may have the numbers of those in the stream.
+            return Err(ExportError::Ended);
         }
         let first = known.leaves_count();
         let mut export = Export::begin(core, known, Some(*stream), out)?;
@@ -103,12 +117,16 @@ impl Precopy {
     }
 
     /// Ends the stream: writes what the disks have and no round has. No other thread may change the
-    /// disks from before this call until it returns. Returns the number of bytes written.
+    /// disks from before this call until it returns. Returns the number of bytes written. What was kept
+    /// for the stream is freed when this value is dropped, which takes longer the more disks there are.
     ///
     /// # Errors
-    /// See [`ExportError`].
-    pub fn finish(mut self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<u64, ExportError> {
-        let Self { core, stream, known } = &mut self;
+    /// See [`ExportError`]; [`Ended`](ExportError::Ended) also if it was called before.
+    pub fn finish(&mut self, disks: &[ExportedDisk<'_>], out: &mut dyn Write) -> Result<u64, ExportError> {
+        let Self { core, stream, known, is_finished } = self;
+        if std::mem::replace(is_finished, true) {
+            return Err(ExportError::Ended);
+        }
         check_disks(core, disks.iter().map(|exported| exported.disk))?;
         check_notes(disks)?;
         let mut export = Export::begin(core, known, Some(*stream), out)?;

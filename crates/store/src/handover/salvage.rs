@@ -81,7 +81,7 @@ pub enum SalvageError {
     /// The file cannot be read.
     #[error("cannot read the memory of the pool: {0}")]
     Read(#[from] io::Error),
-    /// It is not a pool's, or it is damaged.
+    /// The memory is not a pool's, or it is damaged.
     #[error("the memory of the pool is not sound: {what}")]
     Invalid {
         /// What is wrong with it.
@@ -235,7 +235,7 @@ impl Walk<'_> {
             return if self.nodes[number as usize].level == level { Ok(()) } else { invalid("a node of two levels") };
         }
         if !(1..=levels(SLOTS_MAX)).contains(&level) {
-            return invalid("a node of a level that cannot be");
+            return invalid("a node of an impossible level");
         }
         let Salvage { head, .. } = self.salvage;
         let places = self.salvage.words(head.nodes_at + u64::from(part) * LEAF_BYTES as u64)?;
@@ -424,7 +424,7 @@ impl Walk<'_> {
                 SHARED
             }
             Entry::Same(fill) => {
-                let fill = fill.checked().ok_or(SalvageError::Invalid { what: "a word without a form" })?;
+                let fill = fill.checked().ok_or(SalvageError::Invalid { what: "an entry of unknown form" })?;
                 record.extend(fill.word().to_le_bytes());
                 SAME
             }

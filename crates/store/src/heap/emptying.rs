@@ -85,8 +85,8 @@ impl Heap {
 
     /// [`alloc_to_write`](Self::alloc_to_write) for a heap at its memory limit: empties segments
     /// until there is room. Once a writer has gained the bytes that its object needs, it allocates
-    /// from the reserve for moving, so that others cannot take them first. While it has taken more
-    /// of that reserve than it has given back, it goes on: otherwise the reserve would shrink.
+    /// from the reserve for moving, so that others cannot take them first. It continues until it has
+    /// given back what it took from that reserve: otherwise the reserve would shrink.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
@@ -272,8 +272,8 @@ impl Heap {
     }
 
     /// Moves up to [`BATCH`] objects to other room in their shard, if their owners' entries name
-    /// them. It waits for the readers of all of them together: the pins that say who reads are on
-    /// lines that other CPUs keep writing.
+    /// them. It waits once for the readers of all of them: the pins of readers are on lines that
+    /// other CPUs keep writing.
     fn relocate(
         &self,
         number: usize,

@@ -83,9 +83,9 @@ const SPAN_MIN: u64 = 16 << 20;
 const MEMORY_UNKNOWN: u64 = 1 << 40;
 
 /// Changes of a shard's free bytes below this are not published. The more room there is below the
-/// limit, the larger they may be, up to a segment: one in `TELL_PART` of the room.
-const TELL_BYTES: u64 = SEGMENT as u64 / 16;
-const TELL_PART: u64 = 256;
+/// limit, the larger they may be, up to a segment: one in `REPORT_PART` of the room.
+const REPORT_BYTES: u64 = SEGMENT as u64 / 16;
+const REPORT_PART: u64 = 256;
 
 /// With this many queued objects, a freeing thread tries to lock the shard and free them.
 const HANDED_MAX: u32 = 16;
@@ -321,9 +321,9 @@ impl Heap {
     fn note(&self, padded: &PaddedShard, shard: &Shard) {
         // All CPUs share the budget's cache line, so only significant changes are published.
         let (before, now) = (padded.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
-        if before.abs_diff(now) >= TELL_BYTES && before.abs_diff(now) >= self.tell_bytes() || now == 0 {
+        if before.abs_diff(now) >= REPORT_BYTES && before.abs_diff(now) >= self.report_bytes() || now == 0 {
             padded.free_bytes.store(now, Relaxed);
-            self.budget.tell_free(before, now);
+            self.budget.report_free(before, now);
         }
         let pressure = self.pressure_of(shard) as u8;
         if is_roomy(shard) && !padded.roomy.load(Relaxed) && !padded.roomy.swap(true, Relaxed) {
@@ -336,8 +336,8 @@ impl Heap {
     }
 
     /// Returns the least change of a shard's free bytes that is published.
-    fn tell_bytes(&self) -> u64 {
-        (self.budget.left() / TELL_PART).clamp(TELL_BYTES, SEGMENT.into())
+    fn report_bytes(&self) -> u64 {
+        (self.budget.left() / REPORT_PART).clamp(REPORT_BYTES, SEGMENT.into())
     }
 
     /// Returns the index in `homes` of this thread's CPU.

@@ -108,8 +108,8 @@ pub(super) struct Shard {
     next: usize,
     /// How often threads that allocate here have recently waited for each other.
     pub(super) crowd: u32,
-    /// Memory that is accounted for, and that the thread that took it has yet to fault in, after it
-    /// has released the lock.
+    /// Memory that is accounted for. The thread that took it has yet to fault it in, after it has
+    /// released the lock.
     fresh: Option<Fresh>,
     budget: Arc<Budget>,
 }

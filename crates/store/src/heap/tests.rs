@@ -501,7 +501,7 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     pool.check().expect("consistent");
 }
 
-/// A writer that goes on where the compactor has paused gains what the whole emptying gave, less
+/// A writer that continues where the compactor has paused gains what the whole emptying gave, less
 /// all that was taken for it. Otherwise each such writer would take some of the reserve for moving
 /// permanently.
 #[test]
@@ -582,6 +582,7 @@ fn threads_that_wait_for_each_other_come_apart() {
         let held = pool.padded(0).expect("it is there").shard.lock();
         thread::scope(|scope| {
             scope.spawn(alloc);
+            // In one of the many rounds, the thread waits for the lock by then.
             thread::sleep(Duration::from_millis(2));
             drop(held);
         });

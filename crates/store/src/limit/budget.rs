@@ -43,7 +43,7 @@ pub(crate) struct Budget {
     used: CachePadded<AtomicU64>,
     /// Bytes that others take whatever the limit says. They take no room from objects, or a full
     /// pool would refuse overwrites.
-    beyond: AtomicU64,
+    exempt: AtomicU64,
     max: CachePadded<AtomicU64>,
     limit: AtomicU64,
     /// The limit for storing, and the size of the swapping reserve.
@@ -62,8 +62,8 @@ pub(crate) struct Budget {
 /// background thread.
 const MOVING_BYTES: u64 = 64 << 10;
 
-/// What a CPU's thread briefly holds twice: its new object, and the replaced objects that it keeps
-/// for readers.
+/// What a CPU's thread briefly holds in addition: its new object, and the replaced objects that it
+/// keeps for readers.
 const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
 /// The purpose for which memory is taken.
@@ -99,7 +99,7 @@ impl Budget {
     pub(crate) fn new(limit: u64, cpus: usize) -> Self {
         let budget = Self {
             used: CachePadded::new(AtomicU64::new(0)),
-            beyond: AtomicU64::new(0),
+            exempt: AtomicU64::new(0),
             max: CachePadded::new(AtomicU64::new(0)),
             limit: AtomicU64::new(0),
             stored: AtomicU64::new(0),
@@ -149,7 +149,7 @@ impl Budget {
             .used
             .fetch_update(Relaxed, Relaxed, |used| used.checked_add(bytes).filter(|&used| used <= limit))
             .map_err(|_| Full)?;
-        self.max.fetch_max(before + bytes + self.beyond.load(Relaxed), Relaxed);
+        self.max.fetch_max(before + bytes + self.exempt.load(Relaxed), Relaxed);
         Ok(())
     }
 
@@ -159,14 +159,14 @@ impl Budget {
     }
 
     /// Takes `bytes` beyond the limit.
-    pub(crate) fn take_beyond(&self, bytes: u64) {
-        let before = self.beyond.fetch_add(bytes, Relaxed);
+    pub(crate) fn take_exempt(&self, bytes: u64) {
+        let before = self.exempt.fetch_add(bytes, Relaxed);
         self.max.fetch_max(self.used() + before + bytes, Relaxed);
     }
 
     /// Returns `bytes` that were taken beyond the limit.
-    pub(crate) fn give_beyond(&self, bytes: u64) {
-        self.beyond.fetch_sub(bytes, Relaxed);
+    pub(crate) fn give_exempt(&self, bytes: u64) {
+        self.exempt.fetch_sub(bytes, Relaxed);
     }
 
     /// Returns `bytes` that were taken.
@@ -207,12 +207,12 @@ impl Budget {
 
     /// Publishes that the free bytes in a part of the heap changed from `before_bytes` to
     /// `now_bytes`.
-    pub(crate) fn tell_free(&self, before_bytes: u64, now_bytes: u64) {
+    pub(crate) fn report_free(&self, before_bytes: u64, now_bytes: u64) {
         self.free.fetch_add(now_bytes.wrapping_sub(before_bytes), Relaxed);
     }
 
-    /// Returns whether an object is admitted that is `grows_bytes` longer than the one that it
-    /// replaces; `is_new` says that the slot is empty.
+    /// Returns whether an object is admitted if it is `grows_bytes` longer than the one that it
+    /// replaces, or, with `is_new`, if its slot is empty.
     #[inline]
     pub(crate) fn admits(&self, grows_bytes: u64, is_new: bool) -> bool {
         let limit = if is_new { self.new_bytes() } else { self.longer_bytes() };
@@ -242,8 +242,8 @@ impl Budget {
     }
 
     /// Returns the bytes taken beyond the limit.
-    pub(crate) fn beyond(&self) -> u64 {
-        self.beyond.load(Relaxed)
+    pub(crate) fn exempt(&self) -> u64 {
+        self.exempt.load(Relaxed)
     }
 
     /// Returns the most bytes taken at any time, within the limit and beyond it.
@@ -289,9 +289,9 @@ mod tests {
         assert!(!budget.is_low() && budget.is_enough());
         assert!(budget.admits(0, true), "it takes nothing more");
         assert!(!budget.admits(1, false) && budget.take_for(Purpose::Keep, 1).is_err());
-        budget.tell_free(0, 1);
+        budget.report_free(0, 1);
         assert!(budget.admits(1, false) && !budget.admits(1, true));
-        budget.tell_free(1, (1 << 20) + 1);
+        budget.report_free(1, (1 << 20) + 1);
         assert!(budget.admits(1, true) && !budget.admits(2, true));
         assert_eq!(budget.take_for(Purpose::Keep, 1), Ok(()));
     }

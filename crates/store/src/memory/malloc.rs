@@ -16,8 +16,8 @@ const HEAPS: i32 = 2;
 /// glibc's), so pools do not call it themselves.
 ///
 /// By default, once a large block was freed, glibc allocates such blocks (up to 32 MiB) from a heap
-/// of the thread and keeps up to twice as much of it for later: 10 MiB and more after a training,
-/// beyond what [`Stats::spent_bytes`](crate::Stats::spent_bytes) counts.
+/// of the thread and keeps up to twice as much for later. After a training that is 10 MiB and more,
+/// which [`Stats::spent_bytes`](crate::Stats::spent_bytes) does not count.
 pub fn keep_no_large_blocks() {
     // SAFETY: it sets three numbers in the allocator, under the allocator's lock.
     #[cfg(target_env = "gnu")]

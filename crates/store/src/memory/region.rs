@@ -24,9 +24,9 @@ use crate::limit::machine;
 /// The front ends at a multiple of this: the largest page of any Linux.
 const STEP: usize = 64 << 10;
 
-/// The least and the most by which the front grows in one step where enabled memory costs nothing
-/// before its use, beyond an eighth of the front: each growth stops all page faults of the process
-/// for a moment.
+/// The front grows in one step by an eighth, within these bounds, where enabled
+/// memory costs nothing before its use: each growth stops all page faults of the process for a
+/// moment.
 const AHEAD: RangeInclusive<usize> = 1 << 20..=8 << 20;
 
 /// Reserved, zero-filled memory: private, or a part of a file in memory. Untouched pages cost nothing.
@@ -123,6 +123,7 @@ impl Region {
     }
 
     /// Returns the start of the mapping, which is page-aligned.
+    #[cfg(not(loom))]
     pub(crate) fn start(&self) -> *const u8 {
         self.base
     }

@@ -53,13 +53,13 @@ struct Page {
 
 impl Slab {
     /// Creates a slab of at most `parts_max` parts of `part_bytes`, for each of which the owner
-    /// keeps `beside_bytes` of metadata.
-    pub(crate) fn new(parts_max: usize, part_bytes: usize, beside_bytes: usize) -> Self {
+    /// keeps `metadata_bytes` of metadata.
+    pub(crate) fn new(parts_max: usize, part_bytes: usize, metadata_bytes: usize) -> Self {
         let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {
             per_page: per_page as u32,
             pages_max: parts_max / per_page,
-            extra_bytes: (size_of::<Page>() + per_page * beside_bytes) as u64,
+            extra_bytes: (size_of::<Page>() + per_page * metadata_bytes) as u64,
             state: Mutex::new(SlabState { pages: Vec::new(), roomy: NIL, spare: NIL, held: 0 }),
         }
     }
@@ -72,8 +72,8 @@ impl Slab {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a free number. If there will be more numbers than ever before, calls `enable` with how
-    /// many there may be, to prepare the owner's memory for them; it must not use the slab.
+    /// Takes a free number. If there will be more numbers than ever before, calls `enable` with
+    /// their maximum, to prepare the owner's memory. `enable` must not use the slab.
     pub(crate) fn take(
         &self,
         purpose: Purpose,
@@ -144,9 +144,9 @@ impl Slab {
         Ok(page)
     }
 
-    /// Frees a number. If no part of its page is in use any more, `give_back` is called with the
-    /// number of the page's first part and the parts per page, to release their memory; it must not
-    /// use the slab.
+    /// Frees a number. If no part of its page is in use any more, calls `give_back` with the number
+    /// of the page's first part and the parts per page, to release their memory. `give_back` must
+    /// not use the slab.
     pub(crate) fn give(&self, number: u32, budget: &Budget, give_back: impl FnOnce(usize, usize)) {
         let mut guard = self.lock();
         let state = &mut *guard;

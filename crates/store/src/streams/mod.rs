@@ -51,9 +51,9 @@ const STREAMS_PER_CPU: usize = 4;
 /// with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
-/// Objects that a stream keeps before it checks which are still read: the number of streams to
-/// check, so that each object costs about one check, within these bounds. Kept objects cannot be
-/// moved and delay the emptying of their segments.
+/// A stream keeps as many objects as there are streams to check, within these bounds, before it
+/// checks which are still read: so each object costs about one check. Kept objects cannot be moved
+/// and delay the emptying of their segments.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
 /// With this many bytes of kept objects, a stream checks sooner: while a large batch is kept, others

@@ -195,7 +195,7 @@ impl Training {
 
     /// Keeps tables in the pool's file from now on.
     pub(crate) fn keep_in(&self, kept: &Arc<KeptFile>) {
-        // It is called once.
+        // This method is called once.
         let _ = self.kept.set(Arc::clone(kept));
     }
 
@@ -251,7 +251,7 @@ impl Training {
         lock(&self.sets).is_kept = is_kept;
     }
 
-    /// Makes a new training go on where another one was, with its [`numbered`](Self::numbered)
+    /// Makes a new training continue where another one was, with its [`numbered`](Self::numbered)
     /// tables: the numbers are valid and all differ.
     ///
     /// # Errors

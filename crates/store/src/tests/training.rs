@@ -151,7 +151,7 @@ fn many_kinds_in_turn_leave_a_bounded_number_of_tables() {
         for kind in 0..8 {
             let trainings = store.stats().trainings;
             let mut number = 0;
-            // Writes go on until this kind has tables; some slots keep pages of the first kind.
+            // Writes continue until this kind has tables; some slots keep pages of the first kind.
             while store.stats().trainings == trainings && number < 6000 {
                 let slot = 32 + number % 224;
                 store.write(slot, &page(kind, number)).expect("no limit");
@@ -329,16 +329,16 @@ fn keep_through_retrainings(codec: &str) {
 
 /// Returns a page that names its slot and its content: words of a kind, noise, or one repeated
 /// word. The zeros of an empty slot are slot 0's page 0.
-fn telling(slot: u64, number: u64) -> Page {
-    let told = slot << 32 | number;
+fn numbered(slot: u64, number: u64) -> Page {
+    let numbers = slot << 32 | number;
     let mut page = match number % 7 {
         0 => [0; PAGE_SIZE],
-        1 => page(u64::MAX, told),
-        _ => page(number >> 6, told),
+        1 => page(u64::MAX, numbers),
+        _ => page(number >> 6, numbers),
     };
-    let mut state = told;
+    let mut state = numbers;
     match number % 7 {
-        0 => page.as_chunks_mut().0.fill(told.to_le_bytes()),
+        0 => page.as_chunks_mut().0.fill(numbers.to_le_bytes()),
         1 => page[8..].fill_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 56) as u8
@@ -348,12 +348,12 @@ fn telling(slot: u64, number: u64) -> Page {
     page
 }
 
-fn assert_telling(slot: u64, page: &Page, codec: &str) {
-    let told = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
-    if told != 0 {
-        assert_eq!(told >> 32, slot, "{codec}: another slot's page");
+fn assert_whole(slot: u64, page: &Page, codec: &str) {
+    let numbers = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
+    if numbers != 0 {
+        assert_eq!(numbers >> 32, slot, "{codec}: another slot's page");
     }
-    assert!(*page == telling(told >> 32, told & u64::from(u32::MAX)), "{codec}: slot {slot} has a torn page");
+    assert!(*page == numbered(numbers >> 32, numbers & u64::from(u32::MAX)), "{codec}: slot {slot} has a torn page");
 }
 
 /// Eight threads write, change, clear, read and compact the same slots.
@@ -367,11 +367,11 @@ fn share_slots(codec: &str, slots: u64, memory_limit: u64, rounds: u64) {
                 for round in 0..rounds {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let (slot, action) = (1 + (state >> 33) % (slots - 1), (state >> 59) % 16);
-                    let new = telling(slot, round << 3 | thread);
+                    let new = numbered(slot, round << 3 | thread);
                     let done = match action {
                         0..6 => store.write(slot, &new),
                         6..8 => store.update(slot, |old| {
-                            assert_telling(slot, old, codec);
+                            assert_whole(slot, old, codec);
                             *old = new;
                         }),
                         8 | 9 => store.discard(slot),
@@ -383,7 +383,7 @@ fn share_slots(codec: &str, slots: u64, memory_limit: u64, rounds: u64) {
                             Ok(())
                         }
                         _ => {
-                            assert_telling(slot, &read(store, slot), codec);
+                            assert_whole(slot, &read(store, slot), codec);
                             Ok(())
                         }
                     };
@@ -394,7 +394,7 @@ fn share_slots(codec: &str, slots: u64, memory_limit: u64, rounds: u64) {
     });
     wait(&store, |_| true);
     for slot in 0..slots {
-        assert_telling(slot, &read(&store, slot), codec);
+        assert_whole(slot, &read(&store, slot), codec);
     }
     store.check().expect("consistent");
     for slot in 0..slots {

@@ -11,10 +11,10 @@
 //!
 //! **Layers.** Every part belongs to a layer. A disk changes only parts of its own layer, under
 //! `changing` or with an entry held. A fork is a second tree with the same topmost part. Both disks
-//! get new layers, so from then on no disk may change a shared part: a writer first makes the parts
-//! on the way to it its own, from the top ([`Tree::own`]). It takes over a part that nothing else
-//! uses ([`Parts::adopt`]) and copies any other. So above a part of the disk's layer there are only
-//! such parts, and no other thread uses it.
+//! get new layers, so from then on no disk may change a shared part. A writer first makes the parts
+//! on its way its own, from the top ([`Tree::own`]). It takes over a part that nothing else uses
+//! ([`Parts::adopt`]) and copies any other. So above a part of the disk's layer there are only such
+//! parts, and no other thread uses it.
 //!
 //! **Late accesses.** A part without uses is freed, and any disk may then take it.
 //!
@@ -339,8 +339,8 @@ impl Tree {
         }
     }
 
-    /// Returns the slot's entry or the one that it leads to, and how many slots from it on, at most
-    /// `limit`, are certainly the same.
+    /// Returns the slot's entry or the one that it leads to, and how many slots from this one on, at
+    /// most `limit`, certainly have an equal one. A slot with data counts alone.
     pub(crate) fn run(&self, leaves: &PartStorage, slot: u64, limit: u64) -> (Entry, u64) {
         let (mut count, mut first) = (0, Entry::Empty);
         while count < limit {
@@ -527,8 +527,7 @@ impl<'a> Changing<'a> {
     /// Makes the slots like those below a place with the value `below`: [`NOTHING`] or [`HOLE`].
     ///
     /// # Errors
-    /// There is no memory to do it where a part is shared, or where nothing becomes a hole; some of
-    /// the slots are cleared.
+    /// There is no memory for a copy of a shared part or for holes; some of the slots are cleared.
     pub(crate) fn clear(&mut self, slots: std::ops::Range<u64>, below: u64, most: u64) -> Result<(), Full> {
         let root = &self.tree.root;
         // Nothing is stored beyond the disk's end.

@@ -16,9 +16,8 @@
 //! - **lives** of a leaf: the links to its entries, plus one while it has uses. At zero it is
 //!   freed.
 //!
-//! The words are contiguous, so all pages of a pool can be walked in order, whichever disk has
-//! them: by the compactor, which knows an object's leaf, and by threads that search all entries for
-//! work.
+//! The words are contiguous, so the pages of all disks of a pool can be walked in order, by the
+//! compactor, which knows an object's leaf, and by threads that search all entries for work.
 
 use std::{io, sync::atomic};
 

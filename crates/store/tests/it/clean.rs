@@ -72,12 +72,12 @@ fn clean_pages_give_way() {
     let clean = pool.clean_disk(1 << 16).expect("room");
     let kept = fill(&clean);
     assert!(kept > alone / 2, "{kept} of {alone}");
-    let beside = || pool.take_beside(LIMIT / 2);
-    assert!(!beside(), "there is no user to ask");
+    let outside = || pool.take_outside(LIMIT / 2);
+    assert!(!outside(), "there is no user to ask");
     let user = Arc::new(User { disk: Mutex::new(Some(clean)), next: AtomicU64::new(0) });
     pool.set_reclaim(&user);
-    assert!(beside());
-    pool.give_beside(LIMIT / 2);
+    assert!(outside());
+    pool.give_outside(LIMIT / 2);
     let disk = pool.disk(1 << 16).expect("room");
     let written = fill(&disk);
     assert!(written > alone * 15 / 16, "{written} of {alone}");

@@ -54,7 +54,7 @@ pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> I
 /// Does the same with the rest of a stream of which rounds were written. With `dedupe`, objects that
 /// became shared after a round are there twice.
 pub(crate) fn handed_over_after(
-    (precopy, mut stream): (Precopy, Vec<u8>),
+    (mut precopy, mut stream): (Precopy, Vec<u8>),
     pool: &Pool,
     disks: &[&Disk],
     config: PoolConfig,
@@ -64,6 +64,8 @@ pub(crate) fn handed_over_after(
     let exported: Vec<_> = disks.iter().map(|disk| ExportedDisk { disk, note: b"note" }).collect();
     let rounds_bytes = stream.len() as u64;
     let rest_bytes = precopy.finish(&exported, &mut stream).expect("a stream");
+    assert!(matches!(precopy.finish(&exported, &mut stream), Err(ExportError::Ended)));
+    drop(precopy);
     assert_eq!(rounds_bytes + rest_bytes, stream.len() as u64);
     pool.check().expect("consistent");
     compared(&stream, max_bytes, pool, disks, config, dedupe)
@@ -435,6 +437,27 @@ fn a_stream_that_is_given_up_leaves_nothing() {
     assert!((0..50).all(|slot| plain.read(slot, &mut page) == Ok(false)), "a discarded slot holds something");
     assert_eq!(plain.changed(0, 100).map(|run| (run.changed, run.slots)), Ok((false, 50)));
     pool.check().expect("consistent");
+}
+
+/// What has not changed since a round takes nothing in the next one, however many disks there are.
+#[test]
+fn a_round_of_unchanged_disks_takes_no_memory() {
+    let (pool, disks) = varied(config());
+    let forks: Vec<Disk> = (0..100).map(|_| disks[0].fork().expect("no limit")).collect();
+    let all: Vec<&Disk> = disks.iter().chain(&forks).collect();
+    let mut precopy = Precopy::begin(&pool).expect("the only one");
+    let mut stream = Vec::new();
+    precopy.round(&all, &mut stream).expect("a round");
+    let (spent_bytes, begun) = (pool.stats().spent_bytes, stream.len());
+    for _ in 0..100 {
+        precopy.round(&all, &mut stream).expect("a round");
+    }
+    assert_eq!(pool.stats().spent_bytes, spent_bytes);
+    assert!(stream.len() < begun + 100 * 64, "{} bytes", stream.len() - begun);
+    forks[7].write(9, &mixed(9, 0x3f)).expect("no limit");
+    precopy.round(&all, &mut stream).expect("a round");
+    forks[8].discard(0..10).expect("slots of the disk");
+    handed_over_after((precopy, stream), &pool, &all, config(), true);
 }
 
 /// What a stream keeps never makes a write fail: it ends instead.

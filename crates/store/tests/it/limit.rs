@@ -214,7 +214,8 @@ fn cpus() -> u64 {
     thread::available_parallelism().map_or(1, usize::from) as u64
 }
 
-/// Takes `streams` streams simultaneously, or as many as are allowed.
+/// Takes `streams` streams simultaneously, or as many as are allowed: each is kept longer than the
+/// threads take to start. They cannot wait for each other, since some may have to share a stream.
 fn take_all_streams(store: &One, streams: u64) {
     thread::scope(|scope| {
         for slot in 0..streams {
@@ -259,6 +260,7 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
                 for slot in (1..8).map(|slot| 8 * thread + slot) {
                     store.write(slot, &mixed(slot + 100, 0xff)).expect("as long as what it replaces");
                 }
+                // The search below reaches a page without room long before.
                 let wait = |_: &mut Page| {
                     begun.send(()).expect("it is waited for");
                     thread::sleep(Duration::from_secs(2));

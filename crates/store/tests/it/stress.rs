@@ -62,6 +62,7 @@ impl Stream for SleepyStream {
         if !self.decoded.is_multiple_of(4) {
             return Ok(());
         }
+        // Writers replace the object in this time.
         thread::sleep(Duration::from_micros(200));
         let before = *page;
         self.stream.decompress(object, page)?;

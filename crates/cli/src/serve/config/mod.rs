@@ -37,7 +37,7 @@ pub(crate) fn expand(words: Vec<OsString>) -> anyhow::Result<(Vec<OsString>, AtS
     if !is_serve || !words.iter().skip(2).any(names_file) {
         return Ok((words, AtStart::default()));
     }
-    // Options may need others that only the file has.
+    // Errors are ignored: an option may need another one that only the file has.
     let given = match command().ignore_errors(true).try_get_matches_from(&words[1..]) {
         Ok(given) => given,
         // Help was asked for.

@@ -217,7 +217,8 @@ impl<'a> Reader<'a> {
         let (mode, group) = (self.parsed("mode", checked(parse_mode))?, self.parsed("group", checked(parse_group))?);
         let Some(path) = path else {
             let alone = self.entry("mode").or_else(|| self.entry("group"));
-            return alone.map_or(Ok(None), |entry| Err(entry.wrong("is of the disk's own socket: give 'socket' too")));
+            return alone
+                .map_or(Ok(None), |entry| Err(entry.wrong("applies to the disk's own socket: give 'socket' too")));
         };
         let path = std::path::absolute(&path)?.display().to_string();
         let SocketDefaults { mode: common_mode, group: common_group } = self.sockets.clone();

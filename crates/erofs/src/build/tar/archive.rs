@@ -164,8 +164,8 @@ impl Reading<'_> {
     }
 
     /// Returns the file that a member is a hard link to, or a placeholder until the layers below
-    /// are known; `None` for a member that has content and whose target is not in the archive: it
-    /// is a file of its own. Content of other members is that of the target.
+    /// are known. `None`: the member has content, and its target is not in the archive, so it is a
+    /// separate file. Content of other members is that of the target.
     fn linked(&mut self, member: &Member) -> Result<Option<NodeId>> {
         let refuse = |what: &str| Err(source_error(&member.path, what));
         let mut target = names(&member.link)?;

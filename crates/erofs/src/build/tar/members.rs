@@ -191,9 +191,9 @@ impl<'a> Members<'a> {
         Ok(())
     }
 
-    /// Returns whether the `size` bytes at `offset` belong to the member whose header precedes them,
-    /// if members of its kind have content in some archives only. In the others, the next header
-    /// follows immediately, whatever size the header states.
+    /// Returns whether the `size` bytes at `offset` are content of the member whose header precedes
+    /// them, for kinds of members that have content in some archives only. In the others, the next
+    /// header follows immediately, whatever size the header states.
     fn is_content(&self, offset: u64, size: u64) -> bool {
         if size == 0 || self.is_header(offset) {
             return false;
