@@ -62,25 +62,31 @@ pub fn finish_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wri
 /// them there with [`Salvage`](pagefold_store::Salvage) if this one is killed. What that writes is read by
 /// [`ImportedDisks::read`]. Returns `None` if the pool is in private memory.
 pub fn kept_disks(disks: &[&RamDisk]) -> Option<Vec<KeptDisk>> {
-    let all = disks.iter().zip(notes(disks));
-    all.map(|(disk, note)| KeptDisk::of(disk.kept().disk, note)).collect()
+    let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept_at_least()).collect();
+    let all = parts.iter().zip(notes(disks, &parts)).map(|(part, note)| {
+        let mut kept = KeptDisk::of(part.disk, note)?;
+        // Another thread may resize the disk: both sizes are of the same instant.
+        kept.slots = slots_of(part.size_bytes).ok()?;
+        Some(kept)
+    });
+    all.collect()
 }
 
 /// Calls `export` with the disks and their notes.
 fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) -> T) -> T {
-    let notes = notes(disks);
+    let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
+    let notes = notes(disks, &parts);
     let exported: Vec<ExportedDisk<'_>> =
-        disks.iter().zip(&notes).map(|(disk, note)| ExportedDisk { disk: disk.kept().disk, note }).collect();
+        parts.iter().zip(&notes).map(|(part, note)| ExportedDisk { disk: part.disk, note }).collect();
     export(&exported)
 }
 
-/// Returns the notes of disks.
-fn notes(disks: &[&RamDisk]) -> Vec<Vec<u8>> {
-    let kept: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
+/// Returns the notes of disks, which consist of these parts.
+fn notes(disks: &[&RamDisk], kept: &[Kept<'_>]) -> Vec<Vec<u8>> {
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
     // The first disk over each base.
     let mut belows: HashMap<*const Below, u32> = HashMap::new();
-    for (number, Kept { below, .. }) in (1..).zip(&kept) {
+    for (number, Kept { below, .. }) in (1..).zip(kept) {
         if let Some(below) = below {
             belows.entry(Arc::as_ptr(below)).or_insert(number);
         }

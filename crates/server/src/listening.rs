@@ -27,7 +27,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::{Incoming, discard, keep, leave, note},
+    handover::{Incoming, discard, keep, leave, note, replace},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -424,12 +424,11 @@ impl Server {
         let nbd = if let Some(incoming) = incoming {
             let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
             let (began, before) = (incoming.began(), incoming.process());
-            match before {
-                None => keep(self, None),
-                Some(_) => note(self),
-            }
+            let kept = if before.is_some() { note(self) } else { keep(self) };
             // From here on, the disks are only here: nothing may fail.
-            if let Err(error) = incoming.confirm(&|| gives_up.as_ref()?()) {
+            let confirmed =
+                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(&|| gives_up.as_ref()?()));
+            if let Err(error) = confirmed {
                 drop(begin);
                 // The other process has its sockets.
                 let _ = thread.join();
@@ -439,8 +438,8 @@ impl Server {
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
             self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
-            if before.is_some() {
-                keep(self, before);
+            if let Some(before) = before {
+                replace(self, before);
             }
             // Their clients change the disks, which the other process could continue with until now.
             for transport in later {
@@ -450,7 +449,7 @@ impl Server {
             }
             Nbd::Thread(thread)
         } else {
-            keep(self, None);
+            keep(self).map_err(Error::Keep)?;
             Nbd::Here(Box::new(nbd))
         };
         let control = control.map(|control| self.serve_control(control));

@@ -221,6 +221,21 @@ fn only_the_memory_of_the_process_that_served_last_is_used() {
     manager.keeps_the_memory(&service);
 }
 
+/// A process without the option removes the memory of the one that it has taken over.
+#[test]
+fn memory_is_not_kept_for_a_process_that_does_without() {
+    let manager = Manager::new();
+    let first = manager.start(&["--keep-memory", "--export", "name=a,size=1M"]);
+    manager.keeps_the_memory(&first);
+    let mut next = pagefold();
+    next.args(["serve", "--take-over", "--control"]).arg(manager.path("control.sock"));
+    let mut next = Service(Ended(next.stderr(Stdio::piped()).spawn().expect("it starts")));
+    let line = format!("MAINPID={}", next.0.0.id());
+    manager.waits_for(&mut next, &line);
+    manager.forgets_all();
+    drop(first);
+}
+
 /// Whatever of it was stored when it was killed, the next one has the disks.
 #[test]
 fn a_server_that_is_killed_while_it_leaves_has_left_its_disks() {
@@ -268,6 +283,22 @@ fn memory_that_is_not_sound_is_refused() {
         assert!(said.contains(if at < 16 { &name } else { "" }) && !said.contains("panicked"), "{at}: {said}");
         assert!(manager.names().contains(&name), "{at}: it was removed");
         file().write_all_at(&before, at).expect("memory");
+    }
+    // A note is damaged, then there is none.
+    let notes = [0, 256 << 20].map(|note| u64::from_le_bytes(word(40)) + note);
+    let heads = notes.map(|at| {
+        let mut head = [0; 20];
+        file().read_exact_at(&mut head, at).expect("a note");
+        head
+    });
+    for wrong in [1 << 40, 0] {
+        for at in notes {
+            file().write_all_at(&[&u64::to_le_bytes(wrong)[..], &[0; 12]].concat(), at).expect("memory");
+        }
+        assert!(manager.fails(&args).contains(&name) && manager.names().contains(&name), "{wrong}");
+    }
+    for (at, head) in notes.into_iter().zip(heads) {
+        file().write_all_at(&head, at).expect("memory");
     }
     let other: OwnedFd = File::open("/dev/null").expect("a file").into();
     let sound = std::mem::replace(&mut manager.store().all[0].1, other);

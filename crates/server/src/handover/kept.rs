@@ -35,7 +35,7 @@ use super::{
     record::{Kind, Record},
 };
 use crate::{
-    Config, Server, TakeOverError,
+    Config, Observer, Server, TakeOverError,
     machine::Memory,
     memory_file::{mark_taken, memory_file},
     server::Listened,
@@ -44,6 +44,10 @@ use crate::{
 
 /// What follows the process in the name of the file.
 pub(super) const POOL: &str = "pool";
+
+/// How often a note is tried, and the pause between two attempts.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// When a process that has taken a server over stores its file: at first, it may not know the service manager,
 /// and then that may not know that the process is the service's.
@@ -87,15 +91,19 @@ pub(super) fn name(process: u32) -> String {
     Passed::name_of(process, POOL)
 }
 
-/// Notes in the pool's file which disks there are now. Logs it if that fails.
-pub(crate) fn note(server: &Server) {
-    let Some(listened) = server.0.listened.get().filter(|_| file(server).is_some()) else { return };
-    if let Err(why) = write_note(server, listened) {
-        server
-            .0
-            .observer
-            .warn(&format!("if the server is killed, the last changes of its list of disks are lost: {why}"));
+/// Notes in the pool's file which disks there are now, if there is a file. Fails with the reason.
+pub(crate) fn note(server: &Server) -> Result<(), String> {
+    let Some(listened) = server.0.listened.get().filter(|_| file(server).is_some()) else { return Ok(()) };
+    let mut noted = write_note(server, listened);
+    for _ in 1..ATTEMPTS {
+        if noted.is_ok() {
+            break;
+        }
+        // Another command may be dropping a disk.
+        thread::sleep(PAUSE);
+        noted = write_note(server, listened);
     }
+    noted
 }
 
 fn write_note(server: &Server, listened: &Listened) -> Result<(), String> {
@@ -118,36 +126,45 @@ fn write_note(server: &Server, listened: &Listened) -> Result<(), String> {
     table.pool.keep_note(&text).map_err(|error| error.to_string())
 }
 
-/// Notes what the server has, and stores the pool's file, before clients are served. If this process has
-/// taken over the process `before`, it has noted that already, and is about to serve.
-pub(crate) fn begin(server: &Server, before: Option<u32>) {
+/// Notes what the server has, and stores the pool's file, before clients are served. Fails with the reason
+/// if nothing can be noted.
+pub(crate) fn begin(server: &Server) -> Result<(), String> {
+    note(server)?;
+    let Some(listened) = server.0.listened.get() else { return Ok(()) };
+    let (Some(file), Some(store)) = (file(server), &listened.giving.store) else { return Ok(()) };
+    let kept = store.keep(&name(std::process::id()), file.as_fd()).and_then(|()| store.settle());
+    kept.unwrap_or_else(|error| tell(&server.0.observer, &error));
+    Ok(())
+}
+
+/// Stores the pool's file, if there is one, in place of that of the process `before`, which this process has
+/// taken over. That has been noted already.
+pub(crate) fn replace(server: &Server, before: u32) {
     let Some(listened) = server.0.listened.get() else { return };
-    let (Some(file), Some(store)) = (file(server), listened.giving.store.clone()) else { return };
-    let own = name(std::process::id());
-    let observer = server.0.observer.clone();
-    let tell = move |error: io::Error| {
-        observer.warn(&format!("if the server is killed, its disks are lost: its memory is not stored: {error}"));
-    };
-    let Some(before) = before else {
-        note(server);
-        let kept = store.keep(&own, file.as_fd()).and_then(|()| store.settle());
-        return kept.unwrap_or_else(tell);
-    };
-    let keeps = file.try_clone().and_then(|file| {
+    let Some(store) = listened.giving.store.clone() else { return };
+    let (own, observer) = (name(std::process::id()), server.0.observer.clone());
+    let keeps = file(server).map(File::try_clone).transpose().and_then(|file| {
         let keep = move || {
             let mut kept = Ok(());
             for pause in PAUSES {
                 thread::sleep(pause);
                 // A manager stores one copy.
-                kept = store.keep(&own, file.as_fd()).and_then(|()| store.remove(&name(before)));
+                kept = file.as_ref().map_or(Ok(()), |file| store.keep(&own, file.as_fd()));
+                kept = kept.and_then(|()| store.remove(&name(before)));
             }
-            kept.unwrap_or_else(tell);
+            if let (Err(error), Some(_)) = (kept, &file) {
+                tell(&observer, &error);
+            }
         };
         thread::Builder::new().name("keep".to_owned()).spawn(keep)
     });
-    if let Err(error) = keeps {
-        server.0.observer.warn(&format!("if the server is killed, its disks are lost: {error}"));
+    if let (Err(error), Some(_)) = (keeps, file(server)) {
+        tell(&server.0.observer, &error);
     }
+}
+
+fn tell(observer: &Observer, error: &io::Error) {
+    observer.warn(&format!("if the server is killed, its disks are lost: its memory is not stored: {error}"));
 }
 
 /// Removes the pool's file from the store: the disks end with the server.
@@ -166,14 +183,14 @@ pub(super) struct Killed {
 }
 
 impl Killed {
-    /// Opens the file of a pool, which is untrusted. Returns `None` if its server had not begun to serve.
-    pub(super) fn open(file: &OwnedFd) -> Result<Option<Self>, TakeOverError> {
+    /// Opens the file of a pool, which is untrusted.
+    pub(super) fn open(file: &OwnedFd) -> Result<Self, TakeOverError> {
         let file = File::from(file.try_clone().map_err(TakeOverError::Broken)?);
         let memory_bytes = file.metadata().map_err(TakeOverError::Broken)?.blocks() * 512;
         let salvage = Salvage::open(file).map_err(invalid)?;
-        let Some(note) = salvage.note().map_err(invalid)? else { return Ok(None) };
+        let note = salvage.note().map_err(invalid)?.ok_or_else(|| invalid("it has no note of its disks"))?;
         let note: Note = serde_json::from_slice(&note).map_err(invalid)?;
-        Ok(Some(Self { salvage, note, memory_bytes }))
+        Ok(Self { salvage, note, memory_bytes })
     }
 
     pub(super) fn record(&self) -> &Record {
@@ -229,9 +246,11 @@ impl Killed {
         let kept = self.note.disks.iter().skip(self.note.record.bases.len());
         for (disk, DiskNote { key, slots, .. }) in disks.zip(kept) {
             let kept = KeptDisk::new(*key, *slots, 0, false, Vec::new());
-            if !self.salvage.has(&kept).map_err(invalid)? {
-                // A snapshot goes with its disk.
-                let _ = server.0.disks.remove(&disk.name, true, true);
+            // A snapshot goes with its disk.
+            if !self.salvage.has(&kept).map_err(invalid)? && server.0.disks.find(&disk.name).is_ok() {
+                let removed = server.0.disks.remove(&disk.name, true, true);
+                // The disk would be empty.
+                removed.map_err(|failure| TakeOverError::Cannot(failure.to_string()))?;
             }
         }
         for (name, path) in &self.note.sockets {

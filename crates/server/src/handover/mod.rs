@@ -31,7 +31,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     give::begin,
-    kept::{begin as keep, discard, note},
+    kept::{begin as keep, discard, note, replace},
     store::leave,
     take::{Incoming, Received, receive, restore},
 };

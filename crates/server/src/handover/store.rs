@@ -426,14 +426,12 @@ impl Left {
             return Ok(Self { disks: LeftDisks::State(state), files, memory });
         }
         // If there are several, a process has not gone on with one of them yet, so both have the same.
-        for (name, file) in pools {
-            let opened = Killed::open(&file).map_err(|error| match error {
+        if let Some((name, file)) = pools.pop() {
+            let killed = Killed::open(&file).map_err(|error| match error {
                 TakeOverError::Invalid(what) => TakeOverError::Invalid(format!("{name}: {what}")),
                 error => error,
             })?;
-            if let Some(killed) = opened {
-                return Ok(Self { disks: LeftDisks::Pool(Box::new(killed)), files: Vec::new(), memory });
-            }
+            return Ok(Self { disks: LeftDisks::Pool(Box::new(killed)), files: Vec::new(), memory });
         }
         Err(match lost {
             Some(why) => TakeOverError::Lost(why),

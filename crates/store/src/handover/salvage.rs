@@ -33,17 +33,14 @@ use crate::{
     heap::{Location, Owner, read_object},
     streams::{NUMBERS, Plan},
     tree::{
-        HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, PartStorage as Leaves,
-        ROOT, ROW_WORDS, TABLES_BYTES, levels, names_part, read_checked, split,
+        HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, OF_LEAF_BYTES,
+        OF_NODE_BYTES, PartStorage as Leaves, ROOT, ROW_WORDS, TABLES_BYTES, Written, levels, names_part, read_checked,
+        split,
     },
 };
 
 /// All entries of a leaf, a bit for each.
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
-
-/// Bytes of the metadata of a leaf, and of a node. Both begin with the layer.
-const OF_LEAF: u64 = 16;
-const OF_NODE: u64 = 8;
 
 /// What is needed to find a disk again in a pool's [file](crate::PoolConfig::kept_in).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,18 +136,25 @@ impl Salvage {
     pub fn open(file: File) -> Result<Self, SalvageError> {
         let mut bytes = [0; HEAD_BYTES];
         file.read_exact_at(&mut bytes, 0)?;
-        let (head, codec) = Head::decode(&bytes).map_err(|what| SalvageError::Invalid { what })?;
+        let len_bytes = file.metadata()?.len();
+        let (head, codec) = Head::decode(&bytes, len_bytes).map_err(|what| SalvageError::Invalid { what })?;
         Ok(Self { file, head, codec })
     }
 
     /// Returns the last [note](crate::Pool::keep_note); `None` if there was none.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or has notes of which none is whole.
     pub fn note(&self) -> Result<Option<Vec<u8>>, SalvageError> {
         let read = |which: u64| read_checked(&self.file, self.head.notes_at + which * NOTE_BYTES, NOTE_BYTES);
-        let notes = [read(0)?, read(1)?];
-        Ok(notes.into_iter().flatten().max_by_key(|(generation, _)| *generation).map(|(_, note)| note))
+        match (read(0)?, read(1)?) {
+            (Written::Whole(first, note), Written::Whole(second, other)) => {
+                Ok(Some(if first > second { note } else { other }))
+            }
+            (Written::Whole(_, note), _) | (_, Written::Whole(_, note)) => Ok(Some(note)),
+            (Written::Nothing, Written::Nothing) => Ok(None),
+            _ => invalid("none of its notes is whole"),
+        }
     }
 
     /// Returns whether the disk existed when the process ended.
@@ -239,7 +243,7 @@ impl Walk<'_> {
         }
         let Salvage { head, .. } = self.salvage;
         let places = self.salvage.words(head.nodes_at + u64::from(part) * LEAF_BYTES as u64)?;
-        let layer = self.salvage.word32(head.inner_at + u64::from(part) * OF_NODE)?;
+        let layer = self.salvage.word32(head.inner_at + u64::from(part) * OF_NODE_BYTES)?;
         for name in places.into_iter().filter(|&name| names_part(name)) {
             if level == 1 {
                 let part = self.part(name)?;
@@ -262,7 +266,7 @@ impl Walk<'_> {
             None if u64::from(part) < head.parts => {
                 let words: [u64; LEAF_SLOTS] =
                     self.salvage.words(head.words_at + u64::from(part) * LEAF_BYTES as u64)?;
-                let layer = self.salvage.word32(head.leaves_at + u64::from(part) * OF_LEAF)?;
+                let layer = self.salvage.word32(head.leaves_at + u64::from(part) * OF_LEAF_BYTES)?;
                 let words = words.map(|word| word & !MARKS);
                 let number = self.leaves.len() as u32;
                 self.leaf_numbers.insert(part, number);
@@ -339,6 +343,9 @@ impl Walk<'_> {
         let mut owned = HashMap::<u32, Vec<u32>>::new();
         let mut next = layers.len() as u32;
         for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
+            if u64::from(layer) >= head.rows {
+                return invalid("a part has a layer that cannot be");
+            }
             let row = self.salvage.word32(head.owners_at + u64::from(layer) * 4)?;
             owned.entry(row).or_default().push(number);
         }
@@ -392,7 +399,9 @@ impl Walk<'_> {
         let mut tables = Vec::new();
         for number in 0..NUMBERS {
             let found = read_checked(file, head.tables_at + number as u64 * TABLES_BYTES, TABLES_BYTES)?;
-            tables.extend(found.map(|(order, bytes)| (order, number as u8, bytes)));
+            if let Written::Whole(order, bytes) = found {
+                tables.push((order, number as u8, bytes));
+            }
         }
         tables.sort_unstable();
         for (_, number, bytes) in tables {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use pagefold_codec::by_name;
-use pagefold_store::{Disk, ImportedPool, KeptDisk, PAGE_SIZE, Page, Pool, PoolConfig, Salvage};
+use pagefold_store::{Disk, ImportedPool, KeptDisk, PAGE_SIZE, Page, Pool, PoolConfig, Salvage, SalvageError};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 
@@ -87,6 +87,45 @@ fn notes_and_disks_that_are_gone() {
     let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
     assert_eq!(imported.disks[0].disk.read(3, &mut [0; PAGE_SIZE]), Ok(false));
     assert!(Pool::new(config()).expect("a pool").file().is_none());
+}
+
+/// A note that was being written when the process was killed leaves the one before, and one that cannot be
+/// written does not take its place.
+#[test]
+fn of_two_notes_one_is_whole_or_both_are_refused() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let file = pool.file().expect("a file");
+    let note = || Salvage::open(file.try_clone().expect("a copy")).expect("a pool").note();
+    pool.keep_note(&vec![1; 300_000]).expect("memory");
+    pool.keep_note(&vec![2; 300_000]).expect("memory");
+    let at = |which: u64| word(file, 40) + which * (256 << 20);
+    let damage = |which: u64| {
+        let byte = word(file, at(which) + 200_000) as u8;
+        file.write_all_at(&[!byte], at(which) + 200_000).expect("memory");
+    };
+    damage(0);
+    assert_eq!(note().expect("a file"), Some(vec![1; 300_000]));
+    damage(1);
+    assert!(matches!(note(), Err(SalvageError::Invalid { .. })));
+    damage(0);
+    assert_eq!(note().expect("a file"), Some(vec![2; 300_000]));
+}
+
+/// Whatever place, count or size a head has, it is refused if that does not fit into the file.
+#[test]
+fn heads_that_lead_beyond_the_file_are_refused() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let (file, _) = copied(pool.file().expect("a file"));
+    for at in (32..32 + 14 * 8).step_by(8) {
+        let before = word(&file, at);
+        for wrong in [u64::MAX, 1 << 63, file.metadata().expect("a file").len()] {
+            file.write_all_at(&wrong.to_le_bytes(), at).expect("memory");
+            let opened = Salvage::open(file.try_clone().expect("a copy"));
+            assert!(matches!(opened, Err(SalvageError::Invalid { .. })), "{wrong} at {at}");
+        }
+        file.write_all_at(&before.to_le_bytes(), at).expect("memory");
+    }
+    Salvage::open(file).expect("a pool");
 }
 
 /// Copies the parts of a sparse file that have data, and returns where these are.
