@@ -17,7 +17,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, KeptDisk, Pool, PoolConfig, Precopy};
+use pagefold_store::{
+    Disk, Error as StoreError, ExportError, ExportedDisk, ImportError, KeptDisk, Pool, PoolConfig, Precopy,
+};
 
 use crate::{
     BaseCache, BlockDevice, RamDisk,
@@ -178,6 +180,14 @@ impl ImportedDisks {
     /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Removes what a disk has beyond its end, see [`Salvage::write`](pagefold_store::Salvage::write).
+    ///
+    /// # Errors
+    /// There is no memory to record that.
+    pub fn cut(&self, number: usize) -> Result<(), StoreError> {
+        self.disks.get(number).map_or(Ok(()), |waiting| waiting.disk.cut())
     }
 
     /// Makes the disks, in the order in which they were exported. `base` returns what is below the

@@ -512,7 +512,7 @@ fn a_base_that_is_not_there_yet_is_waited_for() {
     // What replaces it is refused immediately, and everything stays.
     make_image(&image, 2);
     let said = manager.fails(&[]);
-    assert!(said.contains("another file has its place"), "{said}");
+    assert!(said.contains("the file was replaced or changed"), "{said}");
     assert!(!manager.names().is_empty());
 }
 

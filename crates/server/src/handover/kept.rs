@@ -221,8 +221,8 @@ impl Killed {
         thread::scope(|scope| {
             let write = || {
                 let mut out = BufWriter::with_capacity(1 << 20, writer);
-                self.salvage.write(&disks, &mut out).map_err(invalid)?;
-                out.flush().map_err(TakeOverError::Broken)
+                let beyond = self.salvage.write(&disks, &mut out).map_err(invalid)?;
+                out.flush().map_err(TakeOverError::Broken).map(|()| beyond)
             };
             let writes = thread::Builder::new().name("salvage".to_owned()).spawn_scoped(scope, write);
             let writes = writes.map_err(TakeOverError::Broken)?;
@@ -231,7 +231,10 @@ impl Killed {
             drop(reader);
             let written = writes.join().unwrap_or_else(|_| Err(invalid("its reader failed")));
             match (imported, written) {
-                (Ok(imported), Ok(())) => Ok(imported),
+                (Ok(imported), Ok(beyond)) => {
+                    let cut = beyond.into_iter().try_for_each(|number| imported.cut(number));
+                    cut.map(|()| imported).map_err(|error| TakeOverError::Cannot(error.to_string()))
+                }
                 // The stream ends early because of what is wrong with the file.
                 (Err(ImportError::Invalid { .. } | ImportError::Read(_)) | Ok(_), Err(error)) => Err(error),
                 (Err(error), _) => Err(TakeOverError::Cannot(error.to_string())),

@@ -198,7 +198,7 @@ impl<'a> Looked<'a> {
 }
 
 /// Returns the number of slots below a part.
-fn span(level: u32) -> u64 {
+pub(crate) fn span(level: u32) -> u64 {
     1 << (FAN_BITS * (level + 1))
 }
 

@@ -111,6 +111,37 @@ fn of_two_notes_one_is_whole_or_both_are_refused() {
     assert_eq!(note().expect("a file"), Some(vec![2; 300_000]));
 }
 
+/// A size in a note may be smaller than that of the tree: a larger disk has zeros there.
+#[test]
+fn what_lies_beyond_the_end_is_cut() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let disk = pool.disk(300_000).expect("a disk");
+    for slot in [0, 99, 100, 127, 128, 5000, 270_000] {
+        disk.write(slot, &mixed(slot, 0xff)).expect("no limit");
+    }
+    let fork = disk.fork().expect("no limit");
+    let salvage = Salvage::open(pool.file().expect("a file").try_clone().expect("a copy")).expect("a pool");
+    for slots in [0, 1, 100, 128, 4096, 5000, 262_144, 270_000, 270_001] {
+        let mut kept = described(&[&disk, &fork]);
+        (kept[0].slots, kept[0].is_over) = (slots, false);
+        let mut stream = Vec::new();
+        let beyond = salvage.write(&kept, &mut stream).expect("a stream");
+        assert_eq!(beyond, if slots > 270_000 { vec![] } else { vec![0] });
+        let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
+        let [cut, whole] = [0, 1].map(|number: usize| &imported.disks[number].disk);
+        beyond.iter().for_each(|&number| imported.disks[number].disk.cut().expect("room"));
+        imported.pool.check().expect("consistent");
+        cut.resize(300_000).expect("a size");
+        for slot in [0, 99, 100, 127, 128, 5000, 270_000] {
+            let (mut page, mut other) = ([1; PAGE_SIZE], [1; PAGE_SIZE]);
+            cut.read(slot, &mut page).expect("a page");
+            whole.read(slot, &mut other).expect("a page");
+            assert!(page == if slot < slots { *mixed(slot, 0xff) } else { [0; PAGE_SIZE] }, "{slot} of {slots}");
+            assert!(other == *mixed(slot, 0xff));
+        }
+    }
+}
+
 /// Whatever place, count or size a head has, it is refused if that does not fit into the file.
 #[test]
 fn heads_that_lead_beyond_the_file_are_refused() {
@@ -160,7 +191,7 @@ proptest! {
         }
         let mut stream = Vec::new();
         let salvage = Salvage::open(file);
-        if let Ok(()) = salvage.and_then(|salvage| salvage.write(&described(&all), &mut stream))
+        if let Ok(_) = salvage.and_then(|salvage| salvage.write(&described(&all), &mut stream))
             && let Ok(imported) = Pool::import(config(), &mut &stream[..])
         {
             imported.pool.check().map_err(TestCaseError::fail)?;
