@@ -138,7 +138,7 @@ impl Salvage {
         let mut bytes = [0; HEAD_BYTES];
         file.read_exact_at(&mut bytes, 0)?;
         let len_bytes = file.metadata()?.len();
-        let (head, codec) = Head::decode(&bytes, len_bytes).map_err(|what| SalvageError::Invalid { what })?;
+        let (head, codec) = Head::decode(&bytes, len_bytes, NUMBERS).map_err(|what| SalvageError::Invalid { what })?;
         Ok(Self { file, head, codec })
     }
 

@@ -39,7 +39,6 @@ use crate::{
     entry::LayerId,
     limit::{Budget, Full, Purpose},
     memory::{MemoryFile, Reserved, Slab},
-    streams::NUMBERS,
 };
 
 /// The first bytes of a file, and the version of what follows.
@@ -110,13 +109,17 @@ impl Head {
         bytes
     }
 
-    /// Returns the head of a file of `len_bytes` that begins with these bytes, and the codec's name. Fails with
-    /// the reason if they are none that this program can read.
-    pub(crate) fn decode(bytes: &[u8; HEAD_BYTES], len_bytes: u64) -> Result<(Self, String), &'static str> {
+    /// Returns the head of a file of `len_bytes` that begins with these bytes and has tables of `numbers` numbers,
+    /// and the codec's name. Fails with the reason if they are none that this program can read.
+    pub(crate) fn decode(
+        bytes: &[u8; HEAD_BYTES],
+        len_bytes: u64,
+        numbers: usize,
+    ) -> Result<(Self, String), &'static str> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or("it does not begin like a pool")?;
         let (words, _) = rest.as_chunks::<8>();
-        let mut numbers = words.iter().map(|word| u64::from_le_bytes(*word));
-        let mut next = || numbers.next().unwrap_or(0);
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next().unwrap_or(0);
         if next() != VERSION {
             return Err("it is of another version");
         }
@@ -147,18 +150,18 @@ impl Head {
         if head.parts > 1 << 24 || head.rows > ROWS_MAX as u64 || head.span_bits > 32 {
             return Err("its sizes cannot be");
         }
-        if !head.is_within(len_bytes) || head.common_layer >= head.rows {
+        if !head.is_within(len_bytes, numbers) || head.common_layer >= head.rows {
             return Err("its parts lie beyond its end");
         }
         Ok((head, name.to_owned()))
     }
 
-    /// Returns whether everything lies in a file of `len_bytes`.
-    fn is_within(&self, len_bytes: u64) -> bool {
+    /// Returns whether everything lies in a file of `len_bytes`, which has tables of `numbers` numbers.
+    fn is_within(&self, len_bytes: u64, numbers: usize) -> bool {
         let Self { tables_at, notes_at, rows_at, rows, owners_at, parts, words_at, leaves_at, .. } = *self;
         let Self { nodes_at, inner_at, heap_at, shards, span_bits, .. } = *self;
         let all = [
-            (tables_at, NUMBERS as u64, TABLES_BYTES),
+            (tables_at, numbers as u64, TABLES_BYTES),
             (notes_at, 2, NOTE_BYTES),
             (rows_at, rows, 8 * ROW_WORDS as u64),
             (owners_at, rows, 4),
