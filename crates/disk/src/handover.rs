@@ -17,7 +17,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pagefold_store::{Disk, ExportError, ExportedDisk, ImportError, Pool, PoolConfig, Precopy};
+use pagefold_store::{
+    Disk, Error as StoreError, ExportError, ExportedDisk, ImportError, KeptDisk, Pool, PoolConfig, Precopy,
+};
 
 use crate::{
     BaseCache, BlockDevice, RamDisk,
@@ -58,13 +60,35 @@ pub fn finish_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wri
     with_notes(disks, |exported| precopy.finish(exported, out))
 }
 
+/// Describes RAM disks of a pool that is [kept in a file](PoolConfig::kept_in), so that another process finds
+/// them there with [`Salvage`](pagefold_store::Salvage) if this one is killed. What that writes is read by
+/// [`ImportedDisks::read`]. Returns `None` if the pool is in private memory.
+pub fn kept_disks(disks: &[&RamDisk]) -> Option<Vec<KeptDisk>> {
+    let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept_at_least()).collect();
+    let all = parts.iter().zip(notes(disks, &parts)).map(|(part, note)| {
+        let mut kept = KeptDisk::of(part.disk, note)?;
+        // Another thread may resize the disk: both sizes are of the same instant.
+        kept.slots = slots_of(part.size_bytes).ok()?;
+        Some(kept)
+    });
+    all.collect()
+}
+
 /// Calls `export` with the disks and their notes.
 fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) -> T) -> T {
-    let kept: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
+    let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept()).collect();
+    let notes = notes(disks, &parts);
+    let exported: Vec<ExportedDisk<'_>> =
+        parts.iter().zip(&notes).map(|(part, note)| ExportedDisk { disk: part.disk, note }).collect();
+    export(&exported)
+}
+
+/// Returns the notes of disks, which consist of these parts.
+fn notes(disks: &[&RamDisk], kept: &[Kept<'_>]) -> Vec<Vec<u8>> {
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
     // The first disk over each base.
     let mut belows: HashMap<*const Below, u32> = HashMap::new();
-    for (number, Kept { below, .. }) in (1..).zip(&kept) {
+    for (number, Kept { below, .. }) in (1..).zip(kept) {
         if let Some(below) = below {
             belows.entry(Arc::as_ptr(below)).or_insert(number);
         }
@@ -75,10 +99,7 @@ fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) ->
         let over = below.and_then(|below| belows.get(&Arc::as_ptr(below)).copied()).unwrap_or(0);
         [&size_bytes.to_le_bytes()[..], &flags.to_le_bytes(), &of.to_le_bytes(), &over.to_le_bytes()].concat()
     };
-    let notes: Vec<Vec<u8>> = kept.iter().map(note).collect();
-    let exported: Vec<ExportedDisk<'_>> =
-        kept.iter().zip(&notes).map(|(kept, note)| ExportedDisk { disk: kept.disk, note }).collect();
-    export(&exported)
+    kept.iter().map(note).collect()
 }
 
 /// A note of a disk that was read.
@@ -159,6 +180,14 @@ impl ImportedDisks {
     /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Removes what a disk has beyond its end, see [`Salvage::write`](pagefold_store::Salvage::write).
+    ///
+    /// # Errors
+    /// There is no memory to record that.
+    pub fn cut(&self, number: usize) -> Result<(), StoreError> {
+        self.disks.get(number).map_or(Ok(()), |waiting| waiting.disk.cut())
     }
 
     /// Makes the disks, in the order in which they were exported. `base` returns what is below the

@@ -33,10 +33,10 @@ mod shared;
 pub use base_cache::BaseCache;
 pub use checked::Checked;
 pub use device::{BlockDevice, Change, Error, Extent, Read, Zeroes};
-pub use handover::{ImportedDisks, export_disks, finish_disks, precopy_disks};
+pub use handover::{ImportedDisks, export_disks, finish_disks, kept_disks, precopy_disks};
 pub use pagefold_store::{
-    DiskStats, Error as StoreError, ExportError, Figure, ImportError, NewPoolError, Pool, PoolConfig, Precopy,
-    Stats as PoolStats, keep_no_large_blocks,
+    DiskStats, Error as StoreError, ExportError, Figure, ImportError, KeptDisk, NewPoolError, Pool, PoolConfig,
+    Precopy, Salvage, SalvageError, Stats as PoolStats, keep_no_large_blocks,
 };
 pub use patient::Patient;
 pub use ram::{Layer, NewDiskError, RamDisk};

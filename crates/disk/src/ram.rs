@@ -50,6 +50,8 @@ pub struct RamDisk {
     began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
+    /// The largest size that it has during a change; else 0.
+    coming_bytes: AtomicU64,
     /// Held by the thread that changes the size.
     resizing: Mutex<()>,
     /// The disk of which this one is a snapshot.
@@ -154,8 +156,8 @@ impl RamDisk {
     }
 
     fn of(disk: Disk, below: Option<Arc<Below>>, began_empty: bool, pool: Pool, size_bytes: u64) -> Self {
-        let size_bytes = AtomicU64::new(size_bytes);
-        Self { disk, below, began_empty, pool, size_bytes, resizing: Mutex::default(), snapshot_of: None }
+        let (size_bytes, coming_bytes) = (AtomicU64::new(size_bytes), AtomicU64::new(0));
+        Self { disk, below, began_empty, pool, size_bytes, coming_bytes, resizing: Mutex::default(), snapshot_of: None }
     }
 
     /// Returns a disk with the content of this one at one instant, see [`Disk::fork`].
@@ -206,6 +208,21 @@ impl RamDisk {
             size_bytes: self.size_bytes(),
             snapshot_of: self.snapshot_of.as_ref().map(Weak::as_ptr),
         }
+    }
+
+    /// Returns what the disk consists of, with the largest size that it has during a change.
+    pub(crate) fn kept_at_least(&self) -> Kept<'_> {
+        let kept = self.kept();
+        Kept { size_bytes: kept.size_bytes.max(self.coming_bytes.load(Acquire)), ..kept }
+    }
+
+    /// Calls `change`, which may give the disk this size. During that, [`kept_disks`](crate::kept_disks) has
+    /// the larger one of both, beyond which nothing is stored. No other thread calls this simultaneously.
+    pub fn may_become<T>(&self, size_bytes: u64, change: impl FnOnce() -> T) -> T {
+        self.coming_bytes.store(size_bytes.max(self.size_bytes()), Release);
+        let changed = change();
+        self.coming_bytes.store(0, Release);
+        changed
     }
 
     /// Creates a disk from a store's disk that has content. A snapshot says of which disk it is one.

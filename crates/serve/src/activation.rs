@@ -32,13 +32,24 @@ pub struct Passed {
 /// Returns whether a name is that of a stored descriptor, `pagefold-PROCESS-WHAT`, and not that of a
 /// socket unit, which systemd passes unless the unit has another.
 fn is_stored(name: &str) -> bool {
-    let rest = name.strip_prefix(Passed::STORED).and_then(|rest| rest.split_once('-'));
-    rest.is_some_and(|(process, _)| !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit()))
+    Passed::parts_of(name).is_some()
 }
 
 impl Passed {
     /// How the names of descriptors begin that an earlier process of the service has stored.
-    pub const STORED: &str = "pagefold-";
+    const STORED: &str = "pagefold-";
+
+    /// Returns the name of a descriptor that this process stores.
+    pub fn name_of(process: u32, what: &str) -> String {
+        format!("{}{process}-{what}", Self::STORED)
+    }
+
+    /// Returns the process that has stored a descriptor, and what it is, as its name says.
+    pub fn parts_of(name: &str) -> Option<(u32, &str)> {
+        let (process, what) = name.strip_prefix(Self::STORED)?.split_once('-')?;
+        let is_number = process.bytes().all(|byte| byte.is_ascii_digit());
+        process.parse().ok().filter(|_| is_number).map(|process| (process, what))
+    }
 
     /// Takes the passed descriptors; returns `None` if there are none. A second call returns `None`,
     /// because the variables have been removed.
@@ -47,7 +58,7 @@ impl Passed {
     /// ignored: `LISTEN_PID` must be this process's id, and `LISTEN_FDS` a number above 0.
     ///
     /// # Errors
-    /// [`Error::Activation`]: one of them is not open, or was not [stored](Self::STORED) and is not a
+    /// [`Error::Activation`]: one of them is not open, or was not [stored](Self::parts_of) and is not a
     /// listening stream socket.
     pub fn take() -> Result<Option<Self>, Error> {
         if !is_for_us() {

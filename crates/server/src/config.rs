@@ -21,6 +21,9 @@ pub struct Config {
     pub limit: MemoryLimit,
     /// Most memory for what is kept of bases, within the limit; `None` means a quarter of the limit.
     pub base_cache_bytes: Option<u64>,
+    /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), for a process
+    /// that continues if this one is killed. Fresh memory then takes longer to fault in.
+    pub keep_memory: bool,
     /// What happens to writes beyond it, and beyond the limit of a disk.
     pub when_full: WhenFull,
     /// Bounds on the resources of clients.
@@ -68,6 +71,7 @@ impl Default for Config {
             dedupe: false,
             limit: MemoryLimit::default(),
             base_cache_bytes: None,
+            keep_memory: false,
             when_full: WhenFull::default(),
             clients: Limits::default(),
             has_certificates: false,
@@ -85,6 +89,7 @@ impl fmt::Debug for Config {
             .field("dedupe", &self.dedupe)
             .field("limit", &self.limit)
             .field("base_cache_bytes", &self.base_cache_bytes)
+            .field("keep_memory", &self.keep_memory)
             .field("when_full", &self.when_full)
             .field("clients", &self.clients)
             .finish_non_exhaustive()

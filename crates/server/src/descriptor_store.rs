@@ -7,6 +7,9 @@ pub trait DescriptorStore: Send + Sync {
     /// Returns how many it keeps; 0 if the server cannot leave anything there.
     fn room(&self) -> usize;
 
+    /// This process starts, and needs up to `time` from now on until it is ready or calls this again.
+    fn begins_within(&self, time: Duration);
+
     /// This process is about to end, and needs up to `time` for that.
     fn ends_within(&self, time: Duration);
 

@@ -4,6 +4,7 @@
 //! `backing.rs` knows how a disk is implemented, `table.rs` which disks there are.
 
 use std::{
+    fs::File,
     io::ErrorKind,
     path::PathBuf,
     sync::{
@@ -44,6 +45,8 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
+    /// The file in memory that the disks are kept in; `None` means private memory.
+    pub(crate) file: Option<File>,
     /// Most memory for what is kept of bases; `None` means a part of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
@@ -98,9 +101,9 @@ pub(crate) struct Use {
 
 impl Disks {
     pub(crate) fn new(config: DisksConfig) -> Result<Self, NewPoolError> {
-        let DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open } = config;
-        let pool =
-            Pool::new(PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))?;
+        let DisksConfig { codec, dedupe, limit_bytes, file, base_cache_bytes, clients, when_full, open } = config;
+        let pool = PoolConfig::default().codec(codec).dedupe(dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
+        let pool = Pool::new(file.into_iter().fold(pool, PoolConfig::kept_in))?;
         let table = Table::new(pool, when_full);
         let base_caches = BaseCaches::new(&table.pool, base_cache_bytes);
         Ok(Self::of_table(table, clients, limit_bytes, base_caches, open))
@@ -210,6 +213,11 @@ impl Disks {
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
     ) -> Result<FoundDisk, Failure> {
+        let is_kept = self.table.pool.file().is_some();
+        if is_kept && backing.as_base().is_none_or(|base| base.record().is_none()) {
+            let what = "the next process cannot open it (--keep-memory): it must be a file whose path is UTF-8";
+            return Err(Failure::new(Code::Failed, format!("base '{name}': {what}")));
+        }
         let record = Counted::record(&self.table.pool, name, RECORD_BYTES + socket::asked_bytes(socket))?;
         let mut entries = self.table.lock();
         entries.check_free(name)?;
@@ -227,8 +235,15 @@ impl Disks {
     }
 
     /// Restores a disk to one of its snapshots.
-    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<FoundDisk, Failure> {
-        self.table.rollback(name, snapshot, force)
+    pub(crate) fn rollback(
+        &self,
+        name: &str,
+        snapshot: &str,
+        force: bool,
+        note_first: &dyn Fn() -> Result<(), Failure>,
+    ) -> Result<FoundDisk, Failure> {
+        let _turn = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.table.rollback(name, snapshot, force, note_first)
     }
 
     /// Returns changed ranges of a disk, as many as fit into one answer.
@@ -291,8 +306,8 @@ impl Disks {
         Ok((found, over as u64))
     }
 
-    /// Resizes a disk and returns its previous size.
-    pub(crate) fn resize(&self, resize: &Resize) -> Result<u64, Failure> {
+    /// Resizes a disk and returns its previous size. Calls `note_first` before the disk gets larger.
+    pub(crate) fn resize(&self, resize: &Resize, note_first: &dyn Fn() -> Result<(), Failure>) -> Result<u64, Failure> {
         let Resize { name, size_bytes, shrink, force } = resize;
         let size_bytes = *size_bytes;
         // The other disks are not locked: a shrinking disk first frees its pages.
@@ -310,7 +325,13 @@ impl Disks {
             );
             return Err(Failure::new(Code::WouldShrink, what));
         }
-        ram.resize(size_bytes).map_err(|error| {
+        let resized = ram.may_become(size_bytes, || {
+            if size_bytes > before_bytes {
+                note_first()?;
+            }
+            Ok(ram.resize(size_bytes))
+        });
+        resized?.map_err(|error| {
             let code = match &error {
                 BlockError::NoSpace => Code::NoMemory,
                 // The disk reports an impossible size this way. Other errors are those of its base.
@@ -554,8 +575,16 @@ mod tests {
         let codec = Arc::new(pagefold_codec::Lz4);
         let (clients, when_full) = (Limits::default(), WhenFull::Error);
         let open = Arc::new(pagefold_storage::open);
-        let config =
-            DisksConfig { codec, dedupe: false, limit_bytes: None, base_cache_bytes: None, clients, when_full, open };
+        let config = DisksConfig {
+            codec,
+            dedupe: false,
+            limit_bytes: None,
+            file: None,
+            base_cache_bytes: None,
+            clients,
+            when_full,
+            open,
+        };
         Disks::new(config).expect("a pool")
     }
 
@@ -568,7 +597,7 @@ mod tests {
         disks.device("a").expect("a disk").0.write(0, &[7; 4096]).expect("no limit");
         disks.set_limit(Some("a"), Some(1)).expect("a limit");
         let resize = |size_bytes| Resize { name: "a".to_owned(), size_bytes, shrink: true, force: false };
-        let code = |size_bytes| disks.resize(&resize(size_bytes)).expect_err("a failure").code;
+        let code = |size_bytes| disks.resize(&resize(size_bytes), &|| Ok(())).expect_err("a failure").code;
         assert_eq!(
             (code(513), code(u64::MAX - 511), code(512)),
             (Code::InvalidSize, Code::InvalidSize, Code::NoMemory)
@@ -640,7 +669,7 @@ mod tests {
                     for _ in 0..20_000 {
                         let size_bytes = now_bytes() + (thread + 1) * 512;
                         let resize = Resize { name: "a".to_owned(), size_bytes, shrink: false, force: false };
-                        match disks.resize(&resize) {
+                        match disks.resize(&resize, &|| Ok(())) {
                             Ok(before_bytes) => {
                                 assert!(before_bytes <= size_bytes, "from {before_bytes} to {size_bytes}");
                                 largest.fetch_max(size_bytes, Ordering::SeqCst);

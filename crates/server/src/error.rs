@@ -26,6 +26,9 @@ pub enum Error {
     /// Another server cannot be taken over.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+    /// The server cannot note which disks it keeps in memory for the next process.
+    #[error("cannot note which disks there are: {0}")]
+    Keep(String),
     /// The server cannot listen for clients that ask for metrics.
     #[error("cannot serve metrics on {address}")]
     Metrics {

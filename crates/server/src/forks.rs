@@ -72,15 +72,28 @@ impl Table {
     }
 
     /// Restores a disk to one of its snapshots.
-    pub(crate) fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<FoundDisk, Failure> {
+    /// Calls `note_first` before the disk may get larger. No other thread resizes disks simultaneously.
+    pub(crate) fn rollback(
+        &self,
+        name: &str,
+        snapshot: &str,
+        force: bool,
+        note_first: &dyn Fn() -> Result<(), Failure>,
+    ) -> Result<FoundDisk, Failure> {
         let entries = self.lock();
         let disk = entries.get(name)?.clone();
         let kept = entries.get(&snapshot_name(name, snapshot))?.clone();
         let snapshots = entries.snapshots(name).count() as u64;
         drop(entries);
-        disk.backing.ram(name, "be rolled back")?;
+        let ram = disk.backing.ram(name, "be rolled back")?;
         self.check_unused(name, force)?;
-        disk.backing.become_as(name, &kept.backing)?;
+        let (size_bytes, before_bytes) = (kept.backing.size_bytes(), disk.backing.size_bytes());
+        ram.may_become(size_bytes, || {
+            if size_bytes > before_bytes {
+                note_first()?;
+            }
+            disk.backing.become_as(name, &kept.backing)
+        })?;
         self.signal_room();
         Ok(disk.found(name, self.exported(name), snapshots))
     }

@@ -59,6 +59,7 @@ mod instants;
 mod listening;
 mod machine;
 mod manage;
+mod memory_file;
 mod metrics;
 mod observer;
 mod process;

@@ -27,7 +27,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::{Incoming, leave},
+    handover::{Incoming, discard, keep, leave, note, replace},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -367,7 +367,8 @@ impl Server {
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let start_time = SystemTime::now();
         // Another process has these.
-        let opened_metrics = if incoming.is_none() { Some(OpenMetrics::open(&metrics)?) } else { None };
+        let is_new = incoming.is_none();
+        let opened_metrics = if is_new { Some(OpenMetrics::open(&metrics)?) } else { None };
         let control = match incoming.as_mut().map(Incoming::take_control).transpose()?.flatten() {
             None => control.map(open_control).transpose()?,
             taken => taken,
@@ -422,9 +423,12 @@ impl Server {
         let watch = Watch::start(self.clone(), ending.clone()).map_err(no_thread)?;
         let nbd = if let Some(incoming) = incoming {
             let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
-            let began = incoming.began();
+            let (began, before) = (incoming.began(), incoming.process());
+            let kept = if before.is_some() { note(self) } else { keep(self) };
             // From here on, the disks are only here: nothing may fail.
-            if let Err(error) = incoming.confirm(&|| gives_up.as_ref()?()) {
+            let confirmed =
+                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(&|| gives_up.as_ref()?()));
+            if let Err(error) = confirmed {
                 drop(begin);
                 // The other process has its sockets.
                 let _ = thread.join();
@@ -434,6 +438,9 @@ impl Server {
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
             self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
+            if let Some(before) = before {
+                replace(self, before);
+            }
             // Their clients change the disks, which the other process could continue with until now.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
@@ -442,6 +449,7 @@ impl Server {
             }
             Nbd::Thread(thread)
         } else {
+            keep(self).map_err(Error::Keep)?;
             Nbd::Here(Box::new(nbd))
         };
         let control = control.map(|control| self.serve_control(control));
@@ -541,6 +549,14 @@ impl Listening {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
+    /// Removes the disks' memory from the store, unless another process continues with it.
+    fn discard(&self) {
+        let is_left = |listened: &Listened| listened.giving.leaving.get().is_some();
+        if !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {
+            discard(&self.server);
+        }
+    }
+
     /// Serves the disks in a thread.
     ///
     /// # Errors
@@ -561,6 +577,7 @@ impl Drop for Listening {
             let _ = nbd.run();
         }
         self.transports.stop();
+        self.discard();
         let Some(Control { handle, thread, .. }) = self.control.take() else { return };
         handle.stop();
         if self.ending.is_forced() {
@@ -573,8 +590,8 @@ impl Drop for Listening {
             // A panic of the thread has already been reported.
             let _ = thread.join();
         }
-        let socket = self.server.0.listened.get().and_then(|listened| listened.giving.control.get());
-        socket.iter().for_each(|socket| socket.file.remove());
+        let Some(listened) = self.server.0.listened.get() else { return };
+        listened.giving.control.get().iter().for_each(|socket| socket.file.remove());
     }
 }
 

@@ -15,6 +15,20 @@ fn failed(why: String) -> Failure {
 }
 
 impl Server {
+    /// Returns what a command has changed, after the pool's file says so too.
+    fn noted<T>(&self, changed: T) -> Result<T, Failure> {
+        handover::note(self).map(|()| changed).map_err(|why| {
+            let what = format!("it is done, but if the server is killed, the next one does not know it: {why}");
+            self.0.observer.warn(&what);
+            failed(what)
+        })
+    }
+
+    /// Notes the size that a disk is about to get.
+    fn note_first(&self) -> Result<(), Failure> {
+        handover::note(self).map_err(|why| failed(format!("the change cannot be noted: {why}")))
+    }
+
     fn devices(&self) -> Result<&dyn Devices, Failure> {
         let devices = self.0.listened.get().and_then(|listened| listened.devices.get());
         devices.ok_or_else(|| failed("this server serves no block devices".to_owned()))
@@ -61,12 +75,12 @@ impl Manage for Server {
         disk.check()?;
         let found = self.0.disks.add(disk)?;
         self.tell_disk(&found);
-        Ok(self.record(found))
+        self.noted(self.record(found))
     }
 
     fn add_base(&self, base: &AddBase) -> Result<DiskRecord, Failure> {
         base.check()?;
-        self.serve_on(&BaseFile::try_from(base)?, base.socket.as_ref(), base.quota)
+        self.serve_on(&BaseFile::try_from(base)?, base.socket.as_ref(), base.quota).and_then(|added| self.noted(added))
     }
 
     fn fork(&self, fork: &Fork) -> Result<Vec<DiskRecord>, Failure> {
@@ -74,7 +88,7 @@ impl Manage for Server {
         let found = self.0.disks.fork(fork)?;
         self.0.events.forks.add(found.len() as u64);
         found.iter().for_each(|found| self.tell_disk(found));
-        Ok(found.into_iter().map(|found| self.record(found)).collect())
+        self.noted(found.into_iter().map(|found| self.record(found)).collect())
     }
 
     fn snapshot(&self, name: &str, snapshot: &str) -> Result<DiskRecord, Failure> {
@@ -82,14 +96,14 @@ impl Manage for Server {
         let found = self.0.disks.snapshot(name, snapshot)?;
         self.0.events.snapshots.add(1);
         self.tell_disk(&found);
-        Ok(self.record(found))
+        self.noted(self.record(found))
     }
 
     fn rollback(&self, name: &str, snapshot: &str, force: bool) -> Result<DiskRecord, Failure> {
-        let found = self.0.disks.rollback(name, snapshot, force)?;
+        let found = self.0.disks.rollback(name, snapshot, force, &|| self.note_first())?;
         self.0.events.rollbacks.add(1);
         self.0.observer.info(&format!("rolled disk '{name}' back to its snapshot '{snapshot}'"));
-        Ok(self.record(found))
+        self.noted(self.record(found))
     }
 
     fn changes(&self, name: &str, offset: u64) -> Result<Changes, Failure> {
@@ -104,28 +118,28 @@ impl Manage for Server {
             count => format!(" and its snapshots, {count}"),
         };
         self.0.observer.info(&format!("dropped disk '{name}'{with}"));
-        Ok(Dropped { disk: self.record(found), file_users })
+        self.noted(Dropped { disk: self.record(found), file_users })
     }
 
     fn resize(&self, resize: &Resize) -> Result<Resized, Failure> {
         resize.check()?;
-        let before_bytes = self.0.disks.resize(resize)?;
+        let before_bytes = self.0.disks.resize(resize, &|| self.note_first())?;
         let Resize { name, size_bytes, .. } = resize;
         self.0.observer.info(&format!("resized disk '{name}' to {}", pagefold_size::written(*size_bytes)));
-        Ok(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
+        self.noted(Resized { name: name.clone(), before_bytes, size_bytes: *size_bytes })
     }
 
     fn rename(&self, name: &str, to: &str) -> Result<Renamed, Failure> {
         check_new_name(name, to)?;
         let socket = self.0.disks.rename(name, to)?;
         self.0.observer.info(&format!("renamed disk '{name}' to '{to}'"));
-        Ok(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to, socket.as_deref()) })
+        self.noted(Renamed { before: name.to_owned(), name: to.to_owned(), uris: self.uris(to, socket.as_deref()) })
     }
 
     fn reset(&self, name: &str, force: bool) -> Result<DiskRecord, Failure> {
         let found = self.0.disks.reset(name, force)?;
         self.0.observer.info(&format!("reset disk '{name}'"));
-        Ok(self.record(found))
+        self.noted(self.record(found))
     }
 
     fn limit(&self, name: Option<&str>, limit_bytes: Option<u64>) -> Result<Limited, Failure> {
@@ -137,7 +151,7 @@ impl Manage for Server {
         let limit = limit_bytes.map_or_else(|| "none".to_owned(), pagefold_size::written);
         self.0.observer.info(&format!("set the limit of {what} to {limit}"));
         let warnings = if name.is_none() { self.limit_warnings(limit_bytes) } else { Vec::new() };
-        Ok(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
+        self.noted(Limited { name: name.map(str::to_owned), before_bytes, limit_bytes, spent_bytes, warnings })
     }
 
     fn limit_connections(&self, connections: u64) -> Result<LimitedConnections, Failure> {
@@ -154,7 +168,7 @@ impl Manage for Server {
         self.0.observer.info(&format!("set the maximum number of connections to {connections}"));
         let warnings: Vec<_> = refused.into_iter().chain(self.0.disks.client_memory().warning()).collect();
         warnings.iter().for_each(|warning| self.0.observer.warn(warning));
-        Ok(LimitedConnections { before, connections, warnings })
+        self.noted(LimitedConnections { before, connections, warnings })
     }
 
     fn quota(&self, quota: &Quota) -> Result<DiskRecord, Failure> {
@@ -162,7 +176,7 @@ impl Manage for Server {
         let name = &quota.name;
         let found = self.0.disks.set_quota(name, quota.of_disk())?;
         self.0.observer.info(&format!("set the quota of disk '{name}' to {}", words(quota.of_disk())));
-        Ok(self.record(found))
+        self.noted(self.record(found))
     }
 
     fn compact(&self, time: Duration) -> Result<Compacted, Failure> {

@@ -22,6 +22,7 @@ use crate::{
     events::Events,
     in_use::words,
     machine,
+    memory_file::memory_file,
     transport::{DeviceServer, FilePaths, Obstacles, Started},
 };
 
@@ -109,11 +110,14 @@ impl Server {
     /// # Errors
     /// See [`NewPoolError`].
     pub fn new(config: Config) -> Result<Self, NewPoolError> {
+        let file = config.keep_memory.then(|| memory_file("pagefold-pool")).transpose();
+        let file = file.map_err(NewPoolError::AddressSpace)?;
         let Config {
             codec, dedupe, limit, base_cache_bytes, when_full, clients, observer, open, when_connections, ..
         } = config;
         let (limit_bytes, limit_line) = memory_limit(limit);
-        let disks = Disks::new(DisksConfig { codec, dedupe, limit_bytes, base_cache_bytes, clients, when_full, open })?;
+        let disks =
+            Disks::new(DisksConfig { codec, dedupe, limit_bytes, file, base_cache_bytes, clients, when_full, open })?;
         let listened = OnceLock::new();
         let events = Arc::default();
         let core = ServerCore { disks, observer, events, clients, when_connections, limit_line, dedupe, listened };

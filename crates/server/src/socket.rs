@@ -64,6 +64,11 @@ impl ServedSocket {
         Self { path, permissions: Permissions::default(), socket: OnceLock::from(socket) }
     }
 
+    /// Prepares the socket of a server whose process was killed. [`open`](Self::open) opens it.
+    pub(crate) fn again(path: PathBuf, permissions: Permissions) -> Self {
+        Self { path, permissions, socket: OnceLock::new() }
+    }
+
     /// Serves an export on a socket of its own. Without a `server`, no server listens yet: then
     /// [`open`](Self::open) opens the socket.
     pub(crate) fn new(

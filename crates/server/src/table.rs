@@ -30,6 +30,8 @@ pub(crate) struct Table {
     server: OnceLock<ServerHandle>,
     /// Differs from that of every other server.
     id: u64,
+    /// Held while the pool's file gets a note of the disks.
+    noting: Mutex<()>,
 }
 
 /// The names of a disk's snapshots begin with its own name. Snapshots exist as long as the disk.
@@ -50,7 +52,13 @@ impl Table {
             entries: Mutex::new(Entries(BTreeMap::new())),
             server: OnceLock::new(),
             id,
+            noting: Mutex::default(),
         }
+    }
+
+    /// Waits until no other thread notes the disks.
+    pub(crate) fn noting(&self) -> MutexGuard<'_, ()> {
+        self.noting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To be called once the server listens. Opens the sockets of disks that were created before.

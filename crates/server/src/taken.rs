@@ -42,6 +42,12 @@ impl Taken {
         &self.0.server
     }
 
+    /// Returns whether the process before was killed: its clients and its sockets are gone, and this one opens
+    /// all that its own options name.
+    pub fn was_killed(&self) -> bool {
+        self.0.was_killed
+    }
+
     /// Takes what else the other server has handed over.
     pub fn take_belongings(&mut self) -> Belongings {
         std::mem::take(&mut self.0.belongings)

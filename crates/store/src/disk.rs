@@ -314,6 +314,15 @@ impl Disk {
         Ok(())
     }
 
+    /// Removes what lies beyond the end, which a disk that was [salvaged](crate::Salvage::write) may have.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize).
+    pub fn cut(&self) -> Result<(), Error> {
+        let slots = self.slots();
+        self.clear(slots..slots.saturating_add(1), slots)
+    }
+
     /// Sets the most bytes that the disk may use of the pool, for objects and table, as counted by
     /// [`DiskStats::spent_bytes`]; `u64::MAX` means no limit. A limit below the current use keeps
     /// the disk from growing.

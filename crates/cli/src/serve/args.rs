@@ -84,7 +84,7 @@ On SIGINT or SIGTERM the server completes requests in flight, removes its Unix s
 with status 0. A second signal ends it without waiting for requests, with status 1. SIGHUP makes \
 it open its log file and read its certificates again. Disks are volatile: their contents are lost when the server exits, unless \
 another process continues it: with --take-over, or, under a systemd that stores descriptors for the \
-service, the next one after SIGTERM.")]
+service, the next one after SIGTERM, and with --keep-memory also after SIGKILL.")]
 pub(crate) struct Args {
     /// Serve a file as a read-only disk: [NAME=]FILE, or [NAME=]IMAGE:/PATH for a file in an EROFS
     /// image
@@ -206,6 +206,12 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) dedupe: bool,
 
+    /// Keep the disks' memory in the service manager's store of file descriptors while the server runs:
+    /// if it is killed, the next process continues with the disks, and clients have to connect again.
+    /// Fresh memory takes longer to use
+    #[arg(long, conflicts_with_all = ["run", "swap"])]
+    pub(super) keep_memory: bool,
+
     /// Make the disks given here read-only
     #[arg(long)]
     pub(super) read_only: bool,
@@ -299,6 +305,7 @@ impl Args {
         let mut config = Config::default();
         config.codec = Arc::clone(&self.codec);
         config.dedupe = self.dedupe;
+        config.keep_memory = self.keep_memory;
         config.limit = self.memory_limit.unwrap_or_default();
         config.base_cache_bytes = self.base_cache;
         config.when_full = match self.when_full {

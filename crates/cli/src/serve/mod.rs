@@ -24,7 +24,7 @@ use std::{
     thread,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use pagefold_serve::Passed;
 use pagefold_server::{Address, Ending, Server};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -48,7 +48,7 @@ pub(crate) use self::{
     descriptors::needed as needed_descriptors,
     swap::{LEAST_LINUX as LEAST_LINUX_FOR_SWAP, version},
 };
-use crate::{background, log::Log, signals};
+use crate::{background, log::Log, report::misuse, signals};
 
 pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.check_config {
@@ -80,11 +80,17 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.swap {
         swap::prepare(log)?;
     }
+    let manager = Manager::of_environment();
+    if args.keep_memory && !args.take_over && manager.store_room() == 0 {
+        return Err(misuse(anyhow!(
+            "--keep-memory: there is no service manager that stores file descriptors for this process (NOTIFY_SOCKET, \
+             FDSTORE; FileDescriptorStoreMax= in a unit of systemd)"
+        )));
+    }
     let files = args.files()?;
     let certificates = args.certificates(log)?;
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut passed = Passed::take()?;
-    let manager = Manager::of_environment();
     let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();
     let mut taken = match args.take_over {
         true => Some(Place::take_over(args, args.config(log, remote.clone()))?),
@@ -98,8 +104,8 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     };
     // Dropped in reverse order: files before the directory.
     let mut place = match &mut taken {
-        Some(taken) => Place::of_taken(taken, passed, manager.clone()),
-        None => Place::claim(args, passed, manager.clone())?,
+        Some(taken) if !taken.was_killed() => Place::of_taken(taken, passed, manager.clone()),
+        _ => Place::claim(args, passed, manager.clone())?,
     };
     if taken.is_none() {
         serve_files(&server, &files, at_start)?;
@@ -121,7 +127,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     } else if !args.swap {
         // Between the two processes, no server would serve pages of swap that the system may need.
-        sockets = sockets.store(Arc::new(ManagersStore(manager.clone())));
+        sockets = sockets.store(Arc::new(ManagersStore::new(manager.clone())));
     }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();

@@ -106,7 +106,7 @@ impl Place {
 
     /// Continues the server that has left these files in the service manager's store.
     pub(super) fn restore(stored: Vec<(String, OwnedFd)>, config: Config, manager: &Manager) -> anyhow::Result<Taken> {
-        let store = Arc::new(ManagersStore(manager.clone())) as Arc<dyn DescriptorStore>;
+        let store = Arc::new(ManagersStore::new(manager.clone())) as Arc<dyn DescriptorStore>;
         Taken::from_store(stored, &store, config).map_err(|error| match error {
             TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
             TakeOverError::Lost(_) => {

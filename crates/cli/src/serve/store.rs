@@ -2,12 +2,13 @@
 //! `sd_notify(3)`.
 
 use std::{
-    io::{self, IoSlice, Read},
+    io::{self, ErrorKind, IoSlice, Read},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixDatagram,
     },
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -25,11 +26,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The store of the service manager that runs this server.
-pub(super) struct ManagersStore(pub(super) Manager);
+pub(super) struct ManagersStore {
+    manager: Manager,
+    /// Connected with the first message: before, the manager may not be known.
+    socket: Mutex<Option<UnixDatagram>>,
+}
 
 impl ManagersStore {
+    pub(super) fn new(manager: Manager) -> Self {
+        Self { manager, socket: Mutex::default() }
+    }
+
     fn connect(&self) -> io::Result<UnixDatagram> {
-        let address = self.0.address()?.ok_or(io::ErrorKind::NotFound)?;
+        let address = self.manager.address()?.ok_or(io::ErrorKind::NotFound)?;
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
         socket.set_write_timeout(Some(PATIENCE))?;
@@ -37,7 +46,18 @@ impl ManagersStore {
     }
 
     fn send(&self, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let socket = self.connect()?;
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(socket) = &*socket {
+            match Self::send_on(socket, state, file) {
+                // A manager that was started again has another one.
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotConnected) => {}
+                sent => return sent,
+            }
+        }
+        Self::send_on(socket.insert(self.connect()?), state, file)
+    }
+
+    fn send_on(socket: &UnixDatagram, state: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = file.map(|file| [file]);
@@ -47,7 +67,7 @@ impl ManagersStore {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         loop {
-            match sendmsg(&socket, &[IoSlice::new(state.as_bytes())], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(socket, &[IoSlice::new(state.as_bytes())], &mut control, SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 result => return Ok(result.map(drop)?),
             }
@@ -57,7 +77,12 @@ impl ManagersStore {
 
 impl DescriptorStore for ManagersStore {
     fn room(&self) -> usize {
-        self.0.store_room()
+        self.manager.store_room()
+    }
+
+    fn begins_within(&self, time: Duration) {
+        // As below.
+        let _ = self.send(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()), None);
     }
 
     fn ends_within(&self, time: Duration) {

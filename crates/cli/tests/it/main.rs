@@ -29,6 +29,7 @@ mod formats;
 mod freeze;
 mod guest;
 mod images;
+mod killed;
 mod layouts;
 mod life;
 mod manual;

@@ -4,15 +4,19 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
 };
 
 use pagefold_testing::{programs, skip, skip_for_good};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::server::run;
+use serde_json::Value;
+
+use crate::server::{Ended, run, wait};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
@@ -184,6 +188,71 @@ fn the_package_pleases_lintian() {
     command.args(["--fail-on", "error,warning", "--tag-display-limit", "0", "--allow-root"]);
     let output = command.arg(package).output().expect("a start");
     assert!(output.status.success(), "{}", said(&output));
+}
+
+/// The image has the program alone, which serves as the image's user. The one under test also needs its
+/// libraries.
+#[test]
+fn the_container_image_serves_without_privileges() {
+    let test = "the_container_image_serves_without_privileges";
+    if !geteuid().is_root() {
+        return skip_for_good(test, "only root changes its root");
+    }
+    let Some([chroot, ..]) = programs(test, ["chroot", "jq", "tar", "gzip", "sha256sum", "strip", "ldd"]) else {
+        return;
+    };
+    let folder = TempDir::new().expect("a folder");
+    let (image, root) = (folder.path().join("image"), folder.path().join("root"));
+    run(script("container").env("OUT", &image));
+    let blob = |descriptor: &Value| {
+        let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:")).expect("a digest");
+        let path = image.join("blobs/sha256").join(digest);
+        assert!(run(Command::new("sha256sum").arg(&path)).starts_with(digest));
+        assert_eq!(descriptor["size"], fs::metadata(&path).expect("a blob").len());
+        path
+    };
+    let json = |path: PathBuf| -> Value { serde_json::from_slice(&fs::read(path).expect("a file")).expect("JSON") };
+    let manifest = json(blob(&json(image.join("index.json"))["manifests"][0]));
+    let config = json(blob(&manifest["config"]))["config"].clone();
+    fs::create_dir(&root).expect("a folder");
+    run(Command::new("tar").arg("-xzpf").arg(blob(&manifest["layers"][0])).arg("-C").arg(&root));
+    for line in run(Command::new("ldd").arg(env!("CARGO_BIN_EXE_pagefold"))).lines() {
+        let Some(library) = line.split_whitespace().find(|word| word.starts_with('/')) else { continue };
+        let to = root.join(&library[1..]);
+        fs::create_dir_all(to.parent().expect("a folder")).expect("a folder");
+        fs::copy(library, to).expect("a copy");
+    }
+    let texts = |value: &Value| -> Vec<String> {
+        value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
+    };
+    let user = config["User"].as_str().expect("a user").to_owned();
+    assert_eq!(user, "65532:65532");
+    let in_image = |args: &[&str]| {
+        let mut command = Command::new(&chroot);
+        command.arg(format!("--userspec={user}")).arg(&root).args(texts(&config["Entrypoint"])).args(args).env_clear();
+        command.envs(texts(&config["Env"]).iter().map(|text| text.split_once('=').expect("a variable")));
+        command
+    };
+    let volume = config["Volumes"].as_object().and_then(|all| all.keys().next()).expect("a volume").clone();
+    let dir = ["--dir", &*volume];
+    let mut server = in_image(&["serve", "--size", "1M", "--dir", &volume]);
+    let mut server = Ended(server.stderr(Stdio::piped()).spawn().expect("a start"));
+    let socket = root.join(&volume[1..]).join("control.sock");
+    wait_until(|| socket.exists() || server.0.try_wait().expect("a child").is_some());
+    let ask = |args: &[&str]| run(&mut in_image(&[args, &dir].concat()));
+    ask(&["add", "disk", "--size", "1M"]);
+    ask(&["fork", "disk", "fork"]);
+    assert!(ask(&["disks", "--columns", "name"]).contains("fork"));
+    ask(&["stop"]);
+    assert!(wait(&mut server.0).success());
+}
+
+fn wait_until(is_so: impl FnMut() -> bool) {
+    let (mut is_so, deadline) = (is_so, Instant::now() + Duration::from_secs(60));
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not happen");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 pub(crate) fn said(output: &Output) -> String {

@@ -37,8 +37,10 @@ use crate::{
 
 /// What a manager does with the files that it gets.
 #[derive(Default)]
-struct Store {
-    all: Vec<(String, OwnedFd)>,
+pub(crate) struct Store {
+    pub(crate) all: Vec<(String, OwnedFd)>,
+    /// How many it stores at most.
+    room: usize,
     /// It stores nothing with names that end so.
     loses: Option<&'static str>,
     /// It removes nothing.
@@ -50,28 +52,31 @@ struct Store {
 }
 
 /// A service manager with a service: sockets, a store, and at most one process.
-struct Manager {
+pub(crate) struct Manager {
     folder: TempDir,
     sockets: Vec<(&'static str, OwnedFd)>,
     store: Arc<Mutex<Store>>,
-    /// How many descriptors it stores.
-    room: usize,
 }
 
 impl Manager {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
+        Self::with_room(64)
+    }
+
+    /// Makes one that stores at most `room` descriptors.
+    fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = UnixDatagram::bind(folder.path().join("notify")).expect("a socket");
         let listen = |name: &str| UnixListener::bind(folder.path().join(name)).expect("a socket").into();
         let sockets = vec![("nbd", listen("nbd.sock")), ("control", listen("control.sock"))];
-        let store = Arc::<Mutex<Store>>::default();
+        let store = Arc::new(Mutex::new(Store { room, ..Store::default() }));
         let handler = Arc::clone(&store);
         // It ends with the tests.
         thread::spawn(move || handle(&socket, &handler));
-        Self { folder, sockets, store, room: 64 }
+        Self { folder, sockets, store }
     }
 
-    fn store(&self) -> MutexGuard<'_, Store> {
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +107,7 @@ impl Manager {
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pagefold"), "serve"]);
         command.args(args).stderr(Stdio::piped());
         command.env("LISTEN_FDS", all.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-        command.env("NOTIFY_SOCKET", self.path("notify")).env("FDSTORE", self.room.to_string());
+        command.env("NOTIFY_SOCKET", self.path("notify")).env("FDSTORE", store.room.to_string());
         let numbered = all.into_iter().zip(3..).map(|((_, parent_fd), child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(numbered.collect()).expect("numbers");
         drop(store);
@@ -110,14 +115,14 @@ impl Manager {
     }
 
     /// Starts a process that serves.
-    fn start(&self, args: &[&str]) -> Service {
+    pub(crate) fn start(&self, args: &[&str]) -> Service {
         self.store().said.clear();
         let mut service = self.spawn(args);
         self.waits_for(&mut service, "READY=1");
         service
     }
 
-    fn waits_for(&self, service: &mut Service, line: &str) {
+    pub(crate) fn waits_for(&self, service: &mut Service, line: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.store().said.iter().any(|said| said.lines().any(|found| found == line)) {
             if service.0.0.try_wait().expect("a child").is_some() {
@@ -129,7 +134,7 @@ impl Manager {
     }
 
     /// Starts a process that must fail, and returns what it says.
-    fn fails(&self, args: &[&str]) -> String {
+    pub(crate) fn fails(&self, args: &[&str]) -> String {
         let mut service = self.spawn(args);
         let status = wait(&mut service.0.0);
         let said = service.messages();
@@ -137,7 +142,7 @@ impl Manager {
         said
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -145,31 +150,51 @@ impl Manager {
         format!("nbd+unix:///{export}?socket={}", self.path("nbd.sock").display())
     }
 
-    fn ask(&self, args: &[&str]) -> String {
+    pub(crate) fn ask(&self, args: &[&str]) -> String {
         run(pagefold().args(args).arg("--dir").arg(self.folder.path()))
     }
 
     /// Waits until nothing is stored.
-    fn forgets_all(&self) {
+    pub(crate) fn forgets_all(&self) {
+        self.keeps(&[]);
+    }
+
+    /// Waits until only that is stored.
+    pub(crate) fn keeps(&self, names: &[String]) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !self.names().is_empty() {
+        while self.names() != names {
             assert!(Instant::now() < deadline, "something stays in the store: {:?}", self.names());
             thread::sleep(Duration::from_millis(2));
         }
     }
 
+    /// Asks a process to end, and kills it when `handled` of its messages about files were handled, or when it
+    /// has ended.
+    pub(crate) fn is_killed_after(&self, mut service: Service, handled: usize) {
+        self.store().left = Some(handled);
+        send(Signal::TERM, &service.0.0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.store().left != Some(0) && service.0.0.try_wait().expect("a child").is_none() {
+            assert!(Instant::now() < deadline, "{handled}: it sends less");
+            thread::sleep(Duration::from_millis(2));
+        }
+        send(Signal::KILL, &service.0.0);
+        wait(&mut service.0.0);
+        self.store().left = None;
+    }
+
     /// Returns the names of what is stored.
-    fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.store().all.iter().map(|(name, _)| name.clone()).collect()
     }
 }
 
 /// A process of a service, killed when it is dropped.
-struct Service(Ended);
+pub(crate) struct Service(pub(crate) Ended);
 
 impl Service {
     /// Lets it end as systemd does. Returns what it has said.
-    fn stop(mut self) -> String {
+    pub(crate) fn stop(mut self) -> String {
         send(Signal::TERM, &self.0.0);
         let status = wait(&mut self.0.0);
         let said = self.messages();
@@ -182,6 +207,12 @@ impl Service {
         self.0.0.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
         text
     }
+}
+
+/// Returns whether both are one file.
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let of = |file: &OwnedFd| rustix::fs::fstat(file).map(|found| (found.st_dev, found.st_ino));
+    matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Handles messages as systemd does.
@@ -219,7 +250,10 @@ fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
         if has("FDSTORE=1") {
             assert!(has("FDPOLL=0"), "systemd would close connections that the peer has closed");
             let loses = store.loses.is_some_and(|end| name.ends_with(end));
-            for file in files.into_iter().filter(|_| !loses) {
+            let is_stored = |file: &OwnedFd| store.all.iter().any(|(_, stored)| is_same(stored, file));
+            for file in files.into_iter().filter(|file| !loses && !is_stored(file)).collect::<Vec<_>>() {
+                // It closes what is one too many.
+                assert!(store.all.len() < store.room, "{name} does not fit: {} are stored", store.all.len());
                 store.all.push((name.clone(), file));
             }
         } else if has("FDSTOREREMOVE=1") && !store.keeps_all {
@@ -421,12 +455,8 @@ fn states_that_are_not_sound_are_refused() {
     manager.store().all.pop();
     // A start that fails later leaves everything, and so do other descriptors of this kind.
     manager.store().all.push(("pagefold-1-7".to_owned(), File::open("/dev/null").expect("a file").into()));
-    let sockets = Manager {
-        sockets: Vec::new(),
-        store: Arc::clone(&manager.store),
-        folder: TempDir::new().expect("a folder"),
-        room: 64,
-    };
+    let sockets =
+        Manager { sockets: Vec::new(), store: Arc::clone(&manager.store), folder: TempDir::new().expect("a folder") };
     let said = sockets.fails(&[]);
     assert!(said.contains("no address"), "{said}");
     let _service = manager.start(&[]);
@@ -445,22 +475,9 @@ fn a_server_that_is_killed_while_it_leaves_its_disks() {
     // What it sends is about: what is lost, the state, a client, that, and a barrier.
     for handled in 0..5 {
         let manager = Manager::new();
-        let mut service = manager.start(&["--export", "name=a,size=1M"]);
+        let service = manager.start(&["--export", "name=a,size=1M"]);
         let mut disk = client_of(&manager, "a");
-        manager.store().left = Some(handled);
-        send(Signal::TERM, &service.0.0);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while manager.store().left != Some(0) {
-            assert!(Instant::now() < deadline, "{handled}: it sends less");
-            thread::sleep(Duration::from_millis(2));
-        }
-        if handled > 0 {
-            // It waits for the barrier, or is about to.
-            assert!(service.0.0.try_wait().expect("a child").is_none());
-        }
-        send(Signal::KILL, &service.0.0);
-        wait(&mut service.0.0);
-        manager.store().left = None;
+        manager.is_killed_after(service, handled);
         match handled {
             // It has said nothing yet.
             0 => _ = manager.start(&["--export", "name=b,size=1M"]),
@@ -483,11 +500,42 @@ fn a_server_that_is_killed_while_it_leaves_its_disks() {
     }
 }
 
+/// A base that comes later, such as one on a network, is waited for, and the manager hears of it.
+#[test]
+fn a_base_that_is_not_there_yet_is_waited_for() {
+    let manager = Manager::new();
+    let (image, away) = (manager.path("image"), manager.path("away"));
+    make_image(&image, 1);
+    let service = manager.start(&[image.to_str().expect("a plain path")]);
+    manager.ask(&["fork", "image", "fork"]);
+    let mut disk = client_of(&manager, "fork");
+    service.stop();
+    fs::rename(&image, &away).expect("a file");
+    manager.store().said.clear();
+    let mut service = manager.spawn(&[]);
+    // For what is stored, and then for the base.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while manager.store().said.iter().filter(|said| said.starts_with("EXTEND_TIMEOUT_USEC=")).count() < 3 {
+        assert!(Instant::now() < deadline && service.0.0.try_wait().expect("a child").is_none());
+        thread::sleep(Duration::from_millis(2));
+    }
+    fs::rename(&away, &image).expect("a file");
+    manager.waits_for(&mut service, "READY=1");
+    read(&mut disk).expect("the client is served");
+    let said = service.stop();
+    assert!(said.contains("the start waits for the base") && said.contains("left 2 disks and 1 clients"), "{said}");
+    // What replaces it is refused immediately, and everything stays.
+    make_image(&image, 2);
+    let said = manager.fails(&[]);
+    assert!(said.contains("the file was replaced or changed"), "{said}");
+    assert!(!manager.names().is_empty());
+}
+
 /// Virtual machines are disconnected, and so are clients for which there is no room. Disks stay.
 #[test]
 fn what_cannot_be_left_keeps_nothing_else_back() {
     let Some([nbdcopy]) = programs("what_cannot_be_left_keeps_nothing_else_back", ["nbdcopy"]) else { return };
-    let manager = Manager { room: 3, ..Manager::new() };
+    let manager = Manager::with_room(3);
     let (image, vms) = (manager.path("image"), manager.path("vms"));
     make_image(&image, 1);
     let args = ["--export", "name=a,size=1M", "--vhost-user", vms.to_str().expect("a plain path")];
@@ -507,7 +555,7 @@ fn what_cannot_be_left_keeps_nothing_else_back() {
 /// A server that cannot leave its disks says so, and the next one does not begin with empty disks unasked.
 #[test]
 fn disks_that_are_lost_are_not_replaced_by_empty_ones_unasked() {
-    let manager = Manager { room: 1, ..Manager::new() };
+    let manager = Manager::with_room(1);
     let unix = manager.path("unix.sock");
     let args = ["--size", "1M", "--unix", unix.to_str().expect("a plain path")];
     let said = manager.start(&args).stop();

@@ -117,6 +117,36 @@ ls /run/pagefold/*.sock 2>/dev/null || echo no sockets
 systemctl start pagefold
 pagefold disks 2>/dev/null
 systemctl is-active pagefold
+
+# If its memory is kept, the next one has the disks.
+systemctl stop pagefold 2>/dev/null
+echo 'keep-memory = true' | cat - /etc/pagefold/serve.toml >/root/serve.toml
+cp /root/serve.toml /etc/pagefold/serve.toml
+mkdir -p /etc/systemd/system/pagefold.service.d
+printf '[Service]\nRestart=on-failure\nRestartSec=0\n' >/etc/systemd/system/pagefold.service.d/restart.conf
+systemctl daemon-reload
+systemctl reset-failed pagefold
+systemctl start pagefold
+pagefold add data --size 64M >/dev/null
+[ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 1 ] && echo memory stored
+check="fio --name=kept --ioengine=nbd --uri=$uri --rw=write --bs=4k --size=8M --verify=crc32c --output=/results/kept"
+$check --do_verify=0
+for _ in 1 2; do
+  before=$(main)
+  kill -9 "$before"
+  until [ "$(main)" != 0 ] && changed "$before" && systemctl -q is-active pagefold; do sleep 0.05; done
+  pagefold disks --columns name 2>/dev/null | tr '\n' ' '; echo
+  $check --verify_only && echo verified
+done
+systemctl restart pagefold
+$check --verify_only && echo verified
+systemctl reload pagefold
+sleep 3
+kill -9 "$(main)"
+until [ "$(main)" != 0 ] && systemctl -q is-active pagefold && $check --verify_only; do sleep 0.1; done
+[ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 1 ] && echo memory stored
+systemctl stop pagefold 2>/dev/null
+[ "$(systemctl show -p NFileDescriptorStore --value pagefold)" = 0 ] && echo nothing stored
 "#;
 
 #[test]
@@ -164,6 +194,14 @@ nothing stored
 none
 no sockets
 active
+memory stored
+NAME data 
+verified
+NAME data 
+verified
+verified
+memory stored
+nothing stored
 ";
     let found = of("said");
     assert!(found == expected, "{found}\n{}\n{}\n{}", of("journal"), of("dpkg"), said(&output));

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use pagefold_disk::{BlockDevice, Change, ImportError, ImportedDisks, Pool, PoolConfig, RamDisk, export_disks};
+use pagefold_disk::{
+    BlockDevice, Change, ImportError, ImportedDisks, Pool, PoolConfig, RamDisk, export_disks, kept_disks,
+};
 use pagefold_faulty::Faulty;
 
 const SIZE_BYTES: u64 = 300 * 4096 - 512;
@@ -102,4 +104,22 @@ fn a_base_that_fails_ends_the_import() {
     pool.export(&[pagefold_store::ExportedDisk { disk: &plain, note: b"?" }], &mut stream).expect("a stream");
     let failed = ImportedDisks::read(PoolConfig::default(), &mut &stream[..], &mut |_| Ok(())).expect_err("no notes");
     assert!(matches!(failed, ImportError::Invalid { .. }), "{failed}");
+}
+
+/// Nothing is stored beyond the end that the next process learns, also if this one is killed during the change.
+#[test]
+fn a_disk_that_may_change_its_size_has_the_larger_one_in_a_file() {
+    let file = rustix::fs::memfd_create("pool", rustix::fs::MemfdFlags::empty()).expect("a file");
+    let pool = Pool::new(PoolConfig::default().kept_in(file.into())).expect("a pool");
+    let disk = RamDisk::new(&pool, 8 << 12).expect("a disk");
+    let slots = || kept_disks(&[&disk]).expect("a kept pool")[0].slots;
+    for (size_bytes, slots_during) in [(16 << 12, 16), (4 << 12, 16)] {
+        let found = disk.may_become(size_bytes, || {
+            let before = slots();
+            disk.resize(size_bytes).expect("a size");
+            [before, slots()]
+        });
+        assert_eq!(found, [slots_during; 2]);
+        assert_eq!(slots(), size_bytes >> 12);
+    }
 }

@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -26,6 +27,7 @@ use crate::{
     backing::BaseDisk,
     disk::Disk,
     machine::Memory,
+    memory_file::{mark_free, mark_taken},
     server::{Giving, Listened},
 };
 
@@ -119,7 +121,12 @@ pub(super) fn stored_bytes(server: &Server) -> u64 {
 
 /// Returns how long the server may pause.
 pub(super) fn longest_pause(server: &Server) -> Duration {
-    PAUSE + Duration::from_secs(stored_bytes(server) / BYTES_PER_SECOND)
+    longest(stored_bytes(server))
+}
+
+/// Returns how long a process may take for this number of stored bytes.
+pub(super) fn longest(stored_bytes: u64) -> Duration {
+    PAUSE + Duration::from_secs(stored_bytes / BYTES_PER_SECOND)
 }
 
 /// Hands the server over. Returns why not: it then continues.
@@ -254,7 +261,14 @@ fn transfer(
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    channel.send(Kind::Go, &[]).map_err(|error| format!("the other process has ended: {error}"))?;
+    // The other process has what this one's memory has. If this one is killed here, that one serves.
+    let kept = server.0.disks.table().pool.file();
+    kept.map_or(Ok(()), mark_taken).map_err(|error| format!("its memory cannot be marked: {error}"))?;
+    if let Err(error) = channel.send(Kind::Go, &[]) {
+        // It is this process's own file.
+        let _ = kept.map(mark_free);
+        return Err(format!("the other process has ended: {error}"));
+    }
     Ok(sent_bytes)
 }
 
@@ -277,6 +291,12 @@ impl Found {
             found.disks.push((name, disk));
         }
         found
+    }
+
+    /// Returns the disks that have sockets of their own.
+    pub(super) fn sockets(&self) -> Vec<(String, PathBuf)> {
+        let path = |disk: &Disk| disk.socket.as_ref().map(|socket| socket.path.clone());
+        self.disks.iter().filter_map(|(name, disk)| Some((name.clone(), path(disk)?))).collect()
     }
 
     /// Returns the disks in the order of the stream.

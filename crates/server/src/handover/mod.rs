@@ -21,6 +21,8 @@
 mod bases;
 mod channel;
 mod give;
+mod kept;
+mod patient;
 mod record;
 mod store;
 mod take;
@@ -29,6 +31,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     give::begin,
+    kept::{begin as keep, discard, note, replace},
     store::leave,
     take::{Incoming, Received, receive, restore},
 };

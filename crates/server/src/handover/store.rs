@@ -14,7 +14,7 @@
 //!                                                 empty             ← removes everything; serves
 //! ```
 //!
-//! Names begin with [`Passed::STORED`] and the process that has stored them. If something fails, the server
+//! Names say which process has stored them ([`Passed::parts_of`]). If something fails, the server
 //! marks the state as taken before its clients continue, and the text says why: a process continues only with
 //! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
 
@@ -30,18 +30,17 @@ use std::{
 
 use pagefold_disk::export_disks;
 use pagefold_serve::{Handed, Passed, Shared};
-use rustix::{
-    fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create},
-    io::Errno,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
 use super::{
     give::{COMMANDS, Found, REQUESTS, lack, lack_of_memory, longest_pause, record},
+    kept::{self, Killed},
     record::Record,
 };
 use crate::{
     DescriptorStore, Server, TakeOverError,
     ending::SAME_SIGNAL,
+    memory_file::{is_free, mark_taken, memory_file},
     server::{Giving, Listened},
 };
 
@@ -57,10 +56,6 @@ const LOST: &str = "lost";
 
 /// The longest such text.
 const LOST_BYTES: u64 = 4096;
-
-/// The mode of a state that no process has taken, and of one that was taken.
-const FREE: Mode = Mode::from_raw_mode(0o600);
-const TAKEN: Mode = Mode::empty();
 
 /// What keeps a state from being changed.
 const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
@@ -89,12 +84,17 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
     }
     server.0.observer.info(&format!("{why}, leaving disks and clients to the next process"));
     store.ends_within(longest(server));
-    let lost = Lost(Arc::clone(store));
+    let lost = Lost { store: Arc::clone(store), is_kept: kept::file(server).is_some() };
     lost.says("the server was killed while it left them");
     let fails = |server: &Server, lost: &Lost, error: &str| {
         lost.forget();
         lost.says(error);
-        server.0.observer.error(&format!("the disks are lost: they cannot be left to the next process: {error}"));
+        let what = if lost.is_kept {
+            "the clients are disconnected, and the next process finds the disks as after a crash"
+        } else {
+            "the disks are lost: they cannot be left to the next process"
+        };
+        server.0.observer.error(&format!("{what}: {error}"));
     };
     let (server_of_thread, lost_of_thread, why) = (server.clone(), lost.clone(), why.to_owned());
     let leave = move || {
@@ -111,25 +111,32 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
 
 /// A text in the store that says why the disks are lost, if it is there.
 #[derive(Clone)]
-struct Lost(Arc<dyn DescriptorStore>);
+struct Lost {
+    store: Arc<dyn DescriptorStore>,
+    /// Whether the store has the memory of the pool already, so that nothing is lost.
+    is_kept: bool,
+}
 
 impl Lost {
     fn says(&self, why: &str) {
-        // If it is not kept, or not yet, the log still says it.
+        if self.is_kept {
+            return;
+        }
+        // If the store does not have the text, or not yet, the log still says it.
         if let Ok(text) = lost(why) {
-            let _ = self.0.keep(&name(&LOST), text.as_fd());
+            let _ = self.store.keep(&name(&LOST), text.as_fd());
         }
     }
 
     /// Keeps no text: nothing is lost.
     fn forget(&self) {
-        let _ = self.0.remove(&name(&LOST));
+        let _ = self.store.remove(&name(&LOST));
     }
 }
 
 /// Returns the name of what this process stores.
 fn name(what: &dyn std::fmt::Display) -> String {
-    format!("{}{}-{what}", Passed::STORED, std::process::id())
+    Passed::name_of(std::process::id(), &what.to_string())
 }
 
 /// Returns how long it may take to leave everything.
@@ -139,7 +146,7 @@ fn longest(server: &Server) -> Duration {
 
 /// Leaves everything in the store, and ends the server. Returns why not: it then has to end without.
 fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String> {
-    let (store, start) = (&*lost.0, Instant::now());
+    let (store, start) = (&*lost.store, Instant::now());
     let most = longest(server);
     let why_not = || match () {
         () if listened.ending.has_begun() => Some("the server has to end".to_owned()),
@@ -179,9 +186,13 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
         // From here on, clients may get other answers.
         let _ = store.remove(&name(&STATE));
         state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
+        if let Some(file) = kept::file(server) {
+            let _ = store.keep(&name(&kept::POOL), file.as_fd());
+        }
         return Err(why);
     }
-    // From here on, the next process serves.
+    // From here on, the next process serves. It marks the file too.
+    let _ = kept::file(server).map(mark_taken);
     let observer = &server.0.observer;
     if left_out > 0 {
         observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
@@ -237,7 +248,10 @@ fn keep(
         let mut all = sockets.chain(control).chain(files).enumerate();
         all.try_for_each(|(number, file)| store.keep(&name(&number), file))
     });
-    let kept = kept.and_then(|()| store.remove(&name(&LOST))).and_then(|()| store.settle());
+    // The next process would have the pool three times.
+    let others = [LOST, kept::POOL];
+    let kept = kept.and_then(|()| others.iter().try_for_each(|other| store.remove(&name(other))));
+    let kept = kept.and_then(|()| store.settle());
     kept.map_err(|error| format!("the service manager does not keep them: {error}"))
 }
 
@@ -266,19 +280,7 @@ fn not_removed(store: &dyn DescriptorStore, names: BTreeSet<String>) -> BTreeSet
     names.into_iter().skip_while(|name| store.remove(name).is_ok()).collect()
 }
 
-/// Makes a file in memory.
-fn memory_file(name: &str) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let made = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3.
-        Err(Errno::INVAL) => memfd_create(name, flags),
-        result => result,
-    };
-    Ok(File::from(made?))
-}
-
 fn seal(file: &File) -> io::Result<()> {
-    fchmod(file, FREE)?;
     Ok(fcntl_add_seals(file, SEALS)?)
 }
 
@@ -347,8 +349,8 @@ impl State {
     }
 
     /// Keeps every other process from continuing with it.
-    pub(super) fn mark_taken(&self) -> io::Result<()> {
-        Ok(fchmod(&self.0, TAKEN)?)
+    fn mark_taken(&self) -> io::Result<()> {
+        mark_taken(&self.0)
     }
 }
 
@@ -373,51 +375,69 @@ impl Write for Unless<'_> {
 
 /// What a server has left in a store.
 pub(super) struct Left {
-    pub(super) state: OwnedFd,
+    pub(super) disks: LeftDisks,
     /// By their numbers.
     pub(super) files: Vec<(usize, OwnedFd)>,
+    /// Everything with disks of servers before, to be marked.
+    pub(super) memory: Vec<OwnedFd>,
+}
+
+/// The disks of a server that has ended.
+pub(super) enum LeftDisks {
+    /// It has left them.
+    State(OwnedFd),
+    /// It was killed.
+    Pool(Box<Killed>),
 }
 
 impl Left {
-    /// Finds what the last server has left among what is stored.
+    /// Finds what the last server has left among what is stored, or what it had when it was killed.
     ///
     /// # Errors
-    /// It says why it has left nothing, the state is missing, or there are several.
+    /// It says why it has left nothing, the state is missing or damaged, or there are several.
     pub(super) fn find(stored: Vec<(String, OwnedFd)>) -> Result<Self, TakeOverError> {
-        let (mut states, mut files, mut lost) = (Vec::new(), Vec::new(), None);
+        let (mut states, mut pools, mut files, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut lost, mut was_any) = (None, false);
         for (name, file) in stored {
-            let rest = name.strip_prefix(Passed::STORED).and_then(|rest| rest.split_once('-'));
-            let Some((process, what)) = rest else { continue };
+            let Some((process, what)) = Passed::parts_of(&name) else { continue };
             match what {
-                LOST => {
-                    let mut why = String::new();
-                    let mut text = File::from(file);
-                    let read =
-                        io::Seek::rewind(&mut text).and_then(|()| text.take(LOST_BYTES).read_to_string(&mut why));
-                    lost = Some(if read.is_ok() { why } else { "for an unknown reason".to_owned() });
+                LOST => lost = Some(text_of(file)),
+                STATE | kept::POOL => {
+                    was_any = true;
+                    // No server has served after a state was stored that is not marked.
+                    if is_free(&file) {
+                        memory.push(file.try_clone().map_err(TakeOverError::Broken)?);
+                        if what == STATE {
+                            states.push((process, file));
+                        } else {
+                            pools.push((name, file));
+                        }
+                    }
                 }
-                STATE => states.push((process.to_owned(), file)),
-                number => files.extend(number.parse().ok().map(|number: usize| (process.to_owned(), number, file))),
+                number => files.extend(number.parse().ok().map(|number: usize| (process, number, file))),
             }
         }
-        let count = states.len();
-        // No server has served after a state was stored that is not marked.
-        states.retain(|(_, file): &(String, OwnedFd)| {
-            fstat(file).is_ok_and(|found| Mode::from_raw_mode(found.st_mode) & Mode::RWXU != TAKEN)
-        });
-        let (process, state) = match (states.pop(), lost) {
-            (Some(_), _) if !states.is_empty() => {
-                return Err(TakeOverError::Invalid("there are the states of several servers".to_owned()));
-            }
-            (Some(state), _) => state,
-            (None, Some(why)) => return Err(TakeOverError::Lost(why)),
-            (None, None) if count > 0 => {
-                return Err(TakeOverError::Lost("the process that continued with them has ended".to_owned()));
-            }
-            (None, None) => return Err(TakeOverError::Invalid("the state of the server before is missing".to_owned())),
-        };
-        let files = files.into_iter().filter(|(of, ..)| *of == process);
-        Ok(Self { state, files: files.map(|(_, number, file)| (number, file)).collect() })
+        if states.len() > 1 {
+            return Err(TakeOverError::Invalid("there are the states of several servers".to_owned()));
+        }
+        if let Some((process, state)) = states.pop() {
+            let files = files.into_iter().filter(|(of, ..)| *of == process);
+            let files = files.map(|(_, number, file)| (number, file)).collect();
+            return Ok(Self { disks: LeftDisks::State(state), files, memory });
+        }
+        // If there are several, a process has not gone on with one of them yet, so both have the same.
+        if let Some((name, file)) = pools.pop() {
+            let killed = Killed::open(&file).map_err(|error| match error {
+                TakeOverError::Invalid(what) => TakeOverError::Invalid(format!("{name}: {what}")),
+                error => error,
+            })?;
+            return Ok(Self { disks: LeftDisks::Pool(Box::new(killed)), files: Vec::new(), memory });
+        }
+        Err(match lost {
+            Some(why) => TakeOverError::Lost(why),
+            None if was_any => TakeOverError::Lost("the process that continued with them has ended".to_owned()),
+            None => TakeOverError::Invalid("the state of the server before is missing".to_owned()),
+        })
     }
 
     /// Returns the files of `count` numbers; `None` for those that are missing.
@@ -432,6 +452,13 @@ impl Left {
         }
         Ok(all)
     }
+}
+
+/// Returns the text that says why disks are lost.
+fn text_of(file: OwnedFd) -> String {
+    let (mut text, mut why) = (File::from(file), String::new());
+    let read = io::Seek::rewind(&mut text).and_then(|()| text.take(LOST_BYTES).read_to_string(&mut why));
+    if read.is_ok() { why } else { "for an unknown reason".to_owned() }
 }
 
 #[cfg(test)]
@@ -454,6 +481,8 @@ mod tests {
         fn room(&self) -> usize {
             1
         }
+
+        fn begins_within(&self, _: Duration) {}
 
         fn ends_within(&self, _: Duration) {}
 

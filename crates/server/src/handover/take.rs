@@ -17,6 +17,7 @@ use pagefold_disk::{BlockDevice, ImportedDisks, Pool, PoolConfig};
 use pagefold_serve::{Handed, SocketFile};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::fstat,
     io::Errno,
     net::UCred,
     process::{Pid, PidfdFlags, geteuid, pidfd_open},
@@ -26,8 +27,11 @@ use super::{
     STEP,
     bases::{Opened, OpenedBases},
     channel::{Channel, Kind, Message, PoolReader},
+    give::longest,
+    kept,
+    patient::Patient,
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
-    store::{Left, State, remove_all},
+    store::{Left, LeftDisks, State, remove_all},
 };
 use crate::{
     Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
@@ -35,6 +39,7 @@ use crate::{
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
     disks::TakenConfig,
+    memory_file::mark_taken,
     server::OpenedControl,
     socket,
 };
@@ -62,10 +67,12 @@ enum Origin {
         channel: Channel,
         /// Readable when the process is gone.
         process: OwnedFd,
+        pid: u32,
     },
     Store {
         store: Arc<dyn DescriptorStore>,
-        state: State,
+        /// What no other process may continue with.
+        memory: Vec<OwnedFd>,
         /// Of all that is stored.
         names: BTreeSet<String>,
     },
@@ -81,6 +88,8 @@ pub(crate) struct Received {
     pub(crate) pid: Option<Pid>,
     /// Number of clients whose connections are missing.
     pub(crate) lost: usize,
+    /// Whether the other process was killed, so that its sockets are to be opened again.
+    pub(crate) was_killed: bool,
 }
 
 /// Asks the server of `client` to hand itself over, and makes everything. The server continues if what this
@@ -101,7 +110,8 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
     let (parts, Sender { process, pid, at }) = parts;
-    Ok(parts.received(Origin::Process { channel, process }, Some(pid), at))
+    let number = pid.as_raw_pid().unsigned_abs();
+    Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid), at))
 }
 
 /// Continues the server that has left these files in a store. They stay there if what this returns is
@@ -109,7 +119,7 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
 pub(crate) fn restore(
     stored: Vec<(String, OwnedFd)>,
     store: &Arc<dyn DescriptorStore>,
-    config: Config,
+    mut config: Config,
 ) -> Result<Received, TakeOverError> {
     let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
     let left = Left::find(stored).inspect_err(|error| {
@@ -121,20 +131,45 @@ pub(crate) fn restore(
         }
     })?;
     let began = Instant::now();
-    let (state, record) = State::read(left.state)?;
+    let stored_bytes: u64 = left.memory.iter().map(stored_bytes).sum();
+    store.begins_within(longest(stored_bytes));
+    let patient = Patient::begin(&mut config.open, store, &config.observer);
+    let origin = Origin::Store { store: Arc::clone(store), memory: left.memory, names };
+    let mut bases = OpenedBases::default();
+    let state = match left.disks {
+        LeftDisks::State(state) => state,
+        LeftDisks::Pool(killed) => {
+            let record = killed.record();
+            check(record, &config)?;
+            let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
+            let imported = killed.import(pool_config(&config, &record.pool, None)?, &mut made);
+            let imported = imported.map_err(|error| bases.failed.take().unwrap_or(error))?;
+            let server = make_server(config, record, Content { imported, bases })?;
+            killed.complete(&server)?;
+            patient.end();
+            let parts = Parts::of(killed.into_record(), server, Vec::new())?;
+            return Ok(Received { was_killed: true, ..parts.received(origin, None, began) });
+        }
+    };
+    let (state, record) = State::read(state)?;
     check(&record, &config)?;
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
-    let mut bases = OpenedBases::default();
     let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
-    let imported = ImportedDisks::read(pool_config(&record.pool, None)?, &mut stream, &mut made);
+    let imported = ImportedDisks::read(pool_config(&config, &record.pool, None)?, &mut stream, &mut made);
     let imported =
         imported.map_err(|error| bases.failed.take().unwrap_or_else(|| TakeOverError::Cannot(error.to_string())))?;
     end_of(&mut stream)?;
     drop(stream);
     let server = make_server(config, &record, Content { imported, bases })?;
+    patient.end();
     let parts = Parts::of(record, server, files)?;
-    Ok(parts.received(Origin::Store { store: Arc::clone(store), state, names }, None, began))
+    Ok(parts.received(origin, None, began))
+}
+
+/// Returns the bytes of a file in memory.
+fn stored_bytes(file: &OwnedFd) -> u64 {
+    fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
 }
 
 /// What has come.
@@ -295,7 +330,7 @@ impl Parts {
         let Self { server, sockets, control, belongings, start, start_time, program } = self;
         let lost = sockets.left_out;
         let incoming = Incoming { origin, sockets, control, start, start_time, began };
-        Received { server, incoming, belongings, program, pid, lost }
+        Received { server, incoming, belongings, program, pid, lost, was_killed: false }
     }
 }
 
@@ -316,6 +351,14 @@ impl Incoming {
         listener.local_addr().map_err(|error| TakeOverError::Invalid(format!("the control socket: {error}")))?;
         let file = path.as_deref().filter(|_| owns_file).and_then(|path| SocketFile::of_another(path.as_ref()).ok());
         Ok(Some(OpenedControl { listener, file, path: path.map(Into::into), is_passed }))
+    }
+
+    /// Returns the process that hands the server over, if it has not ended.
+    pub(crate) fn process(&self) -> Option<u32> {
+        match &self.origin {
+            Origin::Process { pid, .. } => Some(*pid),
+            Origin::Store { .. } => None,
+        }
     }
 
     /// Returns when the first server began to listen.
@@ -345,9 +388,9 @@ impl Incoming {
             return Err(TakeOverError::Cannot(why));
         }
         let (channel, process) = match self.origin {
-            Origin::Process { channel, process } => (channel, process),
-            Origin::Store { store, state, names } => {
-                state.mark_taken().map_err(TakeOverError::Broken)?;
+            Origin::Process { channel, process, .. } => (channel, process),
+            Origin::Store { store, memory, names } => {
+                memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
                 // No process continues with a marked state that is still there.
                 remove_all(&store, names);
                 return Ok(());
@@ -422,7 +465,7 @@ fn read_pool(
     ahead: &Ahead,
     arrived: &mut Arrived,
 ) -> Result<Option<Content>, TakeOverError> {
-    let pool = pool_config(&ahead.pool, ahead.limit_bytes)?;
+    let pool = pool_config(config, &ahead.pool, ahead.limit_bytes)?;
     let mut failed = None;
     let mut add = |message| {
         arrived.add(message, config).map_err(|error| {
@@ -455,9 +498,14 @@ fn end_of(stream: &mut dyn Read) -> Result<(), TakeOverError> {
     }
 }
 
-fn pool_config(PoolState { codec, dedupe }: &PoolState, limit_bytes: Option<u64>) -> Result<PoolConfig, TakeOverError> {
+fn pool_config(
+    config: &Config,
+    PoolState { codec, dedupe }: &PoolState,
+    limit_bytes: Option<u64>,
+) -> Result<PoolConfig, TakeOverError> {
     let codec = by_name(codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
-    Ok(PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX)))
+    let pool = PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
+    kept::in_file(config, pool).map_err(TakeOverError::Broken)
 }
 
 /// Makes the server with its disks.
@@ -586,7 +634,7 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        let origin = Origin::Process { channel, process };
+        let origin = Origin::Process { channel, process, pid: 0 };
         (Incoming { origin, sockets, control, start, start_time, began: start }, other)
     }
 

@@ -2,6 +2,7 @@
 
 mod images;
 mod independence;
+mod kept;
 mod listening;
 mod nbd;
 mod requests;

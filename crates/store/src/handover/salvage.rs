@@ -33,17 +33,14 @@ use crate::{
     heap::{Location, Owner, read_object},
     streams::{NUMBERS, Plan},
     tree::{
-        HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, PartStorage as Leaves,
-        ROOT, ROW_WORDS, TABLES_BYTES, levels, names_part, read_checked, split,
+        HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, OF_LEAF_BYTES,
+        OF_NODE_BYTES, PartStorage as Leaves, ROOT, ROW_WORDS, TABLES_BYTES, Written, levels, names_part, read_checked,
+        span, split,
     },
 };
 
 /// All entries of a leaf, a bit for each.
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
-
-/// Bytes of the metadata of a leaf, and of a node. Both begin with the layer.
-const OF_LEAF: u64 = 16;
-const OF_NODE: u64 = 8;
 
 /// What is needed to find a disk again in a pool's [file](crate::PoolConfig::kept_in).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,10 +101,11 @@ pub struct Salvage {
     codec: String,
 }
 
-/// A leaf of the stream.
+/// A leaf of the stream. Its entries are read when they are needed: there may be many leaves.
+#[derive(Clone, Copy)]
 struct FoundLeaf {
+    part: Owner,
     layer: u32,
-    words: [u64; LEAF_SLOTS],
     /// A bit for each entry that is needed.
     wanted: u64,
     /// Whether a tree has it.
@@ -139,18 +137,25 @@ impl Salvage {
     pub fn open(file: File) -> Result<Self, SalvageError> {
         let mut bytes = [0; HEAD_BYTES];
         file.read_exact_at(&mut bytes, 0)?;
-        let (head, codec) = Head::decode(&bytes).map_err(|what| SalvageError::Invalid { what })?;
+        let len_bytes = file.metadata()?.len();
+        let (head, codec) = Head::decode(&bytes, len_bytes, NUMBERS).map_err(|what| SalvageError::Invalid { what })?;
         Ok(Self { file, head, codec })
     }
 
     /// Returns the last [note](crate::Pool::keep_note); `None` if there was none.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or has notes of which none is whole.
     pub fn note(&self) -> Result<Option<Vec<u8>>, SalvageError> {
         let read = |which: u64| read_checked(&self.file, self.head.notes_at + which * NOTE_BYTES, NOTE_BYTES);
-        let notes = [read(0)?, read(1)?];
-        Ok(notes.into_iter().flatten().max_by_key(|(generation, _)| *generation).map(|(_, note)| note))
+        match (read(0)?, read(1)?) {
+            (Written::Whole(first, note), Written::Whole(second, other)) => {
+                Ok(Some(if first > second { note } else { other }))
+            }
+            (Written::Whole(_, note), _) | (_, Written::Whole(_, note)) => Ok(Some(note)),
+            (Written::Nothing, Written::Nothing) => Ok(None),
+            _ => invalid("none of its notes is whole"),
+        }
     }
 
     /// Returns whether the disk existed when the process ended.
@@ -162,11 +167,12 @@ impl Salvage {
     }
 
     /// Writes these disks, and what they hold, to `out`, from which [`Pool::import`](crate::Pool::import)
-    /// makes a pool. A disk that did not exist any more is empty.
+    /// makes a pool. A disk that did not exist any more is empty. Returns the numbers of those that have content
+    /// beyond their end, which [`Disk::cut`] removes.
     ///
     /// # Errors
     /// See [`SalvageError`]. `out` may have part of a stream.
-    pub fn write(&self, disks: &[KeptDisk], out: &mut dyn Write) -> Result<(), SalvageError> {
+    pub fn write(&self, disks: &[KeptDisk], out: &mut dyn Write) -> Result<Vec<usize>, SalvageError> {
         let (leaf_numbers, node_numbers) = (HashMap::new(), HashMap::new());
         let mut walk = Walk { salvage: self, leaf_numbers, node_numbers, leaves: Vec::new(), nodes: Vec::new() };
         let mut roots = Vec::with_capacity(disks.len());
@@ -181,7 +187,14 @@ impl Salvage {
             roots.push((name, level));
         }
         walk.follow()?;
-        walk.write(disks, &roots, out)
+        walk.write(disks, &roots, out)?;
+        let mut beyond = Vec::new();
+        for (number, (disk, &(name, level))) in disks.iter().zip(&roots).enumerate() {
+            if names_part(name) && walk.has_from(name, level, disk.slots)? {
+                beyond.push(number);
+            }
+        }
+        Ok(beyond)
     }
 
     fn words<const N: usize>(&self, at: u64) -> io::Result<[u64; N]> {
@@ -190,6 +203,12 @@ impl Salvage {
         self.file.read_exact_at(bytes, at)?;
         let (words, _) = bytes.as_chunks::<8>();
         Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
+    }
+
+    /// Returns the entries of a leaf, without the marks of threads.
+    fn entries(&self, leaf: Owner) -> io::Result<[u64; LEAF_SLOTS]> {
+        let words: [u64; LEAF_SLOTS] = self.words(self.head.words_at + u64::from(leaf) * LEAF_BYTES as u64)?;
+        Ok(words.map(|word| word & !MARKS))
     }
 
     fn word32(&self, at: u64) -> io::Result<u32> {
@@ -239,7 +258,7 @@ impl Walk<'_> {
         }
         let Salvage { head, .. } = self.salvage;
         let places = self.salvage.words(head.nodes_at + u64::from(part) * LEAF_BYTES as u64)?;
-        let layer = self.salvage.word32(head.inner_at + u64::from(part) * OF_NODE)?;
+        let layer = self.salvage.word32(head.inner_at + u64::from(part) * OF_NODE_BYTES)?;
         for name in places.into_iter().filter(|&name| names_part(name)) {
             if level == 1 {
                 let part = self.part(name)?;
@@ -260,13 +279,10 @@ impl Walk<'_> {
         let number = match self.leaf_numbers.get(&part) {
             Some(&number) => number,
             None if u64::from(part) < head.parts => {
-                let words: [u64; LEAF_SLOTS] =
-                    self.salvage.words(head.words_at + u64::from(part) * LEAF_BYTES as u64)?;
-                let layer = self.salvage.word32(head.leaves_at + u64::from(part) * OF_LEAF)?;
-                let words = words.map(|word| word & !MARKS);
+                let layer = self.salvage.word32(head.leaves_at + u64::from(part) * OF_LEAF_BYTES)?;
                 let number = self.leaves.len() as u32;
                 self.leaf_numbers.insert(part, number);
-                self.leaves.push(FoundLeaf { layer, words, wanted: 0, in_tree: false });
+                self.leaves.push(FoundLeaf { part, layer, wanted: 0, in_tree: false });
                 number
             }
             None => return invalid("an entry leads to a leaf that cannot be"),
@@ -274,13 +290,35 @@ impl Walk<'_> {
         Ok(&mut self.leaves[number as usize])
     }
 
+    /// Returns whether the slots from `first` on, of those below a node, have something.
+    fn has_from(&self, node: u64, level: u32, first: u64) -> Result<bool, SalvageError> {
+        let each = span(level - 1);
+        let FoundNode { places, .. } = &self.nodes[self.node_numbers[&self.part(node)?] as usize];
+        let whole = usize::try_from(first.div_ceil(each)).unwrap_or(LEAF_SLOTS).min(LEAF_SLOTS);
+        if places[whole..].iter().any(|&name| names_part(name)) {
+            return Ok(true);
+        }
+        let cut = usize::try_from(first / each).ok().and_then(|at| places.get(at));
+        let Some(&name) = cut.filter(|&&name| !first.is_multiple_of(each) && names_part(name)) else {
+            return Ok(false);
+        };
+        if level > 1 {
+            return self.has_from(name, level - 1, first % each);
+        }
+        let words = self.salvage.entries(self.part(name)?)?;
+        let mut beyond = words[(first % each) as usize..].iter();
+        Ok(beyond.any(|&word| !matches!(Entry::decode(word), Entry::Empty | Entry::Hole)))
+    }
+
     /// Finds the entries to which entries lead: from a tree to another leaf, and on to one of the pool's own.
     fn follow(&mut self) -> Result<(), SalvageError> {
         let mut from: Vec<(usize, u64)> = (0..self.leaves.len()).map(|leaf| (leaf, ALL)).collect();
         while let Some((leaf, entries)) = from.pop() {
+            let FoundLeaf { part, in_tree, .. } = self.leaves[leaf];
+            let words = self.salvage.entries(part)?;
             for index in (0..LEAF_SLOTS).filter(|index| entries >> index & 1 != 0) {
-                let (to, index) = match Entry::decode(self.leaves[leaf].words[index]) {
-                    Entry::Link(_) if !self.leaves[leaf].in_tree => return invalid("a link that leads to a link"),
+                let (to, index) = match Entry::decode(words[index]) {
+                    Entry::Link(_) if !in_tree => return invalid("a link that leads to a link"),
                     Entry::Link(to) => (to, index),
                     Entry::Shared { number, .. } => Leaves::leaf_of(number),
                     _ => continue,
@@ -310,9 +348,10 @@ impl Walk<'_> {
             let record = writer.record(LEAVES)?;
             record.extend(layer_number(leaf.layer).to_le_bytes());
             let start = record.len();
+            let words = self.salvage.entries(leaf.part)?;
             record.extend([EMPTY; LEAF_SLOTS]);
             for index in (0..LEAF_SLOTS).filter(|index| leaf.wanted >> index & 1 != 0) {
-                let entry = leaf.words[index];
+                let entry = words[index];
                 let tag = self.entry(entry, record)?;
                 record[start + index] = tag;
                 objects += u64::from(Entry::decode(entry).object().is_some());
@@ -339,6 +378,9 @@ impl Walk<'_> {
         let mut owned = HashMap::<u32, Vec<u32>>::new();
         let mut next = layers.len() as u32;
         for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
+            if u64::from(layer) >= head.rows {
+                return invalid("a part has a layer that cannot be");
+            }
             let row = self.salvage.word32(head.owners_at + u64::from(layer) * 4)?;
             owned.entry(row).or_default().push(number);
         }
@@ -392,7 +434,9 @@ impl Walk<'_> {
         let mut tables = Vec::new();
         for number in 0..NUMBERS {
             let found = read_checked(file, head.tables_at + number as u64 * TABLES_BYTES, TABLES_BYTES)?;
-            tables.extend(found.map(|(order, bytes)| (order, number as u8, bytes)));
+            if let Written::Whole(order, bytes) = found {
+                tables.push((order, number as u8, bytes));
+            }
         }
         tables.sort_unstable();
         for (_, number, bytes) in tables {

@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use rustix::process::{Resource, getrlimit};
+
 /// Regions begin at multiples of this: the largest huge page of any Linux's usual page sizes.
 const ALIGN: u64 = 2 << 20;
 
@@ -38,6 +40,10 @@ impl MemoryFile {
     pub(crate) fn reserve(&self, len_bytes: u64) -> io::Result<u64> {
         let start = self.end.load(Relaxed);
         let end = start.checked_add(len_bytes.next_multiple_of(ALIGN)).ok_or(io::ErrorKind::FileTooLarge)?;
+        // The system would end the process.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < end) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         self.file.set_len(end)?;
         self.end.store(end, Relaxed);
         Ok(start)

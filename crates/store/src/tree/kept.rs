@@ -34,7 +34,7 @@ use std::{
 
 use pagefold_codec::PAGE_SIZE;
 
-use super::storage::LEAF_SLOTS;
+use super::storage::{LEAF_BYTES, LEAF_SLOTS};
 use crate::{
     entry::LayerId,
     limit::{Budget, Full, Purpose},
@@ -56,6 +56,13 @@ pub(crate) const NOTE_BYTES: u64 = 256 << 20;
 
 /// Bytes before tables or a note: order or generation, length, check.
 const BEFORE_BYTES: usize = 20;
+
+/// Bytes that are written by one call: it has a lock of the file, for which threads that free memory wait.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Bytes of the metadata of a leaf, and of a node. Both begin with the layer.
+pub(crate) const OF_LEAF_BYTES: u64 = 16;
+pub(crate) const OF_NODE_BYTES: u64 = 8;
 
 /// Words of a row: one for its key, one for its root. A slab has at most 32 parts per page.
 pub(crate) const ROW_WORDS: usize = 16;
@@ -102,13 +109,17 @@ impl Head {
         bytes
     }
 
-    /// Returns the head of a file that begins with these bytes, and the codec's name. Fails with the reason
-    /// if they are none that this program can read.
-    pub(crate) fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<(Self, String), &'static str> {
+    /// Returns the head of a file of `len_bytes` that begins with these bytes and has tables of `numbers` numbers,
+    /// and the codec's name. Fails with the reason if they are none that this program can read.
+    pub(crate) fn decode(
+        bytes: &[u8; HEAD_BYTES],
+        len_bytes: u64,
+        numbers: usize,
+    ) -> Result<(Self, String), &'static str> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or("it does not begin like a pool")?;
         let (words, _) = rest.as_chunks::<8>();
-        let mut numbers = words.iter().map(|word| u64::from_le_bytes(*word));
-        let mut next = || numbers.next().unwrap_or(0);
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next().unwrap_or(0);
         if next() != VERSION {
             return Err("it is of another version");
         }
@@ -139,7 +150,31 @@ impl Head {
         if head.parts > 1 << 24 || head.rows > ROWS_MAX as u64 || head.span_bits > 32 {
             return Err("its sizes cannot be");
         }
+        if !head.is_within(len_bytes, numbers) || head.common_layer >= head.rows {
+            return Err("its parts lie beyond its end");
+        }
         Ok((head, name.to_owned()))
+    }
+
+    /// Returns whether everything lies in a file of `len_bytes`, which has tables of `numbers` numbers.
+    fn is_within(&self, len_bytes: u64, numbers: usize) -> bool {
+        let Self { tables_at, notes_at, rows_at, rows, owners_at, parts, words_at, leaves_at, .. } = *self;
+        let Self { nodes_at, inner_at, heap_at, shards, span_bits, .. } = *self;
+        let all = [
+            (tables_at, numbers as u64, TABLES_BYTES),
+            (notes_at, 2, NOTE_BYTES),
+            (rows_at, rows, 8 * ROW_WORDS as u64),
+            (owners_at, rows, 4),
+            (words_at, parts, LEAF_BYTES as u64),
+            (leaves_at, parts, OF_LEAF_BYTES),
+            (nodes_at, parts, LEAF_BYTES as u64),
+            (inner_at, parts, OF_NODE_BYTES),
+            (heap_at, shards, 1 << span_bits),
+        ];
+        all.into_iter().all(|(at, count, each_bytes)| {
+            let end = each_bytes.checked_mul(count).and_then(|bytes| at.checked_add(bytes));
+            end.is_some_and(|end| end <= len_bytes)
+        })
     }
 }
 
@@ -218,14 +253,21 @@ impl KeptFile {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut generation = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        *generation += 1;
-        self.put(self.head.notes_at + *generation % 2 * NOTE_BYTES, *generation, note)
+        // If that fails, the next attempt is in the same place: the other one has the last note.
+        let next = *generation + 1;
+        self.put(self.head.notes_at + next % 2 * NOTE_BYTES, next, note)?;
+        *generation = next;
+        Ok(())
     }
 
     /// Writes bytes, and then what comes before them.
     fn put(&self, at: u64, order: u64, bytes: &[u8]) -> io::Result<()> {
         let file = self.file.file();
-        file.write_all_at(bytes, at + BEFORE_BYTES as u64)?;
+        let mut to = at + BEFORE_BYTES as u64;
+        for piece in bytes.chunks(PIECE_BYTES) {
+            file.write_all_at(piece, to)?;
+            to += piece.len() as u64;
+        }
         file.write_all_at(&before(order, bytes), at)
     }
 
@@ -256,19 +298,31 @@ fn before(order: u64, bytes: &[u8]) -> [u8; BEFORE_BYTES] {
     before
 }
 
-/// Reads the bytes at an offset, of which there are at most `most`, and their order. Returns `None` if they
-/// are not whole.
-pub(crate) fn read_checked(file: &File, at: u64, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
+/// What was written at an offset.
+#[derive(Debug)]
+pub(crate) enum Written {
+    Nothing,
+    /// Not all of it is there.
+    Part,
+    /// The order, and the bytes.
+    Whole(u64, Vec<u8>),
+}
+
+/// Reads the bytes at an offset, of which there are at most `most`, and their order.
+pub(crate) fn read_checked(file: &File, at: u64, most: u64) -> io::Result<Written> {
     let mut head = [0; BEFORE_BYTES];
     file.read_exact_at(&mut head, at)?;
     let word = |at: usize| head[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
     let (order, len) = (word(0), word(8));
-    if len > most - BEFORE_BYTES as u64 || order == 0 {
-        return Ok(None);
+    if head == [0; BEFORE_BYTES] {
+        return Ok(Written::Nothing);
+    }
+    if len > most - BEFORE_BYTES as u64 {
+        return Ok(Written::Part);
     }
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, at + BEFORE_BYTES as u64)?;
-    Ok((head == before(order, &bytes)).then_some((order, bytes)))
+    Ok(if head == before(order, &bytes) { Written::Whole(order, bytes) } else { Written::Part })
 }
 
 /// A disk's row.

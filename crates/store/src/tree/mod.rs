@@ -49,7 +49,10 @@ use std::sync::{Arc, PoisonError};
 
 use self::storage::FAN_BITS;
 pub(crate) use self::{
-    kept::{HEAD_BYTES, Head, KEY, KeptFile, NOTE_BYTES, ROOT, ROW_WORDS, Row, TABLES_BYTES, read_checked},
+    kept::{
+        HEAD_BYTES, Head, KEY, KeptFile, NOTE_BYTES, OF_LEAF_BYTES, OF_NODE_BYTES, ROOT, ROW_WORDS, Row, TABLES_BYTES,
+        Written, read_checked,
+    },
     layers::{Layers, Sums},
     parts::{EntryCounter, HOLE, NOTHING, Parts, Unused, entry_below, names_part},
     shadows::Shadows,
@@ -195,7 +198,7 @@ impl<'a> Looked<'a> {
 }
 
 /// Returns the number of slots below a part.
-fn span(level: u32) -> u64 {
+pub(crate) fn span(level: u32) -> u64 {
     1 << (FAN_BITS * (level + 1))
 }
 
@@ -682,7 +685,13 @@ impl<'a> Changing<'a> {
         if !self.freeze(layer, wait) {
             self.parts.layers.give(layer, self.parts.budget);
         }
-        self.set_root(other.root.swap(NOTHING, AcqRel));
+        let root = other.root.load(Acquire);
+        // In the file, first this tree has the content, and then the other one does not.
+        if let Some(row) = &self.tree.row {
+            row.set_root(root);
+        }
+        other.store_root(NOTHING);
+        self.set_root(root);
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use pagefold_codec::by_name;
-use pagefold_store::{Disk, ImportedPool, KeptDisk, PAGE_SIZE, Page, Pool, PoolConfig, Salvage};
+use pagefold_store::{Disk, ImportedPool, KeptDisk, PAGE_SIZE, Page, Pool, PoolConfig, Salvage, SalvageError};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 
@@ -89,6 +89,76 @@ fn notes_and_disks_that_are_gone() {
     assert!(Pool::new(config()).expect("a pool").file().is_none());
 }
 
+/// A note that was being written when the process was killed leaves the one before, and one that cannot be
+/// written does not take its place.
+#[test]
+fn of_two_notes_one_is_whole_or_both_are_refused() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let file = pool.file().expect("a file");
+    let note = || Salvage::open(file.try_clone().expect("a copy")).expect("a pool").note();
+    pool.keep_note(&vec![1; 300_000]).expect("memory");
+    pool.keep_note(&vec![2; 300_000]).expect("memory");
+    let at = |which: u64| word(file, 40) + which * (256 << 20);
+    let damage = |which: u64| {
+        let byte = word(file, at(which) + 200_000) as u8;
+        file.write_all_at(&[!byte], at(which) + 200_000).expect("memory");
+    };
+    damage(0);
+    assert_eq!(note().expect("a file"), Some(vec![1; 300_000]));
+    damage(1);
+    assert!(matches!(note(), Err(SalvageError::Invalid { .. })));
+    damage(0);
+    assert_eq!(note().expect("a file"), Some(vec![2; 300_000]));
+}
+
+/// A size in a note may be smaller than that of the tree: a larger disk has zeros there.
+#[test]
+fn what_lies_beyond_the_end_is_cut() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let disk = pool.disk(300_000).expect("a disk");
+    for slot in [0, 99, 100, 127, 128, 5000, 270_000] {
+        disk.write(slot, &mixed(slot, 0xff)).expect("no limit");
+    }
+    let fork = disk.fork().expect("no limit");
+    let salvage = Salvage::open(pool.file().expect("a file").try_clone().expect("a copy")).expect("a pool");
+    for slots in [0, 1, 100, 128, 4096, 5000, 262_144, 270_000, 270_001] {
+        let mut kept = described(&[&disk, &fork]);
+        (kept[0].slots, kept[0].is_over) = (slots, false);
+        let mut stream = Vec::new();
+        let beyond = salvage.write(&kept, &mut stream).expect("a stream");
+        assert_eq!(beyond, if slots > 270_000 { vec![] } else { vec![0] });
+        let imported = Pool::import(config(), &mut &stream[..]).expect("a pool");
+        let [cut, whole] = [0, 1].map(|number: usize| &imported.disks[number].disk);
+        beyond.iter().for_each(|&number| imported.disks[number].disk.cut().expect("room"));
+        imported.pool.check().expect("consistent");
+        cut.resize(300_000).expect("a size");
+        for slot in [0, 99, 100, 127, 128, 5000, 270_000] {
+            let (mut page, mut other) = ([1; PAGE_SIZE], [1; PAGE_SIZE]);
+            cut.read(slot, &mut page).expect("a page");
+            whole.read(slot, &mut other).expect("a page");
+            assert!(page == if slot < slots { *mixed(slot, 0xff) } else { [0; PAGE_SIZE] }, "{slot} of {slots}");
+            assert!(other == *mixed(slot, 0xff));
+        }
+    }
+}
+
+/// Whatever place, count or size a head has, it is refused if that does not fit into the file.
+#[test]
+fn heads_that_lead_beyond_the_file_are_refused() {
+    let pool = Pool::new(kept(&config())).expect("a pool");
+    let (file, _) = copied(pool.file().expect("a file"));
+    for at in (32..32 + 14 * 8).step_by(8) {
+        let before = word(&file, at);
+        for wrong in [u64::MAX, 1 << 63, file.metadata().expect("a file").len()] {
+            file.write_all_at(&wrong.to_le_bytes(), at).expect("memory");
+            let opened = Salvage::open(file.try_clone().expect("a copy"));
+            assert!(matches!(opened, Err(SalvageError::Invalid { .. })), "{wrong} at {at}");
+        }
+        file.write_all_at(&before.to_le_bytes(), at).expect("memory");
+    }
+    Salvage::open(file).expect("a pool");
+}
+
 /// Copies the parts of a sparse file that have data, and returns where these are.
 fn copied(from: &File) -> (File, Vec<(u64, u64)>) {
     let (to, mut parts, mut at) = (memory_file(), Vec::new(), 0);
@@ -121,7 +191,7 @@ proptest! {
         }
         let mut stream = Vec::new();
         let salvage = Salvage::open(file);
-        if let Ok(()) = salvage.and_then(|salvage| salvage.write(&described(&all), &mut stream))
+        if let Ok(_) = salvage.and_then(|salvage| salvage.write(&described(&all), &mut stream))
             && let Ok(imported) = Pool::import(config(), &mut &stream[..])
         {
             imported.pool.check().map_err(TestCaseError::fail)?;

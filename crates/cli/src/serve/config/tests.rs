@@ -34,7 +34,7 @@ fn options(words: &[OsString]) -> BTreeMap<String, Vec<OsString>> {
 }
 
 /// A value of each option that needs no other and excludes none, as it is on the command line.
-const VALUES: [(&str, &[&str]); 25] = [
+const VALUES: [(&str, &[&str]); 26] = [
     ("export", &["name=a,size=1G,limit=1M", "name=b,size=512"]),
     ("dir", &["/run/x y"]),
     ("unix", &["/run/a=b.sock", "/run/\"quoted\\'.sock"]),
@@ -53,6 +53,7 @@ const VALUES: [(&str, &[&str]); 25] = [
     ("base-cache", &["64M"]),
     ("when-full", &["wait"]),
     ("dedupe", &[]),
+    ("keep-memory", &[]),
     ("read-only", &[]),
     ("max-connections", &["7"]),
     ("exit-with-parent", &[]),

@@ -1,0 +1,65 @@
+//! Opening bases again at the start of a process that continues a server which has ended. At a boot, for
+//! example, a network or a mount may come later. Whatever else fails then would lose the disks.
+
+use std::{
+    io::{self, ErrorKind},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use pagefold_storage::Open;
+
+use crate::{DescriptorStore, Observer};
+
+/// How long a base is waited for, and the pauses between two attempts.
+const PATIENCE: Duration = Duration::from_secs(600);
+const FIRST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// What the start may take beyond that, for one attempt.
+const ATTEMPT: Duration = Duration::from_secs(60);
+
+/// Tries to open what bases are read from until it [ends](Self::end).
+pub(super) struct Patient(Arc<AtomicBool>);
+
+impl Patient {
+    /// Begins. `store` learns that the start takes longer.
+    pub(super) fn begin(open: &mut Arc<Open>, store: &Arc<dyn DescriptorStore>, observer: &Observer) -> Self {
+        let begun = Arc::new(AtomicBool::new(true));
+        let (once, waits) = (Arc::clone(open), Arc::clone(&begun));
+        let (store, observer) = (Arc::clone(store), observer.clone());
+        *open = Arc::new(move |path: &Path| {
+            let start = Instant::now();
+            let mut pause = FIRST;
+            loop {
+                let error = match once(path) {
+                    Err(error) if waits.load(SeqCst) && may_pass(&error) && start.elapsed() < PATIENCE => error,
+                    opened => return opened,
+                };
+                if pause == FIRST {
+                    let path = pagefold_storage::shown(path);
+                    observer.warn(&format!("the start waits for the base {path}: {error}"));
+                }
+                store.begins_within(pause + ATTEMPT);
+                thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST);
+            }
+        });
+        Self(begun)
+    }
+
+    /// From now on, a base that cannot be opened is an error immediately.
+    pub(super) fn end(&self) {
+        self.0.store(false, SeqCst);
+    }
+}
+
+/// Returns whether the same call may succeed later.
+fn may_pass(error: &io::Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput | ErrorKind::InvalidData)
+}
