@@ -7,7 +7,7 @@ use std::{
     os::{fd::AsRawFd, unix::fs::FileExt},
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_codec::by_name;
@@ -34,11 +34,25 @@ fn described(disks: &[&Disk]) -> Vec<KeptDisk> {
     disks.iter().map(|disk| KeptDisk::of(disk, b"note".to_vec()).expect("a kept pool")).collect()
 }
 
-/// Returns the pool that another process would make of this one's file.
+/// Returns the pool that another process would make of this one's file. The pool's own threads, which may
+/// still move and free objects, have to be done: what is found has to be the same twice.
 pub(crate) fn salvaged(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
-    let file = pool.file().expect("a file").try_clone().expect("a copy");
-    let mut stream = Vec::new();
-    Salvage::open(file).expect("a pool").write(&described(disks), &mut stream).expect("a stream");
+    let found = || {
+        let file = pool.file().expect("a file").try_clone().expect("a copy");
+        let mut stream = Vec::new();
+        Salvage::open(file)?.write(&described(disks), &mut stream).map(|_| stream)
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut before = found();
+    let stream = loop {
+        let again = found();
+        match (&before, &again) {
+            (Ok(before), Ok(stream)) if before == stream => break stream.clone(),
+            _ => assert!(Instant::now() < deadline, "{again:?}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+        before = again;
+    };
     compared(&stream, 0, pool, disks, config, false)
 }
 
