@@ -58,6 +58,12 @@ fn ext4_lives_on_the_disk() {
             run(Command::new("cp").arg("-r").arg(&source).arg(folder.join("src")));
             run(&mut Command::new("sync"));
             run(Command::new("umount").arg(&folder));
+            // The kernel clears the loop device a moment later. Until then, mount finds it and fails.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !run(Command::new("losetup").arg("-j").arg(&disk)).is_empty() {
+                assert!(Instant::now() < deadline, "the loop device stays");
+                thread::sleep(Duration::from_millis(10));
+            }
             run(Command::new("mount").args(["-o", "loop,ro"]).arg(&disk).arg(&folder));
             run(Command::new("diff").arg("-r").arg(&source).arg(folder.join("src")));
             run(Command::new("umount").arg(&folder));
