@@ -263,7 +263,11 @@ impl Killed {
                 permissions.mode = found.mode() & 0o777;
                 permissions.group = Some(found.gid());
             }
-            let _ = server.0.disks.table().adopt_socket(name, ServedSocket::again(path.clone(), permissions));
+            let again = ServedSocket::again(path.clone(), permissions);
+            if let Err(failure) = server.0.disks.table().adopt_socket(name, again) {
+                let path = path.display();
+                server.0.observer.warn(&format!("disk '{name}' has lost its own socket {path}: {failure}"));
+            }
         }
         Ok(())
     }
