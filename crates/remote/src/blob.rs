@@ -356,7 +356,7 @@ impl Blob {
         let result = self.try_fetch_run(&mut run, need);
         if let Err(error) = &result {
             let what = error.to_string();
-            run.iter().for_each(|landing| landing.flight.fail(&what));
+            run.iter().for_each(|landing| landing.fail(&what));
         }
         result
     }
@@ -600,12 +600,17 @@ impl Landing<'_> {
         self.flight.set(Ok(Arc::clone(&bytes)));
         bytes
     }
+
+    /// Ends the flight without its chunk. Those who waited may try again, so they do not find it then.
+    fn fail(&self, what: &str) {
+        self.blob.leave(self.chunk, &self.flight);
+        self.flight.fail(what);
+    }
 }
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        self.flight.fail("the request was given up");
-        self.blob.leave(self.chunk, &self.flight);
+        self.fail("the request was given up");
     }
 }
 
@@ -719,4 +724,35 @@ impl Drop for Permit<'_> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::Indexing;
+
+    /// Who waited for a chunk in vain fetches it again, and does not find the failure a second time.
+    #[test]
+    fn a_flight_that_failed_is_not_found_again() {
+        let mut indexing = Indexing::new();
+        indexing.add(b"bytes");
+        let index = Arc::new(indexing.finish());
+        let blob = Blob::new("x".into(), index, None, None, true, Duration::ZERO, Noted::default());
+        for time in 0..200 {
+            let flight = Arc::default();
+            lock(&blob.flights).insert(0, Arc::clone(&flight));
+            let landing = Landing { blob: &blob, chunk: 0, flight: Arc::clone(&flight) };
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    flight.wait(Instant::now()).expect("not announced").expect_err("no bytes");
+                    assert!(lock(&blob.flights).is_empty());
+                });
+                // Both ways to fail.
+                if time % 2 == 0 {
+                    landing.fail("it is not there");
+                }
+                drop(landing);
+            });
+        }
+    }
 }

@@ -22,7 +22,7 @@ fn assert_names(message: &str, words: &[&str]) {
 fn a_disk_that_could_hold_no_page_is_refused() {
     let args = ["serve", "--size", "16G", "--dir", "/nonexistent/folder"];
     let message = run_to_fail(pagefold().args(args).args(["--memory-limit", "30K"]));
-    assert_names(&message, &["30720 bytes", "a single page needs"]);
+    assert_names(&message, &["of 30 KiB is too small", "a single page needs", "KiB"]);
 }
 
 #[test]

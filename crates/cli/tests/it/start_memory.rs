@@ -1,8 +1,14 @@
 //! The memory limit that a server starts with, and its own directory.
 
-use rustix::process::Signal;
+use std::path::Path;
 
-use crate::server::{Server, pagefold, run, run_to_fail};
+use rustix::process::Signal;
+use sha2::Digest;
+
+use crate::{
+    guest::Machine,
+    server::{Server, pagefold, run, run_to_fail},
+};
 
 /// Returns what a server says between its start and its end.
 fn said(args: &[&str]) -> String {
@@ -63,4 +69,29 @@ fn a_server_starts_in_a_small_address_space() {
         env!("CARGO_BIN_EXE_pagefold")
     );
     assert_eq!(run(std::process::Command::new("sh").args(["-c", &script])), "served\n");
+}
+
+/// A system that does not overcommit memory charges what a program enables: a server starts there, and
+/// holds what is written.
+const STRICT: &str = "
+export PATH=/programs:/bin HOME=/tmp
+set -e
+dir='--dir /tmp/server'
+echo 2 >/proc/sys/vm/overcommit_memory
+pagefold serve $dir --export name=job,size=1G --detach
+dev=$(pagefold attach job --via nbd $dir)
+seq 30000 | dd of=$dev bs=4k conv=fsync 2>/dev/null
+echo \"sum: $(head -n 30000 $dev | sha256sum)\"
+pagefold detach job $dir
+pagefold stop $dir
+";
+
+#[test]
+fn a_server_starts_where_memory_is_not_overcommitted() {
+    let Some(machine) = Machine::find("a_server_starts_where_memory_is_not_overcommitted") else { return };
+    let numbers: String = (1..=30000).map(|number| format!("{number}\n")).collect();
+    let sum: String = sha2::Sha256::digest(numbers).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut guest = machine.start_with(&[Path::new(env!("CARGO_BIN_EXE_pagefold"))], &[], STRICT);
+    assert_eq!(guest.wait_for("sum: "), format!("{sum}  -"));
+    guest.end();
 }
