@@ -249,7 +249,8 @@ impl Core {
         }
         let (leaf, _) = PartStorage::leaf_of(number);
         let grows_bytes = len_bytes.saturating_sub(replaced_bytes) as u64;
-        if !self.budget.admits(grows_bytes, replaced_bytes == 0) {
+        let is_new = replaced_bytes == 0;
+        if !self.budget.admits(grows_bytes, is_new) && (is_new || !self.admits_at_last(grows_bytes, kept)) {
             return Err(Full);
         }
         let at = match self.heap.alloc_to_write(len_bytes, leaf) {
@@ -264,6 +265,15 @@ impl Core {
             Compressed::Object { tables, .. } => Entry::Object { tables, len_bytes, at },
             _ => Entry::Raw { at },
         })
+    }
+
+    /// Returns whether a longer object is admitted once objects that are kept for readers, or wait to be
+    /// freed, are free: with many CPUs, more than pages may grow.
+    #[cold]
+    fn admits_at_last(&self, grows_bytes: u64, kept: &mut Kept) -> bool {
+        self.streams.release_all(Some(kept), |word| self.free(Entry::decode(word)));
+        self.heap.publish_all_free();
+        self.budget.admits(grows_bytes, false)
     }
 
     /// Returns whether `entry` is exactly what [`compress`](Self::compress) has just made of

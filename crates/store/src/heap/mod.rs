@@ -322,8 +322,7 @@ impl Heap {
         // All CPUs share the budget's cache line, so only significant changes are published.
         let (before, now) = (padded.free_bytes.load(Relaxed), shard.held_bytes - shard.live_bytes);
         if before.abs_diff(now) >= REPORT_BYTES && before.abs_diff(now) >= self.report_bytes() || now == 0 {
-            padded.free_bytes.store(now, Relaxed);
-            self.budget.report_free(before, now);
+            self.publish_free(padded, shard);
         }
         let pressure = self.pressure_of(shard) as u8;
         if is_roomy(shard) && !padded.roomy.load(Relaxed) && !padded.roomy.swap(true, Relaxed) {
@@ -332,6 +331,21 @@ impl Heap {
         if pressure > padded.pressure.load(Relaxed) {
             padded.pressure.store(pressure, Relaxed);
             self.pressure.fetch_max(pressure, Release);
+        }
+    }
+
+    fn publish_free(&self, padded: &PaddedShard, shard: &Shard) {
+        let now = shard.held_bytes - shard.live_bytes;
+        self.budget.report_free(padded.free_bytes.swap(now, Relaxed), now);
+    }
+
+    /// Frees all objects that wait for that, and publishes the free bytes of each shard exactly.
+    #[cold]
+    pub(crate) fn publish_all_free(&self) {
+        for (_, padded) in self.padded_shards() {
+            let mut shard = self.lock(padded);
+            shard.free_delayed(&padded.blocks);
+            self.publish_free(padded, &shard);
         }
     }
 

@@ -2,6 +2,8 @@
 
 #[cfg(not(loom))]
 mod faults;
+#[cfg(not(loom))]
+mod limit;
 #[cfg(loom)]
 mod models;
 #[cfg(loom)]
