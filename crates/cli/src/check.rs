@@ -8,9 +8,9 @@ use pagefold_erofs::{CheckReport, CompareReport, Image, ImageFile};
 
 use crate::output::{is_closed, output};
 use crate::record::{self, Record};
-use crate::source::{SourceArgs, tell_changes, tell_differences};
+use crate::source::{SourceArgs, print_changes, print_differences};
 use crate::{
-    image::{ImageArgs, ImagePath, resolve, tell_problems, tell_warnings},
+    image::{ImageArgs, ImagePath, print_problems, print_warnings, resolve},
     text::show,
 };
 use crate::{report::misuse, size};
@@ -69,12 +69,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let own = ImageFile::at(file).with_context(|| file.display().to_string())?;
             let tree = args.source.tree(sources, Some(own))?;
             let report = image.compare(&tree, args.threads);
-            tell_changes(&tree);
+            print_changes(&tree);
             Some(report)
         }
     };
     let found = Problems { report, comparison };
-    tell_warnings(path, &found.report.warnings, found.report.more_warnings);
+    print_warnings(path, &found.report.warnings, found.report.more_warnings);
     if args.json {
         match found.print_json(path) {
             // The reader has gone away, but problems were found.
@@ -84,8 +84,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let report = &found.report;
-    tell_problems(path, &report.problems);
-    found.comparison.as_ref().map(tell_differences);
+    print_problems(path, &report.problems);
+    found.comparison.as_ref().map(print_differences);
     if !found.is_nothing() {
         bail!("{}", found.verdict(file));
     }

@@ -7,10 +7,10 @@ use anyhow::{Context, bail};
 use pagefold_erofs::{Error, Existing, ExtractOptions, ExtractProblem, ExtractReport, FileKind, LeftOut};
 
 use crate::{
-    image::{ImageArgs, ImagePath, resolve, show_below, tell_warnings},
+    image::{ImageArgs, ImagePath, print_warnings, resolve, show_below},
     text::show,
 };
-use crate::{report::tell, size};
+use crate::{report::print, size};
 
 /// Extract an EROFS image, or a directory of it
 #[derive(clap::Args)]
@@ -106,18 +106,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut report =
         image.extract_below(&start, &args.directory, &options).with_context(|| args.directory.display().to_string())?;
     let last = if report.stopped { report.problems.pop() } else { None };
-    tell_warnings(path, &report.warnings, report.more_warnings);
+    print_warnings(path, &report.warnings, report.more_warnings);
     for ExtractProblem { path, error, count, .. } in &report.problems {
         let more = match count {
             1 => String::new(),
             2 => " (and 1 more file)".to_owned(),
             count => format!(" (and {} more files)", count - 1),
         };
-        tell(&format!("{}: {}{more}", in_target(&args.directory, path), show(error.to_string().as_bytes())));
+        print(&format!("{}: {}{more}", in_target(&args.directory, path), show(error.to_string().as_bytes())));
     }
     let left_out = left_out(&report.left_out, !args.no_owners);
     if !left_out.is_empty() {
-        tell(&format!("left out: {left_out}"));
+        print(&format!("left out: {left_out}"));
     }
     if let Some(ExtractProblem { path, error, .. }) = last {
         let got = format!("{} names with {} of files", report.names, size::show(report.file_bytes));

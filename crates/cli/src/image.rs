@@ -15,7 +15,7 @@ use pagefold_storage::{Location, Storage};
 
 use crate::{
     log, places,
-    report::tell,
+    report::print,
     size, storage,
     storage::RemoteArgs,
     text::{date, show},
@@ -74,7 +74,7 @@ impl ImageArgs {
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Image> {
         let image = self.open_with(path, Image::DEFAULT_CACHE_BYTES)?;
         if let Err(error) = image.check_len() {
-            tell(&format!("warning: {}: {error}", show(path.as_os_str().as_bytes())));
+            print(&format!("warning: {}: {error}", show(path.as_os_str().as_bytes())));
         }
         Ok(image)
     }
@@ -183,7 +183,7 @@ pub(crate) fn show_below(path: &[u8], below: &[u8]) -> String {
 
 /// If a new image has encoded extents, writes which Linux mounts it to standard error, and how to
 /// `avoid` them.
-pub(crate) fn tell_needed_linux(path: &Path, report: &BuildReport, avoid: &str) {
+pub(crate) fn print_needed_linux(path: &Path, report: &BuildReport, avoid: &str) {
     if report.files_with_extents > 0 {
         let why = "files that are almost only zeros have encoded extents";
         log::line(&format!("{}: mounting it needs Linux 6.15: {why}{avoid}", path.display()));
@@ -191,7 +191,7 @@ pub(crate) fn tell_needed_linux(path: &Path, report: &BuildReport, avoid: &str) 
 }
 
 /// Writes a line about each problem to standard error.
-pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
+pub(crate) fn print_problems(path: &[u8], problems: &[Problem]) {
     for Problem { path: below, error, other } in problems {
         let other = other.as_ref().map_or_else(String::new, |other| format!(": {}", show_below(path, other)));
         log::line(&format!("{}: {error}{other}", show_below(path, below)));
@@ -199,7 +199,7 @@ pub(crate) fn tell_problems(path: &[u8], problems: &[Problem]) {
 }
 
 /// Writes a line about each warning, and the number of `more` warnings, to standard error.
-pub(crate) fn tell_warnings(path: &[u8], warnings: &[Notice], more: u64) {
+pub(crate) fn print_warnings(path: &[u8], warnings: &[Notice], more: u64) {
     for Notice { path: below, what, .. } in warnings {
         log::line(&format!("warning: {}: {what}", show_below(path, below)));
     }

@@ -42,7 +42,7 @@ use std::{env, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use pagefold_size as size;
-use report::{Misuse, complaint, tell};
+use report::{Misuse, complaint, print};
 use text::message;
 
 /// Compressed storage in user space
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
         Ok(expanded) => expanded,
         Err(error) if error.is::<Misuse>() => return refuse(&message(&error)),
         Err(error) => {
-            tell(&message(&error));
+            print(&message(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -180,7 +180,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<Misuse>() => refuse(&message(&error)),
         Err(error) => {
-            tell(&message(&error));
+            print(&message(&error));
             ExitCode::FAILURE
         }
     }
@@ -190,8 +190,8 @@ fn main() -> ExitCode {
 fn refuse(what: &str) -> ExitCode {
     let name = env::args().nth(1).filter(|name| Args::command().find_subcommand(name).is_some());
     let name = name.map_or_else(String::new, |name| format!(" {name}"));
-    tell(what);
-    tell(&format!("see 'pagefold{name} --help'"));
+    print(what);
+    print(&format!("see 'pagefold{name} --help'"));
     ExitCode::from(2)
 }
 

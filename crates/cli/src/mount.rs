@@ -12,7 +12,7 @@ use pagefold_fuse::{Log, Mount, MountOptions, Unmounter};
 use signal_hook::iterator::Signals;
 
 use crate::log::{Level, Sink};
-use crate::{background, image::ImageArgs, report::tell, signals, size};
+use crate::{background, image::ImageArgs, report::print, signals, size};
 
 /// Mount an EROFS image read-only, with FUSE
 #[derive(clap::Args)]
@@ -137,7 +137,7 @@ fn serve(args: &Args) -> anyhow::Result<ExitCode> {
     let cache = usize::try_from(args.cache).context("--cache exceeds the address space")?;
     let image = args.image.open_with(&args.path, cache)?;
     if let Err(error) = image.check_len() {
-        tell(&format!("warning: {shown}: {error}"));
+        print(&format!("warning: {shown}: {error}"));
     }
     let options = args.mount_options()?;
     // Catch signals before the mount exists, so that no signal leaves it behind.
@@ -152,7 +152,7 @@ fn serve(args: &Args) -> anyhow::Result<ExitCode> {
     if args.announce {
         background::announce()?;
     } else {
-        tell(&format!("{shown} is mounted on {}", args.directory.display()));
+        print(&format!("{shown} is mounted on {}", args.directory.display()));
     }
     mount.serve().context("the mount failed")?;
     Ok(ExitCode::SUCCESS)
@@ -166,7 +166,7 @@ fn end_on_signals(mut signals: Signals, unmounter: &Unmounter) {
         }
         asked = true;
         if let Err(error) = unmounter.unmount() {
-            tell(&format!("cannot unmount: {error}"));
+            print(&format!("cannot unmount: {error}"));
         }
     }
 }
@@ -180,7 +180,7 @@ fn log(args: &Args) -> anyhow::Result<Log> {
             Some(Sink::file(path)?)
         }
         None if args.announce => Sink::system().ok(),
-        None => return Ok(Log::new(tell)),
+        None => return Ok(Log::new(print)),
     };
     Ok(Log::new(move |line| {
         if let Some(sink) = &sink {

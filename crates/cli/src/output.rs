@@ -22,18 +22,18 @@ pub(crate) struct Output(StdoutLock<'static>);
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(told_apart)
+        self.0.write(bytes).map_err(as_output_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush().map_err(told_apart)
+        self.0.flush().map_err(as_output_error)
     }
 }
 
 #[derive(Debug)]
 struct OutputError(io::Error);
 
-fn told_apart(error: io::Error) -> io::Error {
+fn as_output_error(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::Interrupted => error,
         kind => io::Error::new(kind, OutputError(error)),
@@ -57,9 +57,9 @@ mod tests {
     #[test]
     fn only_a_closed_output_is_no_failure() {
         let closed = || io::Error::from(ErrorKind::BrokenPipe);
-        let output = Err::<(), _>(told_apart(closed())).context("listing").unwrap_err();
+        let output = Err::<(), _>(as_output_error(closed())).context("listing").unwrap_err();
         assert!(is_closed(&output));
         assert!(!is_closed(&anyhow::Error::new(closed())), "of a socket, say");
-        assert!(!is_closed(&anyhow::Error::new(told_apart(ErrorKind::StorageFull.into()))));
+        assert!(!is_closed(&anyhow::Error::new(as_output_error(ErrorKind::StorageFull.into()))));
     }
 }

@@ -13,7 +13,7 @@ use pagefold_erofs::{BuildOptions, Compression, Error, Fragments, Hint, Image, I
 use pagefold_output::{Destination, ImageFormat, Inputs};
 
 use crate::destination::{draft, wrong_name};
-use crate::image::tell_needed_linux;
+use crate::image::print_needed_linux;
 use crate::source::{self, SourceArgs};
 use crate::{codec, log, progress::ProgressLine, report::misuse, size};
 
@@ -171,9 +171,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ));
     }
     if matches!(args.indexes, IndexKind::Auto) {
-        tell_needed_linux(&args.output, &report, "; --indexes compact avoids them");
+        print_needed_linux(&args.output, &report, "; --indexes compact avoids them");
     }
-    let changes = source::tell_changes(&tree);
+    let changes = source::print_changes(&tree);
     ensure!(
         changes == 0,
         "{}: written, but {changes} file{} of the source changed while packing",
@@ -213,7 +213,7 @@ impl Args {
     fn verify(&self, tree: &Tree, image: &File) -> anyhow::Result<()> {
         let image = image.try_clone().context("opening the image again")?;
         let report = Image::open(image).context("cannot read the image")?.compare(tree, self.threads);
-        let count = source::tell_differences(&report);
+        let count = source::print_differences(&report);
         ensure!(
             count == 0,
             "{}: not written: {count} difference{} between the image and its source. If the source changed while it was \

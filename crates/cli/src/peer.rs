@@ -101,7 +101,7 @@ impl Peer {
             let is_starting = is_missing && directory.as_deref().is_some_and(is_claimed);
             let time = if is_starting { TIMEOUT } else { no_sign };
             if !is_missing || start.elapsed() >= time {
-                return Err(told(error, is_starting));
+                return Err(with_advice(error, is_starting));
             }
             thread::sleep(PAUSE);
         }
@@ -112,8 +112,8 @@ fn is_claimed(directory: &Path) -> bool {
     matches!(Claim::open(directory), Ok(Some(claim)) if claim.is_held())
 }
 
-/// Adds what to do to an error of connecting.
-fn told(error: ClientError, is_starting: bool) -> anyhow::Error {
+/// Adds advice to an error of connecting.
+fn with_advice(error: ClientError, is_starting: bool) -> anyhow::Error {
     let advice = match &error {
         ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
             "only the user of the server there and root may manage it"

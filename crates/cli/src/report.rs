@@ -32,6 +32,6 @@ pub(crate) fn misuse(error: impl Into<anyhow::Error>) -> anyhow::Error {
 }
 
 /// Writes a line to standard error.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print(text: &str) {
     log::write(log::Level::Error, text);
 }

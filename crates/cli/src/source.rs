@@ -7,12 +7,12 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use pagefold_base::Format;
 use pagefold_erofs::{CompareReport, Difference, IdMap, IdRange, ImageFile, ScanOptions, Tree, WarningKind};
-use pagefold_source::{Error, Options, Platform, Tell};
+use pagefold_source::{Error, Options, Platform, Warn};
 
 use crate::text::show;
 use crate::{
     log,
-    report::{misuse, tell},
+    report::{misuse, print},
 };
 
 /// What to take from sources, and how.
@@ -93,8 +93,8 @@ impl SourceArgs {
         options.platform.clone_from(&self.platform);
         options.layer = self.layer;
         options.separate_links = self.hard_dereference;
-        let tell = Arc::new(tell) as Tell;
-        let tree = pagefold_source::read(sources, &options, &tell).map_err(|error| match error {
+        let warn = Arc::new(print) as Warn;
+        let tree = pagefold_source::read(sources, &options, &warn).map_err(|error| match error {
             Error::Options(_) => misuse(error),
             error => error.into(),
         })?;
@@ -129,15 +129,15 @@ fn warn_of(tree: &Tree) {
     for warning in tree.warnings() {
         if warning.kind == WarningKind::Unreadable {
             for example in &warning.examples {
-                tell(&format!("skipped: {}", show(example.as_bytes())));
+                print(&format!("skipped: {}", show(example.as_bytes())));
             }
         }
-        tell(&format!("warning: {}", show(warning.to_string().as_bytes())));
+        print(&format!("warning: {}", show(warning.to_string().as_bytes())));
     }
 }
 
 /// Names the files that changed while their tree was used, each in a line. Returns their number.
-pub(crate) fn tell_changes(tree: &Tree) -> u64 {
+pub(crate) fn print_changes(tree: &Tree) -> u64 {
     let mut all = 0;
     for warning in tree.changes() {
         let what = match warning.kind {
@@ -146,11 +146,11 @@ pub(crate) fn tell_changes(tree: &Tree) -> u64 {
             _ => "vanished, and was left out",
         };
         for example in &warning.examples {
-            tell(&format!("warning: {}: {what}", show(example.as_bytes())));
+            print(&format!("warning: {}: {what}", show(example.as_bytes())));
         }
         let more = warning.count - warning.examples.len() as u64;
         if more > 0 {
-            tell(&format!("warning: {more} more {what}"));
+            print(&format!("warning: {more} more {what}"));
         }
         all += warning.count;
     }
@@ -158,7 +158,7 @@ pub(crate) fn tell_changes(tree: &Tree) -> u64 {
 }
 
 /// Reports each difference between an image and its source; returns their number.
-pub(crate) fn tell_differences(report: &CompareReport) -> u64 {
+pub(crate) fn print_differences(report: &CompareReport) -> u64 {
     for Difference { path, what, .. } in &report.differences {
         log::line(&format!("{}: {what}", show(path)));
     }

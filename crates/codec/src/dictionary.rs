@@ -104,7 +104,7 @@ mod tests {
 
     fn train(name: &str, pages: &[Page]) -> Option<Tables> {
         let sample: Vec<&Page> = pages.iter().collect();
-        by_name(name).unwrap().tables().expect("a codec with dictionaries").train_beyond(&sample)
+        by_name(name).unwrap().tables().expect("a codec with dictionaries").train_further(&sample)
     }
 
     /// Pages of noise that each contain three of sixteen shared 512-byte pieces.
@@ -161,7 +161,7 @@ mod tests {
             let of_dictionary = Dictionary::new(dictionary.bytes().to_vec()).id();
             assert!(tables.id() == of_dictionary || name == "fold-dict", "{name}");
             // Training again on the same pages is not worth it.
-            assert!(tables.train_beyond(&pages.iter().collect::<Vec<_>>()).is_none(), "{name}");
+            assert!(tables.train_further(&pages.iter().collect::<Vec<_>>()).is_none(), "{name}");
         }
     }
 

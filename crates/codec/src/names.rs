@@ -123,7 +123,7 @@ pub fn trained(name: &str, sample: &[&Page]) -> Result<Arc<dyn Codec>, NameError
         name if name.ends_with("-dict") => by_name(name)?,
         name => return by_name(name),
     };
-    let tables = codec.tables().and_then(|tables| tables.train_beyond(sample));
+    let tables = codec.tables().and_then(|tables| tables.train_further(sample));
     Ok(tables.map_or(codec, |tables| tables.codec()))
 }
 

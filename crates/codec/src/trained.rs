@@ -57,12 +57,14 @@ impl Tables {
     ///
     /// Returns `None` if training does not help. Every eighth page of the sample is held out to
     /// judge that: the new tables must make those pages at least 2 % smaller than `self` does.
-    pub fn train_beyond(&self, sample: &[&Page]) -> Option<Self> {
+    pub fn train_further(&self, sample: &[&Page]) -> Option<Self> {
         match self {
             Self::Pleat(current) => {
-                PleatTables::train_beyond(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
+                PleatTables::train_further(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
             }
-            Self::Fold(current) => FoldTables::train_beyond(current, sample).map(|tables| Self::Fold(Arc::new(tables))),
+            Self::Fold(current) => {
+                FoldTables::train_further(current, sample).map(|tables| Self::Fold(Arc::new(tables)))
+            }
             Self::Lz4(_) => {
                 self.with_dictionary(sample, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
             }

@@ -38,19 +38,19 @@ pub trait EntryLock: Sealed + Debug + Send + Sync + Sized + 'static {
     const NAME: &'static str;
 
     /// Bytes per entry, including the lock.
-    const ENTRY_BYTES: usize = size_of::<AtomicU64>() + size_of::<Self::Beside>();
+    const ENTRY_BYTES: usize = size_of::<AtomicU64>() + size_of::<Self::PerEntry>();
 
     /// Data that exists once per table.
     type Whole: Debug + Default + Send + Sync;
 
     /// Data next to each entry's word.
-    type Beside: Debug + Default + Send + Sync;
+    type PerEntry: Debug + Default + Send + Sync;
 
     /// The lock.
     type Lock: Lock;
 
     /// Returns the lock that guards the entry with this word.
-    fn of<'a>(whole: &'a Self::Whole, beside: &'a Self::Beside, word: &'a BitLock) -> &'a Self::Lock;
+    fn of<'a>(whole: &'a Self::Whole, per_entry: &'a Self::PerEntry, word: &'a BitLock) -> &'a Self::Lock;
 
     /// Locks the entry with this word, and returns the word.
     fn lock(lock: &Self::Lock, word: &BitLock) -> u64 {
@@ -229,7 +229,7 @@ impl Sealed for TableRwLock {}
 impl EntryLock for TableRwLock {
     const NAME: &'static str = "table-rwlock";
     type Whole = RwSpin;
-    type Beside = ();
+    type PerEntry = ();
     type Lock = RwSpin;
 
     fn of<'a>(whole: &'a RwSpin, (): &'a (), _: &'a BitLock) -> &'a RwSpin {
@@ -246,7 +246,7 @@ impl Sealed for BitSpin {}
 impl EntryLock for BitSpin {
     const NAME: &'static str = "bit-spin";
     type Whole = ();
-    type Beside = ();
+    type PerEntry = ();
     type Lock = BitLock;
 
     fn of<'a>((): &'a (), (): &'a (), word: &'a BitLock) -> &'a BitLock {
@@ -264,14 +264,14 @@ impl EntryLock for BitSpin {
 
 /// A lock next to each entry.
 #[derive(Debug)]
-pub struct Beside<A>(PhantomData<A>);
+pub struct Separate<A>(PhantomData<A>);
 
 /// A flag next to each entry, taken by compare-and-swap.
-pub type Cas = Beside<Flag>;
+pub type Cas = Separate<Flag>;
 /// A ticket lock next to each entry.
-pub type Spin = Beside<Ticket>;
+pub type Spin = Separate<Ticket>;
 /// A reader-writer lock next to each entry.
-pub type RwLock = Beside<RwSpin>;
+pub type RwLock = Separate<RwSpin>;
 
 /// A lock small enough to store next to an entry.
 pub trait Small: Lock + Debug + Default + Send + Sync + 'static {
@@ -291,16 +291,16 @@ impl Small for RwSpin {
     const NAME: &'static str = "rwlock";
 }
 
-impl<A: Small> Sealed for Beside<A> {}
+impl<A: Small> Sealed for Separate<A> {}
 
-impl<A: Small> EntryLock for Beside<A> {
+impl<A: Small> EntryLock for Separate<A> {
     const NAME: &'static str = A::NAME;
     type Whole = ();
-    type Beside = A;
+    type PerEntry = A;
     type Lock = A;
 
-    fn of<'a>((): &'a (), beside: &'a A, _: &'a BitLock) -> &'a A {
-        beside
+    fn of<'a>((): &'a (), per_entry: &'a A, _: &'a BitLock) -> &'a A {
+        per_entry
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_changes_beside_its_lock() {
+    fn a_word_can_change_while_its_lock_bit_is_held() {
         let word = BitLock::default();
         word.lock();
         word.set(7);

@@ -48,7 +48,7 @@ impl PublishedEntry {
 pub(crate) struct EntryTable<L: EntryLock> {
     whole: L::Whole,
     words: Box<[BitLock]>,
-    beside: Box<[L::Beside]>,
+    per_entry: Box<[L::PerEntry]>,
 }
 
 impl<L: EntryLock> EntryTable<L> {
@@ -56,7 +56,7 @@ impl<L: EntryLock> EntryTable<L> {
         Self {
             whole: L::Whole::default(),
             words: (0..slots).map(|_| BitLock::default()).collect(),
-            beside: (0..slots).map(|_| L::Beside::default()).collect(),
+            per_entry: (0..slots).map(|_| L::PerEntry::default()).collect(),
         }
     }
 
@@ -71,14 +71,14 @@ impl<L: EntryLock> EntryTable<L> {
     /// Locks the entry of `slot` exclusively.
     pub(crate) fn lock(&self, slot: usize) -> Locked<'_, L> {
         let word = &self.words[slot];
-        let lock = L::of(&self.whole, &self.beside[slot], word);
+        let lock = L::of(&self.whole, &self.per_entry[slot], word);
         Locked { entry: PublishedEntry::decode(L::lock(lock, word)), word, lock }
     }
 
     /// Locks the entry of `slot` for reading.
     pub(crate) fn lock_shared(&self, slot: usize) -> ReadGuard<'_, L> {
         let word = &self.words[slot];
-        let lock = L::of(&self.whole, &self.beside[slot], word);
+        let lock = L::of(&self.whole, &self.per_entry[slot], word);
         ReadGuard { entry: PublishedEntry::decode(L::lock_shared(lock, word)), lock }
     }
 }

@@ -270,8 +270,8 @@ impl Inner {
             while number != NIL {
                 let block = self.get(number);
                 let neighbours = [block.before, block.behind];
-                let free_beside = neighbours.iter().any(|&beside| beside != NIL && !self.get(beside).used);
-                if block.used || block.units as usize != list + 1 || block.prev != prev || free_beside {
+                let has_free_neighbour = neighbours.iter().any(|&other| other != NIL && !self.get(other).used);
+                if block.used || block.units as usize != list + 1 || block.prev != prev || has_free_neighbour {
                     return Err(format!("list {list}: {block:?}"));
                 }
                 free_units += block.units as usize;

@@ -216,7 +216,7 @@ impl Storing<'_> {
         match &part.content {
             Content::There(reference) => {
                 let registry = Registry::new(Arc::clone(&self.client), reference, &self.options.mirrors)?;
-                let from = registry.beside(&self.registry);
+                let from = registry.mountable_from(&self.registry);
                 let patience = self.options.patience;
                 for (sum, size_bytes) in part.blobs() {
                     let ranges = Ranges::new(

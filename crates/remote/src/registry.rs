@@ -167,7 +167,7 @@ impl Registry {
 
     /// Returns the path of the repository that blobs are read from, if `other` stores blobs in another
     /// one of the same registry.
-    pub(crate) fn beside(&self, other: &Self) -> Option<&str> {
+    pub(crate) fn mountable_from(&self, other: &Self) -> Option<&str> {
         let source = &self.source().place;
         (source.base == *other.base() && source.repository != other.home.place.repository)
             .then_some(&*source.repository)

@@ -189,14 +189,14 @@ pub fn open(location: &Location, options: &Options) -> Result<Remote> {
     let client = Arc::new(Client::new());
     let opener = Opener { client, location, options, blobs: RefCell::default(), missed: Arc::default() };
     match location {
-        Location::Web { url, index } => opener.beside(*index, url, &|suffix| {
+        Location::Web { url, index } => opener.with_sidecar_index(*index, url, &|suffix| {
             let mut url = url.clone();
             url.set_path(&format!("{}{suffix}", url.path()));
             Box::new(Public(url))
         }),
         Location::S3 { bucket, key, index } => {
             let store = Arc::new(Store::of_environment(bucket)?);
-            opener.beside(*index, store.url(), &|suffix| {
+            opener.with_sidecar_index(*index, store.url(), &|suffix| {
                 Box::new(Object { store: Arc::clone(&store), key: format!("{key}{suffix}") })
             })
         }
@@ -235,7 +235,12 @@ impl Opener<'_> {
 
     /// Opens a file whose index is next to it. `server` is a URL of its server. `access` returns the way
     /// to the file with this suffix.
-    fn beside(&self, pinned: Option<Sum>, server: &Url, access: &dyn Fn(&str) -> Box<dyn Access>) -> Result<Remote> {
+    fn with_sidecar_index(
+        &self,
+        pinned: Option<Sum>,
+        server: &Url,
+        access: &dyn Fn(&str) -> Box<dyn Access>,
+    ) -> Result<Remote> {
         // The same bucket and key are another object elsewhere.
         let key = match self.location {
             Location::S3 { .. } => format!("{} {server}", self.name()),

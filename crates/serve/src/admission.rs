@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Minimum interval between two reports of refused clients, for each reason.
-const TELL_PAUSE: Duration = Duration::from_secs(60);
+const REPORT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Reasons why a client was not served. None of them ends the server.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ struct Connections {
     /// Number of clients of other transports with a place.
     others: usize,
     /// Time of the last report of a refused client, for each reason.
-    told: [Option<Instant>; REASONS.len()],
+    reported: [Option<Instant>; REASONS.len()],
     /// How often clients were refused or have to wait, for each reason.
     refused: [u64; REASONS.len()],
 }
@@ -176,7 +176,7 @@ impl Control {
                 all: BTreeMap::new(),
                 private: 0,
                 others: 0,
-                told: Default::default(),
+                reported: Default::default(),
                 refused: Default::default(),
             }),
             ended: Condvar::new(),
@@ -224,7 +224,7 @@ impl Control {
                 Ok(())
             }
             _ => {
-                self.tell(Refused::Memory);
+                self.report(Refused::Memory);
                 Err(io::ErrorKind::OutOfMemory.into())
             }
         }
@@ -277,12 +277,12 @@ impl Control {
         let limit = connections.limit;
         if !private && connections.is_full(export, own, exports) {
             drop(connections);
-            self.tell(Refused::Full(limit));
+            self.report(Refused::Full(limit));
             return Err((NoPlace::Full(limit), idle));
         }
         let Some(idle) = idle.or_else(|| self.common.executor.memory().take_idle()) else {
             drop(connections);
-            self.tell(Refused::Memory);
+            self.report(Refused::Memory);
             return Err((NoPlace::Memory, None));
         };
         connections.private += usize::from(private);
@@ -341,7 +341,7 @@ impl Control {
         let limit = connections.limit;
         if connections.is_full(export, own, exports) {
             drop(connections);
-            self.tell(Refused::Full(limit));
+            self.report(Refused::Full(limit));
             return Err(limit);
         }
         connections.others += 1;
@@ -355,8 +355,8 @@ impl Control {
     }
 
     /// Counts a client that is not served. Reports why, unless that reason was reported within
-    /// [`TELL_PAUSE`].
-    pub(crate) fn tell(&self, why: Refused) {
+    /// [`REPORT_PAUSE`].
+    pub(crate) fn report(&self, why: Refused) {
         let reason = match why {
             Refused::Full(_) => 0,
             Refused::Accept(_) => 1,
@@ -367,14 +367,14 @@ impl Control {
         };
         let mut connections = self.lock();
         connections.refused[reason] += 1;
-        let told = &mut connections.told[reason];
-        let due = told.is_none_or(|told| told.elapsed() >= TELL_PAUSE);
+        let reported = &mut connections.reported[reason];
+        let due = reported.is_none_or(|reported| reported.elapsed() >= REPORT_PAUSE);
         if due {
-            *told = Some(Instant::now());
+            *reported = Some(Instant::now());
         }
         drop(connections);
-        if let (WhenRefused(Some(tell)), true) = (&self.when_refused, due) {
-            tell(why);
+        if let (WhenRefused(Some(notify)), true) = (&self.when_refused, due) {
+            notify(why);
         }
     }
 

@@ -287,7 +287,7 @@ impl Events {
                 // was accepted is not.
                 let code = error.raw_os_error().map(Errno::from_raw_os_error);
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
-                    self.control.tell(Refused::Accept(error));
+                    self.control.report(Refused::Accept(error));
                     self.close_oldest();
                     self.listen(Some(Instant::now() + SYSTEM_PAUSE));
                 }
@@ -299,7 +299,7 @@ impl Events {
         // Watched from now on, though for nothing yet.
         let added = epoll::add(&self.control.resting.epoll, &*stream, EventData::new_u64(number), EventFlags::ONESHOT);
         if let Err(error) = added {
-            return self.control.tell(Refused::Accept(error.into()));
+            return self.control.report(Refused::Accept(error.into()));
         }
         let place = Place::None(self.memory_of_newcomer());
         let negotiator = Negotiator::Here(Box::new(Newcomer { stream, negotiation, place }));
@@ -414,7 +414,7 @@ impl Events {
                     && newcomer.stream.has_tls()
                     && error.kind() == io::ErrorKind::InvalidData
                 {
-                    self.control.tell(Refused::Tls { peer: newcomer.stream.peer(), error });
+                    self.control.report(Refused::Tls { peer: newcomer.stream.peer(), error });
                 }
                 // Everything else concerns only the peer.
                 self.newcomers.remove(&number);
@@ -442,12 +442,12 @@ impl Events {
             let Some(work) = work else {
                 self.ready.push_front((number, connection));
                 self.retry = Some(Instant::now() + WORK_PAUSE);
-                return self.control.tell(Refused::Work);
+                return self.control.report(Refused::Work);
             };
             if let Err(error) = Connection::resume(&connection, work) {
                 self.ready.push_front((number, connection));
                 self.retry = Some(Instant::now() + SYSTEM_PAUSE);
-                return self.control.tell(Refused::Thread(error));
+                return self.control.report(Refused::Thread(error));
             }
         }
         memory.set_short(false);

@@ -10,10 +10,10 @@ use crate::{
     adopt_error::AdoptError,
     handover::{NewcomerState, NextState, TlsState},
     protocol::{
-        Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC, InfoQuery, InfoReply,
-        MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
-        OptionReplyHeader, PREFERRED_BLOCK_BYTES, TOLD_PAYLOAD_BYTES, encode_server_reply, handshake, info, option,
-        reply, transmission,
+        ADVERTISED_PAYLOAD_BYTES, Context, ContextQuery, EXPORT_NAME_ZEROES, GREETING_BYTES, Headers, INIT_MAGIC,
+        InfoQuery, InfoReply, MAX_OPTION_BYTES, MIN_BLOCK_BYTES, Malformed, OPTION_HEADER_BYTES, OPTION_MAGIC,
+        OptionHeader, OptionReplyHeader, PREFERRED_BLOCK_BYTES, encode_server_reply, handshake, info, option, reply,
+        transmission,
     },
     request::ReadBroke,
     transport::{Deadline, Transport},
@@ -539,7 +539,7 @@ impl Negotiation {
             let sizes = InfoReply::BlockSize {
                 min_bytes: MIN_BLOCK_BYTES,
                 preferred_bytes: PREFERRED_BLOCK_BYTES,
-                max_bytes: TOLD_PAYLOAD_BYTES,
+                max_bytes: ADVERTISED_PAYLOAD_BYTES,
             };
             self.reply(option, reply::INFO, &sizes.encode());
         }

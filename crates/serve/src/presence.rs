@@ -27,22 +27,22 @@ impl fmt::Debug for WhenClient {
 
 /// A client that uses an export; it has ended when this is dropped.
 pub(crate) struct Presence {
-    tell: Arc<dyn Fn(ClientEvent) + Send + Sync>,
+    notify: Arc<dyn Fn(ClientEvent) + Send + Sync>,
     end: ClientEvent,
 }
 
 impl Presence {
-    /// Reports a client, if anybody wants to know.
-    pub(crate) fn begin(tell: &WhenClient, stream: &Stream, export: Arc<str>) -> Option<Self> {
-        let tell = Arc::clone(tell.0.as_ref()?);
+    /// Reports a client if the server asked for such reports.
+    pub(crate) fn begin(notify: &WhenClient, stream: &Stream, export: Arc<str>) -> Option<Self> {
+        let notify = Arc::clone(notify.0.as_ref()?);
         let end = ClientEvent { peer: stream.peer(), export, begins: false };
-        tell(ClientEvent { begins: true, ..end.clone() });
-        Some(Self { tell, end })
+        notify(ClientEvent { begins: true, ..end.clone() });
+        Some(Self { notify, end })
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        (self.tell)(self.end.clone());
+        (self.notify)(self.end.clone());
     }
 }

@@ -49,8 +49,8 @@ const _: () = assert!(EXTENDED_REQUEST_BYTES == 32 && EXTENDED_CHUNK_HEADER_BYTE
 pub const MIN_BLOCK_BYTES: u32 = 1;
 /// Most efficient block size: a page.
 pub const PREFERRED_BLOCK_BYTES: u32 = 4096;
-/// Largest payload announced to clients. Some clients refuse a larger value than they are used to.
-pub const TOLD_PAYLOAD_BYTES: u32 = 32 << 20;
+/// Largest payload advertised to clients. Some clients refuse a larger value than they are used to.
+pub const ADVERTISED_PAYLOAD_BYTES: u32 = 32 << 20;
 /// Largest payload of a READ or WRITE that is accepted: the largest that clients send without
 /// asking for the limit.
 pub const MAX_PAYLOAD_BYTES: u32 = 64 << 20;

@@ -256,8 +256,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
     pub(crate) fn execute(&mut self, request: &Arrived, session: &Session, device: Option<&Device>) {
         let result = device.ok_or_else(Refusal::removed).and_then(|device| match request.kind {
             command::BLOCK_STATUS => {
-                let told = self.block_status(request, session, device).map(|()| request.end(session, true));
-                told.map_err(|error| Refusal::of(&error, request))
+                let added = self.block_status(request, session, device).map(|()| request.end(session, true));
+                added.map_err(|error| Refusal::of(&error, request))
             }
             kind => {
                 // CACHE has nothing to do: the pages are already as close as they get.
@@ -280,10 +280,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
         let room = each_room.saturating_sub(headers.chunk_bytes() + before_bytes) / each_bytes;
         let limit = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_EXTENTS.min(room) };
         // An error replaces all chunks.
-        let told = contexts.iter().map(|&context| Ok((context, extents(request, device, context, limit)?)));
-        let told = told.collect::<Result<Vec<_>, disk::Error>>()?;
-        let mut left = told.len();
-        for (context, extents) in told {
+        let statuses = contexts.iter().map(|&context| Ok((context, extents(request, device, context, limit)?)));
+        let statuses = statuses.collect::<Result<Vec<_>, disk::Error>>()?;
+        let mut left = statuses.len();
+        for (context, extents) in statuses {
             left -= 1;
             let payload_bytes = before_bytes + each_bytes * extents.len();
             let kind = if extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };

@@ -152,16 +152,16 @@ impl Builder {
 
     /// Calls `tell` when a client begins to use an export and when it has ended. Clients wait for it.
     #[must_use]
-    pub fn when_client(mut self, tell: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
-        self.when_client = WhenClient(Some(Arc::new(tell)));
+    pub fn when_client(mut self, notify: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
+        self.when_client = WhenClient(Some(Arc::new(notify)));
         self
     }
 
     /// Calls `tell` when a client is not served, at most once a minute for each reason. Clients
     /// wait for the thread that calls it.
     #[must_use]
-    pub fn when_refused(mut self, tell: impl Fn(Refused) + Send + Sync + 'static) -> Self {
-        self.when_refused = WhenRefused(Some(Arc::new(tell)));
+    pub fn when_refused(mut self, notify: impl Fn(Refused) + Send + Sync + 'static) -> Self {
+        self.when_refused = WhenRefused(Some(Arc::new(notify)));
         self
     }
 

@@ -138,7 +138,7 @@ pub(crate) fn open(
     file: &BaseFile,
     open_storage: &Open,
     caches: &BaseCaches,
-    tell: impl Fn(&str) + Send + Sync + 'static,
+    warn: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<Base, Failure> {
     let mut options = Options::default();
     options.format = file.format;
@@ -148,7 +148,7 @@ pub(crate) fn open(
         let devices = file.devices.iter().map(open_at).collect::<Result<_, _>>()?;
         Ok(WithDevices::over(storage, devices))
     });
-    storage.and_then(|storage| Base::of(storage, &file.path, &options, &caches.clusters, tell)).map_err(|error| {
+    storage.and_then(|storage| Base::of(storage, &file.path, &options, &caches.clusters, warn)).map_err(|error| {
         let code = if matches!(error, OpenError::NoMemory { .. }) { Code::NoMemory } else { Code::InvalidBase };
         Failure::new(code, message(&error))
     })

@@ -188,13 +188,13 @@ impl Disks {
         file: &BaseFile,
         socket: Option<&DiskSocket>,
         quota: DiskQuota,
-        tell: impl Fn(&str) + Send + Sync + 'static,
+        warn: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<(FoundDisk, u64), Failure> {
         let name = &file.name;
         // Opening a file may take long, so no lock is held.
         self.table.lock().check_free(name)?;
         let pool = &self.table.pool;
-        let base = bases::open(file, &*self.open, &self.base_caches, tell)?;
+        let base = bases::open(file, &*self.open, &self.base_caches, warn)?;
         let padding_bytes = base.padding_bytes();
         let backing = Backing::of_file(pool, &self.base_caches, base, file)?;
         Ok((self.insert_base(name, backing, socket, quota)?, padding_bytes))

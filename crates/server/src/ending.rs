@@ -47,8 +47,8 @@ impl Ending {
         let EndingState { begun, server, observer, when_stopping, .. } = &*self.0;
         if begun.set(Instant::now()).is_ok() {
             observer.info(&format!("{why}, stopping"));
-            if let Some(tell) = when_stopping {
-                tell();
+            if let Some(notify) = when_stopping {
+                notify();
             }
             server.stop();
         }

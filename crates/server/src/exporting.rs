@@ -79,7 +79,7 @@ impl OpenMetrics {
         let Self { listeners, files, words } = self;
         let exporter = (!listeners.is_empty()).then(|| Exporter::start(listeners, Arc::new(server.clone())));
         let exporter = exporter.transpose().map_err(no_thread)?;
-        words.iter().for_each(|(level, words)| server.0.observer.tell(*level, words));
+        words.iter().for_each(|(level, words)| server.0.observer.log(*level, words));
         Ok(Exported { _exporter: exporter, _files: files })
     }
 }

@@ -169,15 +169,15 @@ impl Sockets {
 
     /// Calls `tell` once, when the server begins to stop.
     #[must_use]
-    pub fn when_stopping(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
-        self.when_stopping = Some(Box::new(tell));
+    pub fn when_stopping(mut self, notify: impl Fn() + Send + Sync + 'static) -> Self {
+        self.when_stopping = Some(Box::new(notify));
         self
     }
 
     /// Calls `tell` when the server was handed over to the process with the passed id, which serves now.
     #[must_use]
-    pub fn when_given(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
-        self.when_given = Some(Box::new(tell));
+    pub fn when_given(mut self, notify: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.when_given = Some(Box::new(notify));
         self
     }
 
@@ -466,7 +466,7 @@ impl Server {
             _metrics: exporting,
             _watch: watch,
         };
-        self.tell_all(listening.control_path());
+        self.log_start(listening.control_path());
         Ok(listening)
     }
 

@@ -74,7 +74,7 @@ impl Manage for Server {
     fn add(&self, disk: &Add) -> Result<DiskRecord, Failure> {
         disk.check()?;
         let found = self.0.disks.add(disk)?;
-        self.tell_disk(&found);
+        self.log_disk(&found);
         self.noted(self.record(found))
     }
 
@@ -87,7 +87,7 @@ impl Manage for Server {
         fork.check()?;
         let found = self.0.disks.fork(fork)?;
         self.0.events.forks.add(found.len() as u64);
-        found.iter().for_each(|found| self.tell_disk(found));
+        found.iter().for_each(|found| self.log_disk(found));
         self.noted(found.into_iter().map(|found| self.record(found)).collect())
     }
 
@@ -95,7 +95,7 @@ impl Manage for Server {
         check_snapshot(name, snapshot)?;
         let found = self.0.disks.snapshot(name, snapshot)?;
         self.0.events.snapshots.add(1);
-        self.tell_disk(&found);
+        self.log_disk(&found);
         self.noted(self.record(found))
     }
 

@@ -15,39 +15,39 @@ pub enum Level {
     Debug,
 }
 
-type Tell = dyn Fn(Level, &str) + Send + Sync;
+type Log = dyn Fn(Level, &str) + Send + Sync;
 
 /// Receives a line about each thing that a server does. It is called by the thread that does it,
 /// which waits.
 #[derive(Clone)]
-pub struct Observer(Arc<Tell>);
+pub struct Observer(Arc<Log>);
 
 impl Observer {
     /// Creates an observer that calls `tell`. Lines may contain any characters that the names of
     /// files contain.
-    pub fn new(tell: impl Fn(Level, &str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
+    pub fn new(log: impl Fn(Level, &str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(log))
     }
 
     /// Passes on a line.
-    pub fn tell(&self, level: Level, line: &str) {
+    pub fn log(&self, level: Level, line: &str) {
         (self.0)(level, line);
     }
 
     pub(crate) fn error(&self, line: &str) {
-        self.tell(Level::Error, line);
+        self.log(Level::Error, line);
     }
 
     pub(crate) fn warn(&self, line: &str) {
-        self.tell(Level::Warn, line);
+        self.log(Level::Warn, line);
     }
 
     pub(crate) fn info(&self, line: &str) {
-        self.tell(Level::Info, line);
+        self.log(Level::Info, line);
     }
 
     pub(crate) fn debug(&self, line: &str) {
-        self.tell(Level::Debug, line);
+        self.log(Level::Debug, line);
     }
 }
 

@@ -152,7 +152,7 @@ impl Server {
     pub fn serve_device(&self, name: &str, device: Arc<dyn BlockDevice>) -> Result<DiskRecord, Failure> {
         check_name(name)?;
         let found = self.0.disks.add_device(name, Arc::new(Checked::read_only(device)))?;
-        self.tell_disk(&found);
+        self.log_disk(&found);
         Ok(self.record(found))
     }
 
@@ -197,8 +197,8 @@ impl Server {
     ) -> Result<DiskRecord, Failure> {
         check_name(&file.name)?;
         let (name, observer) = (file.name.clone(), self.0.observer.clone());
-        let tell = move |line: &str| observer.warn(&format!("base '{name}': {line}"));
-        let (found, padding_bytes) = self.0.disks.add_base(file, socket, quota, tell)?;
+        let warn = move |line: &str| observer.warn(&format!("base '{name}': {line}"));
+        let (found, padding_bytes) = self.0.disks.add_base(file, socket, quota, warn)?;
         if padding_bytes > 0 {
             let (name, size_bytes) = (&found.name, found.size_bytes - padding_bytes);
             self.0.observer.warn(&format!(
@@ -206,12 +206,12 @@ impl Server {
                  them"
             ));
         }
-        self.tell_disk(&found);
+        self.log_disk(&found);
         Ok(self.record(found))
     }
 
-    /// Reports where the server listens, its limits and its disks.
-    pub(crate) fn tell_all(&self, control: Option<&Path>) {
+    /// Logs where the server listens, its limits and its disks.
+    pub(crate) fn log_start(&self, control: Option<&Path>) {
         let observer = &self.0.observer;
         for address in self.addresses() {
             observer.info(&format!("listening on {address}"));
@@ -232,8 +232,8 @@ impl Server {
             observer.info(&format!("control socket {}", path.display()));
         }
         let client_warning = self.0.disks.client_memory().warning().map(|warning| (Level::Warn, warning));
-        self.0.limit_line.iter().chain(&client_warning).for_each(|(level, line)| observer.tell(*level, line));
-        self.0.disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| self.tell_disk(disk));
+        self.0.limit_line.iter().chain(&client_warning).for_each(|(level, line)| observer.log(*level, line));
+        self.0.disks.list(Batch { after: None, most: usize::MAX }).iter().for_each(|disk| self.log_disk(disk));
     }
 
     /// Returns what is wrong with the server's new limit, and logs it.
@@ -286,7 +286,7 @@ impl Server {
     }
 
     /// Logs a disk's name and its addresses.
-    pub(crate) fn tell_disk(&self, found: &FoundDisk) {
+    pub(crate) fn log_disk(&self, found: &FoundDisk) {
         let mut of = if found.read_only { ", read-only" } else { "" }.to_owned();
         match (&found.from, &found.path) {
             (Some(from), _) => of += &format!(", forked from '{from}'"),

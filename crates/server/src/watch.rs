@@ -102,9 +102,9 @@ impl Near {
 
 /// Disks that have been reported as waiting or as continuing, and when.
 #[derive(Default)]
-struct Waits(BTreeMap<String, Told>);
+struct Waits(BTreeMap<String, Reported>);
 
-struct Told {
+struct Reported {
     /// When it was last reported that the disk waits.
     at: Instant,
     /// Whether it was reported that the disk waits, but not yet that it continues.
@@ -117,20 +117,20 @@ impl Waits {
     fn look(&mut self, waiting: Vec<(String, u64)>, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         let names: HashSet<&str> = waiting.iter().map(|(name, _)| name.as_str()).collect();
-        for (name, told) in &mut self.0 {
-            if told.waits && !names.contains(name.as_str()) {
-                told.waits = false;
+        for (name, reported) in &mut self.0 {
+            if reported.waits && !names.contains(name.as_str()) {
+                reported.waits = false;
                 lines.push(format!("disk '{name}': writes no longer wait for room"));
             }
         }
-        self.0.retain(|_, told| told.waits || now.duration_since(told.at) < WAIT_PAUSE);
+        self.0.retain(|_, reported| reported.waits || now.duration_since(reported.at) < WAIT_PAUSE);
         for (name, _) in waiting {
             if let Entry::Vacant(entry) = self.0.entry(name) {
                 let name = entry.key();
                 lines.push(format!(
                     "disk '{name}': writes wait for room; 'pagefold limit' sets another limit for the server or the disk"
                 ));
-                entry.insert(Told { at: now, waits: true });
+                entry.insert(Reported { at: now, waits: true });
             }
         }
         lines

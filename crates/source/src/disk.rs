@@ -11,7 +11,7 @@ use pagefold_erofs::{Change, Content, FileKind, Image, Node, NodeKind, Overlay, 
 use pagefold_storage::{Storage, StoredFile};
 
 use crate::{
-    Result, Tell,
+    Result, Warn,
     error::{Within, refuse},
 };
 
@@ -40,8 +40,8 @@ pub(crate) struct DiskFile {
 
 impl Disk {
     /// Opens the disk in a file of this format. `None`: content and name determine it, and must
-    /// agree. `tell` receives later events of the file.
-    pub(crate) fn open(disk: DiskFile, format: Option<Format>, tell: &Tell) -> Result<Self> {
+    /// agree. `warn` receives later events of the file.
+    pub(crate) fn open(disk: DiskFile, format: Option<Format>, warn: &Warn) -> Result<Self> {
         let DiskFile { file, path, is_there, metadata } = disk;
         let shown = || path.display().to_string();
         let storage: Arc<dyn Storage> = Arc::new(StoredFile::new(file).within(shown)?);
@@ -68,8 +68,8 @@ impl Disk {
         };
         let mut options = Options::default();
         options.format = Some(format);
-        let tell = Arc::clone(tell);
-        let base = Base::of(storage, &path, &options, &Cache::new(CACHE_BYTES), move |line| tell(line))?;
+        let warn = Arc::clone(warn);
+        let base = Base::of(storage, &path, &options, &Cache::new(CACHE_BYTES), move |line| warn(line))?;
         let changes = base.data().map_err(std::io::Error::other).within(shown)?;
         let changes =
             changes.into_iter().map(|range| Change { at: range.start, len: range.end - range.start, zeros: false });

@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use pagefold_base::OpenError;
 
 /// Receives warnings about sources, also while their content is read.
-pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+pub type Warn = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Why a source cannot be read. Each error names the source, itself or in an outer [`Error::In`].
 #[derive(Debug, thiserror::Error)]

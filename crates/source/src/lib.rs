@@ -34,5 +34,5 @@ mod spool;
 pub use container::Platform;
 pub use contents::expect_raw;
 pub use decompress::decompressed;
-pub use error::{Error, Result, Tell};
+pub use error::{Error, Result, Warn};
 pub use sources::{Options, read};

@@ -12,7 +12,7 @@ use crate::container::{self, Platform};
 use crate::contents::{Contents, without_compression};
 use crate::decompress::decompressed;
 use crate::disk::{Disk, DiskFile};
-use crate::error::{Error, Result, Tell, Within, ensure, refuse};
+use crate::error::{Error, Result, Warn, Within, ensure, refuse};
 use crate::spool::spool;
 
 /// Name of an archive read from standard input.
@@ -44,8 +44,8 @@ pub struct Options {
 /// # Errors
 /// [`Error::Options`]: the options contradict each other or the sources. All others: a source cannot
 /// be read, or is not what an image can be made from.
-pub fn read(sources: &[PathBuf], options: &Options, tell: &Tell) -> Result<Tree> {
-    let mut tree = Sources { options, tell }.read(sources, &options.scan)?;
+pub fn read(sources: &[PathBuf], options: &Options, warn: &Warn) -> Result<Tree> {
+    let mut tree = Sources { options, warn }.read(sources, &options.scan)?;
     if options.separate_links {
         tree.separate_links();
     }
@@ -55,7 +55,7 @@ pub fn read(sources: &[PathBuf], options: &Options, tell: &Tell) -> Result<Tree>
 /// Reads sources.
 struct Sources<'a> {
     options: &'a Options,
-    tell: &'a Tell,
+    warn: &'a Warn,
 }
 
 impl Sources<'_> {
@@ -66,7 +66,7 @@ impl Sources<'_> {
         }
         if let Some(format) = self.options.format {
             return match sources {
-                [source] if from_input == 0 => of_format(source, format, options, self.tell),
+                [source] if from_input == 0 => of_format(source, format, options, self.warn),
                 _ => Err(Error::Options("--format is for a single disk, which has a name".to_owned())),
             };
         }
@@ -116,7 +116,7 @@ impl Sources<'_> {
             Contents::Archive => self.archive(file, source, options),
             Contents::Disk => {
                 let disk = DiskFile { file, path: source.to_owned(), is_there: true, metadata };
-                Ok(Source::Disk(Disk::open(disk, None, self.tell)?))
+                Ok(Source::Disk(Disk::open(disk, None, self.warn)?))
             }
             Contents::Compressed(compressed) => self.unpacked(&file, compressed, source, metadata, options),
         }
@@ -197,7 +197,7 @@ impl Sources<'_> {
             Contents::Archive => self.archive(kept, source, options),
             Contents::Disk => {
                 let disk = DiskFile { file: kept, path, is_there: false, metadata };
-                Ok(Source::Disk(Disk::open(disk, None, self.tell).within(inside)?))
+                Ok(Source::Disk(Disk::open(disk, None, self.warn).within(inside)?))
             }
             Contents::Compressed(_) => refuse!("{} is compressed twice: decompress it first", shown()),
         }
@@ -213,7 +213,7 @@ enum Source {
 }
 
 /// Returns the source of which the format was specified.
-fn of_format(source: &Path, format: Format, options: &ScanOptions, tell: &Tell) -> Result<Tree> {
+fn of_format(source: &Path, format: Format, options: &ScanOptions, warn: &Warn) -> Result<Tree> {
     let shown = || source.display().to_string();
     let metadata = fs::metadata(source).within(shown)?;
     let kind = metadata.file_type();
@@ -222,7 +222,7 @@ fn of_format(source: &Path, format: Format, options: &ScanOptions, tell: &Tell) 
     }
     ensure!(kind.is_file() || kind.is_block_device(), "{}: not a file or a block device", shown());
     let file = File::open(source).within(shown)?;
-    Disk::open(DiskFile { file, path: source.to_owned(), is_there: true, metadata }, Some(format), tell)?
+    Disk::open(DiskFile { file, path: source.to_owned(), is_there: true, metadata }, Some(format), warn)?
         .into_tree(options)
 }
 

@@ -237,15 +237,15 @@ mod tests {
         }
 
         fn word(&self, slot: u64) -> &AtomicU64 {
-            self.core.leaves.word(slot)
+            self.core.storage.word(slot)
         }
 
         fn entry(&self) -> Entry {
-            self.core.leaves.entry(0).expect("a leaf")
+            self.core.storage.entry(0).expect("a leaf")
         }
 
         fn repoint(&self, owner: Owner, from: Location, len_bytes: usize) -> bool {
-            let entry = self.core.leaves.entry(0).expect("a leaf");
+            let entry = self.core.storage.entry(0).expect("a leaf");
             let mut copy =
                 || assert!(Locked::try_lock(self.word(0), entry).is_none(), "the entry is held while it is copied");
             let word = self.core.repoint(owner, from, self.to, len_bytes, &mut copy);

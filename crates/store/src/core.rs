@@ -34,7 +34,7 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 pub(crate) struct Core {
     /// What another process finds the disks by, if the pool is in a file.
     pub(crate) kept: Option<Arc<KeptFile>>,
-    pub(crate) leaves: PartStorage,
+    pub(crate) storage: PartStorage,
     pub(crate) layers: Layers,
     pub(crate) common: Common,
     pub(crate) clean: Clean,
@@ -119,7 +119,7 @@ impl Trainee for Core {
     }
 
     fn read_entry(&self, entry: u64, page: &mut Page) -> bool {
-        let word = self.leaves.word(entry);
+        let word = self.storage.word(entry);
         let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
         let (working, pin) = taken.parts();
         let seen = pin.pin(word);
@@ -134,7 +134,7 @@ impl Trainee for Core {
 
 impl Owners for Core {
     fn len_bytes(&self, owner: Owner, at: Location) -> Option<usize> {
-        self.leaves.find(owner, at).map(|(_, entry)| entry.object_bytes())
+        self.storage.find(owner, at).map(|(_, entry)| entry.object_bytes())
     }
 
     fn repoint(
@@ -145,7 +145,7 @@ impl Owners for Core {
         len_bytes: usize,
         copy: &mut dyn FnMut(),
     ) -> Option<u64> {
-        let locked = self.leaves.try_lock(owner, from)?;
+        let locked = self.storage.try_lock(owner, from)?;
         let old = locked.entry();
         if old.object_bytes() != len_bytes {
             return None;
@@ -173,8 +173,8 @@ impl EntryCounter for Core {
 impl Core {
     /// Returns the parts of all trees.
     pub(crate) fn parts(&self) -> Parts<'_> {
-        let Self { leaves, layers, budget, common, .. } = self;
-        Parts { leaves, layers, budget, counts: self, common }
+        let Self { storage, layers, budget, common, .. } = self;
+        Parts { storage, layers, budget, counts: self, common }
     }
 
     /// Returns the bytes of a layer's parts. A disk must hold the layer.
@@ -351,8 +351,8 @@ impl Core {
     /// `index` is the entry's index in its leaf.
     fn decode_held(&self, entry: Entry, index: usize, coder: &mut Coder, page: &mut Page) -> Result<(), Corrupt> {
         let word = match entry {
-            Entry::Link(leaf) => &self.leaves.words(leaf)[index],
-            Entry::Shared { number, .. } => self.leaves.word(number),
+            Entry::Link(leaf) => &self.storage.words(leaf)[index],
+            Entry::Shared { number, .. } => self.storage.word(number),
             // SAFETY: the entry is held.
             _ => return unsafe { self.decode(entry, coder, page) },
         };
@@ -394,7 +394,7 @@ impl Core {
     /// soon as no thread reads it.
     pub(crate) fn replace(self: &Arc<Self>, number: u64, locked: Locked<'_>, taken: &mut Taken<'_>, new: Entry) {
         let (leaf, index) = PartStorage::leaf_of(number);
-        let layer = self.leaves.layer(leaf);
+        let layer = self.storage.layer(leaf);
         let old = locked.replace(new);
         self.count(layer, taken.number(), old, new);
         match old {
@@ -435,7 +435,7 @@ impl Core {
         let (Working { coder, page: other, .. }, pin) = taken.parts();
         let mut shared = None;
         for number in equals.find(sum).take(EQUALS_MAX) {
-            let word = self.leaves.word(number);
+            let word = self.storage.word(number);
             let entry = Entry::decode(pin.pin(word));
             // SAFETY: the pin names its object until it rests.
             let is_equal = entry.object().is_some()
@@ -474,9 +474,9 @@ impl Core {
     /// Rewrites some objects whose tables are being retired.
     pub(crate) fn rewrite_some(self: &Arc<Self>) {
         let Some(training) = &self.training else { return };
-        for number in training.to_rewrite(&self.leaves) {
+        for number in training.to_rewrite(&self.storage) {
             let Ok(mut taken) = self.streams.take(0, &self.budget) else { return };
-            if let Some(locked) = Locked::lock(self.leaves.word(number))
+            if let Some(locked) = Locked::lock(self.storage.word(number))
                 && locked.entry().object().is_some()
             {
                 // If there is no room to rewrite a page, its tables stay in use.

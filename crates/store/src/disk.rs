@@ -19,9 +19,11 @@ use pagefold_codec::{PAGE_SIZE, Page, same_filled};
 use crate::{
     core::{Below, Compressed, Core, Corrupt, Equal, Failed},
     entry::{ChangedRun, Entry, Fill, LayerId, Pin, Status, StatusRun},
+    error::{Error, SLOTS_MAX, Slot},
     heap::Location,
     limit::{Full, Purpose},
     memory::{LINE_BYTES, prefetch},
+    own_limit::OwnLimit,
     stats::DiskStats,
     streams::{Coder, Taken},
     tree::{Changing, EntryPlace, HOLE, LEAF_SLOTS, NOTHING, SlotPlace, Sums, Tree, entry_below},
@@ -32,70 +34,17 @@ use crate::{
 /// current one; the CPU's prefetcher does the rest.
 const AHEAD_BYTES: usize = 1024;
 
-/// What holes may use beyond a disk's own limit, so that a full disk can discard: this fraction of
-/// the limit, plus these bytes.
-const CLEARING_PART: u64 = 16;
-const CLEARING_BYTES: u64 = 16 << 10;
-
-/// The most slots of a disk: 64 TiB.
-pub(crate) const SLOTS_MAX: u64 = 1 << 34;
-
-/// A slot's number, from 0.
-pub type Slot = u64;
-
-/// Why an operation failed. The slot is unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The pool's memory limit is reached.
-    #[error("the memory limit is reached")]
-    Full,
-    /// The disk's own limit is reached.
-    #[error("the disk's own memory limit is reached")]
-    DiskFull,
-    /// The slot number is beyond the disk's end.
-    #[error("slot {slot} is beyond the disk's {slots} slots")]
-    NoSuchSlot {
-        /// The slot asked for.
-        slot: Slot,
-        /// The number of slots that the disk has.
-        slots: u64,
-    },
-    /// The slot's object cannot be decoded.
-    #[error("slot {slot} is corrupt: {what}")]
-    Corrupt {
-        /// The slot.
-        slot: Slot,
-        /// The reason.
-        what: &'static str,
-    },
-    /// The requested size exceeds the maximum of a disk.
-    #[error("{slots} pages of 4 KiB ({} GiB) exceed the maximum disk size of {} GiB", slots >> 18, SLOTS_MAX >> 18)]
-    TooLarge {
-        /// The requested number of slots.
-        slots: u64,
-    },
-}
-
-impl From<Full> for Error {
-    fn from(_: Full) -> Self {
-        Self::Full
-    }
-}
-
 /// An array of slots in a [`Pool`](crate::Pool), each empty or holding one page. Dropping a disk
 /// returns its memory to the pool, in the background if there is much.
 pub struct Disk {
     core: Arc<Core>,
     tree: Tree,
     slots: AtomicU64,
-    limit: AtomicU64,
+    limit: OwnLimit,
     /// Whether discarded slots become holes.
     over: AtomicBool,
     /// Whether the pages are [clean](crate::Pool::clean_disk).
     clean: bool,
-    /// Bytes left of what the disk wrote before it was last forked, as of the last count.
-    before_bytes: AtomicU64,
 }
 
 impl fmt::Debug for Disk {
@@ -137,8 +86,8 @@ impl Disk {
     }
 
     fn with_tree(core: Arc<Core>, tree: Tree, slots: u64, over: bool) -> Self {
-        let (slots, limit, over) = (AtomicU64::new(slots), AtomicU64::new(u64::MAX), AtomicBool::new(over));
-        Self { core, tree, slots, limit, over, clean: false, before_bytes: AtomicU64::new(0) }
+        let (slots, limit, over) = (AtomicU64::new(slots), OwnLimit::default(), AtomicBool::new(over));
+        Self { core, tree, slots, limit, over, clean: false }
     }
 
     /// Creates a disk with a tree that has content.
@@ -154,7 +103,7 @@ impl Disk {
     ) -> Result<Self, Error> {
         let disk = Self::with_tree(core, tree, slots, over).kept()?;
         disk.set_limit(limit_bytes);
-        disk.count_before();
+        disk.limit.count_before(&disk.core, &disk.tree);
         Ok(disk)
     }
 
@@ -172,7 +121,7 @@ impl Disk {
     }
 
     pub(crate) fn limit(&self) -> u64 {
-        self.limit.load(Relaxed)
+        self.limit.bytes()
     }
 
     /// Returns a disk with the content of this one at one instant during the call. Each write is
@@ -198,7 +147,7 @@ impl Disk {
             let fork = changing.fork(ours, theirs, |layer| core.streams.wait_for_writers(layer));
             (fork, self.slots())
         });
-        self.count_before();
+        self.limit.count_before(core, &self.tree);
         Ok(forked)
     }
 
@@ -222,7 +171,7 @@ impl Disk {
             self.slots.store(slots, Release);
         });
         self.over.store(true, Relaxed);
-        self.count_before();
+        self.limit.count_before(core, &self.tree);
         Ok(())
     }
 
@@ -262,31 +211,11 @@ impl Disk {
 
     fn clear_now(&self, slots: Range<Slot>, most: u64) -> Result<(), Error> {
         let below = if self.over.load(Relaxed) { HOLE } else { NOTHING };
-        let limit = self.limit.load(Relaxed);
-        let most_bytes = limit.saturating_add(limit / CLEARING_PART + CLEARING_BYTES);
-        let may_take = limit == u64::MAX || self.spent_now() <= most_bytes;
+        let may_take = self.limit.lets_clear(&self.core, &self.tree);
         let mut changing = self.tree.change(self.core.parts(), may_take.then_some(Purpose::Move));
         let done = changing.clear(slots, below, most);
         self.core.free_all(&mut changing.end());
         done.map_err(|Full| if may_take { Error::Full } else { Error::DiskFull })
-    }
-
-    /// Returns the bytes that count against the disk's own limit. The bytes written before the last
-    /// fork are those of the last count.
-    fn spent_now(&self) -> u64 {
-        let Core { layers, .. } = &*self.core;
-        let layer = self.tree.layer();
-        layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + self.before_bytes.load(Relaxed)
-    }
-
-    /// Recounts the bytes left of what the disk wrote before it was last forked.
-    fn count_before(&self) -> u64 {
-        let Core { layers, .. } = &*self.core;
-        let all = self.tree.layers();
-        let before = &all[..all.len() - 1];
-        let bytes = before.iter().map(|&layer| layers.compressed_bytes(layer) + self.core.parts_bytes(layer)).sum();
-        self.before_bytes.store(bytes, Relaxed);
-        bytes
     }
 
     /// Returns the number of slots.
@@ -327,7 +256,7 @@ impl Disk {
     /// [`DiskStats::spent_bytes`]; `u64::MAX` means no limit. A limit below the current use keeps
     /// the disk from growing.
     pub fn set_limit(&self, limit_bytes: u64) {
-        self.limit.store(limit_bytes, Relaxed);
+        self.limit.set(limit_bytes);
     }
 
     /// Fills `page` with the slot's page; an empty slot reads as zeros. Returns whether the slot
@@ -349,7 +278,7 @@ impl Disk {
         let (core, tree) = (&*self.core, &self.tree);
         loop {
             let version = tree.version();
-            let place = match tree.find(&core.leaves, slot) {
+            let place = match tree.find(&core.storage, slot) {
                 SlotPlace::Entry(place) => place,
                 SlotPlace::None { place, .. } if tree.is(version) => {
                     let is_held = entry_below(place) != Entry::Empty;
@@ -360,7 +289,7 @@ impl Disk {
                 }
                 SlotPlace::None { .. } => continue,
             };
-            let mut looked = place.look(&core.leaves);
+            let mut looked = place.look(&core.storage);
             let entry = looked.entry();
             // Empty and same-filled pages need no stream.
             let Some(object) = entry.object() else {
@@ -403,9 +332,9 @@ impl Disk {
     fn next_object(&self, place: EntryPlace<'_>, slot: Slot) -> Option<(Location, usize)> {
         let number = place.number() + 1;
         if number.is_multiple_of(LEAF_SLOTS as u64) {
-            self.tree.peek(&self.core.leaves, slot + 1).object()
+            self.tree.peek(&self.core.storage, slot + 1).object()
         } else {
-            self.core.leaves.entry(number)?.object()
+            self.core.storage.entry(number)?.object()
         }
     }
 
@@ -423,7 +352,7 @@ impl Disk {
         let (core, tree) = (&self.core, &self.tree);
         // The entry is fetched into the cache while the page is compressed.
         let mut version = tree.version();
-        let mut found = tree.find(&core.leaves, slot);
+        let mut found = tree.find(&core.storage, slot);
         if let SlotPlace::Entry(place) = found {
             prefetch(ptr::from_ref(place.word).cast());
         }
@@ -445,7 +374,7 @@ impl Disk {
         let made = core.compress(&mut working.coder, page);
         if !tree.is(version) {
             version = tree.version();
-            found = tree.find(&core.leaves, slot);
+            found = tree.find(&core.storage, slot);
         }
         if let SlotPlace::Entry(place) = found
             && self.has(place, version, made, page, &mut working.coder, pin)
@@ -457,7 +386,7 @@ impl Disk {
             let (working, pin) = taken.parts();
             let old = Entry::decode(place.word.load(Relaxed));
             let new = core.build(place.number(), made, &mut working.coder, &mut working.kept, old.object_bytes())?;
-            let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
+            let Some(locked) = self.tree.lock(&core.storage, place, pin, || slot < self.slots()) else {
                 // The leaf may be another disk's by now, and the object's header names it as owner.
                 core.free(new);
                 self.check_slot(slot)?;
@@ -499,7 +428,7 @@ impl Disk {
         loop {
             let place = self.make(slot)?;
             let pin = taken.parts().1;
-            let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) else {
+            let Some(locked) = self.tree.lock(&core.storage, place, pin, || slot < self.slots()) else {
                 self.check_slot(slot)?;
                 continue;
             };
@@ -527,8 +456,8 @@ impl Disk {
         pin: &mut Pin<'_>,
     ) -> bool {
         let (core, tree) = (&*self.core, &self.tree);
-        let mut looked = place.look(&core.leaves);
-        if !looked.is_elsewhere() && tree.owns(&core.leaves, place) {
+        let mut looked = place.look(&core.storage);
+        if !looked.is_elsewhere() && tree.owns(&core.storage, place) {
             return false;
         }
         let may_be = match (looked.entry(), made) {
@@ -558,7 +487,7 @@ impl Disk {
     /// Makes the slot hold nothing, so that what is below the disk shows there.
     pub fn forget(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
-        if self.tree.peek(&self.core.leaves, slot) == Entry::Empty {
+        if self.tree.peek(&self.core.storage, slot) == Entry::Empty {
             return Ok(());
         }
         self.put_entry(slot, Entry::Empty)?;
@@ -588,7 +517,7 @@ impl Disk {
     fn update_from(&self, slot: Slot, below: Below<'_>, mut change: impl FnMut(&mut Page)) -> Result<bool, Error> {
         self.check_slot(slot)?;
         if let Below::Unknown = below
-            && self.tree.peek(&self.core.leaves, slot) == Entry::Empty
+            && self.tree.peek(&self.core.storage, slot) == Entry::Empty
         {
             return Ok(false);
         }
@@ -601,7 +530,7 @@ impl Disk {
         let (place, locked) = loop {
             let place = self.make(slot)?;
             let pin = taken.parts().1;
-            if let Some(locked) = self.tree.lock(&core.leaves, place, pin, || slot < self.slots()) {
+            if let Some(locked) = self.tree.lock(&core.storage, place, pin, || slot < self.slots()) {
                 break (place, locked);
             }
             self.check_slot(slot)?;
@@ -644,7 +573,7 @@ impl Disk {
     /// Stores an entry without an object in the slot.
     fn put_entry(&self, slot: Slot, new: Entry) -> Result<(), Error> {
         self.when_there_is_room(slot, || {
-            let place = self.tree.find_own(&self.core.leaves, slot);
+            let place = self.tree.find_own(&self.core.storage, slot);
             self.fits(place.map_or(Entry::Empty, |place| Entry::decode(place.word.load(Relaxed))), new)?;
             let done = self.change(|changing| changing.put_entry(slot, self.slots(), new));
             done.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
@@ -654,14 +583,14 @@ impl Disk {
     /// Returns what the slot holds.
     pub fn status(&self, slot: Slot) -> Result<Status, Error> {
         self.check_slot(slot)?;
-        Ok(Status::of(self.tree.peek(&self.core.leaves, slot)))
+        Ok(Status::of(self.tree.peek(&self.core.storage, slot)))
     }
 
     /// Returns what the slot holds, and how many slots from this one on, at most `limit`, certainly
     /// hold the same and are cheap to skip.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
-        let (entry, slots) = self.tree.run(&self.core.leaves, slot, limit.min(self.slots() - slot));
+        let (entry, slots) = self.tree.run(&self.core.storage, slot, limit.min(self.slots() - slot));
         Ok(StatusRun { status: Status::of(entry), slots })
     }
 
@@ -679,7 +608,7 @@ impl Disk {
         // The fork's layers are those of the disk, which keeps them in its lineage even after it
         // became another's content.
         let layers = disk.tree.layers();
-        let (changed, slots) = self.tree.run_of(&self.core.leaves, slot, limit.min(self.slots() - slot), &layers);
+        let (changed, slots) = self.tree.run_of(&self.core.storage, slot, limit.min(self.slots() - slot), &layers);
         Ok(ChangedRun { changed, slots })
     }
 
@@ -699,31 +628,21 @@ impl Disk {
             shared_bytes,
             table_bytes,
             spent_bytes: compressed_bytes + table_bytes,
-            mem_limit: self.limit.load(Relaxed),
+            mem_limit: self.limit.bytes(),
         }
     }
 
     /// Checks whether the disk's own limit allows `new` to replace `old`.
     fn fits(&self, old: Entry, new: Entry) -> Result<(), Error> {
-        let limit = self.limit.load(Relaxed);
-        if limit == u64::MAX {
-            return Ok(());
-        }
-        let grows =
-            new.counted_bytes() > old.counted_bytes() || matches!(old, Entry::Empty | Entry::Hole | Entry::Link(_));
-        let Core { layers, .. } = &*self.core;
-        let layer = self.tree.layer();
-        let now = layers.compressed_bytes(layer) + self.core.parts_bytes(layer) + new.counted_bytes() as u64;
-        let most = limit.saturating_add(old.counted_bytes() as u64);
-        let fits = !grows || now + self.before_bytes.load(Relaxed) <= most || now + self.count_before() <= most;
-        if fits { Ok(()) } else { Err(Error::DiskFull) }
+    #[inline]
+        if self.limit.lets_replace(&self.core, &self.tree, old, new) { Ok(()) } else { Err(Error::DiskFull) }
     }
 
     /// Returns the place of the slot's entry in a leaf of the disk's own, which is created if
     /// necessary.
     #[inline]
     fn make(&self, slot: Slot) -> Result<EntryPlace<'_>, Error> {
-        match self.tree.find_own(&self.core.leaves, slot) {
+        match self.tree.find_own(&self.core.storage, slot) {
             Some(place) => Ok(place),
             None => self.make_own(slot),
         }
@@ -796,7 +715,7 @@ impl Disk {
         }
         if let Err(Error::Full) = done
             && !self.clean
-            && self.tree.peek(&core.leaves, slot).object().is_some()
+            && self.tree.peek(&core.storage, slot).object().is_some()
         {
             core.streams.release_when_free(|word| core.free(Entry::decode(word)));
             done = attempt();
@@ -822,7 +741,7 @@ impl Disk {
     /// Changes the slot's entry, as damaged memory would.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn change_entry(&self, slot: Slot, change: impl FnOnce(Entry) -> Entry) {
-        let SlotPlace::Entry(place) = self.tree.find(&self.core.leaves, slot) else { panic!("a slot with a leaf") };
+        let SlotPlace::Entry(place) = self.tree.find(&self.core.storage, slot) else { panic!("a slot with a leaf") };
         let locked = crate::entry::Locked::lock(place.word).expect("a leaf");
         let entry = change(locked.entry());
         locked.replace(entry);

@@ -68,10 +68,12 @@ mod cpus;
 mod disk;
 mod entry;
 mod equal;
+mod error;
 mod handover;
 mod heap;
 mod limit;
 mod memory;
+mod own_limit;
 mod pool;
 mod stats;
 mod streams;
@@ -81,8 +83,9 @@ mod tests;
 mod tree;
 
 pub use clean::Reclaim;
-pub use disk::{Disk, Error, Slot};
+pub use disk::Disk;
 pub use entry::{ChangedRun, Status, StatusRun};
+pub use error::{Error, Slot};
 pub use handover::{
     ExportError, ExportedDisk, ImportError, ImportedDisk, ImportedPool, KeptDisk, Precopy, Salvage, SalvageError,
 };

@@ -17,9 +17,10 @@ use crate::{
     background::Background,
     clean::{Clean, Reclaim},
     core::Core,
-    disk::{Disk, Error},
+    disk::Disk,
     entry::Entry,
     equal::{Common, Equals, Seeds},
+    error::Error,
     heap::Heap,
     limit::{Budget, Purpose, machine},
     memory::MemoryFile,
@@ -167,7 +168,7 @@ impl Pool {
         let streams = Streams::new(codec);
         let budget = Arc::new(Budget::new(memory_limit, streams.cpus()));
         let heap = Heap::new(Arc::clone(&budget), file.as_ref()).map_err(NewPoolError::AddressSpace)?;
-        let leaves = PartStorage::new(file.as_deref()).map_err(NewPoolError::AddressSpace)?;
+        let storage = PartStorage::new(file.as_deref()).map_err(NewPoolError::AddressSpace)?;
         let layers = Layers::new(streams.cpus()).map_err(NewPoolError::AddressSpace)?;
         let empty_bytes = streams.base_bytes() + heap.account().held_bytes;
         let needed = needed_bytes(empty_bytes, &streams);
@@ -185,7 +186,7 @@ impl Pool {
             if let Some(tables) = codec.tables() {
                 kept.keep_tables(0, 1, &tables.to_bytes());
             }
-            let began = kept.begin(&codec.name(), first, leaves.in_file(), heap.in_file());
+            let began = kept.begin(&codec.name(), first, storage.in_file(), heap.in_file());
             began.map_err(NewPoolError::AddressSpace)?;
         }
         let kept = kept.map(Arc::new);
@@ -194,7 +195,7 @@ impl Pool {
         }
         Ok(Self(Arc::new(Core {
             kept,
-            leaves,
+            storage,
             layers,
             common: Common::new(first),
             clean: Clean::default(),
@@ -325,7 +326,7 @@ impl Pool {
     /// Returns the figures at some moment during the call.
     pub fn stats(&self) -> Stats {
         let Core {
-            kept, layers, common, clean, equals, streams, heap, leaves, training, budget, outside_bytes, ..
+            kept, layers, common, clean, equals, streams, heap, storage, training, budget, outside_bytes, ..
         } = &*self.0;
         let total = layers.total();
         // Each of their objects is counted with the slots that share it, and again here.
@@ -343,7 +344,7 @@ impl Pool {
             huge_pages: total.huge_pages.saturating_sub(common.huge_pages + clean.huge_pages),
             shared_pages: total.shared_pages,
             shared_saved_bytes: total.shared_bytes.saturating_sub(common.compressed_bytes),
-            table_bytes: leaves.held_bytes() + layers.held_bytes() + equals_bytes + rows_bytes,
+            table_bytes: storage.held_bytes() + layers.held_bytes() + equals_bytes + rows_bytes,
             stream_bytes: streams.used_bytes() + streams.base_bytes(),
             clean_pages: clean.pages,
             clean_bytes: clean.compressed_bytes + clean_table_bytes,
@@ -377,14 +378,14 @@ impl Pool {
         while core.free_left(&paused) {}
         core.streams.release_when_free(|word| core.free(Entry::decode(word)));
         let objects = core.heap.check()?;
-        core.leaves.check()?;
+        core.storage.check()?;
         let stats = self.stats();
         let parts =
             stats.mem_used_total + stats.table_bytes + stats.stream_bytes + stats.training_bytes + stats.outside_bytes;
         if parts != stats.spent_bytes {
             return Err(format!("the parts add up to {parts} bytes, the budget has {}", stats.spent_bytes));
         }
-        let entries = || (0..core.leaves.end()).filter_map(|number| core.leaves.entry(number));
+        let entries = || (0..core.storage.end()).filter_map(|number| core.storage.entry(number));
         let named = entries().filter(|entry| entry.object().is_some()).count() as u64;
         if objects != named {
             return Err(format!("the heap has {objects} objects, entries name {named}"));

@@ -54,7 +54,7 @@ impl Driven {
             mapped.add(description, file).map_err(io::Error::other)?;
         }
         let memory = mapped.memory().ok_or(io::ErrorKind::OutOfMemory)?;
-        let context = Arc::new(Context { export, client, write_back: true.into(), tell: Box::new(|_, _| ()) });
+        let context = Arc::new(Context { export, client, write_back: true.into(), report_broken: Box::new(|_, _| ()) });
         let (queues, _taken) = Queues::new(context)?;
         Ok(Self { queues, vring: Arc::new(Vring::new(0)), memory })
     }

@@ -41,4 +41,4 @@ mod vring;
 mod wire;
 mod worker;
 
-pub use server::{Config, Event, Listening, Open, Server, Tell};
+pub use server::{Config, Event, Listening, Notify, Open, Server};

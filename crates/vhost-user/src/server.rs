@@ -50,7 +50,7 @@ pub enum Event {
 }
 
 /// Reports what happens to the export with this name. Frontends wait for it.
-pub type Tell = Box<dyn Fn(&str, Event) + Send + Sync>;
+pub type Notify = Box<dyn Fn(&str, Event) + Send + Sync>;
 
 /// Opens an export for a frontend.
 pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
@@ -82,7 +82,7 @@ pub struct Server {
 struct Shared {
     config: Config,
     open: Open,
-    tell: Tell,
+    notify: Notify,
     epoll: OwnedFd,
     wake: OwnedFd,
     stopping: AtomicBool,
@@ -158,14 +158,14 @@ impl Server {
     ///
     /// # Errors
     /// The system failed.
-    pub fn start(config: Config, open: Open, tell: Tell) -> io::Result<Self> {
+    pub fn start(config: Config, open: Open, notify: Notify) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared {
             config,
             open,
-            tell,
+            notify,
             epoll,
             wake,
             stopping: AtomicBool::new(false),
@@ -239,7 +239,7 @@ impl Shared {
         let may = state.sockets.get_mut(&number).is_some_and(|socket| socket.reports.may_have(Instant::now()));
         drop(state);
         if may {
-            (self.tell)(&export.name(), event);
+            (self.notify)(&export.name(), event);
         }
     }
 
@@ -330,17 +330,17 @@ fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Exp
 impl Connected {
     fn serve(mut self, handle: Arc<Handle>, socket: &UnixStream) {
         let Some(client) = self.client.take() else { return };
-        let Shared { config, tell, .. } = &*self.shared;
+        let Shared { config, notify, .. } = &*self.shared;
         let (shared, export, number) = (Arc::clone(&self.shared), Arc::clone(&self.export), self.number);
         let context = Arc::new(Context {
             export: Arc::clone(&self.export),
             client,
             write_back: AtomicBool::new(true),
-            tell: Box::new(move |queue, why| {
+            report_broken: Box::new(move |queue, why| {
                 shared.report(number, &export, Event::QueueBroken(queue, why.to_string()));
             }),
         });
-        tell(&self.export.name(), Event::Connected);
+        notify(&self.export.name(), Event::Connected);
         let mut session = Session::new(context, handle, config.threads, config.queues);
         let served = session.serve(socket);
         // When the next frontend connects, no request of this one runs any longer.
@@ -348,7 +348,7 @@ impl Connected {
         if let Err(error) = served {
             self.shared.report(self.number, &self.export, Event::Refused(error.to_string()));
         }
-        tell(&self.export.name(), Event::Disconnected);
+        notify(&self.export.name(), Event::Disconnected);
     }
 }
 

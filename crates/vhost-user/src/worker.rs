@@ -55,7 +55,7 @@ pub(crate) struct Context {
     /// Whether writes may be done before they are durable.
     pub(crate) write_back: AtomicBool,
     /// Called when a queue is broken.
-    pub(crate) tell: Box<dyn Fn(u16, Broken) + Send + Sync>,
+    pub(crate) report_broken: Box<dyn Fn(u16, Broken) + Send + Sync>,
 }
 
 impl Context {
@@ -270,7 +270,7 @@ impl Queues {
             Ok(Some(heads)) if !self.heads.is_empty() => heads,
             Ok(_) => return false,
             Err(why) => {
-                (context.tell)(vring.number, why);
+                (context.report_broken)(vring.number, why);
                 return false;
             }
         };
@@ -282,7 +282,7 @@ impl Queues {
             let mut request = match Request::decode(&table, head, std::mem::take(&mut self.spare)) {
                 Ok(request) => request,
                 Err(why) => {
-                    (context.tell)(vring.number, vring.break_off(why));
+                    (context.report_broken)(vring.number, vring.break_off(why));
                     continue;
                 }
             };

@@ -115,7 +115,7 @@ impl<'a> Bench<'a> {
                 let tables = match (&self.learnt, codec.tables()) {
                     // Training cannot be interrupted.
                     (Some(_), Some(_)) if !end.leaves(self.page_time * training_work(name)) => continue,
-                    (Some(learnt), Some(tables)) => tables.train_beyond(learnt),
+                    (Some(learnt), Some(tables)) => tables.train_further(learnt),
                     _ => None,
                 };
                 let Some(measured) = objects(name, tables.as_ref(), &self.judged, end.or_after(time))? else {

@@ -25,7 +25,7 @@ use self::{
     connection::{OURS, address, connect_nbd, open_nbd},
     ending::disconnect,
 };
-use crate::{output::output, peer::Peer, report::tell};
+use crate::{output::output, peer::Peer, report::print};
 
 /// How long a server may take to see that a device was removed.
 const NOTICE: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     if args.via.is_none_or(|via| via == Way::Nbd)
         && let Some(device) = spare::take(args, &disk)?
     {
-        tell(&format!("attached '{}' by nbd, with a device that was connected in advance", disk.name));
+        print(&format!("attached '{}' by nbd, with a device that was connected in advance", disk.name));
         let mut out = output();
         writeln!(out, "{}", device.display())?;
         return Ok(out.flush()?);
@@ -102,7 +102,7 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let (device, refused) = take_first(args, &disk)?;
     let how = if refused.is_empty() { String::new() } else { format!("; not by {refused}") };
     let way = device.way.name();
-    tell(&format!("attached '{}' by {way}{how}", disk.name));
+    print(&format!("attached '{}' by {way}{how}", disk.name));
     let mut out = output();
     writeln!(out, "{}", device.path().display())?;
     Ok(out.flush()?)

@@ -20,7 +20,7 @@ use super::{
     args::AttachArgs,
     connection::{self, OURS, address, connect_nbd, open_nbd},
 };
-use crate::report::tell;
+use crate::report::print;
 
 /// What the identifiers of these devices begin with. The server's socket follows, and the export's name.
 const SPARE: &str = "spare ";
@@ -73,7 +73,7 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
         let _ = partitions::reread(&nbd::path(number));
     }
     let size = pagefold_size::written(disk.size_bytes);
-    tell(&format!("connected {missing} devices; {} wait for disks of {size}", free + missing));
+    print(&format!("connected {missing} devices; {} wait for disks of {size}", free + missing));
     Ok(())
 }
 
@@ -90,7 +90,7 @@ pub(super) fn take(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Optio
         match bound {
             Ok(_) => {
                 if let Err(error) = partitions::reread(&path) {
-                    tell(&format!("the kernel does not look for partitions on {}: {error}", path.display()));
+                    print(&format!("the kernel does not look for partitions on {}: {error}", path.display()));
                 }
                 return Ok(Some(path));
             }

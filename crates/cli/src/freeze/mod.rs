@@ -21,11 +21,11 @@ use crate::remote::push::MediaType;
 use crate::{
     codec,
     destination::{FormatArg, draft, wrong_name},
-    image::tell_needed_linux,
+    image::print_needed_linux,
     log,
     peer::Peer,
     progress::ProgressLine,
-    report::{misuse, tell},
+    report::{misuse, print},
     size, source,
     storage::{self, RemoteArgs},
     text::message,
@@ -179,9 +179,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         args.check_image(&image, draft.file(), &output.display().to_string()).with_context(|| described)?;
     }
     drop(frozen);
-    let told = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
+    let metadata = matches!(destination, Destination::File(_)).then(|| draft.file().metadata()).transpose()?;
     destination.take(draft)?;
-    if let Some(metadata) = told {
+    if let Some(metadata) = metadata {
         let written = size::show(written_bytes(&metadata));
         log::line(&format!("{}: disk '{}' in {written}", output.display(), args.name));
     }
@@ -269,7 +269,7 @@ impl Args {
             return self.write_delta(frozen, base?, out, progress);
         }
         let base = base.unwrap_or_else(|error| {
-            tell(&format!("warning: {}; compressing the whole disk", message(&error.into())));
+            print(&format!("warning: {}; compressing the whole disk", message(&error.into())));
             None
         });
         let like = base.as_ref().map_or_else(|| Ok(BuildOptions::default()), BaseImage::options)?;
@@ -296,7 +296,7 @@ impl Args {
     /// Reports what is special about a finished image, and compares it with the disk if that is
     /// asked for.
     fn check_image(&self, image: &ErofsImage, file: &File, name: &str) -> anyhow::Result<()> {
-        tell_needed_linux(Path::new(name), &image.report, "");
+        print_needed_linux(Path::new(name), &image.report, "");
         if self.verify { self.compare(image, file, name) } else { Ok(()) }
     }
 
@@ -305,7 +305,7 @@ impl Args {
         let file = file.try_clone().context("opening the image again")?;
         let written = image.open(file).context("cannot read the image")?;
         let report = written.compare(&image.tree, self.threads);
-        let count = source::tell_differences(&report);
+        let count = source::print_differences(&report);
         ensure!(
             count == 0,
             "{name}: not written: the image differs from the disk; this is a fault of pagefold: please report it"

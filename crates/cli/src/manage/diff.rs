@@ -9,7 +9,7 @@ use pagefold_output::{Destination, ImageFormat};
 use pagefold_server::Frozen;
 use serde_json::json;
 
-use super::{Asked, Telling};
+use super::{Asked, Caller};
 use crate::{
     destination::{draft, wrong_name},
     log, size,
@@ -47,17 +47,17 @@ pub(crate) struct Args {
 const PART_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut telling = args.asked.connect()?;
+    let mut caller = args.asked.connect()?;
     let Some(path) = &args.to else {
-        return args.each(&mut telling, &mut |telling, ChangedRange { offset, len_bytes }| {
-            telling.tell(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
+        return args.each(&mut caller, &mut |caller, ChangedRange { offset, len_bytes }| {
+            caller.print(&json!({ "offset": offset, "len_bytes": len_bytes }), || format!("{offset} {len_bytes}"))
         });
     };
     ImageFormat::Raw.check_name(path, "--to").map_err(wrong_name)?;
     let inputs = args.asked.peer.inputs()?;
     let destination = Destination::of(path, ImageFormat::Raw, args.force, &inputs)?;
     let draft = draft(&destination)?;
-    let written_bytes = args.write(&mut telling, draft.file()).with_context(|| destination.place())?;
+    let written_bytes = args.write(&mut caller, draft.file()).with_context(|| destination.place())?;
     destination.take(draft)?;
     log::line(&format!("{}: {} of disk '{}' changed", path.display(), size::show(written_bytes), args.disk));
     Ok(())
@@ -67,37 +67,37 @@ impl Args {
     /// Passes the ranges to `each` in ascending order, merging adjacent ones.
     fn each(
         &self,
-        telling: &mut Telling,
-        each: &mut dyn FnMut(&mut Telling, ChangedRange) -> anyhow::Result<()>,
+        caller: &mut Caller,
+        each: &mut dyn FnMut(&mut Caller, ChangedRange) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut last: Option<ChangedRange> = None;
         let mut next = Some(0);
         while let Some(offset) = next {
-            let changes: Changes = telling.call(&Command::Changes { name: self.disk.clone(), offset })?;
+            let changes: Changes = caller.call(&Command::Changes { name: self.disk.clone(), offset })?;
             for range in changes.ranges {
                 match &mut last {
                     Some(last) if last.offset + last.len_bytes == range.offset => last.len_bytes += range.len_bytes,
                     last => {
                         if let Some(whole) = last.replace(range) {
-                            each(telling, whole)?;
+                            each(caller, whole)?;
                         }
                     }
                 }
             }
             next = changes.next_offset;
         }
-        last.map_or(Ok(()), |last| each(telling, last))
+        last.map_or(Ok(()), |last| each(caller, last))
     }
 
     /// Writes the bytes of the ranges to `out`, an empty file, and returns their number.
-    fn write(&self, telling: &mut Telling, out: &File) -> anyhow::Result<u64> {
+    fn write(&self, caller: &mut Caller, out: &File) -> anyhow::Result<u64> {
         // The instant is taken first: a range that was changed by then is still reported as
         // changed.
         let frozen = Frozen::of_client(self.asked.peer.connect()?, &self.disk)?;
         let (reader, size_bytes) = (frozen.reader(), frozen.size_bytes());
         out.set_len(size_bytes)?;
         let (mut written_bytes, mut bytes) = (0, Vec::new());
-        self.each(telling, &mut |_, ChangedRange { offset, len_bytes }| {
+        self.each(caller, &mut |_, ChangedRange { offset, len_bytes }| {
             let end = offset.saturating_add(len_bytes).min(size_bytes);
             for at in (offset..end).step_by(PART_BYTES as usize) {
                 bytes.resize(PART_BYTES.min(end - at) as usize, 0);

@@ -38,11 +38,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { names, snapshots, force, asked } = args;
-    let mut telling = asked.connect()?;
+    let mut caller = asked.connect()?;
     for name in names {
         let command = Command::Drop { name: name.clone(), snapshots: *snapshots, force: *force };
-        let dropped: Dropped = telling.call(&command)?;
-        telling.tell(&dropped, || words(&dropped))?;
+        let dropped: Dropped = caller.call(&command)?;
+        caller.print(&dropped, || words(&dropped))?;
     }
     Ok(())
 }

@@ -48,14 +48,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Args { from, names, limit, read_only, socket, quota, asked } = args;
     let (limit_bytes, read_only, socket) = (*limit, *read_only, socket.socket()?);
     let quota = quota.quota();
-    let mut telling = asked.connect()?;
+    let mut caller = asked.connect()?;
     for names in names.chunks(MAX_FORKS) {
         let (from, names) = (from.clone(), names.to_vec());
         let fork = Fork { from: from.clone(), names, limit_bytes, read_only, socket: socket.clone(), quota };
-        let forks: Listing = telling.call(&Command::Fork(fork))?;
+        let forks: Listing = caller.call(&Command::Fork(fork))?;
         for disk in &forks.disks {
             let (size, uris) = (size::written(disk.size_bytes), uris(disk));
-            telling.tell(disk, || format!("forked '{}' from '{from}', {size}:{uris}", disk.name))?;
+            caller.print(disk, || format!("forked '{}' from '{from}', {size}:{uris}", disk.name))?;
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use pagefold_control::{Command, DiskKind, DiskRecord, Failure, Listing, split_snapshot_name};
 
 use super::table::{self, Column, USUAL, age};
-use crate::{output::output, peer::Peer, report::tell, size, text::show};
+use crate::{output::output, peer::Peer, report::print, size, text::show};
 
 /// List disks, bases and snapshots
 #[derive(clap::Args)]
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 writeln!(out, "{}", serde_json::to_string(disk)?)?;
             }
         }
-        (false, true) if listing.disks.is_empty() => tell("no disks; 'pagefold add NAME --size SIZE' adds one"),
+        (false, true) if listing.disks.is_empty() => print("no disks; 'pagefold add NAME --size SIZE' adds one"),
         (false, true) => {
             let columns = if columns.is_empty() { &USUAL } else { columns.as_slice() };
             table::write(&mut out, &listing.disks, columns, *sort)?;

@@ -44,8 +44,8 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    fn connect(&self) -> anyhow::Result<Telling> {
-        Ok(Telling { client: self.peer.connect()?, out: output(), json: self.json })
+    fn connect(&self) -> anyhow::Result<Caller> {
+        Ok(Caller { client: self.peer.connect()?, out: output(), json: self.json })
     }
 
     /// Executes a command and reports the answer; `say` turns the answer into text.
@@ -54,9 +54,9 @@ impl Asked {
         command: &Command,
         say: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
-        let mut telling = self.connect()?;
-        let answer: T = telling.call(command)?;
-        telling.tell(&answer, || say(&answer))
+        let mut caller = self.connect()?;
+        let answer: T = caller.call(command)?;
+        caller.print(&answer, || say(&answer))
     }
 }
 
@@ -90,19 +90,19 @@ impl SocketArgs {
 }
 
 /// A connection to a server, and standard output for its answers.
-struct Telling {
+struct Caller {
     client: Client,
     out: BufWriter<Output>,
     json: bool,
 }
 
-impl Telling {
+impl Caller {
     fn call<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, ClientError> {
         self.client.call(command)
     }
 
     /// Writes `answer` as JSON, or the text of `say`.
-    fn tell(&mut self, answer: &impl Serialize, say: impl FnOnce() -> String) -> anyhow::Result<()> {
+    fn print(&mut self, answer: &impl Serialize, say: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
             writeln!(self.out, "{}", serde_json::to_string(answer)?)?;
         } else {

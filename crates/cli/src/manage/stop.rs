@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Waits until the server exits, which closes the connection, and reports what the server waits
 /// for. Returns what that was when the time was over.
 fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Option<String>> {
-    let mut told = None;
+    let mut reported = None;
     while !left().is_zero() {
         if client.ends_within(PAUSE.min(left())).context("the server did not stop")? {
             return Ok(None);
@@ -64,10 +64,10 @@ fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Opti
             result => result?,
         };
         let what = Some(stopping.waits_for).filter(|busy| !busy.is_empty()).map(|busy| waits_for(&busy));
-        if let Some(what) = what.as_ref().filter(|what| told.as_ref() != Some(*what)) {
+        if let Some(what) = what.as_ref().filter(|what| reported.as_ref() != Some(*what)) {
             log::line(&format!("{what}; 'pagefold stop --force' ends the server without"));
         }
-        told = what;
+        reported = what;
     }
-    Ok(told)
+    Ok(reported)
 }

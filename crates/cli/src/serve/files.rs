@@ -25,17 +25,17 @@ impl Transport for Directory {
         let mut options = Options::default();
         options.mode = self.permissions.mode;
         options.group = self.permissions.group;
-        options.log = Log::new(move |line| hidden_to.tell(Level::Warn, line));
+        options.log = Log::new(move |line| hidden_to.log(Level::Warn, line));
         let shown = self.path.display().to_string();
         let ended = move |result: io::Result<()>| match result {
             Ok(()) => {
-                ended_to.tell(Level::Warn, &format!("'{shown}' was unmounted: the disks have no files any more"));
+                ended_to.log(Level::Warn, &format!("'{shown}' was unmounted: the disks have no files any more"));
             }
-            Err(error) => ended_to.tell(Level::Error, &format!("the files in '{shown}' failed: {error}")),
+            Err(error) => ended_to.log(Level::Error, &format!("the files in '{shown}' failed: {error}")),
         };
         let mounted = Files::mount(host.exports().clone(), host.executor(), &self.path, options, ended);
         let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
-        host.observer().tell(Level::Info, &format!("files in {}", mounted.directory().display()));
+        host.observer().log(Level::Info, &format!("files in {}", mounted.directory().display()));
         let directory = mounted.directory().to_owned();
         let shown = directory.display().to_string();
         host.announce_obstacle(move || Some(format!("disks are files in '{shown}', which cannot be handed over")));

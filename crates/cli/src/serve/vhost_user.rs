@@ -52,7 +52,7 @@ impl Transport for SocketDirectory {
         });
         let (opener, observer) = (host.clone(), host.observer().clone());
         let open = move |export: &Export| opener.open(export);
-        let server = Server::start(Config::default(), Box::new(open), tell(observer));
+        let server = Server::start(Config::default(), Box::new(open), log_events(observer));
         let server = Arc::new(server.map_err(|error| failed(&directory, &error))?);
         let mut sockets = Sockets {
             directory,
@@ -96,19 +96,19 @@ fn failed(directory: &Path, error: &std::io::Error) -> String {
     format!("cannot serve vhost-user sockets in '{}': {error}", directory.display())
 }
 
-/// Returns what logs events of sockets.
-fn tell(observer: Observer) -> pagefold_vhost_user::Tell {
+/// Returns a function that logs the events of sockets.
+fn log_events(observer: Observer) -> pagefold_vhost_user::Notify {
     Box::new(move |disk, event| match event {
-        Event::Connected => observer.tell(Level::Debug, &format!("a virtual machine connected: disk '{disk}'")),
-        Event::Disconnected => observer.tell(Level::Debug, &format!("a virtual machine disconnected: disk '{disk}'")),
+        Event::Connected => observer.log(Level::Debug, &format!("a virtual machine connected: disk '{disk}'")),
+        Event::Disconnected => observer.log(Level::Debug, &format!("a virtual machine disconnected: disk '{disk}'")),
         Event::Refused(why) => {
-            observer.tell(Level::Warn, &format!("a virtual machine is not served: disk '{disk}': {why}"));
+            observer.log(Level::Warn, &format!("a virtual machine is not served: disk '{disk}': {why}"));
         }
         Event::QueueBroken(queue, why) => {
             let line = format!("queue {queue} of disk '{disk}' stopped, the guest must reset the device: {why}");
-            observer.tell(Level::Warn, &line);
+            observer.log(Level::Warn, &line);
         }
-        event => observer.tell(Level::Debug, &format!("disk '{disk}': {event:?}")),
+        event => observer.log(Level::Debug, &format!("disk '{disk}': {event:?}")),
     })
 }
 
@@ -152,7 +152,7 @@ impl Sockets {
         let path = self.path(name)?;
         let (listener, file) = listen_with(&path, self.permissions).map_err(|error| error.to_string())?;
         let listening = self.server.listen(listener, export).map_err(|error| error.to_string())?;
-        self.observer.tell(Level::Info, &format!("disk '{name}' for virtual machines: {}", path.display()));
+        self.observer.log(Level::Info, &format!("disk '{name}' for virtual machines: {}", path.display()));
         Ok(Socket { _listening: listening, file })
     }
 
@@ -161,7 +161,7 @@ impl Sockets {
     }
 
     fn warn(&self, name: &str, why: &str) {
-        self.observer.tell(Level::Warn, &format!("disk '{name}' has no vhost-user socket of its name: {why}"));
+        self.observer.log(Level::Warn, &format!("disk '{name}' has no vhost-user socket of its name: {why}"));
     }
 }
 

@@ -47,10 +47,10 @@ fn a_packed_disk_is_served_as_it_was() {
     let listing = run(&mut server.ask(&["disks", "--json"]));
     let disks: Vec<serde_json::Value> =
         listing.lines().map(|line| serde_json::from_str(line).expect("a disk")).collect();
-    let told: Vec<_> = disks.iter().map(|disk| (disk["name"].as_str(), disk["path"].as_str())).collect();
+    let listed: Vec<_> = disks.iter().map(|disk| (disk["name"].as_str(), disk["path"].as_str())).collect();
     let inside = format!("{}:/debian.img", image.display());
     let expected = [("debian", text(&image)), ("inside", &inside), ("plain", text(&disk))];
-    assert_eq!(told, expected.map(|(name, path)| (Some(name), Some(path))));
+    assert_eq!(listed, expected.map(|(name, path)| (Some(name), Some(path))));
     assert!(disks.iter().all(|disk| disk["kind"] == "base" && disk["size_bytes"] == 12 << 20));
     assert!(server.total("base_cache_limit") == 64 << 20);
     let (status, messages) = server.end(Signal::TERM);
@@ -122,7 +122,7 @@ fn a_base_that_loses_its_end_gives_errors_and_others_go_on() {
     // Further lines would be logged in this time.
     thread::sleep(Duration::from_millis(100));
     let (_, messages) = server.end(Signal::TERM);
-    let told = |what: &str| messages.lines().filter(|line| line.contains(what)).count();
-    assert_eq!((told("was modified while in use"), told("cannot read byte")), (1, 1), "{messages}");
+    let count = |what: &str| messages.lines().filter(|line| line.contains(what)).count();
+    assert_eq!((count("was modified while in use"), count("cannot read byte")), (1, 1), "{messages}");
     assert!(messages.contains("base 'debian': "), "{messages}");
 }

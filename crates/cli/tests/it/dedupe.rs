@@ -36,15 +36,15 @@ fn what_many_disks_hold_is_kept_once() {
         run(&mut server.ask(&["fork", "b", "d"]));
         ["b", "c", "d"].iter().for_each(|disk| drop(copy(disk)));
         let all = server.total("compr_data_size");
-        let told = run(&mut server.ask(&["stat"]));
+        let printed = run(&mut server.ask(&["stat"]));
         if dedupe {
             assert!(all < once * 11 / 10, "{all} {once}");
             assert!(server.total("shared_saved_bytes") > once * 28 / 10);
-            assert!(told.contains("saved by keeping"), "{told}");
+            assert!(printed.contains("saved by keeping"), "{printed}");
             assert!(server.figure("d", "shared_bytes") > once * 9 / 10);
         } else {
             assert!(all > once * 39 / 10, "{all} {once}");
-            assert!(!told.contains("saved by keeping"), "{told}");
+            assert!(!printed.contains("saved by keeping"), "{printed}");
         }
         // One disk changes some of it, and another is dropped.
         run(Command::new(&qemu_io).args(["-f", "raw", "-c", "write -P 7 1M 64k"]).arg(server.uri("b")));

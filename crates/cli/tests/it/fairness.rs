@@ -44,8 +44,8 @@ fn quiet(fio: &Path, server: &Server, disks: &[String]) -> Vec<Duration> {
     }
     let output = server.folder().join("quiet.json");
     run(command.arg(format!("--output={}", output.display())));
-    let told: Value = serde_json::from_slice(&fs::read(&output).expect("a file")).expect("JSON");
-    let jobs = told["jobs"].as_array().expect("jobs");
+    let report: Value = serde_json::from_slice(&fs::read(&output).expect("a file")).expect("JSON");
+    let jobs = report["jobs"].as_array().expect("jobs");
     assert_eq!(jobs.len(), disks.len());
     let each = jobs.iter().map(|job| {
         let done = ["error", "write", "read"].map(|part| job[part].get("io_bytes").unwrap_or(&job[part]).as_u64());
@@ -89,12 +89,12 @@ fn a_greedy_fork_leaves_others_their_room() {
         let worst = latencies.iter().max().expect("disks");
         eprintln!("when full {when_full}: 99 % of each quiet fork's writes took {worst:?} at most");
         assert!(greedy.0.try_wait().expect("a child").is_none(), "the greedy one gave up");
-        let told = fs::read_to_string(&errors).expect("a file");
+        let written = fs::read_to_string(&errors).expect("a file");
         if when_full == "error" {
-            assert!(is_stopped() > before, "{told}");
-            assert!(told.lines().all(|line| line.contains("No space left on device")), "{told}");
+            assert!(is_stopped() > before, "{written}");
+            assert!(written.lines().all(|line| line.contains("No space left on device")), "{written}");
         } else {
-            assert!(is_stopped() > 0 && told.is_empty(), "{told}");
+            assert!(is_stopped() > 0 && written.is_empty(), "{written}");
         }
         let is_quiet = |disk: &&Value| names.iter().any(|name| disk["name"] == **name);
         let disks = listed(&server, &[]);

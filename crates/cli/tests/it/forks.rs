@@ -320,10 +320,11 @@ fn what_was_changed_is_reported() {
     let map: Vec<Value> = serde_json::from_str(&map).expect("a map");
     let end = |extent: &Value| extent["offset"].as_u64().unwrap_or(0) + extent["length"].as_u64().unwrap_or(0);
     assert_eq!(map.last().map(end), Some(2 << 20));
-    let told = map.iter().filter(|extent| extent["type"] == 1);
-    let told = told.map(|extent| [&extent["offset"], &extent["length"]].map(|bytes| bytes.as_u64().unwrap_or(0)));
-    let told: Vec<_> = told.map(|bytes| bytes.map(|bytes| bytes as usize / PAGE)).map(|[at, len]| (at, len)).collect();
-    assert_eq!(told, changed);
+    let mapped = map.iter().filter(|extent| extent["type"] == 1);
+    let mapped = mapped.map(|extent| [&extent["offset"], &extent["length"]].map(|bytes| bytes.as_u64().unwrap_or(0)));
+    let mapped: Vec<_> =
+        mapped.map(|bytes| bytes.map(|bytes| bytes as usize / PAGE)).map(|[at, len]| (at, len)).collect();
+    assert_eq!(mapped, changed);
     let contexts = run(Command::new(&nbdinfo).arg(server.uri("a")));
     assert!(contexts.contains("base:allocation") && contexts.contains("pagefold:changed"), "{contexts}");
     assert!(!run(Command::new(&nbdinfo).arg(server.uri("base"))).contains("pagefold:changed"));
@@ -373,8 +374,8 @@ fn what_was_changed_is_reported() {
     run(&mut server.ask(&["rename", "a", "c"]));
     assert_eq!((diff(&server, "c@s"), diff(&server, "c@t")), (changed.to_vec(), later.to_vec()));
     let map = run(Command::new(&nbdinfo).args(["--json", "--map=pagefold:changed", &server.uri("c@s")]));
-    let told: Vec<Value> = serde_json::from_str(&map).expect("a map");
-    assert_eq!(told.iter().filter(|extent| extent["type"] == 1).count(), changed.len());
+    let mapped: Vec<Value> = serde_json::from_str(&map).expect("a map");
+    assert_eq!(mapped.iter().filter(|extent| extent["type"] == 1).count(), changed.len());
     let message = run_to_fail(&mut server.ask(&["diff", "c@t", "--to", text(&file)]));
     assert!(message.contains("changes exists") && message.contains("--force"), "{message}");
     run(&mut server.ask(&["diff", "c@t", "--force", "--to", text(&file)]));
@@ -461,10 +462,10 @@ fn wrong_names_are_refused_and_nothing_is_made() {
     control.done(&json!({"command": "rename", "name": "b@s", "to": "b@t"}));
     assert_eq!(names(&mut control), ["b", "b@t", "base"]);
     let listing = listed(&server, &["b"]);
-    let told = |field: &str| listing.iter().map(|disk| disk[field].clone()).collect::<Vec<_>>();
-    assert_eq!(told("kind"), ["ram", "snapshot"]);
-    assert_eq!(told("snapshots"), [1, 0]);
-    assert_eq!(told("read_only"), [false, true]);
+    let listed = |field: &str| listing.iter().map(|disk| disk[field].clone()).collect::<Vec<_>>();
+    assert_eq!(listed("kind"), ["ram", "snapshot"]);
+    assert_eq!(listed("snapshots"), [1, 0]);
+    assert_eq!(listed("read_only"), [false, true]);
     assert!(run(&mut server.ask(&["disks", "b"])).contains("'b@t'  1 MiB, read-only, forked from 'a', "));
     control.done(&json!({"command": "drop", "name": "b@t"}));
     control.done(&json!({"command": "remove", "name": "b"}));

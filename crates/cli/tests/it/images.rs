@@ -571,8 +571,8 @@ fn a_disk_that_is_almost_only_zeros_takes_no_more_than_its_data() {
             .args(["pack", "--codec", "none", "--indexes", indexes, &at("tree/disk"), "-o", &at("image")])
             .output()
             .expect("the program starts");
-        let is_told = String::from_utf8_lossy(&said.stderr).contains("Linux 6.15");
-        assert!(said.status.success() && is_told == needs, "{indexes}: {said:?}");
+        let is_printed = String::from_utf8_lossy(&said.stderr).contains("Linux 6.15");
+        assert!(said.status.success() && is_printed == needs, "{indexes}: {said:?}");
         let bytes = fs::metadata(at("image")).expect("an image").len();
         assert!(bytes <= most, "{indexes}: {bytes}");
     }

@@ -377,11 +377,11 @@ unsafe fn decode_by_window<const REACH: usize>(
     unsafe {
         let (readable, literals) = (literals.len(), literals.as_ptr());
         // A single call: with two, the copy of long tokens would not be inlined.
-        let beyond = REACH > 0 && sums.beyond;
-        let made = if beyond { to } else { page };
-        window::copy(sequences, sums.tokens, beyond, literals, readable, made);
+        let in_dict = REACH > 0 && sums.in_dict;
+        let made = if in_dict { to } else { page };
+        window::copy(sequences, sums.tokens, in_dict, literals, readable, made);
         literals.add(sums.literals).copy_to_nonoverlapping(made.add(sums.bytes), left);
-        if beyond {
+        if in_dict {
             made.copy_to_nonoverlapping(page, PAGE_SIZE);
         }
     }

@@ -105,7 +105,7 @@ pub(super) struct Sums {
     /// Number of extra bits.
     pub(super) bits: usize,
     /// Whether a match begins before the page.
-    pub(super) beyond: bool,
+    pub(super) in_dict: bool,
     /// Whether END follows the tokens; otherwise `bytes` is at least a page.
     pub(super) end: bool,
 }
@@ -160,7 +160,7 @@ impl Sequences {
         let mut first = 0;
         // Over all previous groups: bits, bytes and literals, and whether an offset was wrong or
         // reached before the page.
-        let (mut bit, mut sums, mut wrong, mut beyond) = (0_usize, all_to(0), 0, 0);
+        let (mut bit, mut sums, mut wrong, mut in_dict) = (0_usize, all_to(0), 0, 0);
         let mut known = Known(all_to(1));
         loop {
             // SAFETY: each token fills LENGTH_MIN bytes of the page or stops the loop, so the loop
@@ -195,7 +195,7 @@ impl Sequences {
                     let is_new = _mm512_cmpeq_epi32_mask(source, all_to(Source::New as i32));
                     let is_zero = _mm512_mask_testn_epi32_mask(is_new, offset, offset);
                     let offset = known.resolve(is_new, source, offset);
-                    let is_beyond = _mm512_cmpgt_epi32_mask(offset, match_starts);
+                    let is_in_dict = _mm512_cmpgt_epi32_mask(offset, match_starts);
                     let is_wrong =
                         is_zero | _mm512_cmpgt_epi32_mask(_mm512_sub_epi32(offset, all_to(reach as i32)), match_starts);
 
@@ -229,12 +229,12 @@ impl Sequences {
                             literals: here(both_starts) >> 16,
                             bytes: here(byte_starts),
                             bits: (bits_here[half] & !7) + here(bit_starts),
-                            beyond: beyond | is_beyond & before != 0,
+                            in_dict: in_dict | is_in_dict & before != 0,
                             end: here(byte_starts) < PAGE_SIZE,
                         });
                     }
                     wrong |= is_wrong;
-                    beyond |= is_beyond;
+                    in_dict |= is_in_dict;
                     sums = _mm512_permutexvar_epi32(all_to(LANES as i32 - 1), both_ends);
                     first += LANES;
                 }

@@ -12,8 +12,8 @@ use super::{
     literals::{PALETTES, Values},
     shared::{FoldTables, REACH, Starts},
     tables::{
-        BEFORE, BEYOND, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
-        RUN_BASES, RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
+        BEFORE, CLASSES_COUNT, Class, Classes, DICT, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN, RUN_BASES,
+        RUN_MAX, SLOTS_MAX, Slot, Slots, length_min_new,
     },
 };
 use crate::{BadTables, Dictionary, PAGE_SIZE};
@@ -118,11 +118,11 @@ impl FoldTables {
 fn is_complete(kind: usize, at: usize, class: &Class) -> bool {
     let (runs, lengths) = (class.runs.as_slice(), class.lengths.as_slice());
     // Pages of fields have no matches in a dictionary.
-    if kind == Kind::Fields as usize && at == BEYOND && runs.is_empty() && lengths.is_empty() {
+    if kind == Kind::Fields as usize && at == DICT && runs.is_empty() && lengths.is_empty() {
         return true;
     }
     let least = if at == LAST || at == BEFORE { LENGTH_MIN } else { length_min_new(kind) };
-    let reach = if at == FAR || at == BEYOND { PAGE_SIZE } else { RUN_MAX };
+    let reach = if at == FAR || at == DICT { PAGE_SIZE } else { RUN_MAX };
     covers(runs, usize::from(at == LAST), reach, RUN_BASES) && covers(lengths, least, PAGE_SIZE, LENGTH_CODES)
 }
 

@@ -136,7 +136,7 @@ pub(super) const NEAR: usize = 2;
 /// New offsets below a page; plus [`WORDS`] for multiples of eight.
 pub(super) const FAR: usize = 4;
 /// New offsets of at least a page: into a dictionary.
-pub(super) const BEYOND: usize = 6;
+pub(super) const DICT: usize = 6;
 pub(super) const WORDS: usize = 1;
 pub(super) const NEAR_END: usize = 128;
 pub(super) const CLASSES_COUNT: usize = 7;
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn every_class_says_all_it_may_be_asked_to() {
-        for (kind, at, class) in (0..KINDS).flat_map(|kind| (0..BEYOND).map(move |at| (kind, at, &CLASSES[kind][at]))) {
+        for (kind, at, class) in (0..KINDS).flat_map(|kind| (0..DICT).map(move |at| (kind, at, &CLASSES[kind][at]))) {
             let (runs, lengths) = (class.runs.as_slice(), class.lengths.as_slice());
             let repeats = OFFSETS[at].source != Source::New;
             assert_covers(lengths, if repeats { LENGTH_MIN } else { length_min_new(kind) }, PAGE_SIZE);
@@ -525,7 +525,7 @@ mod tests {
         let codes = codes(&CLASSES[Kind::Fields as usize]);
         let bits = |code: u32| u32::from(code.to_le_bytes()[1]);
         let more = |number: usize, limit: usize| if number < limit { 0 } else { 1 + (number - limit) as u32 / 255 };
-        for class in 0..BEYOND {
+        for class in 0..DICT {
             for run in usize::from(class == LAST)..PAGE_SIZE - 4 {
                 if run > RUN_MAX && class != FAR {
                     continue;
@@ -547,7 +547,7 @@ mod tests {
         for classes in &CLASSES {
             let tokens = Tokens::new(classes);
             let codes = tokens.codes.runs.iter().zip(&tokens.codes.lengths);
-            for (class, (runs, lengths)) in classes.iter().zip(codes).take(BEYOND) {
+            for (class, (runs, lengths)) in classes.iter().zip(codes).take(DICT) {
                 for run in &runs[usize::from(class.runs.as_slice()[0].base)..] {
                     for length in &lengths[usize::from(class.lengths.as_slice()[0].base)..] {
                         let [run_token, run_bits, run_base, offset_bits] = run.to_le_bytes();

@@ -17,7 +17,7 @@ use super::{
     },
     plain::plain_decode,
     shared::REACH,
-    tables::{BEFORE, BEYOND, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, NEAR, RUN_CODES, RUN_MAX, length_min_new},
+    tables::{BEFORE, DICT, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, NEAR, RUN_CODES, RUN_MAX, length_min_new},
     train::fit,
 };
 use crate::{PAGE_SIZE, Page, Stream, reuse::pages_with_starts};
@@ -607,11 +607,11 @@ fn a_match_reaches_the_first_byte_of_the_dictionary_and_none_before() {
                     (0, false),
                 ] {
                     let mut made = PlainObject::new(builds.format(), Kind::Others);
-                    made.put(BEYOND, run, length, offset);
+                    made.put(DICT, run, length, offset);
                     // At the same distance from later places, which may reach into the page or
                     // before it.
                     made.put(LAST, 3, 20, 0);
-                    made.put(BEYOND, 0, 9, REACH + 1);
+                    made.put(DICT, 0, 9, REACH + 1);
                     made.put(BEFORE, 0, 300, 0);
                     let object = packed(&made.object());
                     assert_eq!(builds.decode(&object).is_some(), is_sound, "offset {offset} after {run}");

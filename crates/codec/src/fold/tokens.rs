@@ -16,7 +16,7 @@ use core::hint::select_unpredictable;
 use super::{
     compare,
     tables::{
-        BEFORE, BEYOND, BITS_MAX, Codes, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, NEAR, NEAR_END, RUN_CODES, RUN_MAX,
+        BEFORE, BITS_MAX, Codes, DICT, END, FAR, LAST, LENGTH_CODES, LENGTH_MIN, NEAR, NEAR_END, RUN_CODES, RUN_MAX,
         WORDS,
     },
 };
@@ -130,12 +130,12 @@ impl Bits {
 #[inline(always)]
 pub(super) fn class_of(run: usize, offset: usize, last: usize, before: usize) -> usize {
     let words = usize::from(offset.is_multiple_of(8));
-    let is_beyond = offset >= PAGE_SIZE;
+    let is_dict = offset >= PAGE_SIZE;
     let class = NEAR + usize::from(offset >= NEAR_END) * (FAR - NEAR) + words * WORDS;
-    let class = select_unpredictable(is_beyond, BEYOND, class);
+    let class = select_unpredictable(is_dict, DICT, class);
     let class = select_unpredictable(offset == before, BEFORE, class);
     let class = select_unpredictable(offset == last, LAST, class);
-    select_unpredictable(run > RUN_MAX, select_unpredictable(is_beyond, BEYOND, FAR), class)
+    select_unpredictable(run > RUN_MAX, select_unpredictable(is_dict, DICT, FAR), class)
 }
 
 impl Emit for compare::Words {
@@ -267,12 +267,12 @@ mod x86 {
                 let is_known =
                     _mm256_andnot_si256(is_long, _mm256_or_si256(is_last, _mm256_cmpeq_epi32(offset, before)));
                 let is_far = _mm256_or_si256(_mm256_cmpgt_epi32(offset, all_to(NEAR_END - 1)), is_long);
-                let is_beyond = _mm256_cmpgt_epi32(offset, all_to(PAGE_SIZE - 1));
+                let is_dict = _mm256_cmpgt_epi32(offset, all_to(PAGE_SIZE - 1));
                 let in_words = _mm256_cmpeq_epi32(_mm256_and_si256(offset, all_to(7)), all_to(0));
-                let not_in_words = _mm256_or_si256(_mm256_or_si256(is_long, is_known), is_beyond);
+                let not_in_words = _mm256_or_si256(_mm256_or_si256(is_long, is_known), is_dict);
                 let in_words = _mm256_andnot_si256(not_in_words, in_words);
                 let class = _mm256_blendv_epi8(all_to(NEAR), all_to(FAR), is_far);
-                let class = _mm256_blendv_epi8(class, all_to(BEYOND), is_beyond);
+                let class = _mm256_blendv_epi8(class, all_to(DICT), is_dict);
                 let class = _mm256_sub_epi32(class, in_words);
                 let known = _mm256_blendv_epi8(all_to(BEFORE), all_to(LAST), is_last);
                 let class = _mm256_blendv_epi8(class, known, is_known);
@@ -380,10 +380,10 @@ mod x86 {
                 let is_before = _mm512_cmpeq_epi32_mask(offset, before) & !is_long & !is_last;
                 let is_new = !is_last & !is_before;
                 let is_far = _mm512_cmpge_epi32_mask(offset, all_to(NEAR_END)) | is_long;
-                let is_beyond = _mm512_cmpge_epi32_mask(offset, all_to(PAGE_SIZE));
-                let in_words = _mm512_testn_epi32_mask(offset, all_to(7)) & !is_long & is_new & !is_beyond;
+                let is_dict = _mm512_cmpge_epi32_mask(offset, all_to(PAGE_SIZE));
+                let in_words = _mm512_testn_epi32_mask(offset, all_to(7)) & !is_long & is_new & !is_dict;
                 let class = _mm512_mask_mov_epi32(all_to(NEAR), is_far, all_to(FAR));
-                let class = _mm512_mask_mov_epi32(class, is_beyond, all_to(BEYOND));
+                let class = _mm512_mask_mov_epi32(class, is_dict, all_to(DICT));
                 let class = _mm512_mask_mov_epi32(class, is_before, all_to(BEFORE));
                 let class = _mm512_mask_mov_epi32(class, is_last, all_to(LAST));
                 let class = _mm512_mask_add_epi32(class, in_words, class, all_to(WORDS));

@@ -16,7 +16,7 @@ use super::{
     literals::{PALETTE_OF_TOKENS, PALETTES, PALETTES_COUNT, PALETTES_OF_OTHERS, PALETTES_OF_WORDS, Palette, Values},
     shared::{FoldTables, REACH, Starts},
     tables::{
-        BEFORE, BEYOND, CLASSES, CLASSES_COUNT, Class, Classes, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
+        BEFORE, CLASSES, CLASSES_COUNT, Class, Classes, DICT, END, FAR, KINDS, Kind, LAST, LENGTH_CODES, LENGTH_MIN,
         RUN_BASES, RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, codes, length_min_new,
     },
 };
@@ -40,8 +40,8 @@ const FIRST_SAVES: usize = 14;
 const LONGER_SAVES: usize = 200;
 
 impl FoldTables {
-    /// See [`Tables::train_beyond`](crate::Tables::train_beyond).
-    pub(crate) fn train_beyond(current: &Arc<Self>, sample: &[&Page]) -> Option<Self> {
+    /// See [`Tables::train_further`](crate::Tables::train_further).
+    pub(crate) fn train_further(current: &Arc<Self>, sample: &[&Page]) -> Option<Self> {
         let (held_out, training) = held_out(sample)?;
         let step = training.len().div_ceil(FITTED_PAGES);
         let fitted: Vec<&Page> = training.iter().copied().step_by(step).collect();
@@ -74,7 +74,7 @@ impl FoldTables {
     /// tokens.
     pub fn source_of_fixed(sample: &[(&Page, u64)]) -> String {
         let (found, _) = Usage::in_pages(None, sample.iter().copied());
-        let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..BEYOND]));
+        let classes = array::from_fn(|kind| fit_classes(kind, &found.tokens[kind][..DICT]));
         source(&classes, &found.palettes(&CLASSES))
     }
 }
@@ -187,7 +187,7 @@ fn fit_classes(kind: usize, counts: &[RunsAndLengths]) -> Classes {
         .iter()
         .enumerate()
         .map(|(class, counts)| {
-            let runs_reach = if class == FAR || class == BEYOND { PAGE_SIZE } else { RUN_MAX };
+            let runs_reach = if class == FAR || class == DICT { PAGE_SIZE } else { RUN_MAX };
             let least = if class == LAST || class == BEFORE { LENGTH_MIN } else { length_min_new(kind) };
             let runs = fit_slots(&counts.runs, usize::from(class == LAST), runs_reach, RUN_BASES);
             let lengths = fit_slots(&counts.lengths, least, PAGE_SIZE, LENGTH_CODES);

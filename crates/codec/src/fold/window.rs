@@ -87,7 +87,7 @@ static ORDERS: Orders = {
 pub(super) unsafe fn copy(
     sequences: &Sequences,
     count: usize,
-    beyond: bool,
+    dict: bool,
     literals: *const u8,
     literals_readable: usize,
     page: *mut u8,
@@ -96,7 +96,7 @@ pub(super) unsafe fn copy(
     let last_whole = page.end.wrapping_sub(WINDOW);
     let mut op = page.start;
     // SAFETY: upheld by the caller.
-    let mut window = if beyond { unsafe { _mm512_loadu_si512(op.sub(WINDOW).cast()) } } else { _mm512_setzero_si512() };
+    let mut window = if dict { unsafe { _mm512_loadu_si512(op.sub(WINDOW).cast()) } } else { _mm512_setzero_si512() };
     let mut at = 0;
     // SAFETY: `at` is at most `count`, whose total stops the loop. Until then, `op` is where
     // `parse` found that the token begins. Therefore:

@@ -226,12 +226,12 @@ impl<const DOWN: bool> Lane<DOWN> {
 
 /// Maximum bytes that the last look-ups of a pair of lanes may consume beyond the lanes' meeting
 /// point: less than a look-up's bits each.
-pub(super) const BEYOND: usize = 4;
+pub(super) const OVERLAP_MAX: usize = 4;
 
 pub(super) const BAD_LANES: Corrupt = Corrupt { what: "pleat lanes have the wrong length" };
 
 fn meet(a: usize, b: usize) -> Result<(), Corrupt> {
-    if a.wrapping_sub(b) <= BEYOND { Ok(()) } else { Err(BAD_LANES) }
+    if a.wrapping_sub(b) <= OVERLAP_MAX { Ok(()) } else { Err(BAD_LANES) }
 }
 
 /// Minimum number of literals in a lane that is decoded in parallel with others: at least two steps then
@@ -296,7 +296,7 @@ pub(super) trait Sixteen {
         bounds: &Bounds,
         literals: &mut Literals,
         count: usize,
-        beside: impl FnMut(),
+        while_waiting: impl FnMut(),
     ) -> Result<(), Corrupt>;
 }
 
@@ -325,13 +325,13 @@ pub(super) fn decode<S: Sixteen, const N: usize>(
     bounds: &Bounds,
     literals: &mut Literals,
     count: usize,
-    beside: impl FnMut(),
+    while_waiting: impl FnMut(),
 ) -> Result<(), Corrupt> {
     let count = count.min(PAGE_SIZE);
     if count < SIXTEEN_FROM {
         decode_2(lookups, first, room, [bounds[0], bounds[1]], literals, count)
     } else {
-        S::decode_16(lookups, first, room, bounds, literals, count, beside)
+        S::decode_16(lookups, first, room, bounds, literals, count, while_waiting)
     }
 }
 

@@ -27,7 +27,7 @@ use std::arch::x86_64::{
 use super::{
     bits::{Room, SIZE},
     lanes::{self, Bounds, GROUP, PAIRS, SIXTEEN_FROM},
-    literals::{BAD_LANES, BEYOND, Literals},
+    literals::{BAD_LANES, Literals, OVERLAP_MAX},
     tables::{LITERAL_MAX, Lookup, Lookups},
 };
 use crate::{Corrupt, PAGE_SIZE};
@@ -192,7 +192,7 @@ pub(super) fn decode<const N: usize>(
     bounds: &Bounds,
     literals: &mut Literals,
     count: usize,
-    mut beside: impl FnMut(),
+    mut while_waiting: impl FnMut(),
 ) -> Result<(), Corrupt> {
     let count = count.clamp(SIXTEEN_FROM, PAGE_SIZE);
     let starts = std::array::from_fn(|lane| lanes::start(lane, 2 * PAIRS, count) as u64);
@@ -209,7 +209,7 @@ pub(super) fn decode<const N: usize>(
         }
         for round in 1..=ROUNDS {
             let found = (up.look_up(lookups, left.0), down.look_up(lookups, left.1));
-            beside();
+            while_waiting();
             if round == ROUNDS {
                 up.refill(room);
                 down.refill(room);
@@ -224,7 +224,7 @@ pub(super) fn decode<const N: usize>(
             down.store(literals, open.1, left.1);
         }
     }
-    let beyond = _mm512_sub_epi64(up.place(), down.place());
-    let near = _mm512_cmple_epu64_mask(beyond, _mm512_set1_epi64(BEYOND as i64));
+    let overlap = _mm512_sub_epi64(up.place(), down.place());
+    let near = _mm512_cmple_epu64_mask(overlap, _mm512_set1_epi64(OVERLAP_MAX as i64));
     if near == ALL { Ok(()) } else { Err(BAD_LANES) }
 }

@@ -317,12 +317,12 @@ impl PleatTables {
     /// Returns `None` if trained tables do not help. Every eighth sample is held out to judge that:
     /// the trained tables must make those samples at least 2 % smaller than the built-in tables do.
     pub fn train(samples: &[&Page]) -> Option<Self> {
-        Self::train_beyond(&Self::builtin(), samples)
+        Self::train_further(&Self::builtin(), samples)
     }
 
     /// Does the same as [`PleatTables::train`] for pages that already have `current` tables: the
     /// new ones must be 2 % better than these.
-    pub fn train_beyond(current: &Self, samples: &[&Page]) -> Option<Self> {
+    pub fn train_further(current: &Self, samples: &[&Page]) -> Option<Self> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
         let (mut kept, mut judged) = (Vec::new(), Vec::new());

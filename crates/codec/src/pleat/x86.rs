@@ -90,11 +90,11 @@ impl<const GATHERS: bool> Sixteen for X86<GATHERS> {
         bounds: &Bounds,
         literals: &mut Literals,
         count: usize,
-        beside: impl FnMut(),
+        while_waiting: impl FnMut(),
     ) -> Result<(), Corrupt> {
         if GATHERS {
             // SAFETY: what it is compiled for was detected (see `X86`).
-            unsafe { sixteen::decode(lookups, first, room, bounds, literals, count, beside) }
+            unsafe { sixteen::decode(lookups, first, room, bounds, literals, count, while_waiting) }
         } else {
             literals::decode_16(lookups, first, room, bounds, literals, count)
         }

@@ -65,14 +65,14 @@ fn check(disk: &RamDisk, model: &[u8]) -> Result<(), TestCaseError> {
         prop_assert!(false, "byte {} is {}, not {}", at, bytes[at], model[at]);
     }
     let mut at = 0;
-    let told = disk.extents(0, model.len() as u64, &mut |extent| {
+    let listed = disk.extents(0, model.len() as u64, &mut |extent| {
         let end = at + extent.len_bytes as usize;
         assert!(!extent.zero || model[at..end].iter().all(|&byte| byte == 0), "{extent:?} at {at} is not zeros");
         assert!(!extent.hole || extent.zero);
         at = end;
         true
     });
-    told.expect("extents");
+    listed.expect("extents");
     prop_assert_eq!(at, model.len());
     Ok(())
 }

@@ -117,13 +117,13 @@ fn extents_distinguish_holes_zeros_and_data() {
 fn a_stretch_of_data_is_reported_page_by_page() {
     let disk = disk();
     disk.write(0, &[5; SIZE as usize]).expect("no limit");
-    let mut told_bytes = 0;
+    let mut listed_bytes = 0;
     let mut each = |extent: Extent| {
-        told_bytes += extent.len_bytes;
-        told_bytes < 8192
+        listed_bytes += extent.len_bytes;
+        listed_bytes < 8192
     };
     disk.extents(0, SIZE, &mut each).expect("a range of the disk");
-    assert_eq!(told_bytes, 8192);
+    assert_eq!(listed_bytes, 8192);
 }
 
 #[test]

@@ -11,23 +11,22 @@ use super::blocks::Blocks;
 use super::choices::algorithm;
 use super::chunks::Chunking;
 use super::content::Content;
-use super::copies::{self, Room, Stretch};
 use super::devices::Devices;
 use super::holes::ReadContent;
 use super::indexes::{BuiltExtent, BuiltPlace, IndexForm, IndexStyle, Indexes};
-use super::kept_chunks::{self, KeptChunks};
+use super::kept_chunks::KeptChunks;
 use super::options::{self, BuildOptions, Compression, Fragments};
-use super::overlay::Overlay;
 use super::parts::{FileSegment, Job, Source, jobs, parts};
 use super::pipeline;
 use super::plan::Plan;
 use super::repeats::{self, Chunk, Repeats};
 use super::report::Progress;
-use super::segment::{self, Compressor, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
+use super::segment::{self, FAST_SEGMENT_BYTES, SEGMENT_BYTES, Segment, SegmentOptions, Tail};
 use super::shape::Shape;
 use super::spare::Spare;
 use super::spool::{Fragment, Spool};
 use super::tree::{NodeId, NodeKind, Tree};
+use super::worker::{Work, Worker, stays};
 use super::zero_clusters::Zeros;
 use crate::error::Result;
 use crate::format::{NULL_ADDR, align};
@@ -56,16 +55,6 @@ pub(crate) struct Data {
     pub(crate) shared_blocks: u64,
     /// A hash of everything stored.
     pub(crate) digest: u128,
-}
-
-enum Work {
-    Compressed(Segment),
-    Raw(Vec<u8>),
-    /// This many zeros, uncompressed.
-    RawZeros(u64),
-    Fragment(Vec<u8>),
-    /// Uncompressed chunks, some of which stay in the base's image.
-    Chunks(KeptChunks),
 }
 
 /// Stores the data of all regular files.
@@ -226,7 +215,7 @@ impl Writer<'_> {
                     if is_copied || part.len < least || ways.get(part.source.way).is_none_or(Option::is_none) {
                         return Ok(Vec::new());
                     }
-                    if read(&part.source, part.offset, part.len, input)? == ReadContent::Bytes {
+                    if part.source.read(part.offset, part.len, input)? == ReadContent::Bytes {
                         return Ok(repeats::chunks(input));
                     }
                     if zeros.last().is_none_or(|chunk| u64::from(chunk.end) != part.len) {
@@ -280,7 +269,7 @@ impl Writer<'_> {
                         }
                         Some(_) => {
                             let (mut bytes, len) = (Vec::new(), chunking.chunk_bytes().min(part.end() - at));
-                            read_bytes(&part.source, at, len, &mut bytes)?;
+                            part.source.read_bytes(at, len, &mut bytes)?;
                             let address = self.append_apart(file, &bytes)?;
                             file.chunks.push(address);
                         }
@@ -580,7 +569,7 @@ impl Writer<'_> {
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < in_blocks {
-            read_bytes(source, at, (in_blocks - at).min(READ_BYTES), &mut bytes)?;
+            source.read_bytes(at, (in_blocks - at).min(READ_BYTES), &mut bytes)?;
             self.blocks.append(&bytes)?;
             at += bytes.len() as u64;
         }
@@ -593,7 +582,7 @@ impl Writer<'_> {
         let tail_len = source.size % u64::from(self.options.block_bytes);
         let mut tail = end;
         if tail.len() as u64 != tail_len {
-            read_bytes(source, source.size - tail_len, tail_len, &mut tail)?;
+            source.read_bytes(source.size - tail_len, tail_len, &mut tail)?;
         }
         self.blocks.digest_more(&tail);
         self.end_flat(first_block, source, tail, tail_fits)
@@ -683,124 +672,4 @@ impl OpenFile {
             at && !extent.compressed && (number == last || u64::from(extent.len) == block)
         })
     }
-}
-
-/// A thread's compressors and buffers.
-struct Worker<'a> {
-    ways: &'a [Option<Compression>],
-    devices: &'a Devices,
-    /// One for each choice, created on first use.
-    compressors: Vec<Option<Compressor>>,
-    input: Vec<u8>,
-}
-
-impl<'a> Worker<'a> {
-    fn new(ways: &'a [Option<Compression>], devices: &'a Devices) -> Self {
-        Self { ways, devices, compressors: ways.iter().map(|_| None).collect(), input: Vec::new() }
-    }
-
-    fn work(&mut self, part: &FileSegment, options: &BuildOptions, spare: &Spare) -> Result<Work> {
-        let (source, last) = (&part.source, part.ends_file());
-        let compression = self.ways.get(source.way).copied().flatten().filter(|_| source.shape.chunking().is_none());
-        let Some(compression) = compression else {
-            if let Some((overlay, base)) = stays(&source.content, self.devices)
-                && let Some(chunking) = source.shape.chunking()
-            {
-                let chunks =
-                    kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), chunking.chunk_bytes());
-                return chunks.map(Work::Chunks).map_err(source.content.failed());
-            }
-            if source.shape.has_holes()
-                && let Some((overlay, base)) = stays(&source.content, self.devices)
-            {
-                let block = u64::from(options.block_bytes);
-                let blocks = kept_chunks::find((overlay, base, self.devices), part.offset..part.end(), block);
-                return blocks.map(Work::Chunks).map_err(source.content.failed());
-            }
-            if source.shape.has_holes() {
-                if read(source, part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
-                    if !last {
-                        return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
-                    }
-                    self.input.clear();
-                    self.input.resize(part.len as usize, 0);
-                }
-                let segment = Segment::plain(&self.input, options.block_bytes as usize, spare.take(part.len));
-                return Ok(Work::Compressed(segment));
-            }
-            let mut bytes = spare.take(part.len);
-            let found = read(source, part.offset, part.len, &mut bytes)?;
-            return Ok(match found {
-                ReadContent::Bytes => Work::Raw(bytes),
-                ReadContent::Zeros => {
-                    spare.give(bytes);
-                    Work::RawZeros(part.len)
-                }
-            });
-        };
-        if source.packable && options.fragments == Fragments::All && part.offset == 0 && last {
-            let mut bytes = Vec::new();
-            read_bytes(source, 0, part.len, &mut bytes)?;
-            return Ok(Work::Fragment(bytes));
-        }
-        if let Content::Overlay(overlay) = &source.content
-            && let Some(base) = &overlay.base
-        {
-            let stretch = Stretch { range: part.offset..part.end(), ends_file: last };
-            let mut input = std::mem::take(&mut self.input);
-            let blocks = spare.take(part.len);
-            let compressor = self.compressor(source.way, compression)?;
-            let room = Room { input: &mut input, blocks };
-            let segment = copies::segment(overlay, &**base, stretch, compression, options, compressor, room);
-            self.input = input;
-            return segment.map(Work::Compressed).map_err(source.content.failed());
-        }
-        if read(source, part.offset, part.len, &mut self.input)? == ReadContent::Zeros {
-            if !last {
-                return Ok(Work::Compressed(Segment { zeros: part.len, ..Segment::default() }));
-            }
-            self.input.clear();
-            self.input.resize(part.len as usize, 0);
-        }
-        let input = std::mem::take(&mut self.input);
-        let mut segment_options = SegmentOptions::new(options, compression, source.packable);
-        // Linux does not read inline clusters of files with encoded extents.
-        segment_options.ztailpacking &= !source.shape.has_holes();
-        let room = spare.take(part.len);
-        let compressor = self.compressor(source.way, compression)?;
-        let segment = compressor.compress(&input, &part.cuts, last, &segment_options, room);
-        self.input = input;
-        Ok(Work::Compressed(segment))
-    }
-
-    fn compressor(&mut self, way: usize, compression: Compression) -> Result<&mut Compressor> {
-        Ok(match &mut self.compressors[way] {
-            Some(compressor) => compressor,
-            none => none.insert(Compressor::new(compression.codec)?),
-        })
-    }
-}
-
-/// Returns a disk and its base if the base's image becomes a device of the new image.
-fn stays<'a>(content: &'a Content, devices: &Devices) -> Option<(&'a Overlay, &'a dyn OverlayBase)> {
-    match content {
-        Content::Overlay(overlay) if !devices.is_empty() => Some((&**overlay, overlay.base.as_deref()?)),
-        _ => None,
-    }
-}
-
-/// Reads `len` bytes of the file into `bytes`, whose previous contents are ignored.
-fn read(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<ReadContent> {
-    let found = source.content.read(offset, len as usize, bytes).map_err(source.content.failed())?;
-    let zeros = found == ReadContent::Zeros || is_zeros(bytes);
-    Ok(if zeros { ReadContent::Zeros } else { ReadContent::Bytes })
-}
-
-/// As [`read`], but also stores zeros in `bytes`.
-fn read_bytes(source: &Source, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
-    if read(source, offset, len, bytes)? == ReadContent::Zeros {
-        bytes.clear();
-        bytes.resize(len as usize, 0);
-    }
-    Ok(())
 }

@@ -65,6 +65,7 @@ mod tree;
 mod validate;
 mod warnings;
 mod work;
+mod worker;
 mod xattrs;
 mod zero_clusters;
 

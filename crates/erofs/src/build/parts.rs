@@ -9,7 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::content::Content;
+use super::holes::ReadContent;
 use super::shape::Shape;
+use crate::error::Result;
+use crate::zeros::is_zeros;
 
 /// A file to store.
 pub(super) struct Source {
@@ -23,6 +26,24 @@ pub(super) struct Source {
     pub(super) segment_bytes: u64,
     pub(super) packable: bool,
     pub(super) shape: Shape,
+}
+
+impl Source {
+    /// Reads `len` bytes of the file into `bytes`, whose previous contents are ignored.
+    pub(super) fn read(&self, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<ReadContent> {
+        let found = self.content.read(offset, len as usize, bytes).map_err(self.content.failed())?;
+        let zeros = found == ReadContent::Zeros || is_zeros(bytes);
+        Ok(if zeros { ReadContent::Zeros } else { ReadContent::Bytes })
+    }
+
+    /// As [`read`](Self::read), but also stores zeros in `bytes`.
+    pub(super) fn read_bytes(&self, offset: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
+        if self.read(offset, len, bytes)? == ReadContent::Zeros {
+            bytes.clear();
+            bytes.resize(len as usize, 0);
+        }
+        Ok(())
+    }
 }
 
 /// A segment of a file.

@@ -208,11 +208,11 @@ impl Scanner<'_> {
     ) -> Result<Option<PendingDirectory>> {
         let name = entry.file_name();
         let shown = || above.place.join(name.clone()).to_path_buf();
-        let told = |error| Error::io(shown().display().to_string())(error);
+        let with_path = |error| Error::io(shown().display().to_string())(error);
         let (above_reached, reached) = (reached, reached.join(&name));
-        let metadata = entry.metadata().map_err(told)?;
+        let metadata = entry.metadata().map_err(with_path)?;
         if let Some(image) = &self.options.image {
-            match image.verdict(above_reached, &name, &metadata).map_err(told)? {
+            match image.verdict(above_reached, &name, &metadata).map_err(with_path)? {
                 Verdict::Take => {}
                 Verdict::Skip => return Ok(None),
                 Verdict::Refuse => {
@@ -228,7 +228,7 @@ impl Scanner<'_> {
             return Ok(None);
         }
         if self.options.skip_unreadable && metadata.is_file() {
-            File::open(&reached).map_err(told)?;
+            File::open(&reached).map_err(with_path)?;
         }
         let place = above.place.join(name.clone());
         let node = self.node_of(&place, &reached, &metadata)?;

@@ -343,15 +343,15 @@ fn findings_do_not_depend_on_threads() {
         let mut bad = good.clone();
         bad[damaged..damaged + 4096].fill(0xff);
         let image = Image::open(bad).unwrap();
-        let tell = |threads| -> Vec<String> {
+        let problems_with = |threads| -> Vec<String> {
             let problems = image.check(threads).problems;
             problems.iter().map(|found| format!("{}: {}", found.path.escape_ascii(), found.error)).collect()
         };
-        let alone = tell(1);
+        let alone = problems_with(1);
         let below = |folder| alone.iter().filter_map(|found| found.strip_prefix(folder)).collect::<Vec<_>>();
         assert!(!alone.is_empty() && below("/a/") == below("/b/"), "{alone:?}");
         for threads in [2, 8, 8, 8] {
-            assert_eq!(tell(threads), alone);
+            assert_eq!(problems_with(threads), alone);
         }
     }
 }

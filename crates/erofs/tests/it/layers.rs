@@ -329,7 +329,7 @@ pub(crate) fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, des
             }
         }
         let (folder, name) = path.rsplit_once('/').map_or(("", &path[..]), |(folder, name)| (folder, name));
-        let beside = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
+        let in_folder = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
         match op {
             Op::Directory => {
                 let (_, mode) = new();
@@ -351,7 +351,7 @@ pub(crate) fn apply(model: &mut Model, ops: &[(String, Op)], next: &mut u32, des
             }
             Op::Whiteout => {
                 deleted.push(path.clone());
-                members.push(file(&beside(&format!(".wh.{name}")), 0));
+                members.push(file(&in_folder(&format!(".wh.{name}")), 0));
             }
             Op::Opaque => {
                 opaque.push(path.clone());

@@ -82,7 +82,7 @@ impl Mounted {
     }
 
     /// Returns a path next to the mount.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+    pub(crate) fn sibling(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 

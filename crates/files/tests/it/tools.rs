@@ -33,14 +33,14 @@ fn sparse(path: &PathBuf) -> Vec<u8> {
 #[test]
 fn cp_and_dd_copy() {
     let Some(mounted) = Mounted::new("cp_and_dd_copy") else { return };
-    let source = mounted.beside("source");
+    let source = mounted.sibling("source");
     let bytes = sparse(&source);
     for option in ["--sparse=auto", "--sparse=always", "--sparse=never"] {
         let disk = mounted.disk("disk", 8 * MIB as u64);
         disk.write(0, &noise(8 * MIB, 99)).expect("room");
         run(Command::new("cp").arg(option).arg(&source).arg(mounted.path("disk")));
         assert!(fs::read(mounted.path("disk")).expect("data") == bytes, "{option}");
-        let copy = mounted.beside("copy");
+        let copy = mounted.sibling("copy");
         run(Command::new("cp").arg(option).arg(mounted.path("disk")).arg(&copy));
         assert!(fs::read(&copy).expect("data") == bytes, "{option}");
         mounted.exports.remove("disk").expect("it was there");
@@ -70,7 +70,7 @@ fn qemu_uses_files() {
     let Some(mounted) = Mounted::new(test) else { return };
     let Some([qemu_img, qemu_io]) = programs(test, ["qemu-img", "qemu-io"]) else { return };
     mounted.disk("disk", 8 * MIB as u64);
-    let source = mounted.beside("source");
+    let source = mounted.sibling("source");
     sparse(&source);
     let disk = mounted.path("disk");
     let convert = |options: &[&str]| {
@@ -142,7 +142,7 @@ fn a_file_system_is_on_a_loop_device_on_a_file() {
         }
         let device = Loop(String::from_utf8_lossy(&attached.stdout).trim().to_owned());
         run(Command::new(&mkfs).args(["-q", "-E", "discard"]).arg(&device.0));
-        let root = mounted.beside("root");
+        let root = mounted.sibling("root");
         fs::create_dir_all(&root).expect("a folder");
         run(Command::new("mount").args(["-o", "discard"]).arg(&device.0).arg(&root));
         let data = noise(5 * MIB, 3);

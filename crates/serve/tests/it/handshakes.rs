@@ -48,14 +48,14 @@ fn clients_that_stop_in_the_handshake_are_closed_and_others_are_served() {
 #[test]
 fn handshakes_are_computed_apart_from_the_servers_thread() {
     let (open, gate) = mpsc::channel();
-    let (tell, begun) = mpsc::channel();
-    let (gate, tell) = (std::sync::Mutex::new(gate), std::sync::Mutex::new(tell));
+    let (begins, begun) = mpsc::channel();
+    let (gate, begins) = (std::sync::Mutex::new(gate), std::sync::Mutex::new(begins));
     let builder = Server::builder()
         .export(Export::new("disk", Ram::shared(8192)))
         .export(Export::new("other", Ram::shared(8192)))
         .when_client(move |event| {
             if event.begins && &*event.export == "disk" {
-                tell.lock().unwrap().send(()).unwrap();
+                begins.lock().unwrap().send(()).unwrap();
                 let () = gate.lock().unwrap().recv().unwrap();
             }
         })

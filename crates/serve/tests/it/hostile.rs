@@ -137,8 +137,8 @@ fn a_peer_that_does_not_read_its_replies_is_dropped() {
 #[test]
 fn a_connection_over_the_bound_gets_the_reason_may_ask_and_gets_room_that_comes_back() {
     let limits = limits_with(|limits| limits.connections = 3);
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let notes = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&reported);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).limits(limits);
     let server = Running::start(builder.when_refused(move |why| notes.lock().unwrap().push(why)));
     let mut served: Vec<_> = (0..3).map(|_| server.simple()).collect();
@@ -161,7 +161,7 @@ fn a_connection_over_the_bound_gets_the_reason_may_ask_and_gets_room_that_comes_
         std::thread::sleep(Duration::from_millis(5));
     }
     // Two were refused; this was reported once.
-    assert!(matches!(told.lock().unwrap()[..], [Refused::Full(3)]));
+    assert!(matches!(reported.lock().unwrap()[..], [Refused::Full(3)]));
     // The refused client stayed connected and may choose now.
     refused.go(b"disk");
 }

@@ -197,8 +197,8 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn a_client_for_which_there_is_no_memory_gets_the_reason_and_may_ask() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let notes = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&reported);
     let account = Strict::new(1, 1);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192)));
     let builder = builder.account(Arc::clone(&account) as _);
@@ -210,7 +210,7 @@ fn a_client_for_which_there_is_no_memory_gets_the_reason_and_may_ask() {
     other.option(option::GO, &info(b"disk", &[]));
     let (kind, message) = other.option_reply(option::GO);
     assert_eq!((kind, String::from_utf8_lossy(&message).contains("memory limit")), (reply::ERR_POLICY, true));
-    assert!(matches!(told.lock().unwrap()[..], [Refused::Memory]));
+    assert!(matches!(reported.lock().unwrap()[..], [Refused::Memory]));
     other.option(option::INFO, &info(b"disk", &[]));
     assert_eq!(other.option_reply(option::INFO).0, reply::INFO);
     other.expect_ack(option::INFO);

@@ -37,13 +37,13 @@ struct OnTcp {
 
 impl OnTcp {
     fn start(make: impl FnOnce(Builder) -> Builder) -> Self {
-        let (tell, refused) = mpsc::channel();
-        let tell = std::sync::Mutex::new(tell);
+        let (reports, refused) = mpsc::channel();
+        let reports = std::sync::Mutex::new(reports);
         let builder = Server::builder().export(Export::new("disk", Ram::shared(1 << 20)));
         let builder = make(builder).when_refused(move |why| {
-            if let (Refused::Tls { error, .. }, Ok(tell)) = (why, tell.lock()) {
+            if let (Refused::Tls { error, .. }, Ok(reports)) = (why, reports.lock()) {
                 // Tests that do not care have left.
-                let _ = tell.send(error.to_string());
+                let _ = reports.send(error.to_string());
             }
         });
         let server = builder.tcp(([127, 0, 0, 1], 0).into()).bind().unwrap();

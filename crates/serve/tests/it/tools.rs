@@ -187,7 +187,7 @@ fn qemu_sees_a_new_size_on_a_new_connection() {
         .unwrap();
     let mut commands = child.stdin.take().unwrap();
     let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut tell = |command: &str, arguments: &str| {
+    let mut ask = |command: &str, arguments: &str| {
         writeln!(commands, r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#).unwrap();
         let answer = |line: &String| line.contains(r#""return""#) || line.contains(r#""error""#);
         answers.by_ref().map(Result::unwrap).find(answer).unwrap()
@@ -198,17 +198,17 @@ fn qemu_sees_a_new_size_on_a_new_connection() {
     };
     let resize = r#""node-name":"disk","size":2097152"#;
     let done = r#""return": {}"#;
-    assert!(tell("qmp_capabilities", "").contains(done));
-    assert!(tell("blockdev-add", &connect("old")).contains(done));
-    assert!(tell("blockdev-add", r#""driver":"raw","node-name":"disk","file":"old""#).contains(done));
+    assert!(ask("qmp_capabilities", "").contains(done));
+    assert!(ask("blockdev-add", &connect("old")).contains(done));
+    assert!(ask("blockdev-add", r#""driver":"raw","node-name":"disk","file":"old""#).contains(done));
     device.bytes.lock().unwrap().resize(2 << 20, 7);
-    assert!(tell("block_resize", resize).contains("Cannot grow"));
-    assert!(tell("blockdev-add", &connect("new")).contains(done));
+    assert!(ask("block_resize", resize).contains("Cannot grow"));
+    assert!(ask("blockdev-add", &connect("new")).contains(done));
     let reopen = r#""options":[{"driver":"raw","node-name":"disk","file":"new"}]"#;
-    assert!(tell("blockdev-reopen", reopen).contains(done));
-    assert!(tell("block_resize", resize).contains(done));
-    assert!(tell("blockdev-del", r#""node-name":"old""#).contains(done));
-    assert!(tell("query-named-block-nodes", r#""flat":true"#).contains(r#""virtual-size": 2097152"#));
-    assert!(tell("quit", "").contains(done));
+    assert!(ask("blockdev-reopen", reopen).contains(done));
+    assert!(ask("block_resize", resize).contains(done));
+    assert!(ask("blockdev-del", r#""node-name":"old""#).contains(done));
+    assert!(ask("query-named-block-nodes", r#""flat":true"#).contains(r#""virtual-size": 2097152"#));
+    assert!(ask("quit", "").contains(done));
     assert!(child.wait().unwrap().success());
 }

@@ -13,10 +13,10 @@ fn clients_on_vsock_are_served_and_named() {
     const TEST: &str = "clients_on_vsock_are_served_and_named";
     // Tests of other checkouts may run at the same time.
     let port = 40_000 + std::process::id() % 20_000;
-    let (tell, told) = mpsc::channel();
-    let tell = std::sync::Mutex::new(tell);
+    let (events_to, events) = mpsc::channel();
+    let events_to = std::sync::Mutex::new(events_to);
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).vsock(None, port);
-    let builder = builder.when_client(move |event| _ = tell.lock().map(|tell| tell.send(event.peer)));
+    let builder = builder.when_client(move |event| _ = events_to.lock().map(|events_to| events_to.send(event.peer)));
     let server = match builder.bind() {
         Ok(server) => server,
         Err(error) => return skip_for_good(TEST, &format!("the kernel has no vsock: {error:?}")),
@@ -36,7 +36,7 @@ fn clients_on_vsock_are_served_and_named() {
             raw.request(command::READ, 0, 1, 0, 512);
             assert_eq!(raw.simple_reply(), (0, 1));
             assert_eq!(raw.bytes(512), [0; 512]);
-            assert!(matches!(told.recv().unwrap(), Peer::Vsock { cid: VMADDR_CID_LOCAL, .. }));
+            assert!(matches!(events.recv().unwrap(), Peer::Vsock { cid: VMADDR_CID_LOCAL, .. }));
         }
     }
     handle.stop();

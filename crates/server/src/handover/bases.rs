@@ -68,8 +68,8 @@ fn open_base(record: &BaseRecord, caches: &BaseCaches, config: &Config) -> Resul
         format: Some(record.format.parse().map_err(cannot)?),
     };
     let (observer, path) = (config.observer.clone(), record.path.clone());
-    let tell = move |line: &str| observer.warn(&format!("base {path}: {line}"));
-    let opened = open(&file, &*config.open, caches, tell).map_err(|failure| cannot(failure.to_string()))?;
+    let warn = move |line: &str| observer.warn(&format!("base {path}: {line}"));
+    let opened = open(&file, &*config.open, caches, warn).map_err(|failure| cannot(failure.to_string()))?;
     if opened.identity() != record.identity {
         return Err(cannot("the file was replaced or changed".to_owned()));
     }

@@ -186,8 +186,8 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
         })?;
     // From here on, the other process serves. This process may end once `when_given` has run.
     let [paused_ms, ended_ms] = [start_of().elapsed(), ended].map(|time| time.as_secs_f64() * 1e3);
-    if let Some(tell) = when_given {
-        tell(pid);
+    if let Some(notify) = when_given {
+        notify(pid);
     }
     let sent = pagefold_size::show(sent_bytes);
     let line = format!(

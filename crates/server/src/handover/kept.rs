@@ -133,7 +133,7 @@ pub(crate) fn begin(server: &Server) -> Result<(), String> {
     let Some(listened) = server.0.listened.get() else { return Ok(()) };
     let (Some(file), Some(store)) = (file(server), &listened.giving.store) else { return Ok(()) };
     let kept = store.keep(&name(std::process::id()), file.as_fd()).and_then(|()| store.settle());
-    kept.unwrap_or_else(|error| tell(&server.0.observer, &error));
+    kept.unwrap_or_else(|error| warn_of_loss(&server.0.observer, &error));
     Ok(())
 }
 
@@ -153,17 +153,17 @@ pub(crate) fn replace(server: &Server, before: u32) {
                 kept = kept.and_then(|()| store.remove(&name(before)));
             }
             if let (Err(error), Some(_)) = (kept, &file) {
-                tell(&observer, &error);
+                warn_of_loss(&observer, &error);
             }
         };
         thread::Builder::new().name("keep".to_owned()).spawn(keep)
     });
     if let (Err(error), Some(_)) = (keeps, file(server)) {
-        tell(&server.0.observer, &error);
+        warn_of_loss(&server.0.observer, &error);
     }
 }
 
-fn tell(observer: &Observer, error: &io::Error) {
+fn warn_of_loss(observer: &Observer, error: &io::Error) {
     observer.warn(&format!("if the server is killed, its disks are lost: its memory is not stored: {error}"));
 }
 

@@ -53,8 +53,8 @@ fn a_program_prepares_for_connections_before_there_are_more() {
     let limited = server.limit_connections(7).expect("a limit");
     assert_eq!((limited.connections, &*limited.warnings), (7, &["7 need more files".to_owned()][..]));
     assert_eq!(lines.count(Level::Warn, "7 need more files"), 1);
-    let told = server.server().figures["connections_limit"].as_u64();
-    assert_eq!(told, Some(7));
+    let limit = server.server().figures["connections_limit"].as_u64();
+    assert_eq!(limit, Some(7));
     drop(running);
 }
 

@@ -11,14 +11,14 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use pagefold_base::Format;
 use pagefold_erofs::{NodeKind, Tree};
-use pagefold_source::{Error, Options, Platform, Tell, decompressed, read};
+use pagefold_source::{Error, Options, Platform, Warn, decompressed, read};
 
-fn tell() -> Tell {
+fn warn() -> Warn {
     Arc::new(|line: &str| panic!("{line}"))
 }
 
 fn tree(sources: &[PathBuf]) -> Result<Tree, Error> {
-    read(sources, &Options::default(), &tell())
+    read(sources, &Options::default(), &warn())
 }
 
 /// An archive with one file, `name`, which is the end of a path.
@@ -77,7 +77,7 @@ fn later_sources_are_above_earlier_ones_however_they_are_compressed() {
     assert!(found.child(found.root(), b"a").is_none() && found.child(found.root(), b"b").is_some());
     let mut options = Options::default();
     options.layer = true;
-    let found = read(&[lower, whiteout], &options, &tell()).expect("a layer");
+    let found = read(&[lower, whiteout], &options, &warn()).expect("a layer");
     let kept = found.child(found.root(), b"a").expect("a mark of overlayfs");
     assert!(matches!(found.node(kept).kind, NodeKind::CharDevice { .. }));
 }
@@ -114,7 +114,7 @@ fn errors_say_whose_fault_they_are_and_where() {
         (vec![disk.clone(), archive.clone()], with(&|options| options.format = Some(Format::Raw))),
         (vec![archive.clone()], with(&|options| options.platform = Some(platform.clone()))),
     ] {
-        let error = read(&sources, &options, &tell()).expect_err("impossible options");
+        let error = read(&sources, &options, &warn()).expect_err("impossible options");
         assert!(matches!(error, Error::Options(_)), "{error:?}");
     }
     let error = tree(&[archive, disk]).expect_err("a disk is not a layer");

@@ -30,7 +30,7 @@ use crate::{
     pool::Pool,
     streams::Training,
     sync::Ordering::Acquire,
-    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, names_part},
+    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage, names_part},
 };
 
 /// All entries of a leaf, a bit for each.
@@ -224,7 +224,7 @@ impl<'a> Export<'a> {
             return Ok(());
         }
         let core = self.core;
-        let places: [u64; LEAF_SLOTS] = std::array::from_fn(|at| core.leaves.node(node)[at].load(Acquire));
+        let places: [u64; LEAF_SLOTS] = std::array::from_fn(|at| core.storage.node(node)[at].load(Acquire));
         self.check_shadows()?;
         for name in places.into_iter().filter(|&name| names_part(name)) {
             let part = PartId::of(name).number();
@@ -288,7 +288,7 @@ impl<'a> Export<'a> {
 
     fn leaf_record(&mut self, number: usize) -> Result<(), ExportError> {
         let (leaf, entries) = self.begin_leaf(number);
-        let layer = self.layer(self.core.leaves.layer(leaf));
+        let layer = self.layer(self.core.storage.layer(leaf));
         let record = self.writer.record(LEAVES)?;
         record.extend(layer.to_le_bytes());
         let start = record.len();
@@ -317,14 +317,14 @@ impl<'a> Export<'a> {
     /// Appends an entry to the current record, and stores its tag there.
     fn entry(&mut self, leaf: Owner, index: usize, tag_at: usize) -> Result<(), ExportError> {
         let core = self.core;
-        let locked = Locked::lock(&core.leaves.words(leaf)[index]);
+        let locked = Locked::lock(&core.storage.words(leaf)[index]);
         self.check_shadows()?;
         let locked = locked.ok_or(ExportError::Changed)?;
         let entry = locked.entry();
         let to = match entry {
             Entry::Link(to) => self.leaf(to, 1 << index),
             Entry::Shared { number, .. } => {
-                let (to, index) = Leaves::leaf_of(number);
+                let (to, index) = PartStorage::leaf_of(number);
                 self.leaf(to, 1 << index)
             }
             _ => 0,
@@ -340,7 +340,7 @@ impl<'a> Export<'a> {
             Entry::Shared { number, len_bytes } => {
                 record.extend((len_bytes as u16 - 1).to_le_bytes());
                 record.extend(to.to_le_bytes());
-                record.push(Leaves::leaf_of(number).1 as u8);
+                record.push(PartStorage::leaf_of(number).1 as u8);
                 SHARED
             }
             Entry::Same(fill) => {
@@ -364,13 +364,13 @@ impl<'a> Export<'a> {
 
     fn nodes(&mut self) -> Result<(), ExportError> {
         for (node, level) in std::mem::take(&mut self.nodes) {
-            let layer = self.layer(self.core.leaves.node_layer(node));
+            let layer = self.layer(self.core.storage.node_layer(node));
             let record = self.writer.record(NODES)?;
             record.extend(layer.to_le_bytes());
             record.extend([level as u8, 0]);
             let count_at = record.len() - 1;
             let numbers = if level == 1 { &self.known.leaf_numbers } else { &self.known.node_numbers };
-            for (index, place) in self.core.leaves.node(node).iter().enumerate() {
+            for (index, place) in self.core.storage.node(node).iter().enumerate() {
                 let part = match place.load(Acquire) {
                     NOTHING => continue,
                     HOLE_PLACE => HOLE_PART,
@@ -425,7 +425,7 @@ impl<'a> Export<'a> {
         let core = self.core;
         let mut last = usize::MAX;
         for (sum, number) in core.equals.iter().flat_map(Equals::hints) {
-            let (leaf, index) = Leaves::leaf_of(number);
+            let (leaf, index) = PartStorage::leaf_of(number);
             let Some(leaf) = self.known.leaf_numbers.get(leaf).filter(|&leaf| leaf >= first) else { continue };
             let record = self.writer.record(HINTS)?;
             // Each block says which hash it is.

@@ -38,15 +38,16 @@ use super::{
 };
 use crate::{
     core::Core,
-    disk::{Disk, SLOTS_MAX},
+    disk::Disk,
     entry::{Entry, Fill, LayerId},
     equal::{Seeds, Sum},
+    error::SLOTS_MAX,
     heap::Owner,
     limit::Purpose,
     pool::{Pool, PoolConfig},
     streams::{History, NUMBERS},
     sync::Ordering::{Relaxed, Release},
-    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage as Leaves, Tree, Unused, levels, names_part},
+    tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage, Tree, Unused, levels, names_part},
 };
 
 /// The most leaves: an entry has 24 bits for the number of one.
@@ -305,14 +306,14 @@ impl<'a> Import<'a> {
         let layer = fields.u32()?;
         let id = self.layer(layer)?.id;
         let tags = fields.bytes(LEAF_SLOTS)?;
-        let leaf = core.leaves.take(id, Entry::Empty, Purpose::Move, &core.budget)?;
+        let leaf = core.storage.take(id, Entry::Empty, Purpose::Move, &core.budget)?;
         core.layers.hold(id);
         if leaf.number() as usize != self.leaves.len() {
             unreachable!("a new pool gives its numbers in order");
         }
         self.leaves.push((leaf, layer));
         // The pool itself uses its own leaves.
-        core.leaves.uses(leaf.number()).store(u32::from(layer == 0), Relaxed);
+        core.storage.uses(leaf.number()).store(u32::from(layer == 0), Relaxed);
         for (index, &tag) in tags.iter().enumerate() {
             self.add_entry(tag, fields, (leaf, layer), index)?;
         }
@@ -326,13 +327,13 @@ impl<'a> Import<'a> {
             let &of = self.leaves.get(number).ok_or(ImportError::invalid("more of a leaf that does not exist"))?;
             for _ in 0..fields.u8()? {
                 let (index, tag) = (usize::from(fields.u8()?), fields.u8()?);
-                let word = self.core.leaves.words(of.0.number()).get(index);
+                let word = self.core.storage.words(of.0.number()).get(index);
                 if word.is_none_or(|word| Entry::decode(word.load(Relaxed)) != Entry::Empty) {
                     return invalid("more of an entry that has a page, or does not exist");
                 }
                 let is_filled = self.add_entry(tag, &mut fields, of, index)?;
                 if is_filled && number < self.old_leaves {
-                    self.grown.push(Leaves::entry_number(of.0.number(), index));
+                    self.grown.push(PartStorage::entry_number(of.0.number(), index));
                 }
             }
         }
@@ -352,9 +353,9 @@ impl<'a> Import<'a> {
         if layer == 0 && entry != Entry::Empty && entry.object().is_none() {
             return invalid("an entry of the pool's own without an object");
         }
-        core.count(core.leaves.layer(leaf.number()), 0, Entry::Empty, entry);
+        core.count(core.storage.layer(leaf.number()), 0, Entry::Empty, entry);
         self.objects += u64::from(entry.object().is_some());
-        core.leaves.words(leaf.number())[index].store(entry.encode(), Release);
+        core.storage.words(leaf.number())[index].store(entry.encode(), Release);
         Ok(entry != Entry::Empty)
     }
 
@@ -388,7 +389,7 @@ impl<'a> Import<'a> {
                 if len_bytes > PAGE_SIZE || index >= LEAF_SLOTS {
                     return invalid("a shared object that cannot exist");
                 }
-                Entry::Shared { number: Leaves::entry_number(leaf, index), len_bytes }
+                Entry::Shared { number: PartStorage::entry_number(leaf, index), len_bytes }
             }
             _ => return invalid("an entry of an unknown kind"),
         })
@@ -408,9 +409,9 @@ impl<'a> Import<'a> {
             return invalid("a node of a level or a layer that cannot be");
         }
         let id = self.layer(layer)?.id;
-        let node = core.leaves.take_node(id, NOTHING, Purpose::Move, &core.budget)?;
+        let node = core.storage.take_node(id, NOTHING, Purpose::Move, &core.budget)?;
         core.layers.hold(id);
-        core.leaves.node_uses(node.number()).store(0, Relaxed);
+        core.storage.node_uses(node.number()).store(0, Relaxed);
         let mut next = 0;
         for _ in 0..count {
             let (index, number) = (usize::from(fields.u8()?), fields.u32()?);
@@ -418,7 +419,7 @@ impl<'a> Import<'a> {
                 return invalid("places of a node out of order");
             }
             next = index + 1;
-            let place = core.leaves.node(node.number()).get(index).ok_or(ImportError::invalid("a place too many"))?;
+            let place = core.storage.node(node.number()).get(index).ok_or(ImportError::invalid("a place too many"))?;
             let name = match number {
                 HOLE_PART => HOLE_PLACE,
                 _ => self.use_part(number, level - 1)?.word(),
@@ -432,19 +433,19 @@ impl<'a> Import<'a> {
 
     /// Counts a use of a part.
     fn use_part(&mut self, number: u32, level: u32) -> Result<PartId, ImportError> {
-        let leaves = &self.core.leaves;
+        let storage = &self.core.storage;
         if level == 0 {
             let &(leaf, layer) =
                 self.leaves.get(number as usize).ok_or(ImportError::invalid("a leaf that does not exist"))?;
             if layer == 0 {
                 return invalid("a leaf of the pool's own in a tree");
             }
-            leaves.uses(leaf.number()).fetch_add(1, Relaxed);
+            storage.uses(leaf.number()).fetch_add(1, Relaxed);
             return Ok(leaf);
         }
         match self.nodes.get(number as usize) {
             Some(&(node, _, of)) if of == level => {
-                leaves.node_uses(node.number()).fetch_add(1, Relaxed);
+                storage.node_uses(node.number()).fetch_add(1, Relaxed);
                 Ok(node)
             }
             _ => invalid("a node that does not exist or has another level"),
@@ -511,7 +512,7 @@ impl<'a> Import<'a> {
             if leaf as usize >= self.leaves.len() || index >= LEAF_SLOTS {
                 return invalid("a hint to a leaf that does not exist");
             }
-            equals.put(Sum::of_bits(bits), Leaves::entry_number(leaf, index), &self.core.budget);
+            equals.put(Sum::of_bits(bits), PartStorage::entry_number(leaf, index), &self.core.budget);
         }
         Ok(())
     }
@@ -559,11 +560,12 @@ impl<'a> Import<'a> {
     fn count_references(&mut self) -> Result<(), ImportError> {
         let grown = std::mem::take(&mut self.grown);
         let new = self.leaves[self.old_leaves..].iter().map(|(leaf, _)| leaf.number());
-        let new_entries = new.clone().flat_map(|leaf| (0..LEAF_SLOTS).map(move |at| Leaves::entry_number(leaf, at)));
+        let new_entries =
+            new.clone().flat_map(|leaf| (0..LEAF_SLOTS).map(move |at| PartStorage::entry_number(leaf, at)));
         for number in grown.iter().copied().chain(new_entries) {
             self.count_reference(number)?;
         }
-        let mut changed: Vec<Owner> = grown.iter().map(|&number| Leaves::leaf_of(number).0).chain(new).collect();
+        let mut changed: Vec<Owner> = grown.iter().map(|&number| PartStorage::leaf_of(number).0).chain(new).collect();
         changed.dedup();
         for leaf in changed {
             if self.leaves[leaf as usize].1 == 0 {
@@ -575,32 +577,32 @@ impl<'a> Import<'a> {
 
     /// Counts what an entry leads to.
     fn count_reference(&self, number: u64) -> Result<(), ImportError> {
-        let Core { leaves, budget, .. } = &**self.core;
-        let (to, index) = match Entry::decode(leaves.word(number).load(Relaxed)) {
-            Entry::Link(to) => (to, Leaves::leaf_of(number).1),
-            Entry::Shared { number, .. } => Leaves::leaf_of(number),
+        let Core { storage, budget, .. } = &**self.core;
+        let (to, index) = match Entry::decode(storage.word(number).load(Relaxed)) {
+            Entry::Link(to) => (to, PartStorage::leaf_of(number).1),
+            Entry::Shared { number, .. } => PartStorage::leaf_of(number),
             _ => return Ok(()),
         };
-        let is_shared = Entry::decode(leaves.word(number).load(Relaxed)).is_shared();
+        let is_shared = Entry::decode(storage.word(number).load(Relaxed)).is_shared();
         match self.leaves.get(to as usize) {
             Some(&(_, layer)) if (layer == 0) == is_shared => {}
             _ => return invalid("a link to a leaf that does not exist, or a shared object of one"),
         }
-        match Entry::decode(leaves.words(to)[index].load(Relaxed)) {
+        match Entry::decode(storage.words(to)[index].load(Relaxed)) {
             Entry::Empty | Entry::Link(_) => return invalid("an entry that leads to one that is empty, or leads on"),
             _ => {}
         }
-        leaves.make_counts(to, Purpose::Move, budget)?;
+        storage.make_counts(to, Purpose::Move, budget)?;
         self.core.parts().link(to, index);
         Ok(())
     }
 
     /// Frees the objects of a leaf of the pool's own that no entry shares, and prepares it for more.
     fn drop_unshared(&mut self, leaf: Owner) {
-        let Core { leaves, common, .. } = &**self.core;
-        let layer = leaves.layer(leaf);
-        for (index, word) in leaves.words(leaf).iter().enumerate() {
-            if leaves.counts(leaf).is_none_or(|counts| counts[index].load(Relaxed) == 0) {
+        let Core { storage, common, .. } = &**self.core;
+        let layer = storage.layer(leaf);
+        for (index, word) in storage.words(leaf).iter().enumerate() {
+            if storage.counts(leaf).is_none_or(|counts| counts[index].load(Relaxed) == 0) {
                 let entry = Entry::decode(word.load(Relaxed));
                 word.store(Entry::Empty.encode(), Release);
                 self.core.count(layer, 0, entry, Entry::Empty);
@@ -608,33 +610,33 @@ impl<'a> Import<'a> {
             }
         }
         let is_empty = |word: &crate::sync::AtomicU64| Entry::decode(word.load(Relaxed)) == Entry::Empty;
-        if leaves.words(leaf).iter().any(is_empty) {
+        if storage.words(leaf).iter().any(is_empty) {
             common.roomy().insert(leaf);
         } else {
             common.roomy().remove(&leaf);
         }
-        if leaves.lives(leaf).load(Relaxed) == 1 {
+        if storage.lives(leaf).load(Relaxed) == 1 {
             self.bare.push(leaf);
         }
     }
 
     /// Frees what no disk has: parts of rounds, and leaves of the pool's own without objects.
     fn drop_unused(&self) {
-        let Core { leaves, common, .. } = &**self.core;
+        let Core { storage, common, .. } = &**self.core;
         let mut unused = Unused::default();
         for &(leaf, _) in self.leaves.iter().filter(|&&(_, layer)| layer != 0) {
-            if leaves.uses(leaf.number()).load(Relaxed) == 0 {
+            if storage.uses(leaf.number()).load(Relaxed) == 0 {
                 unused.add(leaf.number(), 0);
             }
         }
         for &(node, _, level) in &self.nodes {
-            if leaves.node_uses(node.number()).load(Relaxed) == 0 {
+            if storage.node_uses(node.number()).load(Relaxed) == 0 {
                 unused.add(node.number(), level);
             }
         }
-        for &leaf in self.bare.iter().filter(|&&leaf| leaves.lives(leaf).load(Relaxed) == 1) {
+        for &leaf in self.bare.iter().filter(|&&leaf| storage.lives(leaf).load(Relaxed) == 1) {
             common.roomy().remove(&leaf);
-            leaves.uses(leaf).store(0, Relaxed);
+            storage.uses(leaf).store(0, Relaxed);
             self.core.parts().drop_life(leaf);
         }
         self.core.leave(unused);
@@ -642,23 +644,23 @@ impl<'a> Import<'a> {
 
     /// Checks that only one disk can change a part.
     fn check_layers(&self) -> Result<(), ImportError> {
-        let leaves = &self.core.leaves;
+        let storage = &self.core.storage;
         let is_top = |layer: u32| self.layers[layer as usize].is_top;
         let is_others = |layer: u32, own: u32| layer != own && is_top(layer);
         if self.layers.iter().any(|layer| layer.is_top && layer.is_old) {
             return invalid("a layer of a disk's own in a round");
         }
         for (leaf, _) in self.leaves[self.old_leaves..].iter().filter(|&&(_, layer)| is_top(layer)) {
-            let counts = [leaves.uses(leaf.number()), leaves.lives(leaf.number())];
+            let counts = [storage.uses(leaf.number()), storage.lives(leaf.number())];
             if counts.map(|count| count.load(Relaxed)) != [1, 1] {
                 return invalid("a leaf that only its disk may use has other users, or none");
             }
         }
         for &(node, layer, level) in &self.nodes[self.old_nodes..] {
-            if is_top(layer) && leaves.node_uses(node.number()).load(Relaxed) != 1 {
+            if is_top(layer) && storage.node_uses(node.number()).load(Relaxed) != 1 {
                 return invalid("a node that only its disk may use has other users, or none");
             }
-            for place in leaves.node(node.number()) {
+            for place in storage.node(node.number()) {
                 let name = place.load(Relaxed);
                 if names_part(name) && is_others(self.layer_of(name, level - 1), layer) {
                     return invalid("a part of a disk's own below one that is not");

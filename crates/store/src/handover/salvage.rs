@@ -28,14 +28,15 @@ use super::{
     NOTE_MAX, OBJECT, OVER, RAW, SAME, SHARED, TABLES, blocks::BlockWriter,
 };
 use crate::{
-    disk::{Disk, SLOTS_MAX},
+    disk::Disk,
     entry::{Entry, MARKS},
+    error::SLOTS_MAX,
     heap::{Location, Owner, read_object},
     streams::{NUMBERS, Plan},
     tree::{
         HEAD_BYTES, HOLE as HOLE_PLACE, Head, KEY, LEAF_BYTES, LEAF_SLOTS, NOTE_BYTES, NOTHING, OF_LEAF_BYTES,
-        OF_NODE_BYTES, PartStorage as Leaves, ROOT, ROW_WORDS, TABLES_BYTES, Written, levels, names_part, read_checked,
-        span, split,
+        OF_NODE_BYTES, PartStorage, ROOT, ROW_WORDS, TABLES_BYTES, Written, levels, names_part, read_checked, span,
+        split,
     },
 };
 
@@ -320,7 +321,7 @@ impl Walk<'_> {
                 let (to, index) = match Entry::decode(words[index]) {
                     Entry::Link(_) if !in_tree => return invalid("a link that leads to a link"),
                     Entry::Link(to) => (to, index),
-                    Entry::Shared { number, .. } => Leaves::leaf_of(number),
+                    Entry::Shared { number, .. } => PartStorage::leaf_of(number),
                     _ => continue,
                 };
                 let found = self.leaf(to)?;
@@ -461,7 +462,7 @@ impl Walk<'_> {
                 LINK
             }
             Entry::Shared { number, len_bytes } => {
-                let (to, index) = Leaves::leaf_of(number);
+                let (to, index) = PartStorage::leaf_of(number);
                 record.extend((len_bytes as u16 - 1).to_le_bytes());
                 record.extend(self.leaf_numbers[&to].to_le_bytes());
                 record.push(index as u8);

@@ -56,6 +56,7 @@ impl Region {
         Self::reserve_charged(len_bytes, machine::is_charged_unused())
     }
 
+    #[cfg(not(loom))]
     /// Does the same for a part of `file`, or for private memory without one.
     pub(crate) fn reserve_in(file: Option<&MemoryFile>, len_bytes: usize) -> io::Result<Self> {
         match file {
@@ -91,7 +92,8 @@ impl Region {
         Ok(Self { base: base.cast(), len_bytes, enabled: AtomicUsize::new(0), is_charged, in_file: None })
     }
 
-    /// Returns where it is in a file in memory, if it is a part of one.
+    /// Returns the region's offset in its file, if it is in one.
+    #[cfg(not(loom))]
     pub(crate) fn in_file(&self) -> Option<u64> {
         self.in_file
     }

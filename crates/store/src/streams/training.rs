@@ -433,7 +433,7 @@ impl Training {
     fn better(&self, pages: &[Page]) -> Option<(Tables, u64)> {
         let pages: Vec<&Page> = pages.iter().collect();
         let [first, current] = [0, self.current()].map(|number| lock(&self.sets).of[usize::from(number)].clone());
-        let better = current?.train_beyond(&pages)?;
+        let better = current?.train_further(&pages)?;
         let gain = first.map_or(0, |first| gain_permille(&first, &better, &pages));
         Some((better, gain))
     }
@@ -488,11 +488,11 @@ impl Training {
         }
     }
 
-    /// Returns entries whose objects are to be rewritten, so that the oldest number becomes free:
-    /// few at a time, and usually none.
-    pub(crate) fn to_rewrite(&self, leaves: &PartStorage) -> impl Iterator<Item = u64> {
+    /// Returns a few entries, usually none, whose objects must be rewritten to free the oldest
+    /// number.
+    pub(crate) fn to_rewrite(&self, storage: &PartStorage) -> impl Iterator<Item = u64> {
         let leaving = self.leaving.load(Acquire);
-        let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, leaves.end()) };
+        let (mut looks, end) = if leaving == NONE { (0, 0) } else { (HELP_LOOKS, storage.end()) };
         let next = move || {
             while looks > 0 {
                 looks -= 1;
@@ -502,7 +502,7 @@ impl Training {
                     _ = self.leaving.compare_exchange(leaving, NONE, AcqRel, Relaxed);
                     return None;
                 }
-                if matches!(leaves.entry(number), Some(Entry::Object { tables, .. }) if tables == leaving) {
+                if matches!(storage.entry(number), Some(Entry::Object { tables, .. }) if tables == leaving) {
                     return Some(number);
                 }
             }

@@ -32,7 +32,7 @@ const SLOTS: u64 = 8;
 
 /// A disk of a pool whose heap is an array: the caller chooses an object's place.
 pub(crate) struct World {
-    pub(crate) leaves: PartStorage,
+    pub(crate) storage: PartStorage,
     layers: Layers,
     budget: Budget,
     common: Common,
@@ -59,14 +59,14 @@ impl World {
         let (budget, layers) = (Budget::new(u64::MAX, 1), Layers::new(1).expect("layers"));
         let common = Common::new(layers.take(&budget).expect("no limit"));
         let tree = Tree::new(layers.take(&budget).expect("no limit"));
-        let (leaves, pins) = (PartStorage::new(None).expect("leaves"), Pins::new(pins));
-        let world = Self { leaves, layers, budget, common, tree, pins, objects };
+        let (storage, pins) = (PartStorage::new(None).expect("storage of parts"), Pins::new(pins));
+        let world = Self { storage, layers, budget, common, tree, pins, objects };
         Locked::lock(world.place(&world.tree, SLOT).word).expect("a leaf").replace(entry(0));
         Arc::new(world)
     }
 
     fn parts(&self) -> Parts<'_> {
-        Parts { leaves: &self.leaves, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
+        Parts { storage: &self.storage, layers: &self.layers, budget: &self.budget, counts: self, common: &self.common }
     }
 
     /// Creates a second, empty disk.
@@ -76,7 +76,7 @@ impl World {
 
     /// Returns the slot's place in a tree, created if necessary.
     fn place<'a>(&'a self, tree: &'a Tree, slot: u64) -> EntryPlace<'a> {
-        tree.find_own(&self.leaves, slot).unwrap_or_else(|| {
+        tree.find_own(&self.storage, slot).unwrap_or_else(|| {
             let mut changing = tree.change(self.parts(), Some(Purpose::Keep));
             let place = changing.own(slot, SLOTS).expect("no limit");
             self.free_all(changing.end());
@@ -93,13 +93,13 @@ impl World {
     pub(crate) fn read_slot(&self, tree: &Tree, slot: u64, stream: usize) -> Option<u64> {
         loop {
             let version = tree.version();
-            let SlotPlace::Entry(place) = tree.find(&self.leaves, slot) else {
+            let SlotPlace::Entry(place) = tree.find(&self.storage, slot) else {
                 if tree.is(version) {
                     return None;
                 }
                 continue;
             };
-            let mut looked = place.look(&self.leaves);
+            let mut looked = place.look(&self.storage);
             if looked.entry().object().is_none() {
                 if tree.is_current(&looked, version) {
                     return None;
@@ -148,7 +148,7 @@ impl World {
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
         let (place, locked) = loop {
             let place = self.place(tree, slot);
-            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin, || true) {
+            if let Some(locked) = tree.lock(&self.storage, place, &mut pin, || true) {
                 break (place, locked);
             }
         };
@@ -168,7 +168,7 @@ impl World {
     /// Makes the slot share the object of entry `number` if its value is `value`, as `Disk::write`
     /// does with a page that is already stored.
     pub(crate) fn share(&self, number: u64, tree: &Tree, value: u64, stream: usize, retired: &mut Vec<u64>) -> bool {
-        let word = self.leaves.word(number);
+        let word = self.storage.word(number);
         let mut pin = self.pins.try_take(stream, 0).expect("every thread has a stream of its own");
         let Some((at, _)) = Entry::decode(pin.pin(word)).object() else { return false };
         if self.value(at.get()) != value {
@@ -179,7 +179,7 @@ impl World {
         pin.rests();
         let (place, locked) = loop {
             let place = self.place(tree, SLOT);
-            if let Some(locked) = tree.lock(&self.leaves, place, &mut pin, || true) {
+            if let Some(locked) = tree.lock(&self.storage, place, &mut pin, || true) {
                 break (place, locked);
             }
         };
@@ -250,7 +250,7 @@ impl World {
 
     /// Moves the object at `from` as compaction does, which knows only the leaf.
     fn relocate(&self, from: u64, to: u64, retired: &mut Vec<u64>) {
-        if let Some(locked) = self.leaves.try_lock(0, Location::new(from)) {
+        if let Some(locked) = self.storage.try_lock(0, Location::new(from)) {
             self.fill(to, self.value(from));
             let old = locked.replace(entry(to));
             self.retire(old, retired);
@@ -337,7 +337,7 @@ fn updates_add_up() {
             let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
             let locked = loop {
                 let place = world.place(&world.tree, SLOT);
-                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin, || true) {
+                if let Some(locked) = world.tree.lock(&world.storage, place, &mut pin, || true) {
                     break locked;
                 }
             };
@@ -350,7 +350,7 @@ fn updates_add_up() {
         });
         add(&world, 1);
         other.join().expect("no panic");
-        assert_eq!(world.tree.peek(&world.leaves, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
+        assert_eq!(world.tree.peek(&world.storage, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
     });
 }
 
@@ -475,7 +475,7 @@ fn write_against_the_end_of_the_parts_above() {
             assert_eq!(world.value(1) == POISON, seen.is_none(), "what no thread can read is free");
             world.end(&world.tree);
             assert_eq!((world.value(0), world.value(1)), (POISON, POISON));
-            world.leaves.check().expect("consistent");
+            world.storage.check().expect("consistent");
         });
     }
 }
@@ -491,7 +491,7 @@ fn write_against_a_leaf_that_becomes_another_disks() {
                 world.discard();
                 let other = world.other_tree();
                 world.write_slot(&other, SLOT, 2, 2, 0, &mut Vec::new());
-                assert_eq!(other.peek(&world.leaves, SLOT), entry(2));
+                assert_eq!(other.peek(&world.storage, SLOT), entry(2));
             }
         });
         world.write_slot(&world.tree, SLOT + 1, 1, 1, 1, &mut Vec::new());
@@ -551,12 +551,12 @@ fn updates_add_up_across_a_fork() {
             let mut pin = world.pins.try_take(stream, 0).expect("a stream of its own");
             let (place, locked) = loop {
                 let place = world.place(&world.tree, SLOT);
-                if let Some(locked) = world.tree.lock(&world.leaves, place, &mut pin, || true) {
+                if let Some(locked) = world.tree.lock(&world.storage, place, &mut pin, || true) {
                     break (place, locked);
                 }
             };
             let entry = match locked.entry() {
-                Entry::Link(_) => place.look(&world.leaves).entry(),
+                Entry::Link(_) => place.look(&world.storage).entry(),
                 entry => entry,
             };
             let count = if let Entry::Same(fill) = entry { fill.word() } else { 0 };
@@ -569,11 +569,11 @@ fn updates_add_up_across_a_fork() {
             move || add(&world, 0)
         });
         let fork = world.fork();
-        let seen = world.tree.peek(&world.leaves, SLOT);
+        let seen = world.tree.peek(&world.storage, SLOT);
         add(&world, 1);
         other.join().expect("no panic");
-        assert_eq!(world.tree.peek(&world.leaves, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
-        let forked = world.tree.peek(&world.leaves, SLOT);
+        assert_eq!(world.tree.peek(&world.storage, SLOT), Entry::Same(Fill::new(2).expect("a small number")));
+        let forked = world.tree.peek(&world.storage, SLOT);
         assert!(forked != Entry::Empty, "{seen:?}");
         world.end(&fork);
     });
@@ -598,7 +598,7 @@ fn write_against_the_end_of_a_fork() {
         assert_eq!(world.value(0), POISON, "no thread needs it any more");
         world.end(&world.tree);
         assert_eq!((world.value(1), world.value(2)), (POISON, POISON));
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 
@@ -636,7 +636,7 @@ fn a_fork_parts_from_its_origin_in_one_step() {
         other.join().expect("no panic");
         assert_eq!((world.read(0), world.read_slot(&fork, SLOT, 0)), (Some(2), Some(1)));
         assert_eq!(world.value(0), POISON, "no thread needs it any more");
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 

@@ -27,7 +27,7 @@ fn read_against_share() {
         assert_eq!(reader.join().expect("no panic"), Some(0));
         assert!(shares);
         assert_eq!((world.read(0), world.read_slot(&other, SLOT, 1)), (Some(0), Some(0)));
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 
@@ -50,7 +50,7 @@ fn write_against_share() {
         assert_eq!(world.read(0), Some(1));
         assert_eq!(world.read_slot(&other, SLOT, 1), shares.then_some(0));
         assert_ne!(shares, world.value(0) == POISON || still_read);
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 
@@ -68,7 +68,7 @@ fn both_sharers_release_simultaneously() {
         writer.join().expect("no panic");
         assert_eq!(world.value(0), POISON);
         assert_eq!((world.read(0), world.read_slot(&other, SLOT, 1)), (Some(2), Some(1)));
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 
@@ -88,7 +88,7 @@ fn share_against_the_last_who_lets_go() {
         let (shares, third) = sharer.join().expect("no panic");
         assert_eq!(world.read_slot(&third, SLOT, 0), shares.then_some(0));
         assert_ne!(shares, world.value(0) == POISON || !retired.is_empty());
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 
@@ -99,7 +99,7 @@ fn copy_against_share() {
     check(2, || {
         let world = World::new(3, 2);
         let fork = world.fork();
-        let number = match world.tree.find(&world.leaves, SLOT) {
+        let number = match world.tree.find(&world.storage, SLOT) {
             crate::tree::SlotPlace::Entry(place) => place.number(),
             found => panic!("{found:?}"),
         };
@@ -117,7 +117,7 @@ fn copy_against_share() {
         world.write(2, 2, 0, &mut Vec::new());
         world.end(&other);
         assert_eq!(world.value(0), POISON);
-        world.leaves.check().expect("consistent");
+        world.storage.check().expect("consistent");
     });
 }
 

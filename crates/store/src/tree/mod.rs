@@ -130,10 +130,10 @@ impl<'a> EntryPlace<'a> {
 
     /// Loads the entry, or the one that it leads to.
     #[inline]
-    pub(crate) fn look(self, leaves: &'a PartStorage) -> Looked<'a> {
+    pub(crate) fn look(self, storage: &'a PartStorage) -> Looked<'a> {
         let seen = self.word.load(Acquire);
         let looked = Looked { number: self.number(), word: self.word, seen, steps: [None; 2] };
-        if looked.entry().is_elsewhere() { looked.follow(leaves) } else { looked }
+        if looked.entry().is_elsewhere() { looked.follow(storage) } else { looked }
     }
 }
 
@@ -160,12 +160,12 @@ impl<'a> Looked<'a> {
     }
 
     #[inline(never)]
-    fn follow(mut self, leaves: &'a PartStorage) -> Self {
+    fn follow(mut self, storage: &'a PartStorage) -> Self {
         let index = PartStorage::leaf_of(self.number).1;
         for at in 0..self.steps.len() {
             let word = match self.entry() {
-                Entry::Link(leaf) => &leaves.words(leaf)[index],
-                Entry::Shared { number, .. } => leaves.word(number),
+                Entry::Link(leaf) => &storage.words(leaf)[index],
+                Entry::Shared { number, .. } => storage.word(number),
                 _ => break,
             };
             self.steps[at] = Some((self.word, self.seen));
@@ -299,7 +299,7 @@ impl Tree {
 
     /// Looks the slot up. The result is valid if the version is unchanged afterwards.
     #[inline]
-    pub(crate) fn find<'a>(&self, leaves: &'a PartStorage, slot: u64) -> SlotPlace<'a> {
+    pub(crate) fn find<'a>(&self, storage: &'a PartStorage, slot: u64) -> SlotPlace<'a> {
         let (mut name, mut level) = split(self.root.load(Acquire));
         if !names_part(name) {
             return SlotPlace::None { place: name, level: ALL };
@@ -308,32 +308,32 @@ impl Tree {
             return SlotPlace::None { place: NOTHING, level: ALL };
         }
         loop {
-            let place = &leaves.node(PartId::of(name).number())[index(slot, level)];
+            let place = &storage.node(PartId::of(name).number())[index(slot, level)];
             name = place.load(Acquire);
             level -= 1;
             if !names_part(name) {
                 return SlotPlace::None { place: name, level };
             }
             if level == 0 {
-                return SlotPlace::Entry(Self::place(leaves, place, PartId::of(name), slot));
+                return SlotPlace::Entry(Self::place(storage, place, PartId::of(name), slot));
             }
         }
     }
 
-    fn place<'a>(leaves: &'a PartStorage, place: &'a AtomicU64, leaf: PartId, slot: u64) -> EntryPlace<'a> {
+    fn place<'a>(storage: &'a PartStorage, place: &'a AtomicU64, leaf: PartId, slot: u64) -> EntryPlace<'a> {
         let index = index(slot, 0);
-        EntryPlace { place, leaf, index, word: &leaves.words(leaf.number())[index] }
+        EntryPlace { place, leaf, index, word: &storage.words(leaf.number())[index] }
     }
 
     /// Returns the slot's entry at some moment during the call, or the one that it leads to.
-    pub(crate) fn peek(&self, leaves: &PartStorage, slot: u64) -> Entry {
+    pub(crate) fn peek(&self, storage: &PartStorage, slot: u64) -> Entry {
         loop {
             let version = self.version();
-            match self.find(leaves, slot) {
+            match self.find(storage, slot) {
                 SlotPlace::None { place, .. } if self.is(version) => return entry_below(place),
                 SlotPlace::None { .. } => {}
                 SlotPlace::Entry(place) => {
-                    let looked = place.look(leaves);
+                    let looked = place.look(storage);
                     if self.is_current(&looked, version) {
                         return looked.entry();
                     }
@@ -342,15 +342,16 @@ impl Tree {
         }
     }
 
-    /// Returns the slot's entry or the one that it leads to, and how many slots from this one on, at
-    /// most `limit`, certainly have an equal one. A slot with data counts alone.
-    pub(crate) fn run(&self, leaves: &PartStorage, slot: u64, limit: u64) -> (Entry, u64) {
+    /// Returns the slot's entry or the one that it leads to, and a number of slots, at most
+    /// `limit`, that have equal entries from this one on. A slot with data is always returned
+    /// alone.
+    pub(crate) fn run(&self, storage: &PartStorage, slot: u64, limit: u64) -> (Entry, u64) {
         let (mut count, mut first) = (0, Entry::Empty);
         while count < limit {
             let (at, version) = (slot + count, self.version());
-            let (entry, same) = match self.find(leaves, at) {
+            let (entry, same) = match self.find(storage, at) {
                 SlotPlace::None { place, level } => (entry_below(place), span(level) - at % span(level)),
-                SlotPlace::Entry(_) => (self.peek(leaves, at), 1),
+                SlotPlace::Entry(_) => (self.peek(storage, at), 1),
             };
             if !self.is(version) {
                 continue;
@@ -365,18 +366,18 @@ impl Tree {
         (first, count)
     }
 
-    /// Returns whether one of `layers` has what the slot holds, or may have a hole there, and for
-    /// how many slots from it on, at most `limit`, that is certain.
-    pub(crate) fn run_of(&self, leaves: &PartStorage, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
+    /// Returns whether the slot's content belongs to one of `layers`, which is uncertain for holes,
+    /// and a number of slots from it on, at most `limit`, for which the answer is the same.
+    pub(crate) fn run_of(&self, storage: &PartStorage, slot: u64, limit: u64, layers: &[LayerId]) -> (bool, u64) {
         let (mut count, mut first) = (0, false);
         while count < limit {
             let (at, version) = (slot + count, self.version());
-            let (is_of, same) = match self.find(leaves, at) {
+            let (is_of, same) = match self.find(storage, at) {
                 SlotPlace::None { place, level } => (place == HOLE, span(level) - at % span(level)),
                 SlotPlace::Entry(place) => match Entry::decode(place.word.load(Acquire)) {
                     Entry::Empty => (false, 1),
-                    Entry::Link(leaf) => (layers.contains(&leaves.layer(leaf)), 1),
-                    _ => (layers.contains(&leaves.layer(place.leaf())), 1),
+                    Entry::Link(leaf) => (layers.contains(&storage.layer(leaf)), 1),
+                    _ => (layers.contains(&storage.layer(place.leaf())), 1),
                 },
             };
             if !self.is(version) {
@@ -393,17 +394,17 @@ impl Tree {
 
     /// Returns the place of the slot's entry if it is in a leaf that the disk may change.
     #[inline]
-    pub(crate) fn find_own<'a>(&self, leaves: &'a PartStorage, slot: u64) -> Option<EntryPlace<'a>> {
-        match self.find(leaves, slot) {
-            SlotPlace::Entry(place) if self.owns(leaves, place) => Some(place),
+    pub(crate) fn find_own<'a>(&self, storage: &'a PartStorage, slot: u64) -> Option<EntryPlace<'a>> {
+        match self.find(storage, slot) {
+            SlotPlace::Entry(place) if self.owns(storage, place) => Some(place),
             _ => None,
         }
     }
 
     /// Returns whether `place` is in a leaf that the disk may change.
     #[inline]
-    pub(crate) fn owns(&self, leaves: &PartStorage, place: EntryPlace<'_>) -> bool {
-        leaves.layer(place.leaf()) == self.layer()
+    pub(crate) fn owns(&self, storage: &PartStorage, place: EntryPlace<'_>) -> bool {
+        storage.layer(place.leaf()) == self.layer()
     }
 
     /// Locks the entry at `place` for a change, if it is still the slot's and the disk's own, and
@@ -411,16 +412,16 @@ impl Tree {
     #[inline]
     pub(crate) fn lock<'a>(
         &self,
-        leaves: &PartStorage,
+        storage: &PartStorage,
         place: EntryPlace<'a>,
         pin: &mut Pin<'_>,
         may: impl FnOnce() -> bool,
     ) -> Option<Locked<'a>> {
-        let layer = leaves.layer(place.leaf());
+        let layer = storage.layer(place.leaf());
         pin.writes(layer);
         if let Some(locked) = Locked::lock(place.word) {
             let is_own = self.layer() == layer
-                && leaves.layer(place.leaf()) == layer
+                && storage.layer(place.leaf()) == layer
                 && place.place.load(Relaxed) == place.leaf.word();
             if is_own && may() {
                 return Some(locked);
@@ -464,17 +465,17 @@ impl<'a> Changing<'a> {
         if slot >= slots {
             return Err(Full);
         }
-        let (tree, leaves) = (self.tree, self.parts.leaves);
+        let (tree, storage) = (self.tree, self.parts.storage);
         self.raise(levels(slots))?;
         let (_, mut level) = split(tree.root.load(Acquire));
         let mut place = &tree.root;
         let mut part = self.own_part(place, level)?;
         while level > 0 {
-            place = &leaves.node(part.number())[index(slot, level)];
+            place = &storage.node(part.number())[index(slot, level)];
             level -= 1;
             part = self.own_part(place, level)?;
         }
-        Ok(Tree::place(leaves, place, part, slot))
+        Ok(Tree::place(storage, place, part, slot))
     }
 
     /// Raises the tree to at least `levels` levels of nodes.
@@ -487,7 +488,7 @@ impl<'a> Changing<'a> {
                 self.put(root, part.word() | u64::from(levels) << LEVEL_SHIFT);
             } else if level < levels {
                 let part = self.parts.take(self.layer, level + 1, NOTHING, self.purpose.ok_or(Full)?)?;
-                self.parts.leaves.node(part.number())[0].store(name, Release);
+                self.parts.storage.node(part.number())[0].store(name, Release);
                 self.put(root, part.word() | u64::from(level + 1) << LEVEL_SHIFT);
             } else {
                 return Ok(());
@@ -593,12 +594,12 @@ impl<'a> Changing<'a> {
             });
             return Ok(());
         }
-        let leaves = self.parts.leaves;
+        let storage = self.parts.storage;
         for at in index(first, level)..=index(last, level) {
             let child = start + at as u64 * span(level - 1);
-            self.clear_below(&leaves.node(part.number())[at], level - 1, child, slots, below)?;
+            self.clear_below(&storage.node(part.number())[at], level - 1, child, slots, below)?;
         }
-        let mut places = leaves.node(part.number()).iter();
+        let mut places = storage.node(part.number()).iter();
         if !is_root && places.all(|place| place.load(Relaxed) == below) {
             self.put(place, below);
             self.parts.drop_use(part, level, &mut self.unused);
@@ -608,7 +609,7 @@ impl<'a> Changing<'a> {
 
     fn clear_entries(&mut self, leaf: PartId, at: std::ops::RangeInclusive<usize>, below: u64) {
         for index in at {
-            let Some(locked) = Locked::lock(&self.parts.leaves.words(leaf.number())[index]) else {
+            let Some(locked) = Locked::lock(&self.parts.storage.words(leaf.number())[index]) else {
                 unreachable!("the leaf is in the tree")
             };
             let old = self.parts.replace(leaf.number(), locked, entry_below(below));
@@ -628,7 +629,7 @@ impl<'a> Changing<'a> {
     /// Frees the slot's leaf if it is the disk's own and holds nothing.
     pub(crate) fn give_empty(&mut self, slot: u64) {
         let (tree, parts) = (self.tree, self.parts);
-        if let Some(place) = tree.find_own(parts.leaves, slot) {
+        if let Some(place) = tree.find_own(parts.storage, slot) {
             parts.give_uniform(place.leaf, Entry::Empty, || {
                 place.place.store(NOTHING, Release);
                 tree.version.fetch_add(1, AcqRel);

@@ -62,7 +62,7 @@ pub(crate) trait EntryCounter {
 /// The parts of a pool, and what is needed to create and free them.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
-    pub(crate) leaves: &'a PartStorage,
+    pub(crate) storage: &'a PartStorage,
     pub(crate) layers: &'a Layers,
     pub(crate) budget: &'a Budget,
     pub(crate) counts: &'a dyn EntryCounter,
@@ -94,8 +94,8 @@ impl<'a> Parts<'a> {
     /// below `place`.
     pub(crate) fn take(&self, layer: LayerId, level: u32, place: u64, purpose: Purpose) -> Result<PartId, Full> {
         let part = match level {
-            0 => self.leaves.take(layer, entry_below(place), purpose, self.budget),
-            _ => self.leaves.take_node(layer, place, purpose, self.budget),
+            0 => self.storage.take(layer, entry_below(place), purpose, self.budget),
+            _ => self.storage.take_node(layer, place, purpose, self.budget),
         }?;
         self.layers.hold(layer);
         Ok(part)
@@ -104,15 +104,15 @@ impl<'a> Parts<'a> {
     /// Returns the layer that the part belongs to.
     pub(crate) fn layer(&self, part: PartId, level: u32) -> LayerId {
         match level {
-            0 => self.leaves.layer(part.number()),
-            _ => self.leaves.node_layer(part.number()),
+            0 => self.storage.layer(part.number()),
+            _ => self.storage.node_layer(part.number()),
         }
     }
 
     fn uses(&self, part: PartId, level: u32) -> &'a crate::sync::AtomicU32 {
         match level {
-            0 => self.leaves.uses(part.number()),
-            _ => self.leaves.node_uses(part.number()),
+            0 => self.storage.uses(part.number()),
+            _ => self.storage.node_uses(part.number()),
         }
     }
 
@@ -137,7 +137,7 @@ impl<'a> Parts<'a> {
             self.free_leaf(number, unused);
             return true;
         }
-        for place in self.leaves.node(number) {
+        for place in self.storage.node(number) {
             // A thread that has found a leaf here, and locks an entry of it after the leaf was
             // freed, sees that the leaf is not in its place any more.
             let part = place.swap(NOTHING, AcqRel);
@@ -145,14 +145,14 @@ impl<'a> Parts<'a> {
                 self.drop_use(PartId::of(part), level - 1, unused);
             }
         }
-        self.layers.give(self.leaves.node_layer(number), self.budget);
-        self.leaves.give_node(number, self.budget);
+        self.layers.give(self.storage.node_layer(number), self.budget);
+        self.storage.give_node(number, self.budget);
         true
     }
 
     /// Empties the entries without links of a leaf without uses.
     fn free_leaf(&self, number: Owner, unused: &mut Unused) {
-        for (index, word) in self.leaves.words(number).iter().enumerate() {
+        for (index, word) in self.storage.words(number).iter().enumerate() {
             let Some(locked) = Locked::lock(word) else { unreachable!("the leaf lives") };
             if self.links(number, index) == 0 {
                 let old = self.replace(number, locked, Entry::Empty);
@@ -164,12 +164,12 @@ impl<'a> Parts<'a> {
 
     /// Returns how many entries link to this one.
     fn links(&self, number: Owner, index: usize) -> u32 {
-        self.leaves.counts(number).map_or(0, |counts| counts[index].load(Relaxed))
+        self.storage.counts(number).map_or(0, |counts| counts[index].load(Relaxed))
     }
 
     /// Replaces an entry that is held.
     pub(crate) fn replace(&self, number: Owner, locked: Locked<'_>, new: Entry) -> Entry {
-        let layer = self.leaves.layer(number);
+        let layer = self.storage.layer(number);
         let old = locked.entry();
         self.counts.replaced(layer, old, new);
         locked.replace(new)
@@ -186,10 +186,10 @@ impl<'a> Parts<'a> {
 
     /// Removes a link to an entry.
     fn unlink(&self, to: Owner, index: usize, unused: &mut Unused) {
-        let Some(locked) = Locked::lock(&self.leaves.words(to)[index]) else { unreachable!("the link kept the leaf") };
-        let Some(counts) = self.leaves.counts(to) else { unreachable!("the link was counted") };
+        let Some(locked) = Locked::lock(&self.storage.words(to)[index]) else { unreachable!("the link kept the leaf") };
+        let Some(counts) = self.storage.counts(to) else { unreachable!("the link was counted") };
         let was_last = counts[index].fetch_sub(1, Relaxed) == 1;
-        if was_last && self.leaves.uses(to).load(Acquire) == 0 {
+        if was_last && self.storage.uses(to).load(Acquire) == 0 {
             let old = self.replace(to, locked, Entry::Empty);
             debug_assert!(!matches!(old, Entry::Link(_)), "a link leads to what is not one");
             self.let_go(old, index, unused);
@@ -201,16 +201,16 @@ impl<'a> Parts<'a> {
 
     /// Removes a life of a leaf, and frees the leaf if it was the last.
     pub(crate) fn drop_life(&self, number: Owner) {
-        if self.leaves.lives(number).fetch_sub(1, AcqRel) > 1 {
+        if self.storage.lives(number).fetch_sub(1, AcqRel) > 1 {
             return;
         }
-        for word in self.leaves.words(number) {
+        for word in self.storage.words(number) {
             let Some(locked) = Locked::lock(word) else { unreachable!("the leaf lives") };
             debug_assert_eq!(locked.entry(), Entry::Empty, "nothing keeps the entry");
             locked.end();
         }
-        self.layers.give(self.leaves.layer(number), self.budget);
-        self.leaves.give(number, self.budget);
+        self.layers.give(self.storage.layer(number), self.budget);
+        self.storage.give(number, self.budget);
     }
 
     /// Frees a leaf of the caller's own, without links to it, if all its entries are `entry` and
@@ -218,7 +218,7 @@ impl<'a> Parts<'a> {
     pub(crate) fn give_uniform(&self, leaf: PartId, entry: Entry, detach: impl FnOnce()) {
         let number = leaf.number();
         let mut held: [Option<Locked<'_>>; LEAF_SLOTS] = [const { None }; LEAF_SLOTS];
-        for (held, word) in held.iter_mut().zip(self.leaves.words(number)) {
+        for (held, word) in held.iter_mut().zip(self.storage.words(number)) {
             *held = Locked::try_lock(word, entry);
             if held.is_none() {
                 return;
@@ -226,8 +226,8 @@ impl<'a> Parts<'a> {
         }
         detach();
         held.into_iter().flatten().for_each(Locked::end);
-        self.layers.give(self.leaves.layer(number), self.budget);
-        self.leaves.give(number, self.budget);
+        self.layers.give(self.storage.layer(number), self.budget);
+        self.storage.give(number, self.budget);
     }
 
     /// Moves a part to the layer if it has only one use, by a part of that layer, and no links to
@@ -239,16 +239,16 @@ impl<'a> Parts<'a> {
         let before = self.layer(part, level);
         let number = part.number();
         if level > 0 {
-            self.leaves.set_node_layer(number, layer);
+            self.storage.set_node_layer(number, layer);
         } else {
-            if self.leaves.lives(number).load(Acquire) != 1 {
+            if self.storage.lives(number).load(Acquire) != 1 {
                 return false;
             }
             // A thread that rewrites an object for other tables counts the change in the leaf's
             // layer.
             let held: [Option<Locked<'_>>; LEAF_SLOTS] =
-                std::array::from_fn(|index| Locked::lock(&self.leaves.words(number)[index]));
-            self.leaves.set_layer(number, layer);
+                std::array::from_fn(|index| Locked::lock(&self.storage.words(number)[index]));
+            self.storage.set_layer(number, layer);
             for locked in held.iter().flatten() {
                 self.layers.moved(before, layer, locked.entry());
             }
@@ -264,7 +264,7 @@ impl<'a> Parts<'a> {
             return self.copy_leaf(part, layer, purpose);
         }
         let new = self.take(layer, level, NOTHING, purpose)?;
-        for (from, to) in self.leaves.node(part.number()).iter().zip(self.leaves.node(new.number())) {
+        for (from, to) in self.storage.node(part.number()).iter().zip(self.storage.node(new.number())) {
             let place = from.load(Acquire);
             if names_part(place) {
                 self.add_use(PartId::of(place), level - 1);
@@ -276,9 +276,9 @@ impl<'a> Parts<'a> {
 
     fn copy_leaf(&self, leaf: PartId, layer: LayerId, purpose: Purpose) -> Result<PartId, Full> {
         let from = leaf.number();
-        self.leaves.make_counts(from, purpose, self.budget)?;
+        self.storage.make_counts(from, purpose, self.budget)?;
         let new = self.take(layer, 0, NOTHING, purpose)?;
-        let words = self.leaves.words(from).iter().zip(self.leaves.words(new.number()));
+        let words = self.storage.words(from).iter().zip(self.storage.words(new.number()));
         for (index, (word, to)) in words.enumerate() {
             let target = match Entry::decode(word.load(Acquire)) {
                 Entry::Empty => continue,
@@ -303,7 +303,7 @@ impl<'a> Parts<'a> {
         let held = locked.entry();
         let len_bytes = held.object_bytes();
         debug_assert!(len_bytes > 0, "an object is shared");
-        if self.leaves.layer(leaf) == self.common.layer() {
+        if self.storage.layer(leaf) == self.common.layer() {
             self.link(leaf, index);
             return Ok(Entry::Shared { number, len_bytes });
         }
@@ -318,9 +318,9 @@ impl<'a> Parts<'a> {
 
     /// Counts another link to an entry that stays during the call, in a leaf with counts.
     pub(crate) fn link(&self, leaf: Owner, index: usize) {
-        let Some(counts) = self.leaves.counts(leaf) else { unreachable!("the leaf has counts") };
+        let Some(counts) = self.storage.counts(leaf) else { unreachable!("the leaf has counts") };
         counts[index].fetch_add(1, Relaxed);
-        self.leaves.lives(leaf).fetch_add(1, Relaxed);
+        self.storage.lives(leaf).fetch_add(1, Relaxed);
     }
 
     /// Takes an empty entry of the pool's own, and counts two sharers for its object.
@@ -334,8 +334,8 @@ impl<'a> Parts<'a> {
                 leaf
             }
         };
-        self.leaves.make_counts(leaf, Purpose::Keep, self.budget)?;
-        let words = self.leaves.words(leaf).iter().enumerate();
+        self.storage.make_counts(leaf, Purpose::Keep, self.budget)?;
+        let words = self.storage.words(leaf).iter().enumerate();
         let mut empty = words.filter_map(|(index, word)| Some((index, Locked::try_lock(word, Entry::Empty)?)));
         let taken = empty.next();
         if taken.is_none() || empty.next().is_none() {
@@ -352,9 +352,9 @@ impl<'a> Parts<'a> {
     /// Removes a sharer of an object. The last one empties the object's entry.
     pub(crate) fn unshare(&self, number: u64, unused: &mut Unused) {
         let (leaf, index) = PartStorage::leaf_of(number);
-        let Some(locked) = Locked::lock(self.leaves.word(number)) else { unreachable!("the link kept the leaf") };
-        let Some(counts) = self.leaves.counts(leaf) else { unreachable!("the link was counted") };
-        let lives = self.leaves.lives(leaf);
+        let Some(locked) = Locked::lock(self.storage.word(number)) else { unreachable!("the link kept the leaf") };
+        let Some(counts) = self.storage.counts(leaf) else { unreachable!("the link was counted") };
+        let lives = self.storage.lives(leaf);
         if counts[index].fetch_sub(1, Relaxed) > 1 {
             lives.fetch_sub(1, AcqRel);
             return;
@@ -368,7 +368,7 @@ impl<'a> Parts<'a> {
             return;
         }
         roomy.remove(&leaf);
-        self.leaves.uses(leaf).store(0, Relaxed);
+        self.storage.uses(leaf).store(0, Relaxed);
         self.drop_life(leaf);
     }
 }

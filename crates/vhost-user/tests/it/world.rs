@@ -60,8 +60,8 @@ impl World {
         let limits = ClientLimits { threads: 8, memory_bytes: 8 << 20 };
         let open = Box::new(move |export: &Export| Client::open(&executor, export, limits));
         let events = Arc::clone(&self.events);
-        let tell = Box::new(move |_: &str, event| events.lock().expect("no panic").push(event));
-        let server = Server::start(CONFIG, open, tell).expect("a server");
+        let notify = Box::new(move |_: &str, event| events.lock().expect("no panic").push(event));
+        let server = Server::start(CONFIG, open, notify).expect("a server");
         let _ = std::fs::remove_file(self.path());
         let listener = UnixListener::bind(self.path()).expect("a socket");
         let export = self.exports.list().pop().expect("an export");

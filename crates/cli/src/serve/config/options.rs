@@ -26,8 +26,8 @@ pub(super) fn word(key: &str, value: &str) -> OsString {
 /// Returns the options that have keys.
 pub(super) fn all(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| {
-        let is_told = !arg.is_hide_set() && arg.get_long().is_some_and(|long| !NOT_IN_FILE.contains(&long));
-        is_told && matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append)
+        let has_key = !arg.is_hide_set() && arg.get_long().is_some_and(|long| !NOT_IN_FILE.contains(&long));
+        has_key && matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append)
     })
 }
 

@@ -193,9 +193,9 @@ fn a_disk_may_be_empty_or_vast() {
         write(source, &out, None, 2, &mut |_, _| {}).expect("an image");
         assert!(out.metadata().expect("a file").len() < 2 << 20);
         qemu(&qemu_img, &["check", path]);
-        let told: serde_json::Value =
+        let shown: serde_json::Value =
             serde_json::from_str(&qemu(&qemu_img, &["info", "--output=json", path])).expect("JSON");
-        assert_eq!(told["virtual-size"], size_bytes);
+        assert_eq!(shown["virtual-size"], size_bytes);
     }
     let out = File::create(path).expect("a file");
     let size_bytes = !511;
