@@ -61,7 +61,7 @@ impl Disk {
         Self::unkept(core, slots, over)?.kept()
     }
 
-    /// Creates a disk that another process does not find.
+    /// Creates a disk that is not kept in the pool's file.
     fn unkept(core: Arc<Core>, slots: u64, over: bool) -> Result<Self, Error> {
         let tree = Tree::new(core.layers.take(&core.budget)?);
         Ok(Self::with_tree(core, tree, slots, over))
@@ -151,8 +151,8 @@ impl Disk {
         Ok(forked)
     }
 
-    /// Returns a tree like a fork's that no disk ever has: discarded slots of this disk become what
-    /// they became before.
+    /// Returns a tree like a fork's, but for no disk: unlike after a fork, discarded slots of this
+    /// disk do not become holes.
     pub(crate) fn shadow(&self) -> Result<Tree, Full> {
         self.forked().map(|(tree, _)| tree)
     }
@@ -188,7 +188,7 @@ impl Disk {
         }
     }
 
-    /// Changes the tree, then frees what that leaves unused.
+    /// Changes the tree, then frees what is no longer used.
     fn change<T>(&self, change: impl FnOnce(&mut Changing<'_>) -> T) -> T {
         let mut changing = self.tree.change(self.core.parts(), Some(Purpose::Keep));
         let done = change(&mut changing);
@@ -223,8 +223,9 @@ impl Disk {
         self.slots.load(Acquire)
     }
 
-    /// Changes the number of slots. New slots are empty; removed slots lose their pages. Others may
-    /// use the disk during that: their writes to removed slots are lost or rejected.
+    /// Changes the number of slots. New slots are empty; removed slots lose their pages. Other
+    /// threads may use the disk at the same time; their writes to removed slots are lost or
+    /// rejected.
     ///
     /// # Errors
     /// - [`Error::TooLarge`]: the disk is unchanged.
@@ -243,7 +244,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes what lies beyond the end, which a disk that was [salvaged](crate::Salvage::write) may have.
+    /// Removes content beyond the end, which a [salvaged](crate::Salvage::write) disk may have.
     ///
     /// # Errors
     /// As [`resize`](Self::resize).
@@ -441,10 +442,10 @@ impl Disk {
         }
     }
 
-    /// Returns whether the slot has, from another disk or in common with one, exactly what was made
-    /// of `page`. An object of its own is not compared: replacing it by an equal one takes no
-    /// memory, and a comparison would wait for its bytes, which are rarely in the cache. The slot's
-    /// entry was at `place` in this version of the tree.
+    /// Returns whether the slot already holds exactly what was made of `page`, in an object that it
+    /// shares or that belongs to another disk. An object of its own is not compared: replacing it
+    /// by an equal one takes no memory, and a comparison would wait for its bytes, which are rarely
+    /// in the cache. The slot's entry was at `place` in this version of the tree.
     #[inline]
     fn has(
         &self,
@@ -478,13 +479,13 @@ impl Disk {
         has
     }
 
-    /// Returns whether certainly no slot holds anything: nothing was ever written to the disk or to
-    /// the disk that it was forked from.
+    /// Returns whether no slot can hold anything: nothing was ever written to the disk or to the
+    /// disk that it was forked from.
     pub fn is_empty(&self) -> bool {
         self.tree.is_empty()
     }
 
-    /// Makes the slot hold nothing, so that what is below the disk shows there.
+    /// Makes the slot hold nothing, so that it shows what is below the disk.
     pub fn forget(&self, slot: Slot) -> Result<(), Error> {
         self.check_slot(slot)?;
         if self.tree.peek(&self.core.storage, slot) == Entry::Empty {
@@ -498,7 +499,7 @@ impl Disk {
     /// Changes part of the slot's page: `change` gets the current page, and its result is stored.
     /// The operation is atomic on the slot. `change` should be short, because the slot is locked
     /// while it runs, and it must not use the pool. If there was no room to store its result, it
-    /// may be called again with the then current page.
+    /// may be called again, with the page as it is then.
     pub fn update(&self, slot: Slot, change: impl FnMut(&mut Page)) -> Result<(), Error> {
         self.update_from(slot, Below::Zeros, change).map(drop)
     }
@@ -586,17 +587,17 @@ impl Disk {
         Ok(Status::of(self.tree.peek(&self.core.storage, slot)))
     }
 
-    /// Returns what the slot holds, and how many slots from this one on, at most `limit`, certainly
-    /// hold the same and are cheap to skip.
+    /// Returns what the slot holds, and a number of slots, at most `limit`, that hold the same from
+    /// this one on. There may be more of them.
     pub fn run(&self, slot: Slot, limit: u64) -> Result<StatusRun, Error> {
         self.check_slot(slot)?;
         let (entry, slots) = self.tree.run(&self.core.storage, slot, limit.min(self.slots() - slot));
         Ok(StatusRun { status: Status::of(entry), slots })
     }
 
-    /// Returns whether the slot was changed since the disk was created (as a fork or empty), and
-    /// for how many slots from it on, at most `limit`, that is certain. An older hole may be
-    /// reported as changed.
+    /// Returns whether the slot was changed since the disk was created (as a fork or empty), and a
+    /// number of slots from it on, at most `limit`, for which the answer is the same. An older hole
+    /// may be reported as changed.
     pub fn changed(&self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.changed_by(self, slot, limit)
     }
@@ -605,8 +606,8 @@ impl Disk {
     /// of `disk` that was never written to: returns what `disk` had changed when it was forked.
     pub fn changed_by(&self, disk: &Self, slot: Slot, limit: u64) -> Result<ChangedRun, Error> {
         self.check_slot(slot)?;
-        // The fork's layers are those of the disk, which keeps them in its lineage even after it
-        // became another's content.
+        // The fork's layers are those of the disk, which keeps them in its lineage even after
+        // `become_as`.
         let layers = disk.tree.layers();
         let (changed, slots) = self.tree.run_of(&self.core.storage, slot, limit.min(self.slots() - slot), &layers);
         Ok(ChangedRun { changed, slots })
@@ -633,8 +634,8 @@ impl Disk {
     }
 
     /// Checks whether the disk's own limit allows `new` to replace `old`.
-    fn fits(&self, old: Entry, new: Entry) -> Result<(), Error> {
     #[inline]
+    fn fits(&self, old: Entry, new: Entry) -> Result<(), Error> {
         if self.limit.lets_replace(&self.core, &self.tree, old, new) { Ok(()) } else { Err(Error::DiskFull) }
     }
 
@@ -662,8 +663,8 @@ impl Disk {
 
     /// Retries an attempt that failed for lack of room that others are about to free: dropped
     /// disks, a training and, if the slot has an object, writers that have just replaced theirs.
-    /// The caller must not hold a stream or an entry, nor may `attempt` once it has returned. If
-    /// all attempts fail, an empty leaf made for them is removed.
+    /// Neither the caller nor, after it has returned, `attempt` may hold a stream or an entry. If
+    /// all attempts fail, the empty leaf that they created is removed.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(error @ (Error::Full | Error::DiskFull)) => self.wait_for_room(slot, error, attempt),
@@ -681,7 +682,7 @@ impl Disk {
         let core = &self.core;
         let (mut done, mut more) = (Err(error), !self.clean);
         if error == Error::DiskFull {
-            // What shadows keep counts against the disk's own limit.
+            // Pages that shadows keep count against the disk's own limit.
             if self.clean || !core.without_shadows() {
                 return done;
             }
@@ -751,7 +752,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.clean {
-            // Nothing of it may remain: only the pages of clean disks that exist are counted apart.
+            // Nothing of it may remain: only pages of existing clean disks are counted separately.
             let _ = self.clear(0..self.slots(), self.slots());
             self.core.clean.remove(self.tree.layer());
         }

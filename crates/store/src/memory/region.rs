@@ -24,9 +24,8 @@ use crate::limit::machine;
 /// The front ends at a multiple of this: the largest page of any Linux.
 const STEP: usize = 64 << 10;
 
-/// The front grows in one step by an eighth, within these bounds, where enabled
-/// memory costs nothing before its use: each growth stops all page faults of the process for a
-/// moment.
+/// The bounds of a step by which the front grows, an eighth of it, if enabled memory costs nothing
+/// before its use. Each growth briefly stops all page faults of the process.
 const AHEAD: RangeInclusive<usize> = 1 << 20..=8 << 20;
 
 /// Reserved, zero-filled memory: private, or a part of a file in memory. Untouched pages cost nothing.
@@ -40,7 +39,7 @@ pub(crate) struct Region {
     enabled: AtomicUsize,
     /// Whether the system charges the process for what is enabled, used or not.
     is_charged: bool,
-    /// Where it is in a file in memory, if it is a part of one.
+    /// Its offset in its file, if it is in one.
     in_file: Option<u64>,
 }
 
@@ -56,8 +55,8 @@ impl Region {
         Self::reserve_charged(len_bytes, machine::is_charged_unused())
     }
 
-    #[cfg(not(loom))]
     /// Does the same for a part of `file`, or for private memory without one.
+    #[cfg(not(loom))]
     pub(crate) fn reserve_in(file: Option<&MemoryFile>, len_bytes: usize) -> io::Result<Self> {
         match file {
             None => Self::reserve(len_bytes),
