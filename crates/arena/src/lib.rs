@@ -25,7 +25,7 @@ const POPULATED_BYTES: usize = 64 << 10;
 /// The first bytes are in small pages, so that a little-used arena stays small. The huge pages
 /// follow.
 const SMALL_BYTES: usize = HUGE_BYTES / 4;
-/// The most lanes of an arena, and the extents per lane.
+/// The maximum number of lanes of an arena, and of extents per lane.
 const MAX_LANES: usize = 16;
 const EXTENTS: usize = 4;
 

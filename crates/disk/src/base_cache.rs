@@ -11,7 +11,7 @@
 //! asked    by the pool, which has no room for something else: units go in the order of the hand
 //! ```
 //!
-//! A kept page is a copy of bytes that never change, so it may go at any time.
+//! A kept page is a copy of bytes that never change, so it may be discarded at any time.
 
 use std::{
     ops::Range,
@@ -37,14 +37,14 @@ const LEAST_UNIT_BYTES: u64 = 32 << 10;
 /// pages, and the base's own cache avoids most of its further decodings.
 const MOST_UNIT_BYTES: u64 = 256 << 10;
 
-/// How many missed units one is kept of, if the cache is full.
+/// If the cache is full, one in this many missed units is kept.
 const SELDOM: u32 = 8;
 
 /// Below this fraction of the pool's limit nothing is kept any more, and below twice as much only
 /// units that are missed again.
 const RESERVE_PART: u64 = 16;
 
-/// Pages that are discarded when the pool asks for room.
+/// The number of pages discarded when the pool asks for room.
 const RECLAIM_PAGES: u64 = 256;
 
 /// The states of a unit: missed before; kept; read since the hand passed; being changed by a
@@ -150,7 +150,7 @@ impl Shared {
         while self.used_bytes(&mut bases) > self.limit_bytes.load(Relaxed) && bases.evict() > 0 {}
     }
 
-    /// Returns whether a unit of this length is to be kept, which was missed before or not.
+    /// Returns whether to keep a unit of this length, given whether it was missed before.
     fn admits(&self, unit_bytes: u64, again: bool) -> bool {
         let (left_bytes, reserve_bytes) = (self.pool.left_bytes(), self.pool.memory_limit() / RESERVE_PART);
         if left_bytes <= reserve_bytes + unit_bytes {
@@ -219,8 +219,8 @@ pub(crate) struct Filling<'a> {
 }
 
 impl KeptPages {
-    /// Fills the start of `buf` with the pages that are kept, from `offset` on up to the first that
-    /// is not. Returns how many bytes are filled.
+    /// Fills the start of `buf` from kept pages, from `offset` up to the first page that is not
+    /// kept. Returns how many bytes are filled.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buf.len() {
@@ -257,8 +257,8 @@ impl KeptPages {
         is_kept
     }
 
-    /// Returns how many of `len` bytes from `offset` on are to be read together: up to a unit that
-    /// is kept. The first byte is not kept.
+    /// Returns how many of `len` bytes from `offset` on to read together: those before the next
+    /// kept unit. The first byte is not in one.
     pub(crate) fn missing(&self, offset: u64, len: usize) -> usize {
         let end = offset + len as u64;
         let mut at = self.unit_end(offset);
@@ -326,7 +326,7 @@ impl KeptPages {
             state.fetch_and(!(KEPT | USED), AcqRel);
             let slots = self.slots(number - 1);
             let pages = slots.end - slots.start;
-            // Nothing is over a clean disk and nothing shares its pages, so this takes no memory.
+            // No disk is over a clean disk or shares its pages, so this takes no memory.
             let _ = self.disk.discard(slots);
             state.fetch_and(!BUSY, Release);
             return pages;

@@ -35,11 +35,10 @@ const LARGE_PAGES: usize = 8;
 const MISSES: u32 = 4;
 const SELDOM: u32 = 16;
 
-/// The most units to be kept that are read with one call, which holds their content.
+/// The maximum number of units to be kept that one call reads, which holds their content.
 const UNITS_TOGETHER: usize = 16;
 
-/// A base, the digests of its pages, and those of its pages that are kept. All disks over the base
-/// share it.
+/// A base, digests of its pages, and kept pages. All disks over the base share it.
 pub(crate) struct Below {
     device: Arc<dyn BlockDevice>,
     digests: Chunks<AtomicU16>,
@@ -130,7 +129,7 @@ impl Below {
         Ok(())
     }
 
-    /// Reads a range within the base: what is kept or at hand from there, and the rest from the
+    /// Reads a range within the base: first from kept pages and memory, then the rest from the
     /// base, unit by unit if units are to be kept.
     fn read_kept(&self, kept: &KeptPages, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let end = offset + buf.len() as u64;
@@ -170,7 +169,7 @@ impl Below {
         Ok(())
     }
 
-    /// Runs several reads; what they need in common is fetched once.
+    /// Runs several reads; data that they share is fetched once.
     pub(crate) fn read_together(&self, reads: &mut [Read<'_>]) {
         let size_bytes = self.device.size_bytes();
         let is_held =
@@ -194,7 +193,7 @@ impl Below {
         }
     }
 
-    /// As [`read_kept`](Self::read_kept) for several reads, of which those within one unit share it.
+    /// As [`read_kept`](Self::read_kept) for several reads; reads of one unit share it.
     fn read_kept_together(&self, kept: &KeptPages, reads: &mut [Read<'_>]) {
         let mut missing: Vec<Read<'_>> = Vec::with_capacity(reads.len());
         // The number and the range of the read that each of them is a part of.
@@ -294,7 +293,7 @@ impl Below {
         self.read(number * PAGE_BYTES, &mut below).is_ok() && below == *page
     }
 
-    /// As `equals`, without waiting for storage; `None` if that is not known.
+    /// As `equals`, without waiting for storage; `None` if the answer needs storage.
     fn try_equals(&self, number: u64, page: &Page) -> Option<bool> {
         let mut below = [0; PAGE_SIZE];
         match self.try_read(number * PAGE_BYTES, &mut below) {
@@ -335,7 +334,7 @@ impl Comparing<'_> {
         is_equal
     }
 
-    /// As `is_equal`, without waiting for storage; `None` if that is not known.
+    /// As `is_equal`, without waiting for storage; `None` if the answer needs storage.
     pub(crate) fn try_is_equal(&mut self, number: u64, page: &Page) -> Option<bool> {
         let is_equal = if self.may_equal(number, page) { self.below.try_equals(number, page)? } else { false };
         self.found |= is_equal;

@@ -51,7 +51,7 @@ pub struct Extent {
     pub zero: bool,
 }
 
-/// A range of a device of which all or nothing was changed.
+/// A range of a device that was changed as a whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Length in bytes, never 0.
@@ -61,7 +61,7 @@ pub struct Change {
 }
 
 impl Error {
-    /// Returns the number by which Linux calls the error: what transports and bindings report.
+    /// Returns Linux's number of the error, which transports and bindings report.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::NoSpace => Errno::NOSPC,
@@ -159,8 +159,7 @@ pub trait BlockDevice: Send + Sync {
         }
     }
 
-    /// Returns the length of the aligned ranges within which reads have something in common, a power
-    /// of two.
+    /// Returns the length of the aligned ranges, a power of two, within which reads share data.
     fn read_unit_bytes(&self) -> u64 {
         4096
     }
@@ -215,12 +214,11 @@ pub trait BlockDevice: Send + Sync {
     }
 
     /// Passes the range's extents to `each` in order; they cover the range exactly. Adjacent
-    /// extents may have the same status, so that the device looks at little more than it reports.
+    /// extents may have the same status, so that the device examines little more than it reports.
     /// `each` returns false to stop.
     fn extents(&self, offset: u64, len_bytes: u64, each: &mut dyn FnMut(Extent) -> bool) -> Result<(), Error>;
 
-    /// Returns whether [`changes`](Self::changes) reports more than that everything may have
-    /// changed.
+    /// Returns whether [`changes`](Self::changes) distinguishes changed ranges from others.
     fn knows_changes(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! RAM disks as a stream of bytes, from which another process makes the same disks.
+//! RAM disks as a stream of bytes, from which another process restores them.
 //!
 //! The stream is that of their pool ([`Pool::export`]). Each disk's note says:
 //!
@@ -33,8 +33,8 @@ const BEGAN_EMPTY: u32 = 1;
 /// The flag of a snapshot, whose disk may be gone.
 const SNAPSHOT: u32 = 2;
 
-/// Writes RAM disks of `pool`, and what they hold in it, to `out`. No other thread may change them
-/// during the call. What is below disks is not written; the reader gets it in another way.
+/// Writes RAM disks of `pool`, with their content, to `out`. No other thread may change them during
+/// the call. Bases below disks are not written; the reader gets them in another way.
 ///
 /// # Errors
 /// See [`ExportError`]. The disks are unchanged.
@@ -42,8 +42,8 @@ pub fn export_disks(pool: &Pool, disks: &[&RamDisk], out: &mut dyn Write) -> Res
     with_notes(disks, |exported| pool.export(exported, out))
 }
 
-/// Writes what RAM disks of a pool hold now, while they are in use ([`Precopy::round`]). Returns the
-/// number of bytes written.
+/// Writes the present content of RAM disks of a pool, while they are in use ([`Precopy::round`]).
+/// Returns the number of bytes written.
 ///
 /// # Errors
 /// See [`ExportError`].
@@ -60,14 +60,15 @@ pub fn finish_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wri
     with_notes(disks, |exported| precopy.finish(exported, out))
 }
 
-/// Describes RAM disks of a pool that is [kept in a file](PoolConfig::kept_in), so that another process finds
-/// them there with [`Salvage`](pagefold_store::Salvage) if this one is killed. What that writes is read by
-/// [`ImportedDisks::read`]. Returns `None` if the pool is in private memory.
+/// Describes RAM disks of a pool that is [kept in a file](PoolConfig::kept_in), so that another
+/// process finds them there with [`Salvage`](pagefold_store::Salvage) if this one is killed.
+/// [`ImportedDisks::read`] reads the stream that it writes. Returns `None` if the pool is in
+/// private memory.
 pub fn kept_disks(disks: &[&RamDisk]) -> Option<Vec<KeptDisk>> {
     let parts: Vec<Kept<'_>> = disks.iter().map(|disk| disk.kept_at_least()).collect();
     let all = parts.iter().zip(notes(disks, &parts)).map(|(part, note)| {
         let mut kept = KeptDisk::of(part.disk, note)?;
-        // Another thread may resize the disk: both sizes are of the same instant.
+        // Another thread may resize the disk, so both sizes are read at the same instant.
         kept.slots = slots_of(part.size_bytes).ok()?;
         Some(kept)
     });
@@ -150,8 +151,9 @@ impl fmt::Debug for Waiting {
 }
 
 impl ImportedDisks {
-    /// Reads what [`export_disks`] or [`finish_disks`] wrote, and makes a pool of it. `input` is untrusted.
-    /// Calls `made` with the pool before any of its content is read, and fails if it does.
+    /// Reads what [`export_disks`] or [`finish_disks`] wrote, and makes a pool of it. `input` is
+    /// untrusted. Calls `made` with the pool before any of its content is read, and fails if that
+    /// fails.
     ///
     /// # Errors
     /// See [`ImportError`].
@@ -190,9 +192,9 @@ impl ImportedDisks {
         self.disks.get(number).map_or(Ok(()), |waiting| waiting.disk.cut())
     }
 
-    /// Makes the disks, in the order in which they were exported. `base` returns what is below the
-    /// disk of that number and all later ones over the same base: it is called once for each base.
-    /// Its pages are kept in `cache`, the pool's, as [`RamDisk::over_cached`] does.
+    /// Makes the disks, in the order in which they were exported. `base` is called once for each
+    /// base, and returns what is below the disk of that number and all later disks over the same
+    /// base. Its pages are kept in `cache`, the pool's, as [`RamDisk::over_cached`] does.
     ///
     /// # Errors
     /// Those of `base`.

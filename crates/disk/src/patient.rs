@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{BlockDevice, Change, Error, Extent, Read, Waits, Zeroes};
 
-/// A device that shows transports where to wait for room. It wakes waiting requests when a part of
-/// it is discarded, and when it is dropped. Other code that makes room must call
+/// A device whose changes can wait for room. It wakes waiting requests when a part of it is
+/// discarded, and when it is dropped. Other code that makes room must call
 /// [`Room::signal`](crate::Room::signal).
 #[derive(Debug)]
 pub struct Patient<D> {

@@ -25,7 +25,7 @@ const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 const SECTOR_BYTES: u64 = 512;
 
 /// Slots in the first step of reporting changes; each further step has twice as many. So at most
-/// twice as much is looked at as is reported.
+/// twice as much is examined as is reported.
 const FIRST_CHANGE_SLOTS: u64 = 64;
 
 /// Why a disk cannot be created, or cannot have a size.
@@ -42,15 +42,15 @@ pub enum NewDiskError {
 
 /// A disk of `size_bytes` in a pool. Slot `n` holds the bytes from `4096 × n` on; the last slot may
 /// extend beyond the disk's end, and the rest of its page is zeros. A slot that holds nothing reads
-/// as the base does there, if there is one, and as zeros beyond the base's end.
+/// as the base or, without one or beyond its end, as zeros.
 pub struct RamDisk {
     disk: Disk,
     below: Option<Arc<Below>>,
-    /// Whether a slot that holds nothing is as it was when the disk was created.
+    /// Whether a slot that holds nothing is unchanged since the disk was created.
     began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
-    /// The largest size that it has during a change; else 0.
+    /// The largest size that the disk has during a change of its size; otherwise 0.
     coming_bytes: AtomicU64,
     /// Held by the thread that changes the size.
     resizing: Mutex<()>,
@@ -58,7 +58,7 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// The state of a RAM disk in addition to its store's disk, for other processes.
+/// The state of a RAM disk besides its store's disk, for other processes.
 pub(crate) struct Kept<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) below: Option<&'a Arc<Below>>,
@@ -129,9 +129,9 @@ impl RamDisk {
     }
 
     /// Creates a disk in `pool` with the content and size of `base`, which must not change while
-    /// the disk or any fork of it exists. The digests of the base's pages, up to two bytes per
-    /// page, are shared by this disk and its forks: so one unmodified disk and forks of it serve a
-    /// base better than several such disks.
+    /// the disk or any fork of it exists. This disk and its forks share the digests of the base's
+    /// pages, up to two bytes per page. So forks of one unmodified disk are better than several
+    /// disks over the same base.
     ///
     /// # Errors
     /// See [`NewDiskError`].
@@ -210,14 +210,15 @@ impl RamDisk {
         }
     }
 
-    /// Returns what the disk consists of, with the largest size that it has during a change.
+    /// Returns the disk's state, with the largest size that it has during a change.
     pub(crate) fn kept_at_least(&self) -> Kept<'_> {
         let kept = self.kept();
         Kept { size_bytes: kept.size_bytes.max(self.coming_bytes.load(Acquire)), ..kept }
     }
 
-    /// Calls `change`, which may give the disk this size. During that, [`kept_disks`](crate::kept_disks) has
-    /// the larger one of both, beyond which nothing is stored. No other thread calls this simultaneously.
+    /// Calls `change`, which may give the disk this size. In the meantime,
+    /// [`kept_disks`](crate::kept_disks) reports the larger of both sizes, beyond which nothing is
+    /// stored. No other thread calls this simultaneously.
     pub fn may_become<T>(&self, size_bytes: u64, change: impl FnOnce() -> T) -> T {
         self.coming_bytes.store(size_bytes.max(self.size_bytes()), Release);
         let changed = change();
@@ -225,7 +226,7 @@ impl RamDisk {
         changed
     }
 
-    /// Creates a disk from a store's disk that has content. A snapshot says of which disk it is one.
+    /// Creates a disk from a store's disk that has content. For a snapshot, its disk is given.
     pub(crate) fn restored(
         disk: Disk,
         below: Option<Arc<Below>>,
@@ -252,8 +253,7 @@ impl RamDisk {
         self.disk.set_limit(limit_bytes);
     }
 
-    /// Changes the disk's size. What is beyond a smaller size is lost; what a larger size adds
-    /// reads as zeros.
+    /// Changes the disk's size. Content beyond a smaller size is lost; added space reads as zeros.
     ///
     /// # Errors
     /// The size is invalid, or there is no memory to cut the last page or to record what is
@@ -407,7 +407,7 @@ impl RamDisk {
     /// the content of the part is then unspecified.
     fn read_part(&self, part: &SlotPart, target: &mut [u8]) -> Result<bool, Error> {
         if let Ok(page) = <&mut [u8; PAGE_SIZE]>::try_from(&mut *target) {
-            // What is below fills the page if the slot holds nothing, and without a base that is zeros.
+            // If the slot holds nothing, the base fills the page or, without one, zeros.
             let is_over = self.below.is_some();
             return Ok(if is_over { self.disk.read_held(part.slot, page) } else { self.disk.read(part.slot, page) }?);
         }
@@ -486,7 +486,8 @@ impl RamDisk {
         self.clear_part((last * PAGE_BYTES).max(offset)..end)
     }
 
-    /// Returns whether clearing a range may need a page of the base, of which a part stays.
+    /// Returns whether clearing a range may keep a part of a page of the base, which must then be
+    /// read.
     fn clears_with_base(&self, offset: u64, len_bytes: u64) -> bool {
         let end = offset + len_bytes;
         let is_whole =

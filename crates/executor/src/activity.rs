@@ -1,4 +1,4 @@
-//! What clients ask of exports, counted: requests, their bytes, errors and times.
+//! Counts the requests of clients to exports, and their bytes, errors and times.
 //!
 //! ```text
 //! client of an export ── Activity: its own counters, which no other client changes
@@ -6,9 +6,9 @@
 //! all exports ── Latencies: one histogram for each operation, and what removed exports have done
 //! ```
 //!
-//! A request costs two atomic additions to cache lines that its client alone uses. The clock is read
-//! for one request in [`SAMPLED`]. Sums never become smaller: what a client has done is added to its
-//! export's sum when nothing can change it any more.
+//! A request costs two atomic additions to cache lines that only its client uses. The clock is read
+//! for one request in [`SAMPLED`]. Sums never become smaller: a client's counts are added to its
+//! export's sum once they can no longer change.
 
 use std::{
     array,
@@ -112,7 +112,7 @@ struct Counters {
     timed_ns: AtomicU64,
 }
 
-/// What one client does. Any number of threads may count for it.
+/// Counts of one client's requests, which any number of threads may add to.
 #[derive(Debug)]
 #[repr(align(64))] // a cache line is not shared with another client
 pub struct Activity {
@@ -134,13 +134,13 @@ impl Activity {
         Started { operation, len_bytes, at }
     }
 
-    /// To be called for a request that was begun before, and of which the transport kept nothing. Its
-    /// time is not measured.
+    /// To be called for a request that has begun already and whose start the transport has not
+    /// recorded. Its time is not measured.
     pub fn again(operation: Operation, len_bytes: u64) -> Started {
         Started { operation, len_bytes, at: None }
     }
 
-    /// To be called once its reply is there, also if it has failed.
+    /// To be called once its reply exists, even if it has failed.
     #[inline]
     pub fn end(&self, started: Started, is_ok: bool) {
         let Started { operation, len_bytes, at } = started;
@@ -186,7 +186,7 @@ impl Activity {
     }
 }
 
-/// The activities of clients, and what those that are gone have done.
+/// The activities of present clients, and the sums of those that are gone.
 #[derive(Debug, Default)]
 pub(crate) struct Activities {
     /// Each client has a reference to its own as long as it can change it.
@@ -241,7 +241,7 @@ const LEAST_EXPONENT: u32 = 10;
 const EXPONENTS: u32 = 25;
 const BUCKETS: usize = (EXPONENTS * PARTS) as usize + 2;
 
-/// How long requests took that were measured: a histogram for each operation.
+/// The times of measured requests: a histogram for each operation.
 #[derive(Debug)]
 pub struct Latencies([Histogram; Operation::ALL.len()]);
 
@@ -291,8 +291,8 @@ impl Histogram {
 /// A histogram at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Upper bounds, which are not in their buckets, in ascending order, and the number of times below
-    /// each. The last one has no bound.
+    /// Upper bounds (exclusive) in ascending order, and the number of times below each. The last
+    /// bucket has no bound.
     pub buckets: Vec<(Option<Duration>, u64)>,
     /// The sum of all times.
     pub sum: Duration,
@@ -315,7 +315,7 @@ fn end_of(number: usize) -> Option<Duration> {
     Some(Duration::from_nanos(start_ns + start_ns / u64::from(PARTS) * u64::from(part)))
 }
 
-/// What exports that were removed have done.
+/// The sums of removed exports.
 #[derive(Debug, Default)]
 pub(crate) struct Removed(Mutex<Activities>);
 
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_counted_and_some_of_it_is_timed() {
+    fn requests_are_counted_and_sampled_ones_timed() {
         let latencies = Arc::new(Latencies::default());
         let mut activities = Activities::default();
         let activity = activities.begin(Some(Arc::clone(&latencies)));
@@ -374,7 +374,7 @@ mod tests {
         assert!(activities.current.is_empty());
     }
 
-    /// A sum that became smaller would look like a server that has started again.
+    /// A sum that became smaller would look like a restart of the server.
     #[test]
     fn sums_never_become_smaller_while_clients_come_and_go() {
         let activities = Mutex::new(Activities::default());

@@ -1,4 +1,4 @@
-//! What waits for room without a thread of its own.
+//! Requests that wait for room without a thread.
 //!
 //! One thread for each [`Room`](pagefold_disk::Room) retries what all clients have set aside when
 //! there may be room.
@@ -11,7 +11,7 @@
 //!     sleep until there is a signal
 //! ```
 //!
-//! That thread waits for no device and no peer, so no client keeps another from its room.
+//! That thread waits for no device and no peer, so no client can delay another one.
 
 use std::{
     collections::VecDeque,
@@ -48,21 +48,21 @@ pub(crate) trait Aside: Send {
     fn retry(self: Box<Self>, seen: u64) -> Retried;
 }
 
-/// What came of a retry.
+/// The result of a retry.
 pub(crate) enum Retried {
     /// It is done, or a thread of the executor has it.
     Gone,
     NoRoom(Box<dyn Aside>),
-    /// No thread of the executor is free for what may take long.
+    /// No thread of the executor is free for a change that may take long.
     NoThread(Box<dyn Aside>),
 }
 
-/// What all clients have set aside.
+/// The changes that all clients have set aside.
 #[derive(Default)]
 pub(crate) struct SetAside(Mutex<Vec<Queue>>);
 
-/// What waits for the same room, and its thread has not seen yet. The thread ends, and removes this,
-/// when nothing is left.
+/// Requests that wait for the same room and that its thread has not seen yet. When nothing is left,
+/// the thread removes this and ends.
 struct Queue {
     /// Of any device with this room.
     waits: Arc<Waits>,
@@ -104,8 +104,8 @@ impl SetAside {
         Ok(())
     }
 
-    /// Moves what is new to what the room's thread holds. Returns `false` if there is nothing at all;
-    /// the thread must then end.
+    /// Moves new requests to those that the room's thread holds. Returns `false` if there are none
+    /// at all; the thread must then end.
     fn gather(&self, waits: &Waits, held: &mut VecDeque<Box<dyn Aside>>) -> bool {
         let mut queues = self.lock();
         let Some(at) = queues.iter().position(|queue| queue.waits.shares_room(waits)) else { return false };
@@ -156,7 +156,7 @@ impl SetAside {
         }
     }
 
-    /// Makes all threads look whether clients have ended.
+    /// Makes all threads check whether clients have ended.
     pub(crate) fn wake(&self) {
         let rooms: Vec<_> = self.lock().iter().map(|queue| Arc::clone(&queue.waits)).collect();
         rooms.iter().for_each(|waits| waits.signal());

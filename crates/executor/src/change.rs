@@ -43,8 +43,8 @@ enum Operation {
     WriteZeroes(Zeroes),
 }
 
-/// A change of a range of a device. On a device whose changes wait for room, a retry does not repeat
-/// pages that are already changed: another request may have changed them since.
+/// A change of a range of a device. On a device whose changes wait for room, a retry skips pages
+/// that it has already changed, because another request may have changed them since.
 #[derive(Debug)]
 pub struct Change<B> {
     operation: Operation,

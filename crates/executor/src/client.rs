@@ -1,4 +1,4 @@
-//! Clients of exports: what one has in progress, and what it holds.
+//! Clients of exports: their requests in progress, and the resources that they hold.
 
 use std::{
     fmt,
@@ -36,7 +36,7 @@ pub enum OpenError {
     Memory,
 }
 
-/// What one client may use.
+/// The maximum that one client may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Threads of the executor.
@@ -45,7 +45,7 @@ pub struct ClientLimits {
     pub memory_bytes: usize,
 }
 
-/// A client's minimum of memory and its place, released with it.
+/// A client's minimum memory and its place, released with it.
 type Kept = Box<dyn Send + Sync>;
 
 /// One client of an export: a connection, an open file, a queue. The export is in use while it
@@ -167,7 +167,7 @@ impl Client {
         Some(InProgress(Arc::clone(self)))
     }
 
-    /// Lets a thread that is free call `work`. See [`Thread::run`].
+    /// Lets a free thread call `work`. See [`Thread::run`].
     ///
     /// # Errors
     /// There is none; returns `work`.
@@ -181,7 +181,7 @@ impl Client {
         }
     }
 
-    /// Ends the client: its changes wait no longer for room.
+    /// Ends the client: its changes no longer wait for room.
     pub fn end(&self) {
         self.ended.store(true, Release);
         if self.aside.load(SeqCst) > 0 {
@@ -227,12 +227,12 @@ impl Thread {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }
 
-    /// Lets the thread run the task that `make` makes. The task keeps the count.
+    /// Lets the thread run the task that `make` returns. The task keeps the count.
     pub fn run_task(self, make: impl FnOnce(InProgress) -> Box<dyn Task>) {
         self.reserved.run(make(self.in_progress));
     }
 
-    /// Lets the thread, and others for which a CPU is spare, help with the batch that `make` makes. The
+    /// Lets the thread, and others with a spare CPU, help with the batch that `make` returns. The
     /// batch keeps the count of its first helper; others have their own.
     pub fn share<B: Batch + 'static>(self, make: impl FnOnce(InProgress) -> Arc<B>) -> Arc<B> {
         let batch = make(self.in_progress);

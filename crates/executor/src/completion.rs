@@ -32,8 +32,8 @@ impl Failed {
     }
 }
 
-/// Who made a change, and what is done when it has ended: a transport replies. It is dropped without
-/// a result if the device panics.
+/// The owner of a change, to call when the change has ended: a transport replies. It is dropped
+/// without a result if the device panics.
 pub trait Completion: Send + 'static {
     /// Returns the client that made the change.
     fn client(&self) -> &Arc<Client>;
@@ -47,8 +47,7 @@ pub trait Completion: Send + 'static {
     fn done(&mut self, result: Result<(), Failed>);
 }
 
-/// A completion that was called. It may be what keeps a transport from ending, so a thread drops it
-/// last.
+/// A completion that was called. It may keep a transport from ending, so a thread drops it last.
 #[allow(dead_code, reason = "what it holds is only dropped")]
 pub(crate) enum Called<C> {
     Own(C),

@@ -5,8 +5,8 @@
 //! - A [`Task`] may wait for storage, or is a large piece of work. A thread that is free runs it; if
 //!   all are busy, and no more may be started, the transport's thread runs it itself.
 //! - A [`Batch`] is many small parts. The transport's thread takes part after part, and so do
-//!   threads for which a CPU would otherwise be idle. If none of them comes in time, the transport's
-//!   thread has lost no more than waking one.
+//!   threads for which a CPU would otherwise be idle. If none of them comes in time, the
+//!   transport's thread has lost only the time to wake one.
 //!
 //! ```text
 //! spare CPUs = CPUs - 2 × transports' threads that work - threads that help
@@ -44,8 +44,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// The same while a connection waits for memory to work.
 const IDLE_IF_SHORT: Duration = Duration::from_millis(1);
 
-/// A thread that has helped looks for more work for this time before it sleeps, if half of the CPUs
-/// are spare: waking it takes as long.
+/// If half of the CPUs are spare, a thread that has helped looks for more work for this time before
+/// it sleeps. Waking it takes as long.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// CPUs below which threads never spin.
@@ -79,7 +79,7 @@ struct Shared {
     cpus: usize,
     /// Transports' threads that work on requests.
     working: AtomicUsize,
-    /// Threads that use a spare CPU, or are on their way.
+    /// Threads that use a spare CPU, or are about to.
     helping: AtomicUsize,
     /// Length of the queue, for threads that spin.
     queued: AtomicUsize,
@@ -89,8 +89,8 @@ struct Shared {
     wake: Condvar,
 }
 
-/// `queue.len() + reserved ≤ free ≤ threads`, except that a thread that has just been started may
-/// take work before it is counted as free: `free` is then too small by one for a moment.
+/// `queue.len() + reserved ≤ free ≤ threads`, except that a new thread may take work before it is
+/// counted as free; `free` is then briefly too small by one.
 #[derive(Default)]
 struct State {
     queue: VecDeque<Entry>,
@@ -191,8 +191,8 @@ impl Executor {
         self.shared.has_spare_cpu()
     }
 
-    /// Returns whether each thread that works has a CPU, and each client on this machine another, so that
-    /// a transport's thread may use its own while it waits for a request.
+    /// Returns whether there is a CPU for each working thread and another one for its client on
+    /// this machine, so that a transport's thread may use its CPU while it waits for a request.
     pub fn may_poll(&self) -> bool {
         let Shared { cpus, working, helping, .. } = &*self.shared;
         2 * working.load(Relaxed) + helping.load(Relaxed) <= *cpus

@@ -38,7 +38,7 @@ struct ExportState {
     quota: Quota,
 }
 
-/// What an export that was removed leaves.
+/// The remains of a removed export.
 pub(crate) struct Left {
     device: Option<Arc<dyn BlockDevice>>,
     accesses: Vec<Weak<Access>>,
@@ -159,8 +159,8 @@ impl Export {
         self.read_only
     }
 
-    /// Returns whether its content never changes, as that of a base or a snapshot. That of another
-    /// export that refuses every change may be replaced by its server.
+    /// Returns whether its content never changes, like a base's or a snapshot's. Another read-only
+    /// export's content may be replaced by its server.
     pub fn never_changes(&self) -> bool {
         lock(&self.state).device.as_ref().is_some_and(|device| device.read_only())
     }
@@ -231,8 +231,8 @@ impl Export {
         Some(access)
     }
 
-    /// Gives a connection that another server has accepted access to the device, unless the export has
-    /// been removed. It counts as one of the export's, however many there are.
+    /// Gives a connection that another server has accepted access to the device, unless the export
+    /// has been removed. It counts as one of the export's connections, even above their maximum.
     pub fn reopen(&self) -> Option<Arc<Access>> {
         let access = self.open()?;
         access.is_seated.store(true, Ordering::Relaxed);

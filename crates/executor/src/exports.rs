@@ -41,7 +41,7 @@ pub enum ExportError {
 #[derive(Clone, Debug, Default)]
 pub struct Exports {
     table: Arc<RwLock<ExportTable>>,
-    /// If set, the set is this export alone, whatever its name, and the table is empty.
+    /// If present, the set consists of this export alone, under any name, and the table is empty.
     only: Option<Arc<Export>>,
 }
 
@@ -153,7 +153,7 @@ impl Exports {
         if !export.hidden {
             table.watchers.notify(&Event::Removed { number, name, export: Arc::clone(&export) });
         }
-        // While the table is locked, so that what was done is always counted once.
+        // While the table is locked, so that the client's requests are always counted once.
         let (left, activities) = export.leave();
         table.removed.lock().add(activities);
         drop(table);

@@ -3,7 +3,7 @@
 //!
 //! A transport decodes requests and encodes replies. A request that needs no waiting runs on the
 //! transport's own thread, with [`BlockDevice::try_read`](pagefold_disk::BlockDevice::try_read) and
-//! its like. What is left is a [`Task`]; many small requests that arrive together are a [`Batch`].
+//! its like. The rest is a [`Task`]; many small requests that arrive together are a [`Batch`].
 //!
 //! Each connection, open file or queue is a [`Client`] of an [`Export`], and counts as such. A
 //! [`Change`] that finds no room waits without a thread if its device says so; when it is done, its

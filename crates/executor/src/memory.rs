@@ -27,7 +27,7 @@ pub const IDLE_BYTES: u64 = 4 << 10;
 /// part of its thread's stack that is touched.
 pub const WORK_BYTES: u64 = 32 << 10;
 
-/// What memory is for.
+/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Claim {
@@ -108,7 +108,8 @@ impl Memory {
         self.take(Claim::Connection, IDLE_BYTES)
     }
 
-    /// Reserves more for a connection as long as it exists, for what a plain one does not have.
+    /// Reserves additional memory for a connection as long as it exists, beyond that of a plain
+    /// one.
     pub fn take_more_idle(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
         self.take(Claim::Connection, bytes)
     }
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_but_too_small_makes_room() {
+    fn kept_buffers_that_are_too_small_are_released() {
         let memory = Memory::new(2 * PIECE as u64, None);
         let share = Share::new(Arc::clone(&memory), usize::MAX);
         drop(share.lend(PIECE));

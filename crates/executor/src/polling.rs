@@ -11,8 +11,8 @@ const LEAST: Duration = Duration::from_micros(4);
 const MOST: Duration = Duration::from_micros(50);
 /// If looking took longer than this, other threads have used the CPU.
 const CROWDED: Duration = Duration::from_micros(200);
-/// Sleeps after which a thread may look again when others have used its CPU, at first, and at most: twice
-/// as many each time, unless it has looked often in between.
+/// When others have used its CPU, the number of sleeps after which a thread may look again: the
+/// first and the maximum. It doubles each time, unless the thread has looked often in between.
 const LEAST_PAUSE: u32 = 64;
 const MOST_PAUSE: u32 = 1 << 16;
 const OFTEN: u32 = 4096;
@@ -49,8 +49,8 @@ impl Polling {
         }
     }
 
-    /// Takes how long looking lasted. A thread that sleeps gets a CPU sooner than one that leaves its own
-    /// to others.
+    /// Records how long looking lasted. A thread that sleeps gets a CPU sooner than one that yields
+    /// its own.
     pub fn looked(&mut self, time: Duration) {
         if time < CROWDED {
             self.looks = self.looks.saturating_add(1);

@@ -486,7 +486,8 @@ mod tests {
         }
     }
 
-    /// A kernel that ends a device may still have much to write, which must not wait one by one.
+    /// A kernel that ends a device may still have much to write, and these writes must not wait one
+    /// by one.
     #[test]
     fn a_client_that_has_ended_waits_for_no_room() {
         let world = World::new(1, 4, u64::MAX);
@@ -517,7 +518,7 @@ mod tests {
         world.ends();
     }
 
-    /// Changes that cannot be set aside block threads of their own client only.
+    /// Changes that cannot be set aside block only threads of their own client.
     #[test]
     fn a_client_sets_a_bounded_number_aside() {
         let world = World::new(1, 4, u64::MAX);

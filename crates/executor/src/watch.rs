@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_sees_what_is_there_and_what_comes_and_goes() {
+    fn a_watch_reports_existing_added_and_removed_exports() {
         let exports = Exports::new();
         exports.add(export("a")).expect("a name");
         exports.add(export("secret").private()).expect("a name");
@@ -203,7 +203,7 @@ mod tests {
         assert!(export.open().is_none());
     }
 
-    /// While the watcher takes none, no more is kept than what there is.
+    /// While the watcher takes no events, the queue does not exceed the number of exports.
     #[test]
     fn exports_that_come_and_go_unseen_are_forgotten() {
         let exports = Exports::new();
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(seen.recv(), Ok(Some(0)));
         stopper.stop();
         assert!(waits.join().expect("no panic"));
-        // No thread waits for a watch that is gone.
+        // No thread waits for a dropped watch.
         exports.add(export("b")).expect("a name");
     }
 }

@@ -8,7 +8,7 @@ use pagefold_executor::{Client, Completion, Failed, Operation, Started};
 
 use crate::open::{OpenFile, OpenFiles};
 
-/// A reply that says only whether the request succeeded, and what is known in advance.
+/// A reply that says only whether the request succeeded, with values that are known in advance.
 pub(crate) enum Reply {
     Empty(ReplyEmpty),
     /// The bytes of a write.

@@ -33,7 +33,7 @@ const NOT_KEPT: Duration = Duration::ZERO;
 /// How long it may keep the attributes of the directory, which never change.
 const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The maximum number of background requests (readahead, asynchronous direct I/O) in flight, of all
-/// files together. A base that hangs then rarely uses up all.
+/// files together. A base that hangs rarely uses up all of them.
 const MAX_BACKGROUND: u16 = 1024;
 /// A longer change runs in a thread of the executor. No write is as long.
 const INLINE_BYTES: u64 = 4 << 20;
@@ -67,8 +67,8 @@ impl ExportFilesystem {
     }
 }
 
-/// Writes the part of `data` that is within the device. As with a file that may not grow, nothing can
-/// be written from its end on (EFBIG).
+/// Writes the part of `data` that is within the device. As with a file that may not grow, nothing
+/// can be written at or past its end (EFBIG).
 fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: ReplyWrite) {
     let len = match file.device() {
         Ok(device) => within(&device, offset, data.len()),
@@ -90,7 +90,8 @@ fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: Rep
     }
 }
 
-/// Runs a change: a short one on this thread until it would wait for storage, all else on the executor.
+/// Runs a change: a short one on this thread until it would wait for storage, any other on the
+/// executor.
 fn run(file: &Arc<OpenFile>, mut change: Change<&[u8]>, mut answer: Answer) {
     if change.left_bytes() <= INLINE_BYTES
         && let Attempt::Done(result) = change.attempt(file.client.device().as_deref(), Storage::DoNotWait)
@@ -188,7 +189,7 @@ impl Filesystem for ExportFilesystem {
         });
     }
 
-    /// Accepts the size that a file has; everything else cannot be changed here.
+    /// Accepts the size that a file has already; nothing can be changed here.
     fn setattr(
         &self,
         _: &Request,

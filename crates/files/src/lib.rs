@@ -1,12 +1,12 @@
 //! Exports as files in a directory, through FUSE.
 //!
-//! [`Files::mount`] shows each export that is not private as a regular file. The directory is
-//! always as the exports are: the kernel keeps neither names nor sizes.
+//! [`Files::mount`] shows each export that is not private as a regular file. The directory always
+//! reflects the exports: the kernel keeps neither names nor sizes.
 //!
-//! - Files of exports that never change, as bases, are in the kernel's page cache, which stays between
-//!   two opens and is shared by all who read or map them.
+//! - Files of exports that never change, as bases, are in the kernel's page cache, which is kept
+//!   between two opens and shared by all programs that read or map them.
 //! - Files of other exports bypass the page cache, so that they agree with other transports. Shared
-//!   maps of them work, but see changes that were made elsewhere only when they are mapped again.
+//!   maps of them work, but show changes that were made elsewhere only after they are mapped again.
 //! - An open file is a client of its export.
 #![forbid(unsafe_code)]
 

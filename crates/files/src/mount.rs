@@ -24,14 +24,14 @@ const MIN_THREADS: usize = 2;
 const MAX_THREADS: usize = 8;
 /// How long the end of a mount waits for programs that have files open.
 const GRACE: Duration = Duration::from_secs(1);
-/// Interval between two looks.
+/// Interval between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// How exports are shown as files. To set options, change fields of [`Options::default`].
 #[non_exhaustive]
 pub struct Options {
-    /// The users who may read and write the files. Others than this process's user may use them only if it
-    /// permits something to a group or to all; that needs root, or `user_allow_other` in
+    /// The users who may read and write the files. If the mode permits something to a group or to
+    /// all, other users than this process's may use them; that needs root, or `user_allow_other` in
     /// `/etc/fuse.conf`. The default is 0600.
     pub mode: u32,
     /// The files' group; by default, that of the process.
@@ -63,9 +63,9 @@ impl fmt::Debug for Files {
 
 impl Files {
     /// Mounts `exports` on the directory `at`, which is created if it does not exist, and must be
-    /// empty. What a killed server left mounted there is unmounted. Requests are served, with the
-    /// executor's threads and memory, until the result is dropped; `ended` is called if that ends
-    /// earlier, with an error or because a user unmounted the directory.
+    /// empty. A mount that a killed server left there is unmounted. Requests are served, with the
+    /// executor's threads and memory, until the result is dropped; `ended` is called if the mount
+    /// ends earlier, with an error or because a user unmounted the directory.
     ///
     /// # Errors
     /// The directory cannot be mounted on, `/dev/fuse` or `fusermount3` is missing, or memory is too
@@ -155,8 +155,8 @@ impl Drop for Files {
     }
 }
 
-/// What the threads that receive requests take: each a buffer for the longest write and one for the
-/// longest read, and one more for reads that find no memory.
+/// The memory of the threads that receive requests: each has a buffer for the longest write and one
+/// for the longest read. One more is for reads that find no memory.
 struct Reserve {
     threads: usize,
     request_bytes: usize,

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_no_file_names_are_escaped() {
+    fn invalid_file_names_are_escaped() {
         let cases = [
             ("job-1", "job-1"),
             ("debian@before", "debian@before"),

@@ -31,10 +31,10 @@ pub(crate) struct OpenFile {
     queue: Mutex<Queue>,
 }
 
-/// Work of a file for which it has no thread yet. Threads that are done take it.
+/// Work of a file for which there is no thread yet. Threads that have finished take it.
 #[derive(Default)]
 struct Queue {
-    /// Threads that work for the file. If there are none, nothing waits.
+    /// Threads that work for the file. If there are none, no work waits.
     running: usize,
     waiting: VecDeque<Work>,
 }
@@ -78,9 +78,9 @@ impl OpenFile {
         self.hand_on(move |_| pacing.run());
     }
 
-    /// Lets a thread of the executor run `work`. If the file has as many as it may have, one of them
-    /// does when it is done. So a file whose storage hangs keeps none of the threads that receive
-    /// requests; only if the executor has no thread at all, this one does the work.
+    /// Lets a thread of the executor run `work`. If the file has its maximum of threads, one of
+    /// them runs it later. So a file whose storage hangs does not occupy the threads that receive
+    /// requests. Only if the executor has no thread at all, this one does the work.
     pub(crate) fn hand_on(self: &Arc<Self>, work: impl FnOnce(&mut Scratch) + Send + 'static) {
         let work: Work = Box::new(work);
         let mut queue = self.lock_queue();
@@ -241,7 +241,7 @@ mod tests {
         OpenFiles::new(executor).open(&export).expect("a client").1
     }
 
-    /// Work that panics ends the work that waits behind it, but not later work.
+    /// Work that panics ends the work queued behind it, but not later work.
     #[test]
     fn paced_work_goes_on_after_a_panic() {
         let file = file(4);

@@ -1,9 +1,9 @@
 //! Reads of files.
 //!
 //! A read is tried by the thread that received it, in one of as many buffers as there are such
-//! threads. What has to wait for storage continues in another buffer, so that a file whose storage hangs
-//! keeps no buffer from others. A long read of a device that may wait is not tried: handing it on takes
-//! a fraction of its time.
+//! threads. What has to wait for storage continues in another buffer, so that a file whose storage
+//! hangs keeps no buffer from others. A long read of a device that may wait is handed on without a
+//! try, which takes a fraction of its time.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use pagefold_executor::{Device, Lent, Operation, Scratch, Started};
 
 use crate::open::OpenFile;
 
-/// How often a read begins again because its device was resized.
+/// How often a read is restarted because its device was resized.
 const MOST_TRIES: usize = 8;
 /// The longest read that is tried if its device may wait.
 const MOST_TRIED_BYTES: usize = 64 << 10;
@@ -69,7 +69,7 @@ impl Buffers {
         if reading.len > MOST_TRIED_BYTES && reading.file.device().is_ok_and(|device| device.may_block()) {
             return reading.hand_on(&[]);
         }
-        // There is one for each thread that is here.
+        // There is one for each thread that gets here.
         let Some(mut buffer) = self.receiving().pop() else { return reading.end(Err(Errno::ENOMEM)) };
         let tried = reading.file.device().and_then(|device| {
             let tried = device.try_read(reading.offset, &mut buffer[..reading.len]);
@@ -109,7 +109,8 @@ impl Reading {
         }
     }
 
-    /// Lets a thread of the executor read what follows `start`; without memory to keep that, all.
+    /// Lets a thread of the executor read the rest after `start` or, without memory to keep
+    /// `start`, everything.
     fn hand_on(self, start: &[u8]) {
         let begun = if start.is_empty() { None } else { self.file.client.share().lend(self.len) };
         let begun = begun.map(|mut buffer| {

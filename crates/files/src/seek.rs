@@ -8,10 +8,10 @@ use pagefold_executor::{Device, Operation, Started};
 
 use crate::{open::OpenFile, read::errno};
 
-/// What is looked for in the thread that received the request, if storage cannot delay it.
+/// The range that the thread that received the request searches, if storage cannot delay it.
 const FIRST_BYTES: u64 = 4 << 20;
 
-/// Between two ranges of this length, a search notices that it should end.
+/// A search checks after each range of this length whether it should end.
 const STEP_BYTES: u64 = 1 << 30;
 
 /// A search for the next data, or for the next hole. The end of a file counts as a hole.
@@ -23,7 +23,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// Answers the request; a thread of the executor does what takes long.
+    /// Answers the request; a thread of the executor does a long search.
     pub(crate) fn run(mut self) {
         let started = self.file.client.access().activity.begin(Operation::Other, 0);
         match self.file.device().and_then(|device| self.first(&device)) {
@@ -36,7 +36,7 @@ impl Search {
         }
     }
 
-    /// Looks at a short range, if that needs no waiting.
+    /// Searches a short range, if that needs no waiting.
     fn first(&mut self, device: &Device) -> Result<Option<u64>, Errno> {
         let size = device.size_bytes();
         if self.from >= size {
@@ -47,7 +47,7 @@ impl Search {
 
     fn finish(mut self, started: Started) {
         let result = loop {
-            // Asked for each step: a search must not keep a device that was removed.
+            // Requested for each step: a search must not keep a removed device.
             let looked = self.file.device().and_then(|device| {
                 let size = device.size_bytes();
                 if self.from >= size {
@@ -64,7 +64,7 @@ impl Search {
         self.send(started, result);
     }
 
-    /// Looks at the range from the place that was reached to `end`, and moves on.
+    /// Searches from the present place to `end`, and moves the place there.
     fn look(&mut self, device: &Device, end: u64) -> Result<Option<u64>, Errno> {
         let (mut at, mut found, hole) = (self.from, None, self.hole);
         let looked = device.extents(self.from, end - self.from, &mut |extent| {

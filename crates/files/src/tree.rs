@@ -1,7 +1,7 @@
-//! The directory: names, numbers and attributes of files, as the exports are at this moment.
+//! The directory: names, numbers and attributes of files, derived from the present exports.
 //!
-//! A file's number follows from its export's, which no later export has. So the kernel never takes a
-//! file for another one that had the same name before.
+//! A file's number follows from its export's, which no later export has. So the kernel never
+//! mistakes a file for an earlier one of the same name.
 
 use std::{
     ffi::OsStr,
@@ -27,7 +27,7 @@ const POSITIONS: [u64; 3] = [1, 2, 3];
 const BATCH: usize = 64;
 /// Size of a sector, in which Linux counts a file's blocks.
 const SECTOR_BYTES: u64 = 512;
-/// What programs should read and write at a time.
+/// The number of bytes that programs should read and write at a time.
 const BLOCK_BYTES: u32 = 4096;
 
 /// The exports as a directory.
@@ -64,7 +64,7 @@ impl Tree {
 
     /// Returns the attributes of the directory.
     pub(crate) fn directory(&self) -> FileAttr {
-        // Those who may use files may also find them.
+        // Users who may use the files may also find them.
         let group = if self.mode & 0o060 == 0 { 0 } else { 0o050 };
         let others = if self.mode & 0o006 == 0 { 0 } else { 0o005 };
         let perm = 0o700 | group | others;
@@ -92,8 +92,8 @@ impl Tree {
         FileAttr {
             ino,
             size,
-            // One less than it could have. What is allocated is not known, and only for files that
-            // may have holes do programs look for them.
+            // One less than the size has. The allocated length is unknown, and programs look for
+            // holes only in files that seem to have some.
             blocks: (size / SECTOR_BYTES).saturating_sub(1),
             atime: self.made,
             mtime: self.made,

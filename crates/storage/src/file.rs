@@ -16,7 +16,7 @@ use rustix::{
 
 use crate::{ReadAt, Storage, Stretch};
 
-/// The most adjacent parts that are read with one call.
+/// The maximum number of adjacent parts that one call reads.
 const PARTS_AT_ONCE: usize = 64;
 
 /// A file or a block device. It stays open, so its path may lead to another file.
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_at_hand_is_read_and_the_rest_is_not_waited_for() {
+    fn cached_bytes_are_read_without_waiting_for_the_rest() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk.img");
         fs::write(&path, [7; 10_000]).expect("a file");

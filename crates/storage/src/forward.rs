@@ -23,7 +23,7 @@ const MOST_TRAILS: usize = 16;
 /// Units in a row, each fetched for a read, before more than a read needs is fetched.
 const START_UNITS: u64 = 3;
 
-/// The most that is fetched for a read.
+/// The maximum number of bytes fetched for a read.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// A source, with fetches ahead of readers that move forward. It does nothing for a source that is
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn others_get_what_they_read() {
+    fn other_readers_fetch_only_what_they_read() {
         let (calls, units) = scan((0..200).map(|step| step * 389 % 1000));
         assert_eq!((calls, units), (200, 200));
         let (calls, units) = scan((0..500).rev());

@@ -1,4 +1,4 @@
-//! What users write where an image or a disk can be given.
+//! The location of an image or a disk, as users write it.
 
 use std::{
     io,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_is_absolute_as_it_is_and_not_opened_here() {
+    fn a_url_is_absolute_and_is_not_opened_here() {
         let url = Path::new("https://host//a/../b");
         assert_eq!(absolute(url).expect("a URL").as_os_str(), url.as_os_str());
         assert!(absolute("b".as_ref()).expect("a path").is_absolute());

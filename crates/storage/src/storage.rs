@@ -56,5 +56,5 @@ pub struct Stretch {
     pub is_hole: bool,
 }
 
-/// What opens the storage that a user names, with a path or a URL ([`Location`](crate::Location)).
+/// Opens the storage that a user names, with a path or a URL ([`Location`](crate::Location)).
 pub type Open = dyn Fn(&Path) -> io::Result<Arc<dyn Storage>> + Send + Sync;

@@ -1,11 +1,11 @@
-//! What a pool does in the background: the thread, and what waits for it.
+//! A pool's background thread and its queue of work.
 //!
-//! Dropped disks leave parts of trees and objects to be freed. A small batch is freed by the thread
-//! that drops the disk. The rest is queued here and freed by the background thread, or by a writer
-//! that finds no room. The thread also compacts memory ([`Chores`]).
+//! A dropped disk leaves tree parts and objects that must be freed. The thread that drops the disk
+//! frees a small batch. The rest is queued here for the background thread, or for a writer that
+//! finds no room. The thread also compacts memory ([`Chores`]).
 //!
-//! The thread starts when there is work for the first time, and ends with the pool. A fork of the
-//! process has the pool, but no such thread: the first notification there starts another.
+//! The thread starts with the first work and ends with the pool. A forked child process has the
+//! pool but not the thread; the first notification there starts one.
 
 use std::{
     mem, process,
@@ -27,7 +27,7 @@ const DROPPED_MANY: u32 = 1000;
 
 /// The work of a pool's background thread.
 pub(crate) trait Chores: Send + Sync + 'static {
-    /// Does some of the work. Returns whether there is more to do immediately.
+    /// Does some of the work. Returns whether more work is waiting.
     fn turn(self: &Arc<Self>) -> bool;
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Background {
     process: AtomicU32,
     /// Held by a thread that compacts in the background or frees what dropped disks left.
     turn: Mutex<()>,
-    /// What dropped disks left to be freed.
+    /// Parts and objects of dropped disks that must be freed.
     leftovers: Mutex<Vec<Unused>>,
     /// The number of these lists, including the one that is being freed.
     left: AtomicUsize,
@@ -87,8 +87,8 @@ impl Background {
         }
     }
 
-    /// Like [`notify`](Self::notify), also if the thread that was notified is that of a process from
-    /// which this one was forked.
+    /// Like [`notify`](Self::notify), but also works in a child process whose parent's thread was
+    /// notified.
     pub(crate) fn notify_again(&self, pool: &Arc<impl Chores>) {
         if self.is_lost() {
             self.notified.store(false, Relaxed);
@@ -101,8 +101,7 @@ impl Background {
         Turn { _guard: lock(&self.turn) }
     }
 
-    /// Takes the turn for the background thread. Work that is found from now on needs another
-    /// notification.
+    /// Takes the turn for the background thread. Work found later needs another notification.
     pub(crate) fn begin_turn(&self) -> Turn<'_> {
         self.notified.store(false, Release);
         self.pause()
@@ -119,8 +118,8 @@ impl Background {
         self.left.load(Relaxed) > 0
     }
 
-    /// Has `free_some` free a batch of what dropped disks left; it returns whether more is left of
-    /// its argument. Returns whether anything is left.
+    /// Lets `free_some` free a batch of what dropped disks left; it returns whether some of its
+    /// argument is left. Returns whether anything is left at all.
     pub(crate) fn free_left(&self, _turn: &Turn<'_>, free_some: impl FnOnce(&mut Unused) -> bool) -> bool {
         let unused = lock(&self.leftovers).pop();
         if let Some(mut unused) = unused {
@@ -148,7 +147,7 @@ impl Background {
         many
     }
 
-    /// Returns whether the thread was left behind in the process from which this one was forked.
+    /// Returns whether the thread exists only in the parent process.
     fn is_lost(&self) -> bool {
         let process = self.process.load(Relaxed);
         process != 0 && process != process::id()

@@ -1,8 +1,9 @@
 //! Memory that its users can do without: the pages of clean disks.
 //!
-//! A clean disk caches what its user can get elsewhere. Its pages are not in the figures of what
-//! disks hold, it never shares objects, and its writes fail where others would wait for room. When
-//! a pool has no room for something else, it asks the user to discard some of them.
+//! A clean disk caches pages that its user can get elsewhere. These pages are not in the figures of
+//! what disks hold. The disk never shares objects, and its writes fail where others would wait for
+//! room. When a pool has no room for something else, it asks the user to discard some of these
+//! pages.
 
 use std::{
     fmt,
@@ -53,7 +54,7 @@ impl Clean {
         (clean.iter().map(|&layer| layers.sums(layer)).sum(), table_bytes)
     }
 
-    /// Has some clean pages discarded. Returns whether there were any.
+    /// Asks the user to discard some clean pages. Returns whether there were any.
     pub(crate) fn reclaim(&self) -> bool {
         let user = self.user.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
         user.is_some_and(|user| user.reclaim())

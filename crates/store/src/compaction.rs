@@ -1,4 +1,4 @@
-//! Which threads free what became unused and move objects, and when.
+//! Which threads free unused parts and move objects, and when.
 //!
 //! | pressure | free bytes of a shard             | who empties segments                          |
 //! |----------|-----------------------------------|-----------------------------------------------|
@@ -30,7 +30,8 @@ use crate::{
 /// Objects that a writer moves if the pressure is hard.
 const HELP_OBJECTS: usize = 24;
 
-/// Objects that the background thread moves before it looks whether the pool has ended.
+/// The number of objects that the background thread moves before it checks whether the pool has
+/// ended.
 const TURN_OBJECTS: usize = 256;
 
 /// Objects that [`Core::compact`] moves between two checks of the gain, and the number of checks
@@ -38,10 +39,10 @@ const TURN_OBJECTS: usize = 256;
 const LOOK_OBJECTS: usize = 512;
 const LOOKS_WITHOUT_GAIN: u32 = 3;
 
-/// Pause of the background thread if a pool's pressure persists although nothing can be moved.
+/// Pause of the background thread while pressure persists but nothing can be moved.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long objects are moved after clean pages were discarded for memory that is not an object's.
+/// How long objects are moved after clean pages were discarded to make room for tables or buffers.
 const RECLAIM_TIME: Duration = Duration::from_millis(2);
 
 /// Parts freed in one batch, by the thread that drops them or between two checks of the background
@@ -110,7 +111,7 @@ impl Core {
         self.relieve();
     }
 
-    /// Frees what the table of equal pages' hints has beyond its share of the pool's memory.
+    /// Frees the part of the table of hints that exceeds its share of the pool's memory.
     fn shrink_equals(&self) {
         if let Some(equals) = &self.equals {
             equals.shrink(&self.budget);
@@ -120,7 +121,7 @@ impl Core {
 
 /// Compaction.
 impl Core {
-    /// Has memory that frees have left partly empty compacted, if there is pressure.
+    /// Starts compaction if frees have left enough memory partly empty.
     pub(crate) fn relieve(self: &Arc<Self>) {
         match self.heap.pressure() {
             Pressure::None => {}
@@ -160,15 +161,16 @@ impl Core {
         false
     }
 
-    /// Retries an attempt to take memory that is not an object's, as long as there are clean pages
-    /// to discard or shadows to drop. The caller must not hold a stream, an entry or a lock of the pool.
+    /// Retries an attempt to take memory for something other than an object while there are clean
+    /// pages to discard or shadows to drop. The caller must not hold a stream, an entry or a lock
+    /// of the pool.
     pub(crate) fn reclaiming<T, E: From<Full> + PartialEq>(
         self: &Arc<Self>,
         mut attempt: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         let mut done = attempt();
         while done.as_ref().is_err_and(|error| *error == Full.into()) && (self.clean.reclaim() || self.end_shadows()) {
-            // What was discarded leaves segments partly empty.
+            // Discarded objects leave segments partly empty.
             self.compact(Instant::now().checked_add(RECLAIM_TIME));
             done = attempt();
         }
@@ -265,8 +267,8 @@ mod tests {
         Entry::Object { tables: 0, len_bytes: LEN, at }
     }
 
-    /// The streams of many CPUs each keep replaced objects for a moment; freeing them together must
-    /// not look like memory worth compacting.
+    /// The streams of many CPUs each keep replaced objects briefly. Freeing all of these together
+    /// must not trigger compaction.
     #[test]
     fn a_small_store_on_many_cpus_does_not_take_its_memory_again() {
         fake::set_machine(0..16, 16);

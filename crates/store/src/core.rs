@@ -32,7 +32,7 @@ const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
 /// See the module documentation.
 pub(crate) struct Core {
-    /// What another process finds the disks by, if the pool is in a file.
+    /// The file in memory from which another process can restore the disks, if the pool is in one.
     pub(crate) kept: Option<Arc<KeptFile>>,
     pub(crate) storage: PartStorage,
     pub(crate) layers: Layers,
@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) streams: Streams,
     pub(crate) heap: Heap,
     pub(crate) training: Option<Training>,
-    /// What a stream in rounds needs of disks as they were.
+    /// The disks' trees as of a stream's rounds.
     pub(crate) shadows: Shadows,
     pub(crate) budget: Arc<Budget>,
     /// Bytes of the budget taken for memory outside the pool.
@@ -479,7 +479,7 @@ impl Core {
             if let Some(locked) = Locked::lock(self.storage.word(number))
                 && locked.entry().object().is_some()
             {
-                // If there is no room to rewrite a page, its tables stay in use.
+                // Without room to rewrite a page, its tables stay in use.
                 let _ = self.change(number, locked, &mut taken, Below::Zeros, |_| {}, |_, _| true);
             }
         }

@@ -1,11 +1,10 @@
 //! The CPU that a thread runs on, as a number without gaps.
 //!
 //! The system's ids have gaps: a process may be restricted to some CPUs (affinity, cpusets), and
-//! sockets and siblings may be absent. CPUs are numbered from 0. Two of those known when the pool
-//! was created share a number only if there are more of them than the process may use simultaneously (a
-//! CPU time quota). An id that was unknown then, or that appears later, gets one of the same
-//! numbers. A number is only a hint where to look first: a thread may run on another CPU before it
-//! has used the number.
+//! sockets and siblings may be absent. CPUs are numbered from 0. Two CPUs known when the pool was
+//! created share a number only if the process may use fewer simultaneously (a CPU time quota). A
+//! CPU that appears later gets one of the same numbers. A number is only a hint where to look
+//! first: a thread may run on another CPU before it has used the number.
 //!
 //! The id comes from libc's `sched_getcpu`. rustix's crashes under valgrind: it looks for the vDSO,
 //! which valgrind hides.
@@ -32,7 +31,7 @@ impl Cpus {
             return Self::of(&ids, count);
         }
         let count = thread::available_parallelism().map_or(1, NonZero::get);
-        // More CPUs than a set can name: their ids are used instead.
+        // There are more CPUs than a set can name: their ids are used instead.
         let ids = sched_getaffinity(None)
             .map_or(Vec::new(), |set| (0..CpuSet::MAX_CPU).filter(|&id| set.is_set(id)).collect());
         Self::of(&ids, count)
@@ -64,7 +63,7 @@ impl Cpus {
         if let Some(id) = fake::current_id() {
             return id;
         }
-        // SAFETY: it reads none of the caller's memory and has no state but errno.
+        // SAFETY: it accesses no memory of the caller, and no state but errno.
         let id = unsafe { libc::sched_getcpu() };
         // The call fails only in a kernel that does not have it.
         usize::try_from(id).unwrap_or(0)
@@ -86,13 +85,13 @@ pub(crate) mod fake {
         static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
-    /// Lets pools created by this thread find CPUs with these ids, in ascending order, of which
+    /// Makes pools that this thread creates see CPUs with these ids, in ascending order, of which
     /// `count` may be used simultaneously.
     pub(crate) fn set_machine(ids: impl IntoIterator<Item = usize>, count: usize) {
         MACHINE.set(Some((ids.into_iter().collect(), count)));
     }
 
-    /// Lets this thread appear to run on the CPU with this id.
+    /// Makes this thread appear to run on the CPU with this id.
     pub(crate) fn run_on(id: usize) {
         CURRENT.set(Some(id));
     }

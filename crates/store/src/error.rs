@@ -2,7 +2,7 @@
 
 use crate::limit::Full;
 
-/// The most slots of a disk: 64 TiB.
+/// The maximum number of slots of a disk: 64 TiB.
 pub(crate) const SLOTS_MAX: u64 = 1 << 34;
 
 /// A slot's number, from 0.

@@ -9,7 +9,7 @@ use crate::{core::Core, entry::Entry, tree::Tree};
 const CLEARING_PART: u64 = 16;
 const CLEARING_BYTES: u64 = 16 << 10;
 
-/// The most bytes of the pool that a disk may use, and what counts against them.
+/// The bytes of the pool that a disk may use, and those that it uses.
 ///
 /// ```text
 /// spent = objects and parts of the tree's own layer + before_bytes

@@ -29,7 +29,7 @@ use crate::{
     tree::{KeptFile, Layers, PartStorage, Shadows, Sums},
 };
 
-/// The most memory that heap and leaves take for the first page of the first disk.
+/// The maximum memory that heap and leaves take for the first page of the first disk.
 const FIRST_PAGE_BYTES: u64 = 12 * PAGE_SIZE as u64;
 
 /// Returns the least limit for a pool that uses `empty_bytes` when empty. Up to 1/16 each of the
@@ -47,7 +47,7 @@ pub struct PoolConfig {
     train: bool,
     dedupe: bool,
     memory_limit: u64,
-    /// Those of the pool whose hints to equal pages continue.
+    /// The seeds of the pool whose hints to equal pages are taken over.
     seeds: Option<Seeds>,
     /// The file that the pool is kept in.
     file: Option<Arc<File>>,
@@ -75,15 +75,15 @@ impl PoolConfig {
     }
 
     /// Sets whether equal pages, on any disks, are stored once; the default is false. A written
-    /// page is compared with a page of the same hash. The index has 33 bits of hash and an entry
-    /// number per page, and uses up to 1/64 of the memory. A write is faster if an equal page is
-    /// stored, so a client that may write to one disk can find out which pages are on others.
+    /// page is compared with a page of the same hash. The index stores 33 bits of hash and an entry
+    /// number per page, in up to 1/64 of the memory. A write is faster if an equal page is stored,
+    /// so a client that may write to one disk can find out which pages are on others.
     pub fn dedupe(mut self, dedupe: bool) -> Self {
         self.dedupe = dedupe;
         self
     }
 
-    /// Sets what the hashes of equal pages depend on.
+    /// Sets the seeds of the hashes of pages.
     pub(crate) fn seeds(mut self, seeds: Seeds) -> Self {
         self.seeds = Some(seeds);
         self
@@ -127,7 +127,7 @@ pub enum NewPoolError {
         /// The least limit possible.
         needed: u64,
     },
-    /// The system does not overcommit memory: a process that uses memory of a file could be ended.
+    /// The system does not overcommit memory: it could end a process that uses memory of a file.
     #[error(
         "a pool cannot be kept in a file in memory where the system does not overcommit memory \
              (vm.overcommit_memory=2)"
@@ -176,8 +176,8 @@ impl Pool {
             return Err(NewPoolError::LimitTooSmall { limit: memory_limit, needed });
         }
         streams.promise(&budget);
-        // The first number's page of counters belongs to the pool, so the first disk costs no more
-        // than later ones.
+        // The pool takes the first page of counters, so the first disk costs no more than later
+        // ones.
         let first = layers.take(&budget).map_err(|_| NewPoolError::LimitTooSmall { limit: memory_limit, needed })?;
         let most = machine::bytes().map_or(memory_limit, |bytes| bytes.min(memory_limit));
         let equals = if dedupe { Some(Equals::new(most, seeds).map_err(NewPoolError::AddressSpace)?) } else { None };
@@ -210,8 +210,8 @@ impl Pool {
         })))
     }
 
-    /// Keeps `note` in the [file](PoolConfig::kept_in) of the pool, in place of the last one. At each moment,
-    /// there is one of them. Does nothing if the pool is in private memory.
+    /// Replaces the note in the pool's [file](PoolConfig::kept_in) with `note`. At each moment, the
+    /// file has one of the two. Does nothing if the pool is in private memory.
     ///
     /// # Errors
     /// It has more than 255 MiB, or the system has no memory for it.
@@ -234,7 +234,7 @@ impl Pool {
     }
 
     /// Creates an empty disk of `slots` slots over something else, which its user reads where the
-    /// disk holds nothing: a discarded slot then holds a hole.
+    /// disk holds nothing. A discarded slot holds a hole, which hides it.
     ///
     /// # Errors
     /// As [`disk`](Self::disk).
@@ -302,8 +302,8 @@ impl Pool {
         self.0.budget.give(bytes);
     }
 
-    /// Counts bytes that the process uses outside the pool and beyond the limit: disks have as much
-    /// room as before.
+    /// Counts bytes that the process uses outside the pool, without taking room from disks: the
+    /// limit does not apply to them.
     pub fn take_exempt(&self, bytes: u64) {
         self.0.budget.take_exempt(bytes);
     }
@@ -329,7 +329,7 @@ impl Pool {
             kept, layers, common, clean, equals, streams, heap, storage, training, budget, outside_bytes, ..
         } = &*self.0;
         let total = layers.total();
-        // Each of their objects is counted with the slots that share it, and again here.
+        // Each of their objects is counted for the slots that share it, and again here.
         let common = layers.sums(common.layer());
         let (clean, clean_table_bytes) = clean.sums(layers);
         let equals_bytes = equals.as_ref().map_or(0, Equals::held_bytes);
@@ -358,8 +358,7 @@ impl Pool {
         stats
     }
 
-    /// Moves objects together until that frees no more memory. Other threads may use the pool
-    /// during the call.
+    /// Compacts memory until no more can be freed. Other threads may use the pool during the call.
     pub fn compact(&self) {
         self.0.compact(None);
     }

@@ -14,8 +14,8 @@ fn named<const N: usize>(figures: [(&'static str, u64); N]) -> impl Iterator<Ite
     figures.into_iter().map(|(name, value)| Figure { name, value })
 }
 
-/// What a pool holds and the memory that it uses. The first seven figures have the meaning that
-/// they have in zram's `mm_stat` (kernel document `admin-guide/blockdev/zram.rst`).
+/// What a pool holds and the memory that it uses. The first seven figures mean the same as in
+/// zram's `mm_stat` (kernel document `admin-guide/blockdev/zram.rst`).
 ///
 /// `spent_bytes = mem_used_total + table_bytes + stream_bytes + training_bytes + outside_bytes ≤
 /// mem_limit`, plus what is taken beyond the limit ([`Pool::take_exempt`](crate::Pool::take_exempt))
@@ -53,7 +53,7 @@ pub struct Stats {
     pub tables_bytes: u64,
     /// Seconds since they were trained; 0 if they came with the codec.
     pub tables_age_s: u64,
-    /// By how many thousandths they make pages smaller than the codec's initial tables do, measured
+    /// By how many thousandths they shrink pages more than the codec's initial tables, measured
     /// when they were trained.
     pub tables_gain_permille: u64,
     /// Number of trainings that found better tables.
@@ -74,7 +74,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Returns the part of `spent_bytes` that does not make room for anything else.
+    /// Returns the part of `spent_bytes` that cannot be discarded to make room.
     pub fn needed_bytes(&self) -> u64 {
         self.spent_bytes.saturating_sub(self.clean_bytes)
     }
@@ -125,7 +125,7 @@ pub struct DiskStats {
     /// Pages stored uncompressed, because they do not compress.
     pub huge_pages: u64,
     /// The part of `compr_data_size` that is in objects shared with equal pages of this disk or
-    /// others; they count in full for each page.
+    /// others; each of these pages counts the object in full.
     pub shared_bytes: u64,
     /// Bytes of the disk's table of entries.
     pub table_bytes: u64,

@@ -17,16 +17,16 @@ pub(crate) use loom::{
     thread::{yield_now as spin_loop, yield_now},
 };
 
-/// How often a waiter checks before it starts to yield the CPU between two checks, and before it
-/// starts to sleep: without sleeps, a lower-priority thread on the same CPU would never finish.
+/// The number of checks after which a waiter yields the CPU between checks, and after which it
+/// sleeps: without sleeps, a lower-priority thread on the same CPU would never finish.
 const SPINS_BEFORE_YIELD: u32 = 64;
 #[cfg_attr(loom, allow(dead_code))]
 pub(crate) const SLEEPS_FROM: u32 = SPINS_BEFORE_YIELD + 256;
 #[cfg(not(loom))]
 const NAP: Duration = Duration::from_micros(50);
 
-/// Calls `attempt` until it succeeds, which depends on another thread. It spins first, then yields
-/// the CPU between two calls, as the other thread may have been preempted, then sleeps briefly.
+/// Calls `attempt` until another thread lets it succeed. Spins first, then yields the CPU between
+/// calls, since the other thread may have been preempted, then sleeps briefly.
 #[inline]
 pub(crate) fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let mut looks = 0;

@@ -7,9 +7,9 @@ use std::{
 
 /// Length of a sector, the unit of positions and sizes.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// Most queues of a device.
+/// Maximum number of queues of a device.
 pub const MAX_QUEUES: u16 = 64;
-/// Most requests in flight of a queue.
+/// Maximum number of requests in flight in a queue.
 pub const MAX_DEPTH: u16 = 4096;
 /// Data of one request.
 pub(crate) const MAX_DATA_BYTES: usize = 128 << 10;
@@ -92,7 +92,7 @@ pub struct Device {
     pub number: u32,
     /// Its queues.
     pub layout: Layout,
-    /// What it does.
+    /// The operation.
     pub state: State,
     /// The creator's word.
     pub tag: u64,

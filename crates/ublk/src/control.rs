@@ -73,7 +73,7 @@ pub fn devices() -> io::Result<Vec<u32>> {
 
 /// Returns whether the driver does not know a command.
 fn is_unknown(error: &io::Error) -> bool {
-    /// What older drivers say: `ENOTSUPP`, which user space does not know.
+    /// The error of older drivers: `ENOTSUPP`, which user space does not know.
     const OLDER: i32 = 524;
     error.raw_os_error().is_some_and(|number| number == Errno::OPNOTSUPP.raw_os_error() || number == OLDER)
 }

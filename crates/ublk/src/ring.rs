@@ -22,7 +22,7 @@ use crate::abi::{self, DESCRIPTOR_BYTES, Layout, io_command};
 /// Stands for the eventfd in the ring. Tags are smaller.
 const WAKE: u64 = u64::MAX;
 
-/// What has happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The request with this tag waits for an answer.

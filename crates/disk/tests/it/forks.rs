@@ -28,8 +28,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Pages that were written or discarded since the fork are reported as changed, and no others,
-    /// whatever snapshots were taken since. A snapshot reports the changes of its instant, and
-    /// its fork no page but holes that the snapshot had.
+    /// whatever snapshots were taken since. A snapshot reports the changes as of its instant. Its
+    /// fork reports no pages except holes that the snapshot had.
     #[test]
     fn changes_are_what_was_written_since_the_fork(
         before in prop::collection::vec((0..PAGES, 1..40_u64), 0..6),
@@ -74,7 +74,7 @@ proptest! {
         for (page, (found, expected)) in changed_pages(&fork).into_iter().zip(model).enumerate() {
             prop_assert_eq!(found, expected, "page {}", page);
         }
-        // A snapshot reports the changes that the disk had then, whatever it has become.
+        // A snapshot reports the changes that the disk had then, whatever the disk has become.
         for (snapshot, expected) in &snapshots {
             prop_assert_eq!(&changed_pages(snapshot), expected);
             let fork = snapshot.fork().expect("no limit");

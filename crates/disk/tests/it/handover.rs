@@ -1,4 +1,4 @@
-//! Disks that go on in another pool, through a stream of bytes.
+//! Disks that are handed over to another pool through a stream of bytes.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ fn a_base_that_fails_ends_the_import() {
     let imported = ImportedDisks::read(PoolConfig::default(), &mut &stream[..], &mut |_| Ok(())).expect("disks");
     assert_eq!(imported.restore(None, Err).err(), Some(0));
 
-    // The stream of a pool whose notes are not those of RAM disks.
+    // A stream of a pool with other notes than those of RAM disks.
     let mut stream = Vec::new();
     let plain = pool.disk(5).expect("a disk");
     pool.export(&[pagefold_store::ExportedDisk { disk: &plain, note: b"?" }], &mut stream).expect("a stream");
@@ -106,7 +106,8 @@ fn a_base_that_fails_ends_the_import() {
     assert!(matches!(failed, ImportError::Invalid { .. }), "{failed}");
 }
 
-/// Nothing is stored beyond the end that the next process learns, also if this one is killed during the change.
+/// Nothing is stored past the end that the next process gets, even if this one is killed during the
+/// change.
 #[test]
 fn a_disk_that_may_change_its_size_has_the_larger_one_in_a_file() {
     let file = rustix::fs::memfd_create("pool", rustix::fs::MemfdFlags::empty()).expect("a file");

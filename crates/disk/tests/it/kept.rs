@@ -52,7 +52,7 @@ fn any_op() -> impl Strategy<Value = (usize, usize, usize, Op)> {
     (any::<usize>(), point(), len(), op)
 }
 
-/// After a change that failed, each page has its old or its new content: makes it the model's.
+/// After a failed change, each page has its old or its new content; copies it to the model.
 fn settle(disk: &RamDisk, base: &Faulty, model: &mut [u8], at: usize, new: &[u8]) -> Result<(), TestCaseError> {
     let each = base.fail_each(0);
     let mut now = vec![0; new.len()];
@@ -193,7 +193,7 @@ fn over(limit: u64, pages: usize, cache_bytes: u64) -> (Pool, BaseCache, Arc<Fau
     (pool, cache, base, disk)
 }
 
-/// However the pages of a unit are read, it is read from the base once; its pages are not the
+/// A unit is read from the base once, however its pages are read; its pages do not count as the
 /// disk's.
 #[test]
 fn a_unit_is_read_once() {
@@ -224,7 +224,7 @@ fn a_unit_is_read_once() {
 
 /// A base that is read in order is not kept, unless it is read in order again.
 #[test]
-fn what_is_read_once_in_order_is_not_kept() {
+fn pages_read_once_in_order_are_not_kept() {
     let (pool, _cache, base, disk) = over(u64::MAX, 320, 1 << 30);
     for (turn, len) in [(0, 128 << 10), (1, 128 << 10)] {
         let mut buf = vec![0; len];
@@ -278,10 +278,10 @@ fn kept_pages_give_way_to_disks() {
     assert_eq!(pool.stats().clean_pages, 0);
 }
 
-/// Readers see the base's bytes, and writers their own, while units are kept and discarded by all of
-/// them.
+/// Readers see the base's bytes, and writers their own, while all of them cause units to be kept
+/// and discarded.
 #[test]
-fn threads_share_what_is_kept() {
+fn threads_share_kept_pages() {
     const FORKS: usize = 4;
     let limit = least_limit() + (6 << 20);
     let (pool, cache, base, disk) = over(limit, 2000, 700 << 10);

@@ -153,10 +153,10 @@ proptest! {
     }
 }
 
-/// A page that equals the base's uses no memory, and frees what was there: whether written in one
-/// request, or page by page after it was read.
+/// A page that equals the base's uses no memory and frees the old page, whether it is written in
+/// one large request or page by page after it was read.
 #[test]
-fn what_equals_the_base_takes_nothing() {
+fn pages_equal_to_the_base_take_no_memory() {
     let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
     let content = base_bytes();
     let disk = RamDisk::over(&pool, Arc::new(Faulty::new(content.clone()))).expect("a disk");

@@ -162,8 +162,8 @@ fn small_writes_to_one_page_do_not_undo_each_other() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// A disk of changing size behaves like a vector of changing length: what is cut off is lost,
-    /// what is added is zeros.
+    /// A disk of changing size behaves like a vector of changing length: content that is cut off is
+    /// lost, and added space is zeros.
     #[test]
     fn of_any_size_is_a_vector_of_bytes(steps in prop::collection::vec((1u64..90, any::<u64>(), any::<u8>()), 1..30)) {
         let pool = Pool::new(PoolConfig::default()).expect("a pool");

@@ -70,8 +70,8 @@ fn files_come_and_go_with_their_exports() {
 }
 
 #[test]
-fn what_cannot_be_done_fails_and_changes_nothing() {
-    let Some(mounted) = Mounted::new("what_cannot_be_done_fails_and_changes_nothing") else { return };
+fn unsupported_calls_fail_and_change_nothing() {
+    let Some(mounted) = Mounted::new("unsupported_calls_fail_and_change_nothing") else { return };
     let (path, other) = (mounted.path("disk"), mounted.path("other"));
     let disk = mounted.disk("disk", 1 << 20);
     let data = noise(1 << 20, 1);

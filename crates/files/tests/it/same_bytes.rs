@@ -1,4 +1,4 @@
-//! Files hold what their disks hold, whichever way it was written.
+//! Files hold the content of their disks, whichever way it was written.
 
 use std::{fs::File, io::ErrorKind, os::unix::fs::FileExt, thread};
 
@@ -128,7 +128,7 @@ fn check(operations: &[Operation], file: &File, disk: &RamDisk) -> Result<(), Te
     Ok(())
 }
 
-/// Whatever is done to a disk through its file and through its device, both show the same bytes.
+/// After any operations through a disk's file and its device, both show the same bytes.
 #[test]
 fn a_file_is_its_disk() {
     let Some(mounted) = Mounted::new("a_file_is_its_disk") else { return };

@@ -71,7 +71,7 @@ fn files_of_disks_can_be_mapped() {
     let disk = mounted.disk("disk", MIB as u64);
     let file = mounted.open("disk");
     file.read_exact_at(&mut [0; 100], 4096).expect("data");
-    // What other ways write is seen by later maps.
+    // Later maps show data that was written in other ways.
     disk.write(4096, b"disk").expect("room");
     run(Command::new(python).arg("-c").arg(WRITE).arg(mounted.path("disk")));
     let mut bytes = [0; 16];

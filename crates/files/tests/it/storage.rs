@@ -25,7 +25,8 @@ fn open_direct(mounted: &Mounted, name: &str) -> File {
     OpenOptions::new().read(true).custom_flags(flags).open(mounted.path(name)).expect("a file")
 }
 
-/// Ends a stall, also if the test fails: what hangs would otherwise keep its process for ever.
+/// Ends a stall even if the test fails: otherwise, a hanging request would keep its process
+/// forever.
 struct Stall<'a>(&'a Faulty);
 
 impl<'a> Stall<'a> {
@@ -42,8 +43,8 @@ impl Drop for Stall<'_> {
 }
 
 #[test]
-fn what_fails_is_an_error_and_never_other_bytes() {
-    let Some(mounted) = Mounted::new("what_fails_is_an_error_and_never_other_bytes") else { return };
+fn failures_are_errors_and_never_other_bytes() {
+    let Some(mounted) = Mounted::new("failures_are_errors_and_never_other_bytes") else { return };
     let mut bytes = noise(4 * MIB, 1);
     bytes[MIB..2 * MIB].fill(0);
     let base = Arc::new(Faulty::new(bytes.clone()).slow(64 << 10));

@@ -29,7 +29,7 @@ fn sparse(path: &PathBuf) -> Vec<u8> {
     bytes
 }
 
-/// Also onto disks that held something else: what is a hole in the source must read as zeros.
+/// Also onto disks with other content: holes of the source must then read as zeros.
 #[test]
 fn cp_and_dd_copy() {
     let Some(mounted) = Mounted::new("cp_and_dd_copy") else { return };

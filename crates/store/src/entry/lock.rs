@@ -1,8 +1,8 @@
 //! The lock of an entry: a bit of its word, for writers only.
 //!
-//! The bit excludes an entry's writers and the thread that moves its object from each other.
-//! Readers take no lock: they pin the object (`pins.rs`). Of the ways to guard an entry that were
-//! compared for zram, only this one needs no memory; the crate `published` has the others.
+//! The bit makes an entry's writers and the thread that moves its object exclude each other.
+//! Readers take no lock: they pin the object (`pins.rs`). This is the only one of the locks that
+//! were compared for zram that needs no memory; the crate `published` has the others.
 
 use super::{Entry, GONE, LOCK};
 use crate::{
@@ -64,7 +64,7 @@ impl<'a> Locked<'a> {
         old
     }
 
-    /// Ends the entry with its leaf: no thread can lock it any more.
+    /// Marks the entry as unused with its leaf: no thread can lock it any more.
     pub(crate) fn end(mut self) {
         self.value = GONE;
     }

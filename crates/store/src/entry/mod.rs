@@ -13,7 +13,7 @@
 //! └─────┴─────┴──────┴────────┴───────────┴───────────────────┘
 //! ```
 //!
-//! `Same` stores the 8-byte word that fills the page. 56 bits are too few for every word, so `form`
+//! `Same` stores the 8-byte word that fills the page. 56 bits cannot hold every word, so `form`
 //! says which byte of the word is zero and omitted (0 to 7), or that its two halves are equal (8).
 //! A page filled with any other word is an ordinary object.
 //!
@@ -191,7 +191,7 @@ impl Fill {
         Some(Self((zero << FORM_SHIFT) | (word & below) | ((word >> 8) & !below)))
     }
 
-    /// Returns it if it has a form that exists: bits from elsewhere may have another.
+    /// Returns it if its form is valid; bits from elsewhere may have an invalid one.
     pub(crate) fn checked(self) -> Option<Self> {
         (self.0 >> FORM_SHIFT <= HALVES).then_some(self)
     }

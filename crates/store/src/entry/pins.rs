@@ -180,8 +180,8 @@ fn same_object(word: u64, pinned: u64) -> bool {
     (word ^ pinned) & !MARKS == 0
 }
 
-/// Returns a word that equals no entry that names an object, as [`Entry`](crate::entry::Entry)s
-/// that name none have low numbers.
+/// Returns a word that differs from every entry that names an object: words that name none are low
+/// numbers.
 fn writing(layer: LayerId) -> u64 {
     WRITING | u64::from(layer.number())
 }

@@ -10,8 +10,8 @@
 //! object stays there until the last sharer drops it. These entries are in ordinary leaves, so
 //! compaction, training and checks need no special case, and sharers are counted like links.
 //!
-//! Entries are taken and emptied under one lock. It is acquired after an entry's lock. Its holder
-//! waits only for locks of empty entries, which no thread holds for long.
+//! Entries are taken and emptied under one lock. It is acquired after an entry's lock. While a
+//! thread holds it, it locks only empty entries, which no thread holds for long.
 
 use std::{collections::BTreeSet, sync::PoisonError};
 

@@ -1,14 +1,13 @@
-//! Hints where to find a page that equals another: the hash of a page, and the entry that had it.
+//! Hints where an equal page may be: the hash of a page, and the entry that had it.
 //!
 //! ```text
 //! bucket 0: 8 hints │ bucket 1: 8 hints │ …   hint: 33 bits of hash, 1, entry number (30 bits)
 //! ```
 //!
-//! The table contains only hints. A thread that finds one compares the pages; so hints are read,
-//! stored and lost without a lock. The table grows by linear hashing (W. Litwin, "Linear Hashing: A
-//! New Tool for File and Table Addressing", VLDB 1980): bucket `n` takes its share of one earlier
-//! bucket, and nothing else moves. It grows when hints displace others, up to 1/64 of the memory
-//! that the pool uses.
+//! A thread that finds a hint compares the pages, so hints need no lock: they may be lost or stale.
+//! The table grows by linear hashing (W. Litwin, "Linear Hashing: A New Tool for File and Table
+//! Addressing", VLDB 1980): bucket `n` takes its share of one earlier bucket, and nothing else
+//! moves. It grows when hints displace others, up to 1/64 of the memory that the pool uses.
 
 use std::{
     collections::hash_map::RandomState,
@@ -52,12 +51,12 @@ const TAG_SHIFT: u32 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sum(u64);
 
-/// The seeds of a table's hashes, with which another table can use its hints.
+/// The seeds of a table's hashes. A table with the same seeds can use its hints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seeds(pub(crate) [u64; 2]);
 
 impl Seeds {
-    /// Returns random seeds: clients cannot choose which pages share a bucket.
+    /// Returns random seeds, so that clients cannot choose which pages share a bucket.
     pub(crate) fn random() -> Self {
         let random = RandomState::new();
         Self([0, 1].map(|number: u64| random.hash_one(number)))
@@ -158,7 +157,7 @@ impl Equals {
     /// Removes a wrong hint.
     pub(crate) fn forget(&self, sum: Sum, number: u64) {
         for hint in self.bucket(sum, self.buckets.load(Relaxed)) {
-            // A hint that another thread has stored since stays.
+            // A hint that another thread has stored in the meantime stays.
             let _ = hint.compare_exchange(sum.0 | number, 0, Relaxed, Relaxed);
         }
     }
@@ -202,7 +201,7 @@ impl Equals {
         let after = (budget.used() / SHARE) as usize / PAGE_SIZE * STEP;
         let Some(gone) = before.checked_sub(after) else { return };
         self.buckets.store(after, SeqCst);
-        // A hint stored there later is found if the table has grown again, or never.
+        // A hint that is stored there later is found only if the table grows again.
         self.hints.give_back(after * BUCKET_HINTS, gone * BUCKET_HINTS);
         budget.give((gone * BUCKET_BYTES) as u64);
     }
@@ -222,12 +221,12 @@ fn index(hint: u64, buckets: usize) -> usize {
 }
 
 impl Sum {
-    /// Returns the hash without what a hint has below it.
+    /// Returns the hash of a hint, without the entry number.
     pub(crate) fn bits(self) -> u64 {
         self.0 >> TAG_SHIFT
     }
 
-    /// Returns the hash of these bits, of which those beyond 33 are ignored.
+    /// Returns the hash with these bits; bits above the 33rd are ignored.
     pub(crate) fn of_bits(bits: u64) -> Self {
         Self(bits << TAG_SHIFT | USED)
     }

@@ -10,10 +10,10 @@ const HEADER_BYTES: usize = 12;
 /// With this many bytes, a block is written.
 const ENOUGH_BYTES: usize = 512 << 10;
 
-/// The most bytes of a block: a disk's record may have all layers of a pool.
+/// The maximum size of a block in bytes: a disk's record may name all layers of a pool.
 const BLOCK_MAX: usize = 8 << 20;
 
-/// Writes blocks. What is added goes to the current block.
+/// Writes blocks. Added bytes go to the current block.
 pub(super) struct BlockWriter<'a> {
     out: &'a mut dyn Write,
     /// The block's header, which is filled in last, and its bytes.

@@ -7,11 +7,12 @@
 //! write the nodes, the disks
 //! ```
 //!
-//! Of a leaf in a tree every entry is written, and of others those that are needed: nothing frees
-//! these. If a leaf was written before (`precopy.rs`), more of its entries are.
+//! Of a leaf in a tree, every entry is written; of other leaves, the entries that others refer to,
+//! which nothing frees. Further entries of a leaf that was written before (`precopy.rs`) are
+//! written later.
 //!
-//! An entry is locked while it is copied, so threads that use the disks in spite of the contract get
-//! an error or a stream that cannot be imported, and never anything worse.
+//! An entry is locked while it is copied, so threads that use the disks despite the contract cause
+//! at worst an error or a stream that cannot be imported.
 
 use std::{collections::HashMap, io::Write, sync::Arc};
 
@@ -37,12 +38,13 @@ use crate::{
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
 
 impl Pool {
-    /// Writes the disks and what they hold to `out`, from which [`import`](Self::import) makes
-    /// another pool, also in a program of another version. Objects are copied as they are, and what
-    /// disks share is written once. Other disks, and clean ones, are left out.
+    /// Writes the disks and their content to `out`, from which [`import`](Self::import) makes
+    /// another pool, also in a program of another version. Objects are copied as they are, and
+    /// shared parts are written once. Other disks, and clean ones, are left out.
     ///
-    /// No other thread may change the disks during the call. The pool is unchanged, so its use can continue
-    /// afterwards. [`Precopy`](crate::Precopy) writes most of the stream while they are in use.
+    /// No other thread may change the disks during the call. The pool is unchanged and can still be
+    /// used afterwards. [`Precopy`](crate::Precopy) writes most of the stream while they are in
+    /// use.
     ///
     /// # Errors
     /// See [`ExportError`]. `out` may have part of a stream.
@@ -77,7 +79,7 @@ pub(super) fn roots(disks: &[ExportedDisk<'_>]) -> Vec<(u64, u32)> {
 
 /// The numbers in the stream of parts of one kind.
 struct Numbers {
-    /// By the number in the pool, the number plus one; 0 if it has none.
+    /// Maps a part's number in the pool to its number in the stream plus one, or 0 if it has none.
     of: Vec<u32>,
     count: u32,
 }
@@ -102,7 +104,7 @@ impl Numbers {
     }
 }
 
-/// A leaf of the stream, with a bit for each entry that was written or is to be.
+/// A leaf of the stream, with bits for the entries that were written and that are to be written.
 struct Found {
     leaf: Owner,
     wanted: u64,
@@ -143,7 +145,7 @@ impl Known {
     }
 }
 
-/// A part of a stream in the making: a round, or the rest.
+/// A part of a stream being written: a round, or the rest.
 pub(super) struct Export<'a> {
     core: &'a Arc<Core>,
     writer: BlockWriter<'a>,
@@ -175,7 +177,7 @@ impl<'a> Export<'a> {
         Ok(export)
     }
 
-    /// Fails if what was just loaded may be of parts that were freed.
+    /// Fails if what was just loaded may come from freed parts.
     fn check_shadows(&self) -> Result<(), ExportError> {
         match self.stream {
             Some(stream) if !self.core.shadows.are_there(stream) => Err(ExportError::Ended),
@@ -201,7 +203,7 @@ impl<'a> Export<'a> {
         *self.known.layers.entry(layer.number()).or_insert(next)
     }
 
-    /// Returns the leaf's number in the stream, which will have these of its entries.
+    /// Returns the leaf's number in the stream, to which these entries of it will be written.
     fn leaf(&mut self, leaf: Owner, entries: u64) -> u32 {
         let known = &mut *self.known;
         let number = known.leaf_numbers.get(leaf).unwrap_or_else(|| {
@@ -399,7 +401,7 @@ impl<'a> Export<'a> {
         };
         let mut layers = disk.tree().layers();
         let Some(own) = layers.pop() else { unreachable!("a disk has a layer") };
-        // In the order of the record, as a reader takes the next number for a new layer.
+        // In the order of the record, because a reader gives a new layer the next number.
         let own = self.layer(own);
         let layers: Vec<u32> = layers.into_iter().map(|layer| self.layer(layer)).collect();
         let record = self.writer.record(DISKS)?;

@@ -11,10 +11,10 @@
 //! ```
 //!
 //! A new pool numbers its leaves and nodes in the order in which they are taken, so the numbers in
-//! the stream are those in the pool. What the end does takes time for the parts after the last round
-//! and for the disks, and a look at the uses of each part.
+//! the stream are those in the pool. The time that the end takes depends on the parts after the
+//! last round and on the number of disks, apart from a look at each part's uses.
 //!
-//! What trees rely on, beyond references to what exists:
+//! What trees rely on, besides valid references:
 //!
 //! - a link leads to an entry that is neither empty nor a link, of a leaf that no disk changes;
 //! - an entry that shares an object leads to one of the pool's own, which has an object;
@@ -22,7 +22,7 @@
 //!   disk's root. All parts of that layer come after the last round;
 //! - no layer belongs to two disks.
 //!
-//! Until all of that is known no disk exists, so after an error the pool is dropped as it is.
+//! No disk is created before all of this is checked, so after an error the pool is simply dropped.
 
 use std::{
     io::{self, Read},
@@ -50,7 +50,7 @@ use crate::{
     tree::{HOLE as HOLE_PLACE, LEAF_SLOTS, NOTHING, PartId, PartStorage, Tree, Unused, levels, names_part},
 };
 
-/// The most leaves: an entry has 24 bits for the number of one.
+/// The maximum number of leaves: an entry has 24 bits for a leaf's number.
 const LEAVES_MAX: u32 = 1 << 24;
 
 /// What the header and the tables say.
@@ -97,7 +97,7 @@ struct Import<'a> {
     /// The leaves and the nodes of ended rounds.
     old_leaves: usize,
     old_nodes: usize,
-    /// Entries that leaves of rounds have got since the last one.
+    /// Entries that were added to leaves of earlier rounds since the last round.
     grown: Vec<u64>,
     /// Leaves of the pool's own in which no entry was shared at the end of a round.
     bare: Vec<Owner>,
@@ -109,7 +109,7 @@ struct Import<'a> {
 
 impl Pool {
     /// Makes a pool from the stream that [`export`](Self::export) wrote, with its disks. The codec
-    /// must be the one of that pool, and the memory limit leave room for all that it holds.
+    /// must be that pool's, and the memory limit must have room for its content.
     ///
     /// `input` is untrusted. Nothing after the end of the stream is read.
     ///
@@ -240,7 +240,7 @@ impl Head {
     /// Makes an empty pool with the tables.
     fn make_pool(&self, mut config: PoolConfig) -> Result<Pool, ImportError> {
         if let Some((_, first)) = self.tables.first() {
-            // Tables that another version has built in are kept like trained ones.
+            // Built-in tables of another version are kept like trained ones.
             config = config.codec(first.codec());
             if self.tables.len() > 1 {
                 config = config.train(true);
@@ -251,7 +251,7 @@ impl Head {
         }
         let pool = Pool::new(config)?;
         let core = pool.core();
-        // Without a stream nothing could be read from a full pool.
+        // Without a compression stream, nothing could be read from a full pool.
         core.streams.take(0, &core.budget)?;
         match &core.training {
             Some(training) => training.restore(&self.tables[..], &self.history, &core.budget)?,
@@ -284,7 +284,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Returns a layer, which is taken when it is first named.
+    /// Returns a layer, and takes it if it is named for the first time.
     fn layer(&mut self, number: u32) -> Result<&mut Layer, ImportError> {
         let at = number as usize;
         if at == self.layers.len() {
@@ -426,7 +426,7 @@ impl<'a> Import<'a> {
             };
             place.store(name, Release);
         }
-        // A node does not name itself, as it is added last.
+        // A node cannot name itself, because it is added last.
         self.nodes.push((node, layer, level));
         Ok(())
     }
@@ -502,7 +502,7 @@ impl<'a> Import<'a> {
         Ok(layer)
     }
 
-    /// Stores hints. They may be wrong: what they lead to is compared.
+    /// Stores hints. They may be wrong: pages are compared before they are shared.
     fn add_hints(&self, mut fields: Fields<'_>) -> Result<(), ImportError> {
         let Some(equals) = self.core.equals.as_ref().filter(|_| fields.u32().is_ok_and(|hash| hash == HASH)) else {
             return Ok(());
@@ -555,8 +555,8 @@ impl<'a> Import<'a> {
         disks.into_iter().map(disk).collect()
     }
 
-    /// Counts the links and sharers of the entries since the last round. The pool's own entries that
-    /// have got none by then will have none.
+    /// Counts the links and sharers of the entries since the last round. The pool's own entries
+    /// that have none by then never get any.
     fn count_references(&mut self) -> Result<(), ImportError> {
         let grown = std::mem::take(&mut self.grown);
         let new = self.leaves[self.old_leaves..].iter().map(|(leaf, _)| leaf.number());
@@ -620,7 +620,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Frees what no disk has: parts of rounds, and leaves of the pool's own without objects.
+    /// Frees what belongs to no disk: parts of rounds, and the pool's own leaves without objects.
     fn drop_unused(&self) {
         let Core { storage, common, .. } = &**self.core;
         let mut unused = Unused::default();

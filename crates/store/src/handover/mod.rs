@@ -1,5 +1,5 @@
-//! A pool as a stream of bytes, from which another process, also of another version, creates a pool
-//! with the same content: objects as they are, parts that disks share once, and layers.
+//! A pool as a stream of bytes, from which another process, possibly of another version, creates a
+//! pool with the same content. The stream has objects as they are, shared parts once, and layers.
 //!
 //! ```text
 //! stream   "pagefold", blocks: header, tables, leaves, nodes, disks, hints, end
@@ -24,25 +24,25 @@
 //!
 //! Numbers are little-endian. Leaves and nodes are numbered in the order of the stream, layers in
 //! the order in which they first occur; layer 0 is that of the pool's own entries (`common.rs`). A
-//! node comes after the parts that it names, and names none of a higher level. Of a leaf in no tree,
-//! a stream has the entries that others refer to.
+//! node comes after the parts that it names, and names none of a higher level. Of a leaf that is in
+//! no tree, a stream has only the entries that others refer to.
 //!
-//! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): each round
-//! has the parts that the disks have at some instant and that no earlier round has written. After the
-//! rounds, the stream has the disks, whose nodes name parts of all rounds. The page of a written entry
-//! does not change until the end, but the entry may get other tables or become shared (`precopy.rs`).
-//! So a reader takes an entry once, and a block of `more` only fills empty entries. In the end, parts
-//! that no disk has are freed.
+//! **Rounds.** A stream may begin while the disks are in use ([`Precopy`]): each round has the
+//! disks' parts at some instant, without those that an earlier round has written. After the rounds,
+//! the stream has the disks, whose nodes name parts of all rounds. The page of a written entry does
+//! not change until the end, but the entry may get other tables or become shared (`precopy.rs`). So
+//! a reader takes an entry once, and a block of `more` only fills empty entries. At the end, parts
+//! that belong to no disk are freed.
 //!
 //! **Versions.** A reader ignores what follows the fields that it knows in a header, a disk's record
 //! or the end, and blocks of unknown kinds with the flag [`MAY_SKIP`]. It refuses other unknown
 //! kinds.
 //!
-//! **Untrusted input.** Counts of references are not in the stream: the reader counts. It takes no
-//! memory for a length before the bytes are there, takes the pool's memory within the limit, and
-//! checks what the trees rely on (`import.rs`) before it creates a disk. The check of a block is the
-//! CRC-32C of everything up to its end, so that no block can be lost or exchanged by accident. The
-//! bytes of objects are checked when they are decoded, as always.
+//! **Untrusted input.** The stream has no counts of references: the reader counts. It allocates
+//! memory only as bytes arrive, takes the pool's memory within the limit, and checks what the trees
+//! rely on (`import.rs`) before it creates a disk. The check of a block is the CRC-32C of
+//! everything up to its end, so that no block can be lost or exchanged by accident. The bytes of
+//! objects are checked when they are decoded, as always.
 
 mod blocks;
 mod export;
@@ -80,10 +80,10 @@ const END: u16 = 0xffff;
 /// The flag of a block that a reader which does not know its kind may skip.
 const MAY_SKIP: u16 = 1;
 
-/// The hash of pages in hints: the low bits that a table keeps of foldhash's, version 0.2.
+/// The hash of pages in hints: the low bits of foldhash's, version 0.2.
 const HASH: u32 = 1;
 
-/// The most bytes of a note.
+/// The maximum size of a note in bytes.
 const NOTE_MAX: usize = 64 << 10;
 
 /// The tags of entries.
@@ -109,7 +109,7 @@ const OVER: u32 = 1;
 pub struct ExportedDisk<'a> {
     /// The disk.
     pub disk: &'a Disk,
-    /// What the importer gets with it, at most 64 KiB.
+    /// Data that the importer gets with the disk, at most 64 KiB.
     pub note: &'a [u8],
 }
 
@@ -143,8 +143,8 @@ pub enum ExportError {
     /// A thread changed a disk during the export.
     #[error("the pool was changed during its export")]
     Changed,
-    /// The pool needed the memory of the pages that rounds have written, it has another [`Precopy`], or the
-    /// stream is complete.
+    /// The pool needed the memory that the rounds kept, it has another [`Precopy`], or the stream
+    /// is complete.
     #[error("the pool needs the memory that its stream holds")]
     Ended,
     /// A disk is of another pool, or clean.

@@ -6,15 +6,15 @@
 //! finish:  no client changes the disks: write what they have and no round has, and the disks
 //! ```
 //!
-//! All shadows stay until the end (`shadows.rs`). So parts that a round has written keep their numbers
-//! and their places in the pool. A disk differs from its last shadow only by parts of the layer that it
-//! got with that shadow. `finish` visits nothing else, so its time depends on these parts and on the
-//! number of disks, not on what the pool stores.
+//! All shadows stay until the end (`shadows.rs`). So parts that a round has written keep their
+//! numbers and their places in the pool. A disk differs from its last shadow only by parts of the
+//! layer that it got with that shadow. `finish` visits nothing else, so its time depends on these
+//! parts and on the number of disks, not on the stored amount.
 //!
-//! What rounds have written changes in two ways that keep its pages. An object may be compressed
-//! with other tables: until the end, tables are neither added nor freed (`training.rs`). Or a disk's
-//! object may become one of the pool's own (`common.rs`), because another disk has written an equal
-//! page: the stream then has that object twice.
+//! What rounds have written may change in two ways, which both keep its pages. An object may be
+//! compressed with other tables; until the end, tables are neither added nor freed (`training.rs`).
+//! Or a disk's object becomes one of the pool's own (`common.rs`), because another disk has written
+//! an equal page; then the stream has that object twice.
 
 use std::{fmt, io::Write, sync::Arc};
 
@@ -25,13 +25,13 @@ use super::{
 use crate::{core::Core, disk::Disk, pool::Pool};
 
 /// A stream of a pool that is written in several rounds while the disks are in use, and then ended
-/// while no client changes them. [`Pool::import`] reads it like that of [`Pool::export`].
+/// while no client changes them. [`Pool::import`] reads it like a stream of [`Pool::export`].
 ///
-/// Until this is dropped, the pool keeps what was written: a page that a client replaces takes its
-/// memory once more. A client gets no [`Error::Full`](crate::Error::Full) because of that, and no
-/// [`Error::DiskFull`](crate::Error::DiskFull): it ends the stream instead, whose next call returns
-/// [`ExportError::Ended`]. At most 768 bytes for each 256 KiB that a disk has changed since stay
-/// in use afterwards.
+/// Until this is dropped, the pool keeps what was written, so replacing a page takes additional
+/// memory. That never causes [`Error::Full`](crate::Error::Full) or
+/// [`Error::DiskFull`](crate::Error::DiskFull): a write without room ends the stream instead, whose
+/// next call returns [`ExportError::Ended`]. Afterwards, at most 768 bytes stay in use for each 256
+/// KiB that a disk has changed in the meantime.
 ///
 /// ```
 /// use pagefold_store::{ExportedDisk, PAGE_SIZE, Pool, PoolConfig, Precopy};
@@ -65,7 +65,7 @@ impl fmt::Debug for Precopy {
 }
 
 impl Precopy {
-    /// Begins a stream. A pool has at most one in rounds.
+    /// Begins a stream. A pool has at most one stream in rounds.
     ///
     /// # Errors
     /// [`ExportError::Ended`]: there is one.
@@ -75,9 +75,9 @@ impl Precopy {
         Ok(Self { known: Known::new(&core), core, stream, is_finished: false })
     }
 
-    /// Writes what each of the disks has at some instant during the call, of what earlier rounds
-    /// have not written. Returns the number of bytes written. The disks may be in use, and may be
-    /// others than those of the round before.
+    /// Writes what each of the disks holds at some instant during the call, without what earlier
+    /// rounds have written. Returns the number of bytes written. The disks may be in use, and may
+    /// differ from those of the previous round.
     ///
     /// # Errors
     /// See [`ExportError`]. After an error the stream cannot be used.
@@ -100,7 +100,7 @@ impl Precopy {
             }
         }
         if !core.shadows.are_there(*stream) {
-            // Other parts may have the numbers of those in the stream.
+            // The numbers of parts in the stream may belong to other parts by now.
             return Err(ExportError::Ended);
         }
         let first = known.leaves_count();
@@ -117,8 +117,8 @@ impl Precopy {
     }
 
     /// Ends the stream: writes what the disks have and no round has. No other thread may change the
-    /// disks from before this call until it returns. Returns the number of bytes written. What was kept
-    /// for the stream is freed when this value is dropped, which takes longer the more disks there are.
+    /// disks from before this call until it returns. Returns the number of bytes written. Dropping
+    /// this value frees what was kept for the stream, which takes longer with more disks.
     ///
     /// # Errors
     /// See [`ExportError`]; [`Ended`](ExportError::Ended) also if it was called before.

@@ -7,9 +7,9 @@
 //! write the leaves, the nodes, the disks
 //! ```
 //!
-//! No thread changes the file any more, so what it has is what every thread had left at the instant of its
-//! end: pages that were written whole, each as it was before or after a write. What the pool's entries or
-//! nodes do not lead to is not looked at, so room that was taken and not used is lost with the file.
+//! No thread changes the file any more. It has what every thread had stored when it ended: each
+//! page as it was before or after a write, never in between. Only what the disks' rows lead to is
+//! read, so room that was taken but not used is lost with the file.
 //!
 //! The file is untrusted: numbers are checked before they are used, and what is written is checked again by
 //! its reader (`import.rs`). Objects are checked when they are decoded, as always.
@@ -43,7 +43,7 @@ use crate::{
 /// All entries of a leaf, a bit for each.
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
 
-/// What is needed to find a disk again in a pool's [file](crate::PoolConfig::kept_in).
+/// Identifies a disk in a pool's [file](crate::PoolConfig::kept_in).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeptDisk {
@@ -55,7 +55,7 @@ pub struct KeptDisk {
     pub limit_bytes: u64,
     /// Whether its discarded slots become holes.
     pub is_over: bool,
-    /// What the importer gets with it, at most 64 KiB.
+    /// Data that the importer gets with the disk, at most 64 KiB.
     pub note: Vec<u8>,
 }
 
@@ -146,7 +146,7 @@ impl Salvage {
     /// Returns the last [note](crate::Pool::keep_note); `None` if there was none.
     ///
     /// # Errors
-    /// The file cannot be read, or has notes of which none is whole.
+    /// The file cannot be read, or has notes but no intact one.
     pub fn note(&self) -> Result<Option<Vec<u8>>, SalvageError> {
         let read = |which: u64| read_checked(&self.file, self.head.notes_at + which * NOTE_BYTES, NOTE_BYTES);
         match (read(0)?, read(1)?) {
@@ -167,9 +167,10 @@ impl Salvage {
         Ok(self.root(disk.key)?.is_some())
     }
 
-    /// Writes these disks, and what they hold, to `out`, from which [`Pool::import`](crate::Pool::import)
-    /// makes a pool. A disk that did not exist any more is empty. Returns the numbers of those that have content
-    /// beyond their end, which [`Disk::cut`] removes.
+    /// Writes these disks, and what they hold, to `out`, from which
+    /// [`Pool::import`](crate::Pool::import) makes a pool. A disk that no longer existed is empty.
+    /// Returns the numbers of those that have content beyond their end, which [`Disk::cut`]
+    /// removes.
     ///
     /// # Errors
     /// See [`SalvageError`]. `out` may have part of a stream.
@@ -206,7 +207,7 @@ impl Salvage {
         Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
     }
 
-    /// Returns the entries of a leaf, without the marks of threads.
+    /// Returns the entries of a leaf, without lock bits.
     fn entries(&self, leaf: Owner) -> io::Result<[u64; LEAF_SLOTS]> {
         let words: [u64; LEAF_SLOTS] = self.words(self.head.words_at + u64::from(leaf) * LEAF_BYTES as u64)?;
         Ok(words.map(|word| word & !MARKS))
@@ -291,7 +292,7 @@ impl Walk<'_> {
         Ok(&mut self.leaves[number as usize])
     }
 
-    /// Returns whether the slots from `first` on, of those below a node, have something.
+    /// Returns whether any slot below a node, from `first` on, holds something.
     fn has_from(&self, node: u64, level: u32, first: u64) -> Result<bool, SalvageError> {
         let each = span(level - 1);
         let FoundNode { places, .. } = &self.nodes[self.node_numbers[&self.part(node)?] as usize];
@@ -311,7 +312,8 @@ impl Walk<'_> {
         Ok(beyond.any(|&word| !matches!(Entry::decode(word), Entry::Empty | Entry::Hole)))
     }
 
-    /// Finds the entries to which entries lead: from a tree to another leaf, and on to one of the pool's own.
+    /// Follows entries of trees to the entries that they lead to: in another leaf, and from there
+    /// in a leaf of the pool's own.
     fn follow(&mut self) -> Result<(), SalvageError> {
         let mut from: Vec<(usize, u64)> = (0..self.leaves.len()).map(|leaf| (leaf, ALL)).collect();
         while let Some((leaf, entries)) = from.pop() {
@@ -375,7 +377,7 @@ impl Walk<'_> {
                 record[count_at] += 1;
             }
         }
-        // By the row of a disk, the layers that it had.
+        // The layers that each disk had, by its row.
         let mut owned = HashMap::<u32, Vec<u32>>::new();
         let mut next = layers.len() as u32;
         for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
@@ -402,7 +404,7 @@ impl Walk<'_> {
             record.extend(if disk.is_over { OVER } else { 0 }.to_le_bytes());
             record.extend([kind, level as u8]);
             record.extend(node.to_le_bytes());
-            // It writes to a layer of its own from now on: counts of uses are not there.
+            // Its disk writes to a new layer from now on, because the file has no counts of uses.
             record.extend(next.to_le_bytes());
             next += 1;
             record.extend((earlier.len() as u32).to_le_bytes());

@@ -32,8 +32,8 @@ impl Core {
         }
     }
 
-    /// Ends the stream that needs shadows, and frees what only they have. Returns false if there is
-    /// none. The caller must not hold a stream, an entry or a lock of the pool.
+    /// Ends the stream that needs shadows, and frees what only they refer to. Returns false if
+    /// there is none. The caller must not hold a stream, an entry or a lock of the pool.
     pub(crate) fn end_shadows(self: &Arc<Self>) -> bool {
         let have_ended = self.drop_shadows(None);
         while have_ended && self.has_freed() {}
@@ -48,13 +48,13 @@ impl Core {
         have_ended
     }
 
-    /// Ends the stream of this number; what only its shadows have is freed in the background.
+    /// Ends the stream of this number; what only its shadows refer to is freed in the background.
     pub(crate) fn end_shadows_of(self: &Arc<Self>, stream: u64) {
         self.drop_shadows(Some(stream));
     }
 
-    /// Drops the shadows, of this stream if one is given. Returns whether there were any. Other threads
-    /// find none only when what these had can be [freed](Self::has_freed).
+    /// Drops the shadows, of this stream if one is given. Returns whether there were any. Other
+    /// threads see that there are none only once their parts can be [freed](Self::has_freed).
     fn drop_shadows(self: &Arc<Self>, stream: Option<u64>) -> bool {
         let mut trees = self.shadows.trees();
         if stream.is_some_and(|stream| !self.shadows.are_there(stream)) {

@@ -3,7 +3,7 @@
 //! Bin `i < FINE` lists blocks of `4 i` to `4 i + 3` bytes; the bins after those are 1 KiB wide. A
 //! bitmap marks the non-empty bins, and a summary word marks the non-zero words of the bitmap, so a
 //! search takes a few instructions. The low bits of the length of each list's first block are
-//! stored too: an allocation does not wait for the block's own cache line.
+//! stored too, so an allocation does not wait for the block's own cache line.
 
 use super::block::{BLOCK_MIN, Blocks, NIL, SEGMENT};
 
@@ -97,8 +97,8 @@ impl Bins {
         (at, bin as u32 * FINE_STEP + rest as u32)
     }
 
-    /// Returns a free block of at least `len` bytes (at most 4111), almost the shortest there is,
-    /// and its length.
+    /// Returns a free block of at least `len` bytes (at most 4111) and its length. It is one of the
+    /// shortest.
     pub(super) fn best_fit(&self, blocks: &Blocks, len: u32) -> Option<(u32, u32)> {
         let own = (len / FINE_STEP) as usize;
         let first = self.head(blocks, own);
@@ -108,8 +108,8 @@ impl Bins {
         self.first_from(own + 1).map(|bin| self.head(blocks, bin))
     }
 
-    /// Returns a free block of at least `least` and less than `len` bytes (at most 4111), almost
-    /// the longest there is, and its length.
+    /// Returns a free block of at least `least` and less than `len` bytes (at most 4111), and its
+    /// length. It is one of the longest.
     pub(super) fn longest_below(&self, blocks: &Blocks, len: u32, least: u32) -> Option<(u32, u32)> {
         let bin = self.last_below((len / FINE_STEP) as usize)?;
         (bin as u32 * FINE_STEP >= least.max(BLOCK_MIN)).then(|| self.head(blocks, bin))

@@ -30,10 +30,10 @@ pub(super) const SEGMENT: u32 = 64 << 10;
 /// No block.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// The length of the shortest block: what a free one needs for its fields.
+/// The length of the shortest block: a free one needs it for its fields.
 pub(super) const BLOCK_MIN: u32 = 17;
 
-/// Bytes of a live block's header; the last ones are its owner's number.
+/// Bytes of a live block's header; the last three are its owner's number.
 pub(super) const HEADER_BYTES: u32 = 2 + OWNER_BYTES;
 const OWNER_BYTES: u32 = 3;
 const LINK_BYTES: u32 = 4;
@@ -139,7 +139,7 @@ impl Blocks {
         self.load(at + HEADER_BYTES + LINK_BYTES)
     }
 
-    /// Records `next` in a live block whose object is no longer needed, after its header and link:
+    /// Stores `next` after the header and link of a live block whose object is no longer needed;
     /// the shortest block has room for it. The caller owns the object.
     pub(super) fn put_handed(&self, at: u32, next: u32) {
         self.store(at + HEADER_BYTES + LINK_BYTES, next);

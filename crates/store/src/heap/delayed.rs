@@ -1,6 +1,6 @@
 //! Blocks waiting to be freed, in order.
 
-/// The most blocks that wait.
+/// The maximum number of waiting blocks.
 pub(super) const DELAYED: usize = 16;
 
 /// `len ≤ DELAYED` blocks, of which the oldest is at `first`.

@@ -18,16 +18,16 @@ use super::{
 };
 use crate::limit::{Full, Purpose};
 
-/// The least free bytes that make a segment worth emptying: to relieve a shard, and to make it as
+/// The least free bytes of a segment that is worth emptying: to relieve a shard, and to make it as
 /// dense as possible.
 const WORTH_RELIEF: u32 = SEGMENT / 32;
 const WORTH_DENSEST: u32 = SEGMENT / 256;
-/// The same near the limit: for the compactor, and for a writer without room.
+/// The same near the limit, for the compactor and for a writer without room.
 const WORTH_LIMIT: u32 = SEGMENT / 64;
 const WORTH_ROOM: u32 = SEGMENT / 512;
 
-/// How often a writer without room empties a segment, and how often it looks even if no segment is
-/// worth emptying: memory that others hold briefly may become free.
+/// How often a writer without room empties a segment, and how often it checks if none is worth
+/// emptying: memory that other threads hold briefly may become free.
 const ROOM_TURNS: u32 = 64;
 const LEAST_TURNS: u32 = 4;
 
@@ -39,8 +39,8 @@ const OTHERS_PAUSE: Duration = Duration::from_micros(20);
 /// Objects moved together when a segment is emptied.
 const BATCH: usize = 8;
 
-/// The most segments per shard that are paused because some of their objects are being written or
-/// read.
+/// The maximum number of segments per shard that are paused because some of their objects are being
+/// written or read.
 const STUCK_MAX: usize = 2;
 
 /// An object of `len_bytes` that moves from block `at` to block `new`.
@@ -84,9 +84,9 @@ impl Heap {
     }
 
     /// [`alloc_to_write`](Self::alloc_to_write) for a heap at its memory limit: empties segments
-    /// until there is room. Once a writer has gained the bytes that its object needs, it allocates
-    /// from the reserve for moving, so that others cannot take them first. It continues until it has
-    /// given back what it took from that reserve: otherwise the reserve would shrink.
+    /// until there is room. Once a writer has freed the bytes that its object needs, it allocates
+    /// from the reserve for moving, so that other threads cannot take them first. It continues
+    /// until it has given back what it took, so that the reserve does not shrink.
     #[cold]
     pub(crate) fn make_room(&self, owners: &dyn Owners, len_bytes: usize, owner: Owner) -> Result<Location, Full> {
         let wanted = Wanted { len_bytes: len_bytes as u32, owner, writes: true, purpose: Purpose::Store };
@@ -118,9 +118,9 @@ impl Heap {
         self.alloc_anywhere(wanted)
     }
 
-    /// Empties a segment of the shard with the most free bytes that no other thread is emptying in.
-    /// Returns by how many bytes the shard's memory shrank: less than 0 if memory was taken to move
-    /// objects and others could not be moved.
+    /// Empties a segment of the shard with the most free bytes among those in which no other thread
+    /// empties one. Returns by how many bytes the shard's memory shrank, which is negative if
+    /// memory was taken to move objects and others could not be moved.
     pub(super) fn empty_one(&self, owners: &dyn Owners) -> Result<i64, Busy> {
         let mut parts: Vec<(u64, usize, &PaddedShard)> =
             self.padded_shards().map(|(number, padded)| (padded.free_bytes.load(Relaxed), number, padded)).collect();
@@ -247,7 +247,7 @@ impl Heap {
                 stuck = 0;
                 continue;
             }
-            // The threads that write or read these objects need the CPU more than this one does.
+            // The threads that write or read these objects need the CPU more urgently.
             shard.paused.push_back(emptying.again());
             stuck += 1;
             if stuck > STUCK_MAX {
@@ -272,7 +272,7 @@ impl Heap {
     }
 
     /// Moves up to [`BATCH`] objects to other room in their shard, if their owners' entries name
-    /// them. It waits once for the readers of all of them: the pins of readers are on lines that
+    /// them. It waits once for the readers of all of them, because pins are on cache lines that
     /// other CPUs keep writing.
     fn relocate(
         &self,

@@ -14,12 +14,12 @@
 //! next thread to lock the shard frees it: so a shard's metadata stays in one CPU's cache. A heap
 //! starts with one shard, so that a small heap is not divided. It adds a shard for every
 //! [`SHARD_FILL`] bytes, up to one per CPU. If threads contend, it adds one for every
-//! [`SHARD_LEAST`] bytes, and the first few even earlier: objects from two threads in one shard
-//! make those threads contend long after each has its own shard.
+//! [`SHARD_LEAST`] bytes, and the first few even earlier: two threads whose objects share a shard
+//! contend long after each has its own shard.
 //!
-//! Overwriting pages with similar ones moves no objects: the holes have the lengths that are
-//! needed. When they do not, compaction empties segments, those with the most free bytes first, and
-//! moves their objects to holes elsewhere.
+//! Overwriting pages with similar ones moves no objects, because the holes have suitable lengths.
+//! Otherwise, compaction empties segments, those with the most free bytes first, and moves their
+//! objects to holes elsewhere.
 //!
 //! `held = live + free + tail + index`, and all of it counts against the budget.
 #![allow(unsafe_code)] // passes its callers' guarantees on to the blocks
@@ -65,33 +65,33 @@ use crossbeam_utils::CachePadded;
 /// Bytes held in a shard per active shard: each `SHARD_FILL` bytes activate another.
 const SHARD_FILL: u64 = 4 << 20;
 
-/// If threads often contend, the average bytes per active shard that activate another:
-/// `SHARD_LEAST`, but with few shards only their number times `SHARD_STEP`. Each wait adds `WAIT`
-/// to a shard's crowd count, each lock without a wait subtracts 1, and at `CROWDED` another shard
-/// may be activated.
+/// If threads often contend, the average bytes per active shard that activate another one:
+/// `SHARD_LEAST`, or with few shards their number times `SHARD_STEP`. Each wait adds `WAIT` to a
+/// shard's crowd count, each lock without a wait subtracts 1, and at `CROWDED` another shard may be
+/// activated.
 const SHARD_LEAST: u64 = 1 << 20;
 const SHARD_STEP: u64 = 64 << 10;
 const WAIT: u32 = 64;
 const CROWDED: u32 = 16 * WAIT;
 
-/// Address space of a shard. Offsets are 32 bits, and the highest value is reserved. Smaller if the
-/// process may not reserve that much.
+/// Address space of a shard, or less if the process may not reserve that much. Offsets have 32
+/// bits, and the highest value is reserved.
 const SPAN_MAX: u64 = 1 << 32;
 const SPAN_MIN: u64 = 16 << 20;
 
 /// Memory assumed for a machine that does not report its own.
 const MEMORY_UNKNOWN: u64 = 1 << 40;
 
-/// Changes of a shard's free bytes below this are not published. The more room there is below the
-/// limit, the larger they may be, up to a segment: one in `REPORT_PART` of the room.
+/// Smaller changes of a shard's free bytes are not published. With more room below the limit, this
+/// grows up to a segment: to the room divided by `REPORT_PART`.
 const REPORT_BYTES: u64 = SEGMENT as u64 / 16;
 const REPORT_PART: u64 = 256;
 
 /// With this many queued objects, a freeing thread tries to lock the shard and free them.
 const HANDED_MAX: u32 = 16;
 
-/// With this many queued objects, a freeing thread waits for the shard's lock and frees them: the
-/// next holder must free them all, while others wait for it.
+/// With this many queued objects, a freeing thread waits for the shard's lock and frees them:
+/// otherwise the next holder must free them all while others wait.
 const HANDED_MOST: u32 = 4 * HANDED_MAX;
 
 /// Memory for objects of 1 to 4096 bytes.
@@ -105,7 +105,7 @@ pub(crate) struct Heap {
     cpus: Cpus,
     /// The shard of each CPU.
     homes: Box<[AtomicUsize]>,
-    /// The first shard without a home CPU. Such shards replace those whose address space is
+    /// The first shard that is no CPU's home. Such shards replace shards whose address space is
     /// exhausted.
     next: AtomicUsize,
     /// How many of `homes` are in use.
@@ -115,7 +115,7 @@ pub(crate) struct Heap {
     roomy: CachePadded<AtomicUsize>,
     /// The highest pressure of any shard.
     pressure: AtomicU8,
-    /// The file in memory with the shards, and where they begin, if they are in one.
+    /// The file in memory that has the shards, and the offset of the first one.
     file: Option<(Arc<MemoryFile>, u64)>,
     budget: Arc<Budget>,
 }
@@ -133,7 +133,7 @@ struct PaddedShard {
     pressure: AtomicU8,
     /// Bytes held but not used by objects, as last published.
     free_bytes: AtomicU64,
-    /// Whether a thread is compacting this shard: two would contend.
+    /// Whether a thread is compacting this shard. A second one would contend with it.
     relieving: AtomicBool,
     handed: CachePadded<Handed>,
 }
@@ -257,7 +257,7 @@ impl Heap {
         self.with_handed(padded, padded.shard.lock())
     }
 
-    /// Does the same for a thread that moves objects, which lets others go first.
+    /// Does the same for a thread that moves objects: other threads go first.
     fn lock_after_others<'a>(&self, padded: &'a PaddedShard) -> Guard<'a, Shard> {
         self.with_handed(padded, padded.shard.lock_after_others())
     }
@@ -402,8 +402,8 @@ impl Heap {
             let mut shard = if number == home {
                 self.lock_home(padded)
             } else if padded.roomy.load(Relaxed) {
-                // Rather than wait there, the thread takes new memory in its own shard: so threads
-                // that began in one shard move apart.
+                // The thread takes new memory in its own shard rather than wait, so threads that
+                // began in one shard move apart.
                 self.with_handed(padded, padded.shard.try_lock()?)
             } else {
                 return None;

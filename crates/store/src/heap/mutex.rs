@@ -2,9 +2,9 @@
 //!
 //! The standard library's mutex releases with an exchange, which waits until every earlier store
 //! has reached the cache. The code under a shard's lock ends with stores to lines that are seldom
-//! cached: those waits took two thirds of the time of a `free`. In return, no thread is woken: a
-//! waiter spins, then yields the CPU, then sleeps briefly. A thread that takes the lock again and
-//! again, with little work in between, would starve others: it uses `lock_after_others`.
+//! cached, and those waits took two thirds of the time of a `free`. The price is that no thread is
+//! woken: a waiter spins, then yields the CPU, then sleeps briefly. A thread that takes the lock
+//! again and again, with little work in between, would starve others: it uses `lock_after_others`.
 #![allow(unsafe_code)] // lends the value behind the lock to its holder
 
 use std::{
@@ -18,7 +18,8 @@ use std::{
 
 use crate::sync::{SLEEPS_FROM, wait_for};
 
-/// Checks for waiters before the lock is taken anyway, the last few with sleeps in between.
+/// The number of checks for waiters before the lock is taken regardless, the last few with sleeps
+/// in between.
 const LOOKS_FOR_OTHERS: u32 = SLEEPS_FROM + 8;
 
 /// A value behind a lock. The lock is held for the time of a few header accesses; the only system
@@ -55,7 +56,7 @@ impl<T> Mutex<T> {
         self.held.compare_exchange(false, true, Acquire, Relaxed).ok().map(|_| Guard(self))
     }
 
-    /// Takes the lock once no thread waits for it, or after a while: by then any sleeping waiter has
+    /// Takes the lock when no thread waits for it, or after a while, when any sleeping waiter has
     /// tried again.
     pub(super) fn lock_after_others(&self) -> Guard<'_, T> {
         let mut looks = 0;

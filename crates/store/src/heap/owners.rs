@@ -55,8 +55,7 @@ pub(crate) enum Goal {
     Densest,
 }
 
-/// The owners of objects. The heap asks them before it moves an object, and notifies them when it
-/// does.
+/// The owners of objects, which the heap asks before it moves an object and notifies when it does.
 pub(crate) trait Owners: Send + Sync {
     /// Returns the length of the object at `at`, if an entry of `owner` names it at some moment
     /// during the call.

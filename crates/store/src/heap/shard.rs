@@ -34,8 +34,8 @@ use super::{
 use crate::limit::{Budget, Full, Purpose};
 
 /// Bytes accounted for in one step: at least a page, and a whole segment in a large shard with much
-/// room below the limit: fewer updates of the shared counter, and fewer system calls. The unused
-/// part of the open segment is at most one in `HOLD_PART` of what the shard holds, and of the room.
+/// room below the limit, which saves updates of the shared counter and system calls. The unused
+/// part of the open segment is at most 1/`HOLD_PART` of what the shard holds, and of the room.
 const HOLD_LEAST: u32 = PAGE_SIZE as u32;
 pub(super) const HOLD_PART: u64 = 128;
 
@@ -101,14 +101,14 @@ pub(super) struct Shard {
     pub(super) free_bytes: u64,
     /// Objects to free, the oldest first. They count as live.
     delayed: Delayed,
-    /// Segments whose emptying was started and is paused: first those paused midway, then those
-    /// that could not be emptied completely and wait for another attempt.
+    /// Segments whose emptying is paused: first those paused midway, then those that wait for
+    /// another attempt because some objects could not be moved.
     pub(super) paused: VecDeque<Emptying>,
     /// The segment at which the search for the next one to empty starts.
     next: usize,
     /// How often threads that allocate here have recently waited for each other.
     pub(super) crowd: u32,
-    /// Memory that is accounted for. The thread that took it has yet to fault it in, after it has
+    /// Memory that is accounted for, and that the thread that took it will fault in after it has
     /// released the lock.
     fresh: Option<Fresh>,
     budget: Arc<Budget>,
@@ -262,8 +262,8 @@ impl Shard {
     }
 
     /// Allocates for an object that is moved near the limit; `in_two` says that it was in two
-    /// pieces. If so, its other piece leaves a hole elsewhere: it is split again if no two holes
-    /// fit it, so that less memory is taken than is freed.
+    /// pieces. Then its other piece leaves a hole elsewhere, and if no two holes fit, the object is
+    /// split again, so that less memory is taken than freed.
     pub(super) fn alloc_moved(&mut self, blocks: &Blocks, wanted: Wanted, in_two: bool) -> Result<u32, Full> {
         if let Some(at) = self.fit(blocks, wanted) {
             return Ok(at);
@@ -277,8 +277,8 @@ impl Shard {
         if end >= need || end < PIECE_MIN {
             return self.extend(blocks, BlockKind::Whole, need, owner, Purpose::Move);
         }
-        // Nothing is left unused between two segments: all free bytes of the emptied segments come
-        // together.
+        // Nothing is left unused between two segments, so all free bytes of the emptied segments
+        // come together.
         let rest_len = Blocks::second_len(len_bytes - Blocks::first_room(end));
         let first = self.extend(blocks, BlockKind::First, end, owner, Purpose::Move)?;
         let second = self
@@ -370,7 +370,7 @@ impl Shard {
             }
             return Err(full);
         }
-        // Not before success: the rest of the open segment may be the only memory left.
+        // Only after success: the rest of the open segment may be the only memory left.
         if !is_open {
             self.close(blocks, purpose);
             self.open = number;
@@ -391,7 +391,7 @@ impl Shard {
         for step in [self.hold_step(purpose), HOLD_LEAST] {
             let more = end.next_multiple_of(step) - held;
             if self.budget.take_for(purpose, more.into()).is_ok() {
-                // A single page costs less as the fault of its first use.
+                // A single page costs less if its first use faults it in.
                 if more > HOLD_LEAST && purpose == Purpose::Store && self.fresh.is_none() {
                     self.segments[number as usize].fills += 1;
                     self.fresh = Some(Fresh { at: number * SEGMENT + held, len: more });
@@ -439,7 +439,7 @@ impl Shard {
         let top = self.segments[number as usize].top;
         self.open = NIL;
         self.segments[number as usize].state = SegmentState::Closed;
-        // At the limit, only the part that is already held.
+        // At the limit, only the part that is already held becomes a free block.
         if purpose == Purpose::Store {
             let _ = self.hold(number, SEGMENT, purpose);
         }
@@ -485,7 +485,7 @@ impl Shard {
     fn release(&mut self, blocks: &Blocks, number: u32) {
         let Segment { state, held, free, fills, .. } = self.segments[number as usize];
         if fills > 0 {
-            // A thread could fault in what was given back.
+            // Otherwise, a thread could fault in memory that was given back.
             self.free_bytes -= u64::from(free);
             let state = if state == SegmentState::Open { state } else { SegmentState::Closed };
             self.segments[number as usize] = Segment { state, top: 0, held, free: 0, fills };

@@ -213,8 +213,8 @@ proptest! {
     }
 }
 
-/// A large heap takes memory in larger steps, but never much that it does not use yet: little of
-/// what it holds, and little of what is left below the limit.
+/// A large heap takes memory in larger steps. What it does not use yet stays a small part of what
+/// it holds, and of the room below the limit.
 #[test]
 fn memory_is_taken_in_steps_that_fit() {
     fake::set_machine([0], 1);
@@ -235,7 +235,8 @@ fn memory_is_taken_in_steps_that_fit() {
             steps += u64::from(budget.used() != before);
             before = budget.used();
         }
-        // Each doubling of the steps takes as many as the first, and so does each halving near the limit.
+        // Each doubling of the step takes as many steps as the first one, and so does each halving
+        // near the limit.
         let doublings = if limit == u64::MAX { 5 } else { 9 };
         let most = before / u64::from(SEGMENT) + doublings * HOLD_PART;
         assert!(steps <= most, "{steps} steps to {before} bytes");
@@ -312,7 +313,7 @@ fn objects_fill_what_they_fit_in(cpus: u64) {
 
 #[test]
 fn other_lengths_find_room_among_the_old_ones() {
-    // On one CPU there is one shard: a thread fills its CPU's shard first, and leaves the holes in
+    // On one CPU there is one shard, since a thread fills its CPU's shard first and leaves holes in
     // others to compaction.
     let mut cpus = CpuSet::new();
     cpus.set(rustix::thread::sched_getcpu());
@@ -501,11 +502,11 @@ fn overwrite_in_a_full_pool(least: u64, most: u64) {
     pool.check().expect("consistent");
 }
 
-/// A writer that continues where the compactor has paused gains what the whole emptying gave, less
-/// all that was taken for it. Otherwise each such writer would take some of the reserve for moving
-/// permanently.
+/// A writer that continues where the compactor has paused gains what the whole emptying freed, less
+/// what was taken for it. Otherwise, each such writer would permanently take some of the reserve
+/// for moving.
 #[test]
-fn what_a_paused_emptying_has_taken_is_not_gained() {
+fn memory_taken_by_a_paused_emptying_is_not_gained() {
     let Subject { heap: pool, .. } = subject(u64::MAX);
     let map = Map::default();
     for owner in 0..1000 {
@@ -567,7 +568,7 @@ impl Owners for Nobody {
 }
 
 #[test]
-fn threads_that_wait_for_each_other_come_apart() {
+fn contending_threads_get_separate_shards() {
     fake::set_machine([0, 1], 2);
     let pool = unlimited();
     for owner in 0..1 + SHARD_STEP / 4000 {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - **growing**: a page that replaces another may be longer: 1/64 of the limit. In addition, what
-//!   the pool has promised to streams: one per CPU.
+//!   the pool has promised to streams, one per CPU.
 //! - **swapping**: a new object exists before the old one is freed, and old objects are kept
 //!   briefly for readers: a fixed amount per CPU, or 1/512 of the limit if that is more, at most
 //!   1/16.
@@ -14,12 +14,12 @@
 //!
 //! Three rules:
 //!
-//! 1. Memory is taken up to `stored`. It is taken up to the limit to *move objects*, and for the
-//!    object of a writer that has just gained as much room.
-//! 2. An object is *admitted* if the bytes taken, less the bytes that are free in the heap, plus the
-//!    bytes by which it is longer than the object that it replaces, are at most `longer`, or `new`
-//!    for an empty slot. An object that is not longer is always admitted. Permanent memory (tables,
-//!    streams beyond those promised) is admitted like an object for an empty slot.
+//! 1. Memory is taken up to `stored`; up to the limit only to *move objects*, and for a writer that
+//!    has just freed at least that many bytes.
+//! 2. An object is *admitted* if `bytes taken − bytes free in the heap + bytes by which it is
+//!    longer than the object that it replaces` is at most `longer`, or `new` for an empty slot. An
+//!    object that is not longer is always admitted. Permanent memory (tables, streams beyond those
+//!    promised) is admitted like an object for an empty slot.
 //! 3. Below `stored`, half of the swapping reserve is kept free: when less is left, the compactor
 //!    empties segments until the whole reserve is free again. If a writer finds no room for an
 //!    admitted object, it empties segments itself.
@@ -36,12 +36,12 @@ use pagefold_codec::PAGE_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Bytes taken, never more than the limit; and bytes beyond it. Every write reads `used` and the
-/// limit, so what else changes often is on other cache lines.
+/// Bytes taken, never more than the limit, and bytes taken beyond it. Every write reads `used` and
+/// the limit, so other fields that change often are on other cache lines.
 #[derive(Debug)]
 pub(crate) struct Budget {
     used: CachePadded<AtomicU64>,
-    /// Bytes that others take whatever the limit says. They take no room from objects, or a full
+    /// Bytes to which the limit does not apply. They take no room from objects: otherwise, a full
     /// pool would refuse overwrites.
     exempt: AtomicU64,
     max: CachePadded<AtomicU64>,
@@ -62,8 +62,8 @@ pub(crate) struct Budget {
 /// background thread.
 const MOVING_BYTES: u64 = 64 << 10;
 
-/// What a CPU's thread briefly holds in addition: its new object, and the replaced objects that it
-/// keeps for readers.
+/// Bytes that a CPU's thread briefly holds in addition: its new object, and replaced objects kept
+/// for readers.
 const SWAPPING_BYTES: u64 = 2 * PAGE_SIZE as u64 + (16 << 10);
 
 /// The purpose for which memory is taken.
@@ -73,7 +73,7 @@ pub(crate) enum Purpose {
     Keep,
     /// An object.
     Store,
-    /// Moving objects, which then frees as much or more; and memory that a pool cannot do without.
+    /// Moving objects, which then frees at least as much; and memory that a pool cannot do without.
     Move,
 }
 

@@ -18,9 +18,9 @@ pub(crate) fn address_space() -> usize {
     limit.saturating_sub(pages * rustix::param::page_size() as u64) as usize
 }
 
-/// Returns whether the system charges the process for memory that it may write, used or not: it
-/// does not overcommit (`vm.overcommit_memory=2`), or it limits what the process may write (`ulimit
-/// -d`). True if the system does not say.
+/// Returns whether the system charges the process for writable memory even if unused: it does not
+/// overcommit (`vm.overcommit_memory=2`), or limits writable memory (`ulimit -d`). True if that is
+/// unknown.
 pub(crate) fn is_charged_unused() -> bool {
     getrlimit(Resource::Data).current.is_some()
         || std::fs::read("/proc/sys/vm/overcommit_memory").map_or(true, |mode| mode.trim_ascii() == b"2")

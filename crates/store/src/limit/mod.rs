@@ -1,4 +1,4 @@
-//! The memory that a pool may use: the account of what it takes, and what the machine has.
+//! The memory that a pool may use: the account of its memory, and the memory of the machine.
 
 mod budget;
 pub(crate) mod machine;

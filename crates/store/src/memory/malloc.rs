@@ -15,9 +15,9 @@ const HEAPS: i32 = 2;
 /// of a program whose pools train tables. It configures the allocator of the whole process (only
 /// glibc's), so pools do not call it themselves.
 ///
-/// By default, once a large block was freed, glibc allocates such blocks (up to 32 MiB) from a heap
-/// of the thread and keeps up to twice as much for later. After a training that is 10 MiB and more,
-/// which [`Stats::spent_bytes`](crate::Stats::spent_bytes) does not count.
+/// By default, once a large block was freed, glibc allocates such blocks (up to 32 MiB) from the
+/// thread's heap and keeps up to twice as much for later: after a training 10 MiB and more, which
+/// [`Stats::spent_bytes`](crate::Stats::spent_bytes) does not count.
 pub fn keep_no_large_blocks() {
     // SAFETY: it sets three numbers in the allocator, under the allocator's lock.
     #[cfg(target_env = "gnu")]

@@ -1,5 +1,5 @@
 //! Arrays of atomics in reserved address space: an element is enabled before its first use, uses
-//! memory from then on, and never moves or goes away.
+//! memory from then on, and never moves.
 #![allow(unsafe_code)] // atomics over plain memory
 
 #[cfg(not(loom))]
@@ -70,7 +70,7 @@ mod rows {
         #[inline]
         pub(crate) fn all(&self) -> &[T] {
             // SAFETY: the region has `count` elements, zero-filled or as they were left, which are
-            // valid by the trait's contract and only accessed atomically, the enabled ones alone; a
+            // valid by the trait's contract. Only enabled elements are accessed, atomically. A
             // mapping is page-aligned.
             unsafe { slice::from_raw_parts(self.region.start().cast::<T>(), self.count) }
         }

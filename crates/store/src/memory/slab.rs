@@ -1,8 +1,8 @@
-//! Numbers for parts of equal size that are stored side by side, several per page: which are free,
-//! and which pages have memory.
+//! Numbers for parts of equal size, several per page: which numbers are free, and which pages have
+//! memory.
 //!
 //! A page whose parts are all free has no memory. Numbers on pages with memory are given out first,
-//! so that a slab stays small; all numbers stay below the most that were ever in use simultaneously,
+//! so that a slab stays small; all numbers stay below the maximum that was in use simultaneously,
 //! rounded up to a page.
 //!
 //! `held_bytes = pages with a part in use × 4096 + capacity × extra_bytes`, all of it counted in
@@ -52,8 +52,8 @@ struct Page {
 }
 
 impl Slab {
-    /// Creates a slab of at most `parts_max` parts of `part_bytes`, for each of which the owner
-    /// keeps `metadata_bytes` of metadata.
+    /// Creates a slab of at most `parts_max` parts of `part_bytes`. The owner keeps
+    /// `metadata_bytes` of metadata for each part.
     pub(crate) fn new(parts_max: usize, part_bytes: usize, metadata_bytes: usize) -> Self {
         let per_page = (PAGE_SIZE / part_bytes).min(parts_max).clamp(1, 32);
         Self {

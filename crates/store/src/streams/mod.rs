@@ -2,13 +2,13 @@
 //!
 //! A thread takes the stream of the CPU that it runs on. If that is taken (its holder was preempted
 //! or migrated), it takes another free one; it waits only if every stream is taken. A thread that
-//! migrates while it holds a stream keeps it: the pin alone decides who holds a stream, and the CPU
-//! only says where to look first. There are several streams per CPU. A stream is created when it is
-//! first taken; if the memory limit forbids that, an existing one is used. CPUs share streams until
+//! migrates while it holds a stream keeps it: the pin says who holds a stream; the CPU only says
+//! where to look first. There are several streams per CPU. A stream is created when it is first
+//! taken; if the memory limit forbids that, an existing one is used. CPUs share streams until
 //! threads contend for them: one thread that migrates from CPU to CPU creates one stream. A holder
-//! never waits for another stream, so a stream comes back in bounded time; it may wait for an
-//! entry, whose holder needs no further stream. The crate `published` has the policies that this
-//! one was compared with for zram.
+//! may wait for an entry, whose holder needs no further stream, but never for another stream. So
+//! streams are given back in bounded time. The crate `published` has the policies that were
+//! compared for zram.
 #![allow(unsafe_code)] // the working state belongs to the holder of its pin
 
 mod training;
@@ -41,23 +41,23 @@ use crate::{
 const CROWDED: u64 = 8;
 const CROWDED_MS: u128 = 16;
 
-/// If there are more threads than CPUs, some find streams whose holders were preempted; with one
-/// stream per CPU, they would wait for those or take other CPUs' streams. With ten jobs on two
-/// CPUs, four have 1.1× the throughput of two; eight gain nothing more.
+/// With more threads than CPUs, holders are preempted. With one stream per CPU, other threads would
+/// wait for them or take other CPUs' streams. With ten jobs on two CPUs, four streams have 1.1× the
+/// throughput of two; eight gain nothing more.
 const STREAMS_PER_CPU: usize = 4;
 
-/// How often a thread that finds every stream taken yields before it sleeps: a preempted holder is
-/// soon done. If threads slept immediately, each return would need a wake-up call (13 % less throughput
-/// with ten jobs on two CPUs).
+/// How often a thread that finds every stream taken yields before it sleeps: a preempted holder
+/// finishes soon. If threads slept immediately, each return would need a wake-up call (13 % less
+/// throughput with ten jobs on two CPUs).
 const YIELDS_BEFORE_SLEEP: usize = 8;
 
-/// A stream keeps as many objects as there are streams to check, within these bounds, before it
-/// checks which are still read: so each object costs about one check. Kept objects cannot be moved
-/// and delay the emptying of their segments.
+/// The bounds of the number of objects that a stream keeps before it checks which are still read.
+/// Within them, it is the number of streams to check, so each object costs about one check. Kept
+/// objects cannot be moved and delay the emptying of their segments.
 const RETIRED_BATCH: RangeInclusive<usize> = 8..=32;
 
-/// With this many bytes of kept objects, a stream checks sooner: while a large batch is kept, others
-/// take new memory, and when it is freed immediately, it looks as if it needs compaction.
+/// With this many bytes of kept objects, a stream checks sooner. A large batch makes other threads
+/// take new memory, and its free bytes would trigger compaction.
 const RETIRED_BYTES: usize = 16 << 10;
 
 /// The longest sleep of a waiter before it checks again.
@@ -110,8 +110,8 @@ struct Desk {
 
 const _: () = assert!(size_of::<Desk>() + size_of::<u64>() <= 128, "a stream that was never taken costs 128 bytes");
 
-// SAFETY: only its holder accesses the data next to a pin, and a pin has one holder; a `Working` may
-// move between threads. Everything else is `Sync` by itself.
+// SAFETY: only its holder accesses the data next to a pin, and a pin has one holder; a `Working`
+// may move between threads. All other fields are `Sync`.
 unsafe impl Sync for Streams {}
 
 /// The streams that threads take first: CPU `n` has stream `n % active`.
@@ -125,8 +125,8 @@ struct Homes {
 /// The contention for streams.
 struct Crowd {
     since: Instant,
-    /// The time of the last contention, in steps of [`CROWDED_MS`] milliseconds after `since`, and
-    /// in the low byte the number of contentions in that step.
+    /// The time of the last contention, in steps of [`CROWDED_MS`] milliseconds after `since`. The
+    /// low byte counts the contentions in that step.
     met: AtomicU64,
     /// The threads that found every stream taken.
     waiting: AtomicUsize,
@@ -146,8 +146,8 @@ impl Homes {
         if active == self.cpus.count() { cpu } else { cpu % active }
     }
 
-    /// Returns all streams of `count`: `home` first, then those that are not a home, then other
-    /// homes, and last those not created yet.
+    /// Returns the numbers of all `count` streams: `home` first, then those that are not a home,
+    /// then other homes, then those not created yet.
     fn in_turn(&self, home: usize, count: usize) -> impl Iterator<Item = usize> {
         let end = self.end.load(Relaxed);
         let active = self.active.load(Relaxed).min(end);
@@ -183,7 +183,7 @@ impl Crowd {
 /// A stream that this thread holds; dropping it gives the stream back.
 pub(crate) struct Taken<'a> {
     desk: &'a Desk,
-    // Before `_return`, so that the pin is free when a waiter is notified.
+    // Declared before `_return`, so that the pin is free when a waiter is notified.
     pin: Pin<'a>,
     _return: Return<'a>,
 }
@@ -213,7 +213,7 @@ impl<'a> Taken<'a> {
 
 impl Drop for Return<'_> {
     fn drop(&mut self) {
-        // A thread that has just started to wait may be missed; it checks again after a nap.
+        // A thread that has just started to wait may miss this; it checks again after a nap.
         if self.0.waiting.load(Relaxed) > 0 {
             self.0.returned.notify_one();
         }
@@ -412,14 +412,14 @@ impl Streams {
         }
     }
 
-    /// Waits until no thread reads an object of `words`, which were swapped out of their entries: at
-    /// most a decode each, unless a reader is preempted.
+    /// Waits until no thread reads an object of `words`, which were swapped out of their entries.
+    /// Each wait takes at most a decode, unless a reader is preempted.
     pub(crate) fn wait_for_readers(&self, words: &[u64]) {
         wait_for(|| (!self.pins.name_any(words)).then_some(()));
     }
 
-    /// Waits until no thread writes to a layer that is no longer a disk's topmost one: at most a page
-    /// change each, unless a writer is preempted.
+    /// Waits until no thread writes to a layer that is no longer a disk's topmost one. Each wait
+    /// takes at most a page's change, unless a writer is preempted.
     pub(crate) fn wait_for_writers(&self, layer: LayerId) {
         wait_for(|| (!self.pins.write_to(layer)).then_some(()));
     }
@@ -429,8 +429,8 @@ impl Streams {
         self.one_bytes
     }
 
-    /// Makes the budget reserve room for one stream per CPU: in addition to the first, at most 1/64 of the
-    /// limit.
+    /// Makes the budget reserve room for one stream per CPU; all but the first get at most 1/64 of
+    /// the limit.
     pub(crate) fn promise(&self, budget: &Budget) {
         let more = (self.cpus() as u64 - 1).min(budget.limit() / 64 / self.one_bytes.max(1));
         budget.promise(((1 + more) * self.one_bytes).saturating_sub(self.used_bytes()));
@@ -519,7 +519,7 @@ mod tests {
         let one = streams.used_bytes();
         fake::run_on(0);
         let first = streams.take(0, &budget).expect("no limit");
-        // On a slow machine, one step of the clock may not be enough.
+        // On a slow machine, this may take more than one step of the clock.
         let met = (1..1000).find(|_| {
             assert_eq!(number_on(1), 1, "another that is free");
             streams.homes.active.load(Relaxed) > 1

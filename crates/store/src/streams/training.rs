@@ -17,10 +17,11 @@
 //! A number is free again once (1) it is not the current one, (2) every stream has since been given
 //! back, so that no writer is still about to use it, (3) no entry has it, and (4) every stream has
 //! been given back again, so that no thread still decodes an object that had it. While a stream is
-//! held, neither (2) nor (4) can pass: so its holder may use what it looked up.
+//! held, neither (2) nor (4) can become true, so its holder may use the tables that it has looked
+//! up.
 //!
-//! Number 0 is the codec's initial tables. They are kept, because new streams have them. The sum of
-//! `objects` over the numbers is the number of entries that name compressed objects.
+//! Number 0 is the codec's initial tables, which are never freed, because new streams have them.
+//! The sum of `objects` over the numbers is the number of entries that name compressed objects.
 
 use std::{
     array, iter, mem,
@@ -47,10 +48,10 @@ use crate::{
     tree::{KeptFile, PartStorage},
 };
 
-/// The most tables of a pool at a time, including the codec's initial ones: 0.05 to 1.7 MiB each.
+/// The maximum number of a pool's tables, including the codec's initial ones: 0.05 to 1.7 MiB each.
 pub(crate) const NUMBERS: usize = 4;
 
-/// No number: none is being retired, or the stream's tables are unknown.
+/// No number: no tables are being retired, or the stream's tables are unknown.
 const NONE: u8 = u8::MAX;
 
 /// Memory of a training per page of its sample. For 1024 pages its largest parts are 4 MiB of
@@ -125,11 +126,11 @@ pub(crate) struct Training {
     held_bytes: AtomicU64,
     /// Where the pool's file has them.
     kept: OnceLock<Arc<KeptFile>>,
-    /// Grows with each of them there. The first is the codec's own.
+    /// Grows with each of them in the file. The first are the codec's own.
     order: AtomicU64,
 }
 
-/// What a training has done, for a pool that takes over another one's tables.
+/// The results of a training, for a pool that takes over another one's tables.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct History {
     pub(crate) trainings: u64,
@@ -152,7 +153,7 @@ struct Sets {
 
 struct Sampling {
     entries: Vec<u64>,
-    /// Whether the trainer has a sample; no other is collected while it works.
+    /// Whether the trainer has a sample; no other sample is collected while it works.
     busy: bool,
 }
 
@@ -245,8 +246,8 @@ impl Training {
         numbers.filter_map(|number| Some((number, sets.of[usize::from(number)].clone()?))).collect()
     }
 
-    /// Sets whether no tables are added or freed: the reader of a stream in rounds has those of its
-    /// begin, with their numbers. Tables trained during that are lost.
+    /// Sets whether the tables and their numbers stay as they are: the reader of a stream in rounds
+    /// has those of its start. Tables trained in the meantime are lost.
     pub(crate) fn keep(&self, is_kept: bool) {
         lock(&self.sets).is_kept = is_kept;
     }
@@ -295,8 +296,7 @@ impl Training {
 
     /// Counts that `new` replaced `old`. The caller holds a stream if `new` is an object.
     pub(crate) fn replaced(&self, old: Entry, new: Entry) {
-        // All writers share this line: it is not written while a page replaces one of the same
-        // tables.
+        // All writers share this cache line, so it is written only if the tables differ.
         if let (Entry::Object { tables: of_old, .. }, Entry::Object { tables: of_new, .. }) = (old, new)
             && of_old == of_new
         {
@@ -407,7 +407,7 @@ impl Training {
             return;
         }
         self.free_unused(pool);
-        // The last room of a pool near its limit is left to its user.
+        // A pool near its limit leaves its last room to its user.
         let work_bytes = self.plan.sample_pages as u64 * WORK_PAGE_BYTES;
         if budget.limit().saturating_sub(budget.used()) < 2 * work_bytes || !self.take(budget, work_bytes) {
             return;
@@ -470,7 +470,7 @@ impl Training {
             if unused.get(usize::from(trained.number)).copied().unwrap_or(false)
                 && let Some(first) = &first
             {
-                // So that the stream does not keep them in memory.
+                // Otherwise, the stream would keep them in memory.
                 stream.set_tables(first);
                 trained.number = 0;
             }
@@ -512,7 +512,7 @@ impl Training {
     }
 }
 
-/// Returns the pages of `entries`, those that these still hold and that need an object.
+/// Returns the pages that `entries` still hold, without those that need no object.
 fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     let mut pages = Vec::with_capacity(entries.len());
     for &entry in entries {
@@ -524,8 +524,8 @@ fn pages_of(entries: &[u64], pool: &dyn Trainee) -> Vec<Page> {
     pages
 }
 
-/// Returns by how many thousandths `tables` make pages smaller than `first` does, measured on the
-/// pages of the sample that they were not trained on (see [`Tables::train_beyond`]).
+/// Returns by how many thousandths `tables` shrink pages more than `first`, measured on the pages
+/// of the sample that they were not trained on (see [`Tables::train_further`]).
 fn gain_permille(first: &Tables, tables: &Tables, sample: &[&Page]) -> u64 {
     let bytes = |tables: &Tables| {
         let mut stream = tables.codec().stream().ok()?;

@@ -1,4 +1,4 @@
-//! Fails every allocation of a scenario once: nothing may be lost.
+//! Lets each allocation of a scenario fail once: nothing may be lost.
 
 use std::{
     ops::Range,
@@ -12,7 +12,7 @@ use crate::{Disk, Error, Page, Pool, PoolConfig};
 
 const SLOTS: u64 = 700;
 
-/// Returns one of 64 pages, of which `seed % 16` sixteenths are random.
+/// Returns one of 64 pages; `seed % 16` sixteenths of it are random.
 fn page(seed: u64) -> &'static Page {
     static PAGES: LazyLock<Vec<Page>> = LazyLock::new(|| (0..64).map(make).collect());
     &PAGES[seed as usize % 64]
@@ -121,8 +121,8 @@ fn a_write_that_finds_no_room_keeps_neither_leaf_nor_object() {
     let before = store.stats();
     let mut refused = 0;
     for round in 0..100 {
-        // Each write needs a node, a leaf and room for its object, some also a page of nodes or
-        // leaves.
+        // Each write needs a node, a leaf and room for its object; some writes also need a page of
+        // nodes or leaves.
         let slots = || (1..=20).map(|number| (number + round * 20) << 16);
         store.budget().fail(round % 7, 30);
         refused += slots().filter(|&slot| store.write(slot, page(15)).is_err()).count();

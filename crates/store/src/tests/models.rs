@@ -327,7 +327,7 @@ fn write_against_move() {
     });
 }
 
-/// Two changes that read, then write: neither is lost.
+/// Two threads read and then write: neither change is lost.
 #[test]
 fn updates_add_up() {
     check(3, || {
@@ -374,8 +374,8 @@ fn read_against_write_and_move() {
     });
 }
 
-/// An object that returns to the same place for the same slot: the word that a reader saw first may
-/// be there again with another page behind it.
+/// An object is stored again at the same place for the same slot: a reader may see the same word
+/// again with another page behind it.
 #[test]
 fn a_place_used_again() {
     check(3, || {
@@ -501,8 +501,8 @@ fn write_against_a_leaf_that_becomes_another_disks() {
     });
 }
 
-/// A write that begins before a fork and ends after it: the fork has it or not, permanently; the
-/// disk has it.
+/// A write begins before a fork and ends after it: the disk has it, and the fork either always or
+/// never has it.
 #[test]
 fn write_against_fork() {
     check(3, || {
@@ -520,7 +520,7 @@ fn write_against_fork() {
     });
 }
 
-/// Two consecutive writes while the disk is forked: the fork does not have the second without the
+/// Two consecutive writes while the disk is forked: the fork never has the second without the
 /// first.
 #[test]
 fn writes_in_order_against_fork() {
@@ -540,8 +540,8 @@ fn writes_in_order_against_fork() {
     });
 }
 
-/// A page change across a fork applies to what the disk has: it does not lose a write that began
-/// before.
+/// An update across a fork changes the disk's current page: it does not lose a write that began
+/// earlier.
 #[test]
 fn updates_add_up_across_a_fork() {
     check(2, || {
@@ -640,7 +640,8 @@ fn a_fork_parts_from_its_origin_in_one_step() {
     });
 }
 
-/// Two threads at one stream: one gets it, and the next one finds the state that the last one left.
+/// Two threads take one stream: one gets it, and the other then sees the state that the first has
+/// left.
 #[test]
 fn a_stream_has_one_holder() {
     check(3, || {

@@ -31,7 +31,7 @@ fn read_against_share() {
     });
 }
 
-/// A slot is written while another starts to share its object.
+/// A slot is written while another slot starts to share its object.
 #[test]
 fn write_against_share() {
     check(2, || {
@@ -74,7 +74,7 @@ fn both_sharers_release_simultaneously() {
 
 /// A third slot starts to share the object that the two others drop.
 #[test]
-fn share_against_the_last_who_lets_go() {
+fn share_against_the_last_release() {
     check(2, || {
         let world = World::new(3, 2);
         let (other, number) = (sharing(&world), world.shared_number(&world.tree));

@@ -37,7 +37,7 @@ fn weak(tables: &Tables) -> Weak<dyn Send + Sync> {
     }
 }
 
-/// Returns a page of words from `kind`'s own vocabulary: each kind has other best tables.
+/// Returns a page of words from the vocabulary of `kind`, so that each kind needs its own tables.
 /// Deterministic.
 fn page(kind: u64, number: u64) -> Page {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -423,7 +423,7 @@ fn a_training_takes_no_room_from_writers() {
         for slot in 0..96 {
             store.write(slot, &page(0, slot)).expect("room");
         }
-        // Too random for training to help, and written before a training is done.
+        // Too random for training to help, and written before a training ends.
         let mut random = [0; PAGE_SIZE];
         let mut state = 1u64;
         let is_full = |slot: u64| {
@@ -445,7 +445,7 @@ fn a_training_takes_no_room_from_writers() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Any history of a store that retrains all the time reads like a plain array of pages.
+    /// Under any history, a store that keeps retraining reads like a plain array of pages.
     #[test]
     fn a_training_store_is_an_array(
         codec in proptest::sample::select(&CODECS),

@@ -1,5 +1,5 @@
-//! What a pool keeps in a file in memory, next to its parts and objects, so that another process can make
-//! its disks again if this one is killed (`handover/salvage.rs`).
+//! What a pool keeps in a file in memory besides its parts and objects, so that another process can
+//! restore its disks if this one is killed (`handover/salvage.rs`).
 //!
 //! ```text
 //! head     where everything is; the codec; written last
@@ -11,13 +11,14 @@
 //! heap     the shards                                                    `heap/mod.rs`
 //! ```
 //!
-//! A process can be killed between any two stores, so at each moment what rows lead to must be whole:
+//! A process can be killed between any two stores, so what rows lead to must be complete at each
+//! moment:
 //!
 //! - A row gets a root before the disk does, and its key is cleared before the disk's parts are freed.
-//! - A place names a part, and an entry an object, only after these are complete. Nothing is freed while
-//!   something names it: threads that look late rely on that too.
-//! - Bits that mark an entry as locked mean nothing without the threads.
-//! - Counts, free lists and bins are in private memory: a reader counts again.
+//! - A place names a part, and an entry an object, only after these are complete. Nothing is freed
+//!   while something names it: late accesses of threads rely on that too.
+//! - Lock bits of entries mean nothing once the threads are gone.
+//! - Counts, free lists and bins are in private memory; the reader counts again.
 
 use std::{
     fs::File,
@@ -41,7 +42,7 @@ use crate::{
     memory::{MemoryFile, Reserved, Slab},
 };
 
-/// The first bytes of a file, and the version of what follows.
+/// The first bytes of a file, which include the version of its format.
 const MAGIC: [u8; 8] = *b"PFpool\0\0";
 const VERSION: u64 = 1;
 
@@ -57,7 +58,7 @@ pub(crate) const NOTE_BYTES: u64 = 256 << 20;
 /// Bytes before tables or a note: order or generation, length, check.
 const BEFORE_BYTES: usize = 20;
 
-/// Bytes that are written by one call: it has a lock of the file, for which threads that free memory wait.
+/// Bytes written per call: a call locks the file, and threads that free memory wait for that lock.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Bytes of the metadata of a leaf, and of a node. Both begin with the layer.
@@ -69,7 +70,7 @@ pub(crate) const ROW_WORDS: usize = 16;
 pub(crate) const KEY: usize = 0;
 pub(crate) const ROOT: usize = 1;
 
-/// The most rows, and the most layers.
+/// The maximum numbers of rows and of layers.
 const ROWS_MAX: usize = 1 << 20;
 
 /// The numbers of the head, in their order.
@@ -109,8 +110,9 @@ impl Head {
         bytes
     }
 
-    /// Returns the head of a file of `len_bytes` that begins with these bytes and has tables of `numbers` numbers,
-    /// and the codec's name. Fails with the reason if they are none that this program can read.
+    /// Returns the head of a file of `len_bytes` that begins with these bytes and has tables of
+    /// `numbers` numbers, and the codec's name. Fails, with the reason, if this program cannot read
+    /// them.
     pub(crate) fn decode(
         bytes: &[u8; HEAD_BYTES],
         len_bytes: u64,
@@ -192,7 +194,7 @@ pub(crate) struct KeptFile {
 }
 
 impl KeptFile {
-    /// Takes the front of an empty file, for which there is no head yet.
+    /// Takes the front of an empty file, without writing a head yet.
     ///
     /// # Errors
     /// The process cannot reserve the address space, or the file cannot be that long.
@@ -236,15 +238,15 @@ impl KeptFile {
         self.file.file()
     }
 
-    /// Keeps the tables of a number that no object has; `order` grows with each call. Returns false if
-    /// they cannot be kept.
+    /// Stores tables under a number that no object has yet; `order` grows with each call. Returns
+    /// false if they cannot be kept.
     pub(crate) fn keep_tables(&self, number: u8, order: u64, bytes: &[u8]) -> bool {
         let room = TABLES_BYTES as usize - BEFORE_BYTES;
         let at = self.head.tables_at + u64::from(number) * TABLES_BYTES;
         bytes.len() <= room && self.put(at, order, bytes).is_ok()
     }
 
-    /// Keeps a note in place of the last one: at each moment, there is one of them.
+    /// Replaces the note. At each moment, the file has one of the two.
     ///
     /// # Errors
     /// It is too long, or there is no memory.
@@ -253,7 +255,7 @@ impl KeptFile {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut generation = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        // If that fails, the next attempt is in the same place: the other one has the last note.
+        // If that fails, the next attempt uses the same place: the other one has the last note.
         let next = *generation + 1;
         self.put(self.head.notes_at + next % 2 * NOTE_BYTES, next, note)?;
         *generation = next;
@@ -288,7 +290,7 @@ impl KeptFile {
     }
 }
 
-/// Returns what is before bytes: their order, length, and a check of all.
+/// Returns the header of some bytes: their order, their length, and a check of all.
 fn before(order: u64, bytes: &[u8]) -> [u8; BEFORE_BYTES] {
     let mut before = [0; BEFORE_BYTES];
     before[..8].copy_from_slice(&order.to_le_bytes());
@@ -343,7 +345,7 @@ impl Row {
         &self.kept.rows.all()[self.number as usize][word]
     }
 
-    /// Returns the key of the disk, which no other has.
+    /// Returns the disk's unique key.
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
@@ -353,12 +355,12 @@ impl Row {
         self.word(ROOT).store(root, Release);
     }
 
-    /// Says that the disk has a layer, before any part is of it.
+    /// Records that the disk has a layer, before any part belongs to it.
     pub(super) fn owns(&self, layer: LayerId) {
         self.kept.owners.all()[layer.number() as usize].store(self.number + 1, Release);
     }
 
-    /// Says that the disk does not exist any more.
+    /// Records that the disk no longer exists.
     pub(super) fn ends(&self, layers: &[LayerId]) {
         self.word(KEY).store(0, Release);
         layers.iter().for_each(|layer| self.kept.owners.all()[layer.number() as usize].store(0, Relaxed));

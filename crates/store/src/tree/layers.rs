@@ -20,15 +20,15 @@ use crate::{
     memory::{Reserved, Slab},
 };
 
-/// The most layers, and how many there are at least if address space is scarce.
+/// The maximum number of layers, and the minimum if address space is scarce.
 const LAYERS_MAX: usize = 1 << 20;
 const LAYERS_MIN: usize = 1 << 10;
 
-/// Counters in a share of two cache lines: processors fetch lines in pairs.
+/// Counters per share, which fill two cache lines: processors fetch lines in pairs.
 const SHARE_COUNTERS: usize = 16;
 const SHARE_BYTES: usize = SHARE_COUNTERS * size_of::<AtomicI64>();
 
-/// The most shares per layer: a power of two.
+/// The maximum number of shares per layer: a power of two.
 const SHARES_MAX: usize = 8;
 
 /// The index of each counter in a share.
@@ -117,7 +117,7 @@ impl Layers {
         u64::from(self.holds.all()[layer.number() as usize].load(Relaxed)) - 1
     }
 
-    /// Moves what an entry counts from one layer to another.
+    /// Moves an entry's figures from one layer to another.
     pub(crate) fn moved(&self, from: LayerId, to: LayerId, entry: Entry) {
         self.replaced(from, 0, entry, Entry::Empty);
         self.replaced(to, 0, Entry::Empty, entry);

@@ -32,12 +32,12 @@
 //!          old one
 //! ```
 //!
-//! A part reaches its next user through the lock of a slab, after the version has changed: a reader
+//! A part is reused only after the version has changed and through the lock of a slab, so a reader
 //! that sees what the next user wrote also sees another version. A part's id is never reused, so a
 //! place that still names the leaf names it for the same slot. A writer's pin and the layer work
 //! like a reader's pin and the entry (`pins.rs`): a writer that locks an entry after the layer has
-//! changed sees the change, and the forker waits for all others. So at the instant of the fork no
-//! change is half done, and the shared parts never change afterwards.
+//! changed sees the change, and the forker waits for all others. So no change is half done at the
+//! instant of the fork, and shared parts never change afterwards.
 
 mod kept;
 mod layers;
@@ -84,7 +84,7 @@ pub(crate) struct Tree {
     /// The layers that the disk wrote to before, of which parts are left. The disk holds
     /// each.
     changing: Mutex<Vec<LayerId>>,
-    /// What another process finds the tree by, if the pool is kept in a file.
+    /// The tree's row in the pool's file, if there is one.
     row: Option<Row>,
 }
 
@@ -137,8 +137,8 @@ impl<'a> EntryPlace<'a> {
     }
 }
 
-/// An entry that was loaded for a slot: the slot's own, or one that this leads to. It was the
-/// slot's if [`Tree::is_current`] says so afterwards.
+/// An entry that was loaded for a slot: the slot's own, or one that this leads to. It is valid if
+/// [`Tree::is_current`] says so afterwards.
 pub(crate) struct Looked<'a> {
     /// The number of the slot's own entry.
     pub(crate) number: u64,
@@ -183,8 +183,8 @@ impl<'a> Looked<'a> {
     }
 
     /// Returns whether the entries that led to this one still do, and it is unchanged. A shared
-    /// object moves from entry to entry: otherwise, an entry that was emptied and got another
-    /// object would be mistaken for the one that led to the first.
+    /// object moves from entry to entry. Without this check, an entry that was emptied and refilled
+    /// would be mistaken for the one that led to the first object.
     fn is_there(&self) -> bool {
         let is = |word: &AtomicU64, seen: u64| (word.load(Acquire) ^ seen) & !MARKS == 0;
         !self.entry().is_elsewhere()
@@ -253,8 +253,9 @@ impl Tree {
         self.root.store(root, Release);
     }
 
-    /// Creates a tree with parts that count it as a user: `root` is a place, and the level of the
-    /// part that it names. Its disk holds `layer` and those that it wrote to before.
+    /// Creates a tree over existing parts, which already count it as a user. `root` is a place and
+    /// the level of the part that it names. The disk holds `layer` and the layers that it wrote to
+    /// before.
     pub(crate) fn restored((place, level): (u64, u32), layer: LayerId, earlier: Vec<LayerId>) -> Self {
         let root = if names_part(place) { place | u64::from(level) << LEVEL_SHIFT } else { place };
         Self { root: AtomicU64::new(root), changing: Mutex::new(earlier), ..Self::new(layer) }
@@ -407,8 +408,9 @@ impl Tree {
         storage.layer(place.leaf()) == self.layer()
     }
 
-    /// Locks the entry at `place` for a change, if it is still the slot's and the disk's own, and
-    /// `may` agrees. Until `pin` is dropped or names an object, the disk cannot be forked.
+    /// Locks the entry at `place` for a change, if it is still the slot's, is in a leaf of the
+    /// disk's own, and `may` returns true. Until `pin` is dropped or names an object, the disk
+    /// cannot be forked.
     #[inline]
     pub(crate) fn lock<'a>(
         &self,
@@ -478,7 +480,7 @@ impl<'a> Changing<'a> {
         Ok(Tree::place(storage, place, part, slot))
     }
 
-    /// Raises the tree to at least `levels` levels of nodes.
+    /// Adds levels of nodes until the tree has at least `levels`.
     fn raise(&mut self, levels: u32) -> Result<(), Full> {
         let root = &self.tree.root;
         loop {
@@ -637,7 +639,7 @@ impl<'a> Changing<'a> {
         }
     }
 
-    /// Makes the disk write to `layer` from now on, and freezes what the tree has. `wait` returns
+    /// Makes the disk write to `layer` from now on, and its present parts read-only. `wait` returns
     /// when no thread writes to a layer. Returns whether `layer` was needed.
     fn freeze(&mut self, layer: LayerId, mut wait: impl FnMut(LayerId)) -> bool {
         let before = self.layer;
@@ -687,7 +689,7 @@ impl<'a> Changing<'a> {
             self.parts.layers.give(layer, self.parts.budget);
         }
         let root = other.root.load(Acquire);
-        // In the file, first this tree has the content, and then the other one does not.
+        // In the file, this tree gets the content before the other one loses it.
         if let Some(row) = &self.tree.row {
             row.set_root(root);
         }

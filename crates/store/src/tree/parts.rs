@@ -11,15 +11,14 @@
 //! - Many places may name one part; each is a *use*. A part of another layer is copied before it is
 //!   changed.
 //! - A copy of a node has the same places and adds a use to each part. A copy of a leaf has *links*
-//!   to the entries of the old one, or to those that these link to. An object's owner never changes
-//!   by a fork, and one link leads to it, however often a disk was forked.
-//! - An entry is kept by the uses of its leaf and by the links to it. So a leaf without uses keeps
-//!   only its entries that have links. It is freed when the last of them is gone.
+//!   to the entries of the old one, or to those that these link to. A fork never changes an
+//!   object's owner, and a single link leads to it however often a disk was forked.
+//! - An entry lives while its leaf has uses or another entry links to it. So a leaf without uses
+//!   keeps only entries with links, and is freed with the last of them.
 //!
-//! Two threads may drop an entry simultaneously: one removes the leaf's last use, the other the entry's
-//! last link. Both hold the entry for this: the first has already decremented the uses, and the
-//! second checks them after it has locked the entry. So the later of the two finds that it is the
-//! last.
+//! Two threads may drop an entry simultaneously: one removes the leaf's last use, the other the
+//! entry's last link. Both lock the entry. The first has decremented the uses before, and the
+//! second checks them while it holds the entry, so the later of the two knows that it is the last.
 
 use super::{
     layers::Layers,
@@ -39,7 +38,7 @@ use crate::{
 /// A place without a part: nothing is below it.
 pub(crate) const NOTHING: u64 = 0;
 
-/// A place without a part: zeros are below it, whatever is below the disk.
+/// A place without a part: zeros are below it, regardless of what is below the disk.
 pub(crate) const HOLE: u64 = u64::MAX;
 
 /// Returns whether a place names a part.
@@ -175,7 +174,7 @@ impl<'a> Parts<'a> {
         locked.replace(new)
     }
 
-    /// Drops what an entry refers to that was removed from its leaf, where its index was `index`.
+    /// Drops what `old` refers to, an entry that was removed from its leaf at `index`.
     pub(crate) fn let_go(&self, old: Entry, index: usize, unused: &mut Unused) {
         match old {
             Entry::Link(to) => self.unlink(to, index, unused),
@@ -342,7 +341,7 @@ impl<'a> Parts<'a> {
             roomy.remove(&leaf);
         }
         let (index, locked) = taken.ok_or(Full)?;
-        // Both counts, before another thread may find that nothing keeps the leaf.
+        // Both are counted before another thread can find the leaf unreferenced.
         for _ in 0..2 {
             self.link(leaf, index);
         }

@@ -1,9 +1,9 @@
-//! What disks had at the instants of a stream's rounds: trees like those of forks, which no disk has.
+//! Trees like those of forks, but of no disk: what disks held when a stream's rounds began.
 //!
-//! A shadow costs what a fork costs, and keeps what it shares with its disk: the parts and entries
-//! that a round has written cannot be freed, and their numbers cannot be reused, until the stream
-//! ends. If the pool or a disk lacks room, the thread that finds this drops all shadows, which ends
-//! the stream, and tries again.
+//! A shadow costs as much as a fork. Until the stream ends, it keeps the parts and entries that a
+//! round has written from being freed, and their numbers from being reused. If the pool or a disk
+//! lacks room, the thread that finds this drops all shadows, which ends the stream, and tries
+//! again.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -29,13 +29,13 @@ impl Shadows {
         self.trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of the stream that has shadows, or has them next.
+    /// Returns the number of the stream that has shadows, or of the next one.
     pub(crate) fn stream(&self) -> u64 {
         self.ended.load(Acquire)
     }
 
-    /// Returns whether the shadows of the stream of this number still exist. What was loaded from
-    /// them before was theirs.
+    /// Returns whether the shadows of the stream of this number still exist. If so, what was loaded
+    /// from them before is valid.
     pub(crate) fn are_there(&self, stream: u64) -> bool {
         self.stream() == stream
     }

@@ -8,16 +8,16 @@
 //! counts  64 counts │ 64 counts │ …                     links to the entries of a leaf that has any
 //! ```
 //!
-//! A part is in use from its take to its give; afterwards any disk may take it. `tree/mod.rs` says
-//! who may change it in between. Its words stay mapped as long as the pool lives: a stale access
-//! reads [`GONE`] or another disk's words, never unmapped memory.
+//! A part is in use from when it is taken until it is given back; then any disk may take it.
+//! `tree/mod.rs` says who may change it in between. Its words stay mapped as long as the pool
+//! lives: a stale access reads [`GONE`] or another disk's words, never unmapped memory.
 //!
 //! - **uses** of a part: the places of nodes that name it, and the disks whose topmost part it is.
 //! - **lives** of a leaf: the links to its entries, plus one while it has uses. At zero it is
 //!   freed.
 //!
-//! The words are contiguous, so the pages of all disks of a pool can be walked in order, by the
-//! compactor, which knows an object's leaf, and by threads that search all entries for work.
+//! The words are contiguous, so the compactor and threads that search all entries for work can walk
+//! them in order.
 
 use std::{io, sync::atomic};
 
@@ -44,8 +44,8 @@ pub(crate) const LEAF_SLOTS: usize = 1 << FAN_BITS;
 /// Bytes of a leaf, and of a node.
 pub(crate) const LEAF_BYTES: usize = LEAF_SLOTS * size_of::<u64>();
 
-/// The most leaves, limited by the owner number in an object's header: 4 TiB of pages that are
-/// written side by side.
+/// The maximum number of leaves, limited by the owner number in an object's header: 4 TiB of
+/// contiguous pages.
 const LEAVES_MAX: usize = 1 << 24;
 const LEAVES_MIN: usize = 1 << 12;
 
@@ -141,8 +141,8 @@ impl PartStorage {
         lives.store(1, Relaxed);
         counts.store(0, Relaxed);
         for word in self.words(number) {
-            // A thread that looks for the leaf's previous user and sees this word also sees that it
-            // is too late.
+            // A thread that looks for the leaf's previous user and sees this word also sees that
+            // the leaf was reused.
             word.store(entry.encode(), Release);
         }
         Ok(self.born(number))

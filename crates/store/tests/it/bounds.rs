@@ -26,7 +26,7 @@ fn slots_beyond_the_end_are_errors() {
 }
 
 #[test]
-fn pools_and_disks_that_cannot_be_are_errors() {
+fn invalid_pools_and_disks_are_errors() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     for slots in [1 << 40, 1 << 52, Slot::MAX] {
         assert_eq!(pool.disk(slots).expect_err("too many slots"), Error::TooLarge { slots });
@@ -38,7 +38,7 @@ fn pools_and_disks_that_cannot_be_are_errors() {
 }
 
 #[test]
-fn a_disk_of_no_slots_is_one() {
+fn a_disk_without_slots_is_valid() {
     let store = One::new(0, PoolConfig::default());
     assert_eq!(store.read(0, &mut [0; PAGE_SIZE]), Err(Error::NoSuchSlot { slot: 0, slots: 0 }));
     store.compact();

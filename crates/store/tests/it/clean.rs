@@ -1,4 +1,4 @@
-//! Clean disks: their pages are counted apart, and give way to others.
+//! Clean disks: their pages are counted separately and discarded to make room for others.
 
 use std::sync::{
     Arc, Mutex,
@@ -36,7 +36,7 @@ impl Reclaim for User {
 }
 
 #[test]
-fn clean_pages_are_counted_apart() {
+fn clean_pages_are_counted_separately() {
     let pool = Pool::new(PoolConfig::default().dedupe(true)).expect("a pool");
     let (disk, clean) = (pool.disk(100).expect("no limit"), pool.clean_disk(100).expect("no limit"));
     for number in 0..50 {
@@ -60,9 +60,9 @@ fn clean_pages_are_counted_apart() {
     pool.check().expect("a consistent pool");
 }
 
-/// A pool that is full of clean pages is empty for others.
+/// A pool that is full of clean pages has room for other disks.
 #[test]
-fn clean_pages_give_way() {
+fn clean_pages_are_discarded_for_others() {
     const LIMIT: u64 = 16 << 20;
     let fill = |disk: &Disk| (0..disk.slots()).take_while(|&number| disk.write(number, &page(number)).is_ok()).count();
     let pool = Pool::new(PoolConfig::default().memory_limit(LIMIT)).expect("a pool");
@@ -88,7 +88,7 @@ fn clean_pages_give_way() {
     }
     assert!(pool.stats().spent_bytes <= LIMIT);
     pool.check().expect("a consistent pool");
-    // The user is not asked for the sake of clean pages.
+    // The user is not asked to make room for clean pages.
     let clean = user.disk.lock().expect("the lock").take().expect("the disk");
     let asked = user.next.load(Relaxed);
     assert!(fill(&clean) < alone / 8);

@@ -63,7 +63,7 @@ fn equal_pages_of_any_disks_are_kept_once() {
 }
 
 #[test]
-fn what_was_shared_goes_with_the_last_who_has_it() {
+fn a_shared_object_is_freed_with_its_last_sharer() {
     let pool = pool();
     let [first, second] = [(); 2].map(|()| pool.disk(10).expect("a disk"));
     for slot in 0..3 {
@@ -97,9 +97,9 @@ fn what_was_shared_goes_with_the_last_who_has_it() {
     assert_eq!(pool.stats().compr_data_size, 0);
 }
 
-/// A page written again to its slot takes nothing, and a slot does not share with itself.
+/// A page that is written again to its slot takes no memory, and a slot does not share with itself.
 #[test]
-fn a_page_that_is_there_stays_as_it_is() {
+fn a_page_written_again_takes_no_memory() {
     let pool = pool();
     let disk = pool.disk(10).expect("a disk");
     for _ in 0..3 {

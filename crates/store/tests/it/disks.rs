@@ -146,15 +146,16 @@ fn a_thousand_disks_keep_their_pages() {
 }
 
 #[test]
-fn idle_disks_cost_next_to_nothing() {
+fn idle_disks_take_little_memory() {
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let before = pool.stats().spent_bytes;
     let disks: Vec<Disk> = (0..10_000).map(|_| pool.disk(1 << 21).expect("a disk")).collect();
     let each = (pool.stats().spent_bytes - before) / 10_000 + size_of::<Disk>() as u64;
     assert!(each <= 4096, "{each} bytes for each of 10,000 idle disks of 8 GiB");
     drop(disks);
-    // The numbers of layers keep a word each and their page's entry, for the most that
-    // existed simultaneously, and a quarter more. With 8 CPUs or more, a page has the counters of four layers.
+    // Each layer's number keeps a word and its page's entry, for the maximum number that existed
+    // simultaneously and a quarter more. With 8 CPUs or more, a page has the counters of four
+    // layers.
     assert!(pool.stats().spent_bytes <= before + 10_000 * 8, "{:?}", pool.stats());
     pool.check().expect("consistent");
 }

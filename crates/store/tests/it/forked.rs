@@ -13,7 +13,8 @@ use std::{
 use pagefold_codec::Lz4;
 use pagefold_store::{Disk, Pool, PoolConfig};
 
-/// Pages of a disk, and those that are discarded again: far above the hard pressure.
+/// The number of pages of a disk, and of those that are discarded again: far above the hard
+/// pressure.
 const PAGES: u64 = 3000;
 
 /// Returns a pool, and a disk in it that has left much memory partly empty.
@@ -57,7 +58,7 @@ fn wait_for_threads(count: usize) {
 
 #[test]
 fn a_pool_has_its_own_thread_while_it_exists_also_after_a_fork() {
-    // Its thread has not begun: a lock that a thread holds when the process forks stays locked.
+    // Its thread has not started: a lock that a thread holds when the process forks stays locked.
     let inherited_pool = Pool::new(PoolConfig::default().codec(Arc::new(Lz4))).expect("a pool");
     let inherited = inherited_pool.disk(PAGES).expect("a disk");
     inherited.write(0, &[7; 4096]).expect("no limit");

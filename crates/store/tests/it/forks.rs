@@ -28,7 +28,7 @@ fn page_of(version: u64) -> Box<Page> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Held {
     Nothing,
-    /// Discarded: on a disk that was forked or is over something, that differs from nothing.
+    /// Discarded, which on a disk that was forked or is over something is not the same as empty.
     Discarded,
     Zeros,
     Version(u64),
@@ -113,12 +113,12 @@ enum Op {
     },
     Drop,
     Compact,
-    /// Writes a round of a stream, to which the pool is handed over at last.
+    /// Writes a round of a stream, by which the pool is handed over at the end.
     Round,
     /// Gives such a stream up.
     GiveUp,
     HandOver,
-    /// Goes on with what another process would find.
+    /// Continues with what another process would find.
     Kill,
 }
 
@@ -249,7 +249,7 @@ fn run(ops: Vec<(usize, Op)>, over: bool, dedupe: bool) -> Result<(), TestCaseEr
             Op::HandOver | Op::Kill => {
                 let before: Vec<&Disk> = disks.iter().map(|modelled| &modelled.disk).collect();
                 let is_killed = matches!(op, Op::Kill);
-                // What only rounds need is not found.
+                // Parts that only rounds need are not found.
                 let imported = match ahead.take().filter(|_| !is_killed) {
                     None if is_killed => salvaged(&pool, &before, kept(&config)),
                     None => handed_over(&pool, &before, config.clone()),
@@ -312,8 +312,8 @@ fn counting(number: u64) -> Box<Page> {
     page
 }
 
-/// Writers write the number of the round to their slots in order. A fork has one number up to some
-/// slot and the previous one from there on, whatever its instant, and keeps that.
+/// Writers write the number of the round to their slots in order. At any instant, a fork has one
+/// number up to some slot and the previous one from there on, and never changes.
 #[test]
 fn a_fork_is_of_one_instant() {
     const WRITERS: u64 = 3;
@@ -415,8 +415,8 @@ fn changes_across_forks_add_up() {
     pool.check().expect("consistent");
 }
 
-/// Threads with families of forks in a pool that is short of memory: a thread whose write fails
-/// keeps its content, and so do others' forks.
+/// Threads with families of forks in a pool that is short of memory: a disk whose write fails keeps
+/// its content, and so do all forks.
 #[test]
 fn families_of_forks_at_the_limit() {
     families(u64::MAX, false);
@@ -520,7 +520,7 @@ fn families(kinds: u64, dedupe: bool) {
 
 /// A page that equals the stored one takes nothing, whichever disk wrote it.
 #[test]
-fn what_is_equal_is_kept_once() {
+fn equal_pages_are_stored_once() {
     let pool = Pool::new(PoolConfig::default().train(false)).expect("a pool");
     let disk = pool.disk(1000).expect("a disk");
     for slot in 0..1000 {

@@ -1,5 +1,5 @@
-//! Pools that go on in another pool, through a stream of bytes. `forks.rs` has random operations
-//! before and after.
+//! Pools that are handed over to another pool through a stream of bytes. `forks.rs` has random
+//! operations before and after.
 
 use std::{
     io,
@@ -45,14 +45,14 @@ fn changes(disk: &Disk) -> Vec<ChangedRun> {
 
 /// Returns a pool made from a stream of this one, and compares their figures.
 pub(crate) fn handed_over(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
-    // Before, as the compactor may take more for a moment while the stream is written.
+    // Measured before, since the compactor may briefly take more while the stream is written.
     let max_bytes = pool.stats().mem_used_max;
     let stream = exported(pool, disks);
     compared(&stream, max_bytes, pool, disks, config, false)
 }
 
-/// Does the same with the rest of a stream of which rounds were written. With `dedupe`, objects that
-/// became shared after a round are there twice.
+/// Does the same with the rest of a stream after its rounds. With `dedupe`, objects that became
+/// shared after a round are there twice.
 pub(crate) fn handed_over_after(
     (mut precopy, mut stream): (Precopy, Vec<u8>),
     pool: &Pool,
@@ -168,7 +168,7 @@ static ROUNDS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     stream
 });
 
-/// A pool at its limit has room for itself, and can be read and overwritten.
+/// A pool at its limit fits a pool with the same limit, which can be read and overwritten.
 #[test]
 fn a_full_pool_is_handed_over_to_one_of_its_size() {
     let config = config().dedupe(false).memory_limit(8 << 20);
@@ -196,7 +196,7 @@ fn a_full_pool_is_handed_over_to_one_of_its_size() {
     assert!(matches!(failed, ImportError::Full), "{failed}");
 }
 
-/// A page that equals one that was stored before is found after it.
+/// After the handover, a page that equals one stored before it is found.
 #[test]
 fn equal_pages_are_still_found() {
     let pool = Pool::new(config()).expect("a pool");
@@ -235,7 +235,7 @@ fn some_of_the_disks_are_handed_over() {
 }
 
 #[test]
-fn what_cannot_be_handed_over_is_refused() {
+fn invalid_streams_are_refused() {
     let [pool, other] = [(); 2].map(|()| Pool::new(config()).expect("a pool"));
     let (disk, clean) = (pool.disk(9).expect("a disk"), pool.clean_disk(9).expect("a disk"));
     let export = |pool: &Pool, disk: &Disk, note: &[u8]| pool.export(&[ExportedDisk { disk, note }], &mut io::sink());
@@ -321,7 +321,7 @@ proptest! {
         rounds: bool,
     ) {
         let mut stream = if rounds { ROUNDS.clone() } else { STREAM.clone() };
-        // What says how the parts are connected is at the end, and at the start of each leaf.
+        // The end, and the start of each leaf, say how parts are connected.
         let tail = 2000.min(stream.len());
         for (at, is_tail, value) in edits {
             let at = if is_tail { stream.len() - 1 - at.index(tail) } else { at.index(stream.len()) };
@@ -333,7 +333,7 @@ proptest! {
     }
 }
 
-/// Threads that change the disks in spite of the contract get no worse than an error.
+/// Threads that change the disks despite the contract cause at worst an error.
 #[test]
 fn a_pool_in_use_is_not_damaged_by_an_export() {
     let (pool, disks) = varied(config());
@@ -384,7 +384,7 @@ fn sizes(pool: &Pool, disk: &Disk, between: &mut dyn FnMut(u64)) -> Vec<u64> {
     sizes
 }
 
-/// What is written after the rounds does not depend on what is stored.
+/// The bytes after the rounds do not depend on the stored amount.
 #[test]
 fn the_rest_has_what_was_changed_since_the_last_round() {
     let rests = [4000_u64, 16_000].map(|slots| {
@@ -439,7 +439,7 @@ fn a_stream_that_is_given_up_leaves_nothing() {
     pool.check().expect("consistent");
 }
 
-/// What has not changed since a round takes nothing in the next one, however many disks there are.
+/// Unchanged disks add nothing to the next round, however many there are.
 #[test]
 fn a_round_of_unchanged_disks_takes_no_memory() {
     let (pool, disks) = varied(config());
@@ -460,7 +460,7 @@ fn a_round_of_unchanged_disks_takes_no_memory() {
     handed_over_after((precopy, stream), &pool, &all, config(), true);
 }
 
-/// What a stream keeps never makes a write fail: it ends instead.
+/// Memory that a stream keeps never makes a write fail: the stream ends instead.
 #[test]
 fn a_client_that_needs_the_memory_gets_it() {
     let page_of = |number: u64| {
@@ -476,7 +476,7 @@ fn a_client_that_needs_the_memory_gets_it() {
             disk.set_limit(4 << 20);
         }
         let written = (0..1 << 20).take_while(|&slot| disk.write(slot, &page_of(slot)).is_ok()).count() as u64;
-        // Room for what changed leaves take.
+        // Room for changed leaves.
         disk.discard(written - written / 8..written).expect("slots of the disk");
         let kept = written - written / 8;
         let mut precopy = Precopy::begin(&pool).expect("the only one");

@@ -20,7 +20,7 @@ use crate::{
     pages::{filled, mixed},
 };
 
-/// Returns an empty file in memory, which children of this process get.
+/// Returns an empty file in memory, which children of this process inherit.
 fn memory_file() -> File {
     File::from(memfd_create("pool", MemfdFlags::empty()).expect("a file"))
 }
@@ -34,8 +34,8 @@ fn described(disks: &[&Disk]) -> Vec<KeptDisk> {
     disks.iter().map(|disk| KeptDisk::of(disk, b"note".to_vec()).expect("a kept pool")).collect()
 }
 
-/// Returns the pool that another process would make of this one's file. The pool's own threads, which may
-/// still move and free objects, have to be done: what is found has to be the same twice.
+/// Returns the pool that another process would make of this one's file. The pool's own threads may
+/// still move and free objects, so the file is read until it yields the same twice.
 pub(crate) fn salvaged(pool: &Pool, disks: &[&Disk], config: PoolConfig) -> ImportedPool {
     let found = || {
         let file = pool.file().expect("a file").try_clone().expect("a copy");
@@ -61,7 +61,7 @@ fn config() -> PoolConfig {
 }
 
 #[test]
-fn what_was_kept_is_found() {
+fn kept_disks_are_found() {
     let (pool, disks) = varied(kept(&config()));
     let all: Vec<_> = disks.iter().collect();
     let imported = salvaged(&pool, &all, kept(&config()));
@@ -106,7 +106,7 @@ fn notes_and_disks_that_are_gone() {
 /// A note that was being written when the process was killed leaves the one before, and one that cannot be
 /// written does not take its place.
 #[test]
-fn of_two_notes_one_is_whole_or_both_are_refused() {
+fn one_of_two_notes_is_intact_or_both_are_refused() {
     let pool = Pool::new(kept(&config())).expect("a pool");
     let file = pool.file().expect("a file");
     let note = || Salvage::open(file.try_clone().expect("a copy")).expect("a pool").note();
@@ -127,7 +127,7 @@ fn of_two_notes_one_is_whole_or_both_are_refused() {
 
 /// A size in a note may be smaller than that of the tree: a larger disk has zeros there.
 #[test]
-fn what_lies_beyond_the_end_is_cut() {
+fn content_beyond_the_end_is_cut() {
     let pool = Pool::new(kept(&config())).expect("a pool");
     let disk = pool.disk(300_000).expect("a disk");
     for slot in [0, 99, 100, 127, 128, 5000, 270_000] {
@@ -191,7 +191,7 @@ fn copied(from: &File) -> (File, Vec<(u64, u64)>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
-    /// Whatever the file has, it is refused, or what is made of it is a pool.
+    /// Any file is either refused or yields a sound pool.
     #[test]
     fn damaged_files_are_refused_or_sound(changes in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u8>()), 1..20)) {
         let (pool, disks) = varied(kept(&config()));
@@ -199,7 +199,7 @@ proptest! {
         let (file, parts) = copied(pool.file().expect("a file"));
         for (part, at, value) in changes {
             let (start, end) = parts[part as usize % parts.len()];
-            // Most words are near the begin of their part.
+            // Most words are near the start of their part.
             let at = start + at % (end - start).min(if value % 2 == 0 { 600 } else { u64::MAX });
             file.write_all_at(&[value], at).expect("memory");
         }
@@ -224,7 +224,7 @@ const THREADS: u64 = 3;
 const SLOTS: u64 = 500;
 const DISKS: u64 = 4;
 
-/// Where a file has the version that a slot is about to get, and the one that it has got.
+/// The offsets in a file of the version that a slot is about to get and of the one that it has.
 fn place(disk: u64, slot: u64) -> u64 {
     (disk * SLOTS + slot) * 16
 }
@@ -235,7 +235,7 @@ fn word(file: &File, at: u64) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Returns the page of a version: of every kind, and often equal to others.
+/// Returns the page of a version. Pages are of every kind and often equal.
 fn page_of(version: u64, slot: u64) -> Box<Page> {
     let mut page = match version % 5 {
         0 => return filled(version << 16 | slot),
@@ -250,7 +250,7 @@ fn page_of(version: u64, slot: u64) -> Box<Page> {
     page
 }
 
-/// What the process that is killed does: writes, discards and forks, until it is killed.
+/// The process to be killed: it writes, discards and forks.
 #[test]
 fn a_process_that_is_killed() {
     // Otherwise this is not that process.
@@ -285,7 +285,7 @@ fn a_process_that_is_killed() {
                     disks[disk as usize].write(slot, &page_of(version, slot)).expect("room");
                     acks.write_all_at(&u64::to_le_bytes(version), at + 8).expect("memory");
                     if version % 64 == 0 {
-                        // What disks share changes, and so do their layers.
+                        // The parts that disks share change, and so do their layers.
                         drop(disks[disk as usize].fork().expect("room"));
                     }
                     if version % 1024 == 0 {
@@ -306,7 +306,7 @@ fn start(pool: &File, acks: &File) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a process")
 }
 
-/// After a kill at any moment, every page is the last that was written, or one that was being written.
+/// After a kill at any moment, every page is the last one written, or the one being written.
 #[test]
 fn every_page_outlives_its_process() {
     for round in 0..12_u64 {

@@ -41,8 +41,8 @@ fn a_full_store_keeps_what_it_has_and_recovers() {
         let _ = store.update(slot, |page| page[0] ^= 1);
     }
     let stats = store.stats();
-    // A sixteenth is reserved for moving objects, and on a machine with many CPUs another for
-    // swapping.
+    // A sixteenth of the limit is reserved for moving objects, and on a machine with many CPUs
+    // another sixteenth for swapping.
     assert!(stats.mem_used_max <= limit && stats.spent_bytes > limit * 7 / 8 - (32 << 10), "{stats:?}");
     store.check().expect("consistent");
 
@@ -98,7 +98,8 @@ fn a_limit_under_which_no_page_can_be_written_is_refused() {
     }
 }
 
-/// Reading needs a stream, and a CPU's first one takes memory: at the limit another CPU's is used.
+/// Reading needs a stream. A CPU's first stream takes memory, so at the limit the CPU uses
+/// another's.
 #[test]
 fn every_cpu_reads_at_the_limit() {
     let store = One::new(4096, PoolConfig::default().memory_limit(1 << 20));
@@ -149,7 +150,7 @@ fn a_full_store_can_be_written_over() {
             });
         }
     });
-    // After its objects have moved, there may be room for one page more in 894.
+    // After its objects have moved, there may be room for one more page in 894.
     let full_again = (full_at..4096).find(|&slot| store.write(slot, &mixed(slot, 0xff)).is_err()).expect("still full");
     assert!(full_again <= full_at + full_at / 256, "{full_at} pages, then {full_again}");
     store.check().expect("consistent");
@@ -167,8 +168,8 @@ fn of_some_length(seed: u64) -> Box<Page> {
     of_length(seed, 1200 + (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize)
 }
 
-/// Pages of one kind differ in length. A store that was filled with them lets them replace each
-/// other any number of times.
+/// Pages of one kind differ in length. In a store that is full of them, they can replace each other
+/// any number of times.
 #[test]
 fn a_full_store_takes_pages_of_the_kind_that_it_holds() {
     let store = One::new(1 << 16, PoolConfig::default().memory_limit(32 << 20));
@@ -245,7 +246,7 @@ fn streams_leave_what_is_kept_for_overwriting() {
 
 /// Replaced objects are kept briefly for their readers, and are free only then.
 #[test]
-fn who_finds_no_room_waits_for_what_others_give_back() {
+fn a_write_without_room_waits_for_pending_frees() {
     let store = One::new(1 << 16, PoolConfig::default().memory_limit(8 << 20));
     take_all_streams(&store, 4);
     let fill = |slot: &u64| store.write(*slot, &of_length(*slot, if *slot < 32 { PAGE_SIZE } else { 1200 })).is_err();
@@ -279,7 +280,7 @@ fn who_finds_no_room_waits_for_what_others_give_back() {
 
 /// A rejected write takes no leaf: otherwise a large disk could use any amount of memory.
 #[test]
-fn what_a_disk_refuses_takes_nothing_of_the_pool() {
+fn a_refused_write_takes_no_memory_of_the_pool() {
     let limit_bytes = 1 << 20;
     let pool = Pool::new(PoolConfig::default()).expect("a pool");
     let parent = pool.disk(1 << 24).expect("a disk");
@@ -337,8 +338,8 @@ fn room_of_a_dropped_disk_is_there_immediately() {
         let [first, second] = disks;
         drop(first);
         let again = (0..100_000).find(|&slot| second.write(slot, &page) == Err(Error::Full)).expect("a limit");
-        // When a write fails, nothing is left of the other disk. The density of objects in a full
-        // pool varies slightly, more so where many CPUs have blocks of their own to fill.
+        // When a write fails, the pages of the other disk are all gone. The density of objects in a
+        // full pool varies slightly, more so where many CPUs have blocks of their own to fill.
         assert_eq!(pool.stats().orig_data_size, again * PAGE_SIZE as u64, "{again} of {full}");
         let varies = full / 50 + (8 << 10) * cpus() / PAGE_SIZE as u64;
         assert!(again > full - varies, "{again} of {full}");
