@@ -18,7 +18,7 @@ use crate::{Cache, Format, OpenError, content::Content, erofs::ErofsFile, holes:
 /// A base's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// The most bytes of a base: positions in files are signed.
+/// The maximum size of a base in bytes: positions in files are signed.
 const MOST_BYTES: u64 = i64::MAX as u64 - SECTOR_BYTES;
 
 /// Options for opening a base. Change fields of [`Options::default`].
@@ -49,11 +49,11 @@ pub struct Base {
 }
 
 impl Base {
-    /// Opens the file at `path`, and reads only what that takes. Metadata that locates content is
-    /// read and verified when it is needed (EROFS) or when the file is opened (qcow2).
+    /// Opens the file at `path`, and reads only what opening needs. Metadata that locates content
+    /// is read and verified when it is needed (EROFS) or when the file is opened (qcow2).
     ///
-    /// `log` gets a line when the first read fails, and one when the open file is found to have
-    /// been changed by others.
+    /// `log` gets a line when the first read fails, and one when another program has changed the
+    /// open file.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -306,7 +306,7 @@ impl BlockDevice for Base {
             each(Extent { len_bytes: padding_bytes, hole: false, zero: true });
             return Ok(());
         }
-        // The last sector has one status: the padding has that of the content's last byte.
+        // A sector has one status, so the padding has that of the content's last byte.
         let mut left_bytes = stored_bytes;
         let with_padding = &mut |extent: Extent| {
             left_bytes -= extent.len_bytes;

@@ -16,7 +16,7 @@ pub struct Cache {
 
 /// Memory for a cache, lent by its owner.
 pub struct Lease {
-    /// The most that the cache uses, except for a single extent of up to 12 MiB.
+    /// The maximum size of the cache, except for a single extent of up to 12 MiB.
     pub limit_bytes: usize,
     /// Dropped when the memory is free again.
     pub held: Box<dyn Any + Send + Sync>,
@@ -55,7 +55,7 @@ impl Cache {
         self.leased.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    /// Returns what a base that needs the cache holds as long as it lives.
+    /// Returns a guard that a base which needs the cache holds as long as it lives.
     pub(crate) fn join(&self) -> Option<Arc<Leased>> {
         let mut current = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
         current.upgrade().or_else(|| {

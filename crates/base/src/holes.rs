@@ -6,7 +6,8 @@ use pagefold_disk::Extent;
 
 use crate::content::{data, hole};
 
-/// The most holes recorded, 16 bytes each. If there are more, the shortest are reported as data.
+/// The maximum number of holes recorded, 16 bytes each. If there are more, the shortest are
+/// reported as data.
 const MOST: usize = 1 << 16;
 
 /// A file's holes.
@@ -36,7 +37,7 @@ impl Holes {
     }
 
     fn make_room(&mut self) {
-        // The last hole could have grown until now, so its length is only checked here.
+        // The last hole could still grow until now, so its length is checked only here.
         let least_bytes = self.least_bytes;
         self.holes.pop_if(|last| last.end - last.start < least_bytes);
         while self.holes.len() >= MOST {

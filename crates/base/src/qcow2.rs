@@ -1,6 +1,6 @@
 //! A qcow2 image, whose tables imago reads. Uncompressed content is read here, so that content
-//! missing from the file is an error. So are the entries of a read that must not wait for storage:
-//! imago cannot say whether it would.
+//! missing from the file is an error. Table entries for a read that must not wait are read here
+//! too, because imago cannot say whether it would wait.
 
 use std::{collections::HashSet, io, path::Path, sync::Arc};
 
@@ -16,9 +16,9 @@ use crate::{OpenError, content::Content, holes::Holes, signature::conversion};
 /// Second-level tables that imago keeps, each of one cluster.
 const KEPT_TABLES: u64 = 128;
 
-/// The most parts of an image checked when it is opened: the number for a terabyte in clusters of
-/// 64 KiB of which no two are contiguous. A small file may claim any number, by referring to one
-/// table many times.
+/// The maximum number of parts of an image that are checked when it is opened: as many as a
+/// terabyte in clusters of 64 KiB has if no two are contiguous. A small file may claim any number,
+/// by referring to one table many times.
 const MOST_PARTS: u64 = 1 << 24;
 
 /// A qcow2 image that needs no other file.
@@ -69,8 +69,8 @@ enum Place {
 }
 
 impl Tables {
-    /// Returns the place of the cluster with the byte at `offset`, if it is not compressed and that
-    /// is known without waiting for storage.
+    /// Returns the place of the cluster with the byte at `offset`, if it is not compressed and can
+    /// be found without waiting for storage.
     fn try_place(&self, storage: &dyn Storage, offset: u64) -> Option<Place> {
         // A table of the second level has one cluster, of entries of 8 bytes.
         let entry_bits = self.cluster_bits - 3;
@@ -84,7 +84,7 @@ impl Tables {
         if storage.try_read_at(&mut entry, at) < entry.len() {
             return None;
         }
-        // Whatever else an entry may have is up to imago.
+        // imago handles all other kinds of entries.
         let cluster_bytes = 1 << self.cluster_bits;
         match u64::from_be_bytes(entry) & !ONLY_REFERENCE {
             0 => Some(Place::Zeros),
@@ -315,7 +315,7 @@ impl Content for Qcow2 {
                     part.fill(0);
                     part.len()
                 }
-                // Of a last cluster that is incomplete, only what the file has.
+                // From an incomplete last cluster, only the bytes that the file has.
                 Some(Place::File(place)) => self.storage.try_read_at(part, place + in_cluster),
                 None => 0,
             };

@@ -20,12 +20,12 @@ impl Format {
     }
 
     /// Returns the format of the storage that users call `path` if none was specified: its content
-    /// and its name, or [what else says it](Storage::extension), must agree. A raw disk needs no
-    /// particular name.
+    /// must agree with its name or [other statement of the format](Storage::extension). A raw disk
+    /// needs no particular name.
     ///
     /// # Errors
-    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they do not, or if the file contains
-    /// something else than a base; [`OpenError::Io`] if it cannot be read.
+    /// [`OpenError::Unfit`] and [`OpenError::Doubtful`] if they disagree, or if the file does not
+    /// contain a base; [`OpenError::Io`] if it cannot be read.
     pub fn of(path: &Path, storage: &dyn Storage) -> Result<Self, OpenError> {
         let unfit = |what| Err(OpenError::Unfit { path: path.into(), what });
         let content = Signature::of(storage, 0).map_err(|source| OpenError::Io { path: path.into(), source })?;

@@ -43,14 +43,14 @@ pub enum Compression {
     Lzip,
 }
 
-/// A format: how it is recognized, and what to do with it. Two are equal if they have one name.
+/// A format: how it is recognized, and what to do with it. Formats with the same name are equal.
 #[derive(Debug)]
 pub struct Signature {
     name: &'static str,
     kind: Kind,
-    /// Each of them shows the format. Without any, only a name claims it.
+    /// Any of these marks shows the format. Without marks, only a name can claim it.
     marks: &'static [Mark],
-    /// What the names of such files end in, after a dot.
+    /// The extensions of such files' names.
     extensions: &'static [&'static str],
     /// What makes the content accessible. `FILE` and `STEM` stand for the file.
     advice: &'static str,
@@ -82,7 +82,8 @@ const FRONT_BYTES: usize = 4 << 10;
 
 const SECTOR_BYTES: u64 = 512;
 
-/// The most skippable frames in front of compressed data that are skipped to find its format.
+/// The maximum number of skippable frames that are skipped in front of compressed data to find its
+/// format.
 const MOST_SKIPPED: usize = 1 << 10;
 
 const CONVERT: &str = "'qemu-img convert -O raw FILE STEM.img' makes a raw disk of it";
@@ -90,7 +91,7 @@ const DECOMPRESS: &str = "decompress it first";
 const REPACK: &str = "'bsdtar -cf - @FILE | pagefold pack - -o STEM.erofs' packs its members";
 const PACK: &str = "'pagefold pack FILE -o STEM.erofs' makes an EROFS image of it";
 
-/// All formats, those first whose marks are more specific.
+/// All formats, those with more specific marks first.
 #[rustfmt::skip]
 static SIGNATURES: &[Signature] = &[
     // Files that contain a disk.
@@ -190,7 +191,7 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
         marks: &[At(0, b"xar!")], advice: REPACK },
 
-    // What raw disks begin with. Other raw disks begin with anything.
+    // Signatures at the start of raw disks. Other raw disks begin with anything.
     Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(1080, b"\x53\xef")], advice: "" },
     Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &[],
@@ -302,7 +303,7 @@ pub(crate) fn conversion(path: &Path) -> String {
 }
 
 fn advice(template: &str, path: &Path) -> String {
-    // Only what a shell takes as it is can be copied out of the message.
+    // A path can be copied from the message only if a shell takes it literally.
     let plain = |name: &&str| {
         !name.is_empty()
             && !name.starts_with('-')

@@ -27,7 +27,7 @@ fn pages() -> Vec<Page> {
         short.copy_within(at - 300..at - 296, at);
     }
     pages.push(short);
-    // The same four bytes again and again, followed by different bytes each time.
+    // The same four bytes repeatedly, followed by different bytes each time.
     let mut crowded = noise();
     for at in (0..PAGE_SIZE).step_by(8) {
         crowded[at..at + 4].copy_from_slice(b"hash");

@@ -14,8 +14,8 @@ pub trait Codec: Send + Sync + fmt::Debug {
     /// `zstd-3`.
     fn name(&self) -> String;
 
-    /// Returns whether a page takes more than about 50 µs, so that a thread with other work should
-    /// not wait for it.
+    /// Returns whether a page takes so long (above about 50 µs) that a thread with other work
+    /// should not wait for it.
     fn is_slow(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! Bytes that the pages of a store have in common, given to encoder and decoder in advance.
+//! Dictionaries: bytes that a store's pages have in common, which encoder and decoder know in
+//! advance.
 
 use crate::{PAGE_SIZE, Page, pieces};
 
@@ -24,8 +25,8 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// Creates a dictionary from these bytes: the result of training, read back, or any bytes that
-    /// are likely to occur in pages.
+    /// Creates a dictionary from these bytes: the saved result of a training, or any bytes that are
+    /// likely to occur in pages.
     pub fn new(bytes: Vec<u8>) -> Self {
         let id = fnv1a(&bytes);
         Self { bytes, id }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pages_share_is_found_and_makes_them_smaller() {
+    fn content_shared_by_pages_is_found_and_makes_them_smaller() {
         let pages = alike();
         for (name, plain) in CODECS.iter().copied().chain([FOLD]) {
             let tables = train(name, &pages).expect("pages share a third");

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn higher_levels_are_no_larger_and_any_decoder_reads_them() {
+    fn higher_levels_are_not_larger_and_any_decoder_reads_them() {
         let input = text(65536);
         let mut last = usize::MAX;
         for level in [1, 4, 9, 12] {

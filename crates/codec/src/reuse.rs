@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_page_repeats_is_not_looked_for_in_the_dictionary() {
+    fn repeats_within_a_page_are_not_looked_up_in_the_dictionary() {
         let dictionary = bytes(200);
         // The second piece's first eight bytes repeat the first.
         let page = page_of(&[&dictionary[50..58], &dictionary[50..90]]);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_place_that_saves_most_gets_the_slot() {
-        // The same 16 bytes twice; what follows the second is used more.
+        // The same 16 bytes twice; the bytes after the second occurrence are used more often.
         let dictionary = [&bytes(64)[..], &bytes(16), &bytes(200)[100..]].concat();
         let page = page_of(&[&dictionary[64..120]]);
         assert_eq!(places(&dictionary, &[page]), [64]);

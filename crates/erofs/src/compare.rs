@@ -20,7 +20,8 @@ use crate::zeros::is_zeros;
 const MAX_DIFFERENCES: usize = 1000;
 /// The size in bytes of the part of a file that one thread compares. Longer files are split.
 const PART_BYTES: u64 = 4 << 20;
-/// In files of this size, holes are found before the parts are. Then a hole takes no time.
+/// In files of at least this size, holes are looked for before the parts, so that they take no
+/// time.
 const LONG_BYTES: u64 = 256 << 20;
 /// Bytes read from both sides together, so that they are compared while still in the CPU cache.
 const PIECE_BYTES: usize = 512 << 10;

@@ -127,7 +127,7 @@ mod tests {
         assert!(done.into_iter().eq(0..1000));
     }
     #[test]
-    fn who_does_a_thing_may_find_more() {
+    fn a_thread_that_processes_an_item_may_add_items() {
         let work = Work::new();
         let done = Mutex::new(0);
         let finder = work.finder();

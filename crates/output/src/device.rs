@@ -97,14 +97,14 @@ impl Device {
     }
 }
 
-/// What an output is copied to.
+/// The target to which an output is copied.
 trait Target {
     fn write(&self, bytes: &[u8], at: u64) -> io::Result<()>;
 
     /// Overwrites a range with zeros.
     fn write_zeros(&self, at: u64, len_bytes: u64) -> io::Result<()>;
 
-    /// Makes what was written durable before anything that is written later.
+    /// Makes all earlier writes durable before any later one.
     fn flush(&self) -> io::Result<()>;
 }
 

@@ -12,8 +12,8 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::{Result, error::During};
 
-/// What a program does about a file with a name that would stay if a signal ended the program. The
-/// guard is called before the file is created, and what it returns is called with the file's path.
+/// Handles a named file that would stay if a signal ended the program. The guard is called before
+/// the file is created, and the function that it returns is called with the file's path.
 pub type Guard<'a> = &'a dyn Fn() -> io::Result<WhenNamed>;
 
 /// See [`Guard`].

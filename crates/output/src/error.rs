@@ -25,7 +25,7 @@ pub enum Error {
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Adds to an error of the system what was being done.
+/// Adds a description of the operation to an error of the system.
 pub(crate) trait During<T> {
     fn during(self, what: impl FnOnce() -> String) -> Result<T>;
 }

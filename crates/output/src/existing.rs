@@ -1,4 +1,4 @@
-//! What an existing file holds, which decides whether an output may replace it.
+//! Examines what an existing file holds, to decide whether an output may replace it.
 
 use std::{
     fs::File,

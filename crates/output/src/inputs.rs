@@ -24,7 +24,7 @@ impl From<&Metadata> for FileId {
     }
 }
 
-/// Where the system shows the file that is standard output.
+/// The path at which the system shows standard output's file.
 pub(crate) const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
 
 /// Where the system describes its devices.
@@ -39,7 +39,8 @@ enum Store {
 }
 
 impl Store {
-    /// Returns where the content of a file is stored, whatever names and device nodes lead to it.
+    /// Returns where the content of a file is stored, regardless of the names and device nodes that
+    /// lead to it.
     fn of(metadata: &Metadata) -> Self {
         match metadata.file_type().is_block_device() {
             true => Self::Device(metadata.rdev()),
@@ -54,7 +55,7 @@ pub struct Inputs(Vec<Input>);
 
 #[derive(Debug)]
 struct Input {
-    /// What it is, for messages: `the source a.tar`.
+    /// Its description in messages: `the source a.tar`.
     what: String,
     store: Store,
     is_directory: bool,
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_a_device_is_found() {
+    fn devices_below_a_device_are_found() {
         let folder = tempfile::tempdir().expect("a folder");
         devices(folder.path());
         let file = Store::of(&fs::metadata(folder.path().join("file\n")).expect("a file"));

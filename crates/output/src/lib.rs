@@ -1,8 +1,8 @@
 //! Outputs that appear only once they are complete: files, block devices and streams.
 //!
 //! An output never replaces a file that the program reads, or a file of another kind unless forced.
-//! Both are checked before the work starts. When the output gets its name, that name must have the
-//! same file as then, or none.
+//! Both are checked before the work starts. When the output gets its name, the name must still have
+//! the same file, or none.
 //!
 //! ```
 //! use std::{fs, io::Write};

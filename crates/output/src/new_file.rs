@@ -70,7 +70,7 @@ impl NewFile {
         let replaced = Replaced::at(&new.path).ok().filter(|found| found.id == (&metadata).into());
         ensure!(replaced.is_some(), "{}: this file has no name: write to another file", shown());
         if let Some(around) = inputs.directory_around(&new.path) {
-            // Only what an earlier run has written can be left out of what this run reads.
+            // Only the output of an earlier run can be left out of this run's input.
             let file = File::open(&new.path).during(shown)?;
             ensure!(
                 written.may_replace(&file).during(shown)?,

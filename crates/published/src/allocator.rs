@@ -1,4 +1,4 @@
-//! What an allocator of a heap does, and which there are.
+//! The interface of a heap's allocator, and the allocators.
 
 use std::ops::Range;
 

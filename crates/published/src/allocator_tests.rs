@@ -151,7 +151,7 @@ fn an_object_of_three_quarters_takes_about_as_many_descriptors_as_published() {
 }
 
 #[test]
-fn a_page_holds_what_its_headers_leave() {
+fn a_page_has_room_for_all_but_its_headers() {
     // 32 blocks of 124 and 4 bytes.
     let one_page = filled(AllocatorKind::Xvmalloc, 32, 124);
     assert_eq!(one_page.check(), Ok(PAGE_SIZE as u64));

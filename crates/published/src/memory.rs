@@ -74,7 +74,7 @@ pub(crate) struct Pages {
     most: u32,
 }
 
-/// The most pages, 16 GiB: allocators number words of 4 bytes with 32 bits.
+/// The maximum number of pages, 16 GiB: allocators number words of 4 bytes with 32 bits.
 const PAGES_MAX: u64 = 1 << 22;
 
 impl Pages {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside the memory")]
-    fn what_lies_outside_is_refused() {
+    fn ranges_outside_are_refused() {
         // SAFETY: there is no other thread.
         unsafe { Memory::reserve(PAGE_SIZE).expect("a page").write(PAGE_SIZE - 1, b"ab") };
     }

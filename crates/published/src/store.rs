@@ -36,7 +36,8 @@ use crate::{
 /// same objects; zram's was 3072 bytes, zcache's 3584.
 const OBJECT_MAX: usize = PAGE_SIZE - PAGE_SIZE / 64;
 
-/// The most objects in addition to the slots': each concurrent writer has one that is not in a slot yet.
+/// The maximum number of objects that are not in slots: each concurrent writer has one that is not
+/// in a slot yet.
 const WRITERS_MAX: u64 = 1024;
 
 /// The configuration of a store.

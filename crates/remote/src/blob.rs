@@ -731,7 +731,8 @@ mod tests {
     use super::*;
     use crate::index::Indexing;
 
-    /// Who waited for a chunk in vain fetches it again, and does not find the failure a second time.
+    /// A reader whose wait for a chunk failed fetches it again, and does not find the failure a
+    /// second time.
     #[test]
     fn a_flight_that_failed_is_not_found_again() {
         let mut indexing = Indexing::new();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn invalid_sizes_are_refused() {
         for text in
             ["", "G", "-1", "8X", "8GG", "1.G", ".5G", "1.2.3", "16E", "99999999999999999999", "8Gibb", "１", "512.5"]
         {

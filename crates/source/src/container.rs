@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A directory or an archive is first read as a tree of files, in which all paths are looked up: a
-//! path or a link never leads out of it. Nothing in it is trusted: each blob must have the digest by
-//! which it is named, and each layer, decompressed, the one that the config states.
+//! path or a link never leads out of it. Nothing in it is trusted: each blob must have the digest
+//! that names it, and each decompressed layer the digest in the config.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -26,17 +26,17 @@ use crate::{
     error::{Within, ensure, refuse},
 };
 
-/// The most bytes of a manifest, an index or a config; registries allow 4 MiB.
+/// The maximum size of a manifest, an index or a config in bytes; registries allow 4 MiB.
 const MOST_DOCUMENT_BYTES: u64 = 4 << 20;
-/// The most indexes between `index.json` and a manifest.
+/// The maximum number of indexes between `index.json` and a manifest.
 const MOST_INDEXES: u32 = 4;
-/// The most images of a layout that are looked at.
+/// The maximum number of images of a layout that are examined.
 const MOST_IMAGES: usize = 1 << 10;
 const MOST_LAYERS: usize = 1 << 10;
-/// The most links in a path, as in Linux.
+/// The maximum number of links in a path, as in Linux.
 const MOST_LINKS: u32 = 40;
 
-/// Marks what describes an image, such as its provenance, and is not one.
+/// Marks entries that describe an image, such as its provenance.
 const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
 /// Names of an image in an index.
 const REFERENCES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_compressor_added_to_a_name_is_left_out() {
+    fn the_extension_of_a_compressor_is_removed() {
         for (name, inner) in [
             ("d/disk.img.gz", "d/disk.img"),
             ("disk.qcow2.XZ", "disk.qcow2"),

@@ -38,7 +38,7 @@ pub struct Options {
 }
 
 /// Returns the merged tree of all sources, each a path or `-` for standard input. Later sources are
-/// stacked on earlier ones like the layers of a container. `tell` receives warnings about disks;
+/// stacked on earlier ones like the layers of a container. `warn` receives warnings about disks;
 /// [`Tree::warnings`] has those about files.
 ///
 /// # Errors

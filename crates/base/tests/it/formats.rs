@@ -32,7 +32,7 @@ fn content_and_name_must_agree() {
     let (base, _) = open(&image, &says(Format::Raw));
     assert_eq!((base.format(), base.size_bytes()), (Format::Raw, fs::metadata(&image).expect("a file").len()));
 
-    // A guest that writes its raw disk chooses how it begins.
+    // A guest chooses the first bytes of its raw disk.
     let written = folder.path().join("written.img");
     fs::copy(&image, &written).expect("a copy");
     assert!(matches!(refused(&written, &Options::default()), OpenError::Doubtful { found: Format::Erofs, .. }));
@@ -51,8 +51,8 @@ fn content_and_name_must_agree() {
     assert!(matches!(refused(&raw, &says(Format::Erofs)), OpenError::Erofs { .. }));
 }
 
-/// Contents and names are combined in every way. A file is opened by itself only as what it is, and
-/// as a raw disk only if neither its content nor its name says otherwise.
+/// Contents and names in all combinations. Without a given format, a file is opened only as what it
+/// is, and as a raw disk only if neither its content nor its name says otherwise.
 #[test]
 fn no_combination_of_content_and_name_is_misread() {
     let folder = tempfile::tempdir().expect("a folder");

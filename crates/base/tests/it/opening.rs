@@ -1,4 +1,4 @@
-//! What opening a base and reading from it asks of the storage.
+//! The requests to storage for opening a base and reading from it.
 
 use std::{
     collections::VecDeque,
@@ -107,8 +107,8 @@ fn packings() -> [BuildOptions; 4] {
     ]
 }
 
-/// Reads that arrive together wait for two fetches: of what says where the content is, and of the
-/// content.
+/// Reads that arrive together wait for two fetches: of the metadata that locates the content, and
+/// of the content.
 #[test]
 fn what_is_needed_together_is_fetched_together() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -164,8 +164,8 @@ fn what_comes_next_is_fetched_ahead() {
     }
 }
 
-/// Whatever cannot be fetched is an error of the reads that need it, and of no others. What is
-/// fetched later is right.
+/// Data that cannot be fetched are an error only of the reads that need them. Later fetches return
+/// correct data.
 #[test]
 fn a_storage_that_fails_spoils_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -200,7 +200,7 @@ fn a_storage_that_fails_spoils_nothing() {
         storage.fail_each(0);
         assert_eq!(check(&base, true), 0);
 
-        // What is missing is an error, and so is what lies beyond it.
+        // Missing data are an error, and so are data after them.
         let (other, logged) = open_on(&storage, &path);
         storage.cut(fs::metadata(&path).expect("a file").len() / 2);
         assert!(check(&other, false) > 0);

@@ -47,7 +47,7 @@ fn an_image_is_read_as_qemu_wrote_it() {
         let (base, logged) = open(&image, &Options::default());
         assert_eq!(base.format(), Format::Qcow2);
         check(&base, &content, 100);
-        // What is not compressed, and in the page cache, is read without a wait.
+        // Uncompressed content in the page cache is read without a wait.
         let filled = tried(&base, &content);
         let is_all = filled == content.len() / 4096 || options.contains(&"-c");
         assert!(is_all || !is_at_hand(&image), "{filled} pages with {options:?}");
@@ -156,8 +156,8 @@ fn an_image_that_loses_its_end_gives_no_zeros() {
     }
 }
 
-/// Wherever it was cut, before it was opened: it is refused, unless only the end of the last cluster
-/// is missing, which reads as zeros.
+/// An image that was cut anywhere before it is opened is refused, unless only the end of the last
+/// cluster is missing, which reads as zeros.
 #[test]
 fn an_image_that_lost_its_end_before_is_refused() {
     let Some([qemu_img]) = programs("qcow2", ["qemu-img"]) else { return };

@@ -46,7 +46,7 @@ fn what_the_page_cache_has_is_read_without_a_wait() {
         (None, 256),
         (Some(BuildOptions { codec: None, ..BuildOptions::default() }), 256),
         (Some(BuildOptions { codec: None, chunk_bytes: Some(4096), ..BuildOptions::default() }), 256),
-        // What is far into a long cluster takes longer to decode.
+        // Content far into a long cluster takes longer to decode.
         (Some(short.clone()), 100),
         (Some(BuildOptions { fragments: Fragments::All, ..short }), 100),
     ] {

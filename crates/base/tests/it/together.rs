@@ -78,8 +78,7 @@ fn one_cluster(folder: &tempfile::TempDir) -> (Base, Vec<u8>, Vec<usize>) {
     (base, content, pages)
 }
 
-/// However the pages of a cluster are asked for, it is decoded once. The pages may be in two
-/// clusters.
+/// A cluster is decoded once, however its pages are requested. The pages may be in two clusters.
 #[test]
 fn a_cluster_is_decoded_once() {
     let folder = tempfile::tempdir().expect("a folder");

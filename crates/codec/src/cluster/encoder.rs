@@ -1,4 +1,4 @@
-//! What an encoder of clusters does, and how much a decoder is asked for.
+//! The interface of encoders of clusters, and how much a decoder must return.
 
 /// The outcome of filling one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub trait ClusterEncoder: Send {
 /// How much of a cluster's content is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
-    /// All of it: the content is exactly as long as the buffer.
+    /// All of the content, which is exactly as long as the buffer.
     Whole,
-    /// A prefix: the content is at least as long as the buffer, and input may be left over.
+    /// A prefix of the content, which is at least as long as the buffer. Input may be left over.
     Prefix,
 }

@@ -16,8 +16,8 @@ pub(super) struct Fast {
     last_consumed: usize,
 }
 
-/// Clusters up to this size in bytes hold too little for long matches to make up for the ones
-/// missed, unless each match is tried twice.
+/// Clusters up to this size in bytes hold too little content for long matches to compensate for
+/// missed ones, unless each match is tried twice.
 const SMALL: usize = 1 << 14;
 
 impl ClusterEncoder for Fast {

@@ -76,7 +76,7 @@ impl Search {
         mut compress: impl FnMut(&[u8], &mut [u8]) -> Option<usize>,
     ) -> Option<Filled> {
         let capacity = dst.len();
-        // Leaves room to measure by how much a trial overshoots.
+        // Leaves room, so that the overshoot of a trial can be measured.
         self.trial.resize(capacity * 2 + 64, 0);
         self.best.resize(self.trial.len(), 0);
         let mut fits = Filled { consumed: 0, written: 0 };
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn input_that_changes_takes_few_trials() {
-        // Compresses better the longer the input is, as XML does: a line to a distant trial reaches
-        // the capacity far too late.
+        // Compresses longer input better, as with XML: a line to a distant trial reaches the
+        // capacity far too late.
         let size = |len: usize| ((len as f64).powf(0.75) * 3.0) as usize;
         let mut trials = 0;
         let filled = Search::default().fill(&vec![0; 4 << 20], &mut vec![0; 200 << 10], |src, dst| {

@@ -11,22 +11,22 @@
 //! the rest of the literals end the page
 //! ```
 //!
-//! How this loop differs from that, and the gain in decoding speed (geometric mean over nine kinds
-//! of pages; the log in `docs/log/fold.md` has the command):
+//! How the loop differs from this pseudocode, and the gain in decoding speed (geometric mean over
+//! nine kinds of pages; the log in `docs/log/fold.md` has the command):
 //!
 //! 1. Extra bits and tokens are first copied to the middle of a buffer with room on both sides for
-//!    any sequence of tokens, and literals are copied likewise. The tokens of a page of words, which
-//!    may be coded, have a buffer of their own. So no token needs a check of the input; one check at
-//!    the end verifies that each cursor stopped in the right place. Literals are read in place only
-//!    if there are many and they are not coded; then every token checks for their end (half-random
-//!    pages +3 to +8 %).
+//!    any sequence of tokens, and literals are copied likewise. The tokens of a page of words,
+//!    which may be coded, have a buffer of their own. So tokens need no check of the input; one
+//!    check at the end verifies that each cursor stopped in the right place. Literals are read in
+//!    place only if there are many and they are not coded; then every token checks for their end
+//!    (half-random pages +3 to +8 %).
 //! 2. Conditional moves select the offset. Which of the three it is cannot be predicted (+28 %).
 //! 3. All tokens but the page's last few go through [`fast`], a separate function whose state stays
 //!    in registers; the others go through [`careful`] (+5 %). Table and buffer are at fixed offsets
 //!    from one pointer, which frees a register for the loop (+3 %).
 //! 4. [`fast`] copies 16 bytes of each match before it reads the length in pages of words, and 32
-//!    in others: a branch on the length is mispredicted where lengths vary, but bytes copied
-//!    unnecessarily are loads that wait for stores where offsets are short (+4 %).
+//!    in others: a branch on the length is mispredicted where lengths vary, but unnecessary copies
+//!    wait for earlier stores where offsets are short (+4 %).
 //! 5. END has a run that never fits, so the loop need not test for it.
 #![allow(unsafe_code)] // The cursors and the page are checked once per token, not for each of its copies.
 

@@ -1,5 +1,5 @@
-//! `fold-dict`: `fold` with what the pages of a store have in common: bytes before every page,
-//! tokens, and palettes.
+//! `fold-dict`: `fold` with data that a store's pages share: bytes before every page, tokens, and
+//! palettes.
 
 use std::sync::Arc;
 

@@ -25,14 +25,14 @@
 //!    not depend on the table and the candidate, which take more than twice as long (+4 to +6 % on
 //!    heaps).
 //! 3. Only one repeated distance is tried at each position. Right behind a match it is the one
-//!    before: the last one cannot match there, or the match would have been longer. Everywhere else
-//!    it is the last one. The position right behind a match has its own code, because it has no
-//!    literals before it.
+//!    before the last, because the last one cannot match there: the match would have been longer.
+//!    Everywhere else it is the last one. The position right behind a match has its own code,
+//!    because it has no literals before it.
 //! 4. Matches at a new distance have six bytes or more. With five, objects are 1.7 % smaller, but
-//!    there are more sequences: compression and decompression take 7 % longer. Pages of records have
-//!    matches of five: arrays of floats are 6 to 20 % smaller with them, and otherwise larger than
-//!    with LZ4. In pages that are not of words, matches at the last distance have four bytes, not
-//!    three: 6 % fewer sequences in tables and code for 0.1 % of the bytes.
+//!    compression and decompression of the additional sequences take 7 % longer. Pages of records
+//!    have matches of five: arrays of floats are 6 to 20 % smaller with them, and otherwise larger
+//!    than with LZ4. In pages that are not of words, matches at the last distance have four bytes,
+//!    not three: 6 % fewer sequences in tables and code for 0.1 % of the bytes.
 //! 5. In pages of words, if a position right behind a match begins a word and has no match, the
 //!    word's upper bytes are looked up: six at the last distance, seven in a table of words. One
 //!    step covers three positions, because words differ in their low bytes (heaps +2 to +25 %,
@@ -42,10 +42,11 @@
 //! 7. The longer the search finds nothing, the larger its steps (`TRIES`). This also bounds the
 //!    time that an incompressible page takes.
 //! 8. Where many literals are left and four bytes repeat among them more often than what was found
-//!    saves, the page is searched again for the matches that liblz4 takes ([`liblz4`](super::liblz4)): otherwise it
-//!    would be up to 28 % larger than with LZ4. Pages without such repeats pay for the sample only,
-//!    and those with few literals not even for that. A search that finds little is left for that
-//!    one, so that noise takes no longer.
+//!    saves, the page is searched again for the matches that liblz4 takes
+//!    ([`liblz4`](super::liblz4)): otherwise it would be up to 28 % larger than with LZ4. Pages
+//!    without such repeats pay only for the sample, and pages with few literals not even for that.
+//!    A search that finds little is abandoned in favour of the second one, so that noise takes no
+//!    longer.
 //! 9. Beyond its first 8 bytes, a match is compared 32 or 64 bytes at a time (text +8 %). The first
 //!    8 are compared as a word: the next position waits for the length, and a word yields it sooner
 //!    than a vector (-5 % on heaps otherwise).
@@ -77,12 +78,13 @@ const HASH_BITS: u32 = 11;
 /// In pages of fields, steps that divide the size of a record miss its fields.
 const TRIES: [usize; KINDS - 1] = [20, 40, 24];
 
-/// An object of a page of fields without coded literals that is shorter than this may be longer than
-/// that of the search that was left: repeated distances save more there.
+/// If the object of a page of fields has no coded literals and is shorter than this, the abandoned
+/// search may give a shorter one, because repeated distances save more there.
 const SHORT: usize = 1536;
 
-/// A search of a page that is not of words is left where its step becomes longer than this, if it
-/// has found less than one match in [`LEAVE_SHARE`] bytes so far. Sooner, it would be left in XML.
+/// A search of a page that is not of words is abandoned where its step becomes longer than this, if
+/// it has found less than one match in [`LEAVE_SHARE`] bytes so far. With a shorter step, it would
+/// be abandoned in XML.
 const LEAVE_STEP: usize = 4;
 const LEAVE_SHARE: usize = 64;
 
@@ -186,8 +188,8 @@ impl Encoder {
         self.encode_after::<REACH>(format, starts, window, kind, page, out)
     }
 
-    /// Returns the kind of the last search, its sequences and its literals, even if it gave no object
-    /// or not the shorter one.
+    /// Returns the kind of the last search, its sequences and its literals, even if it gave no
+    /// object or a longer one.
     pub(super) fn found(&self) -> (Kind, impl Iterator<Item = Sequence>, &[u8]) {
         let Columns { runs, lengths, offsets, befores } = &self.columns;
         let (kind, sequences, literals) = self.found;
@@ -242,7 +244,7 @@ impl Encoder {
         self.write(format, Kind::Fields, &mut found, &mut out[..PAGE_SIZE - 1])
     }
 
-    /// Writes the object of what was found to `out`, if it is shorter than `len`, and completes
+    /// Writes an object of the found matches to `out`, if it is shorter than `len`, and completes
     /// `found`.
     fn write_if_shorter(
         &mut self,
@@ -261,7 +263,7 @@ impl Encoder {
         len
     }
 
-    /// Writes the object of what was found to `out`, if it fits, and completes `found`.
+    /// Writes an object of the found matches to `out`, if it fits, and completes `found`.
     fn write(&mut self, format: &Format, kind: Kind, found: &mut Matches, out: &mut [u8]) -> Option<usize> {
         self.found = (kind, found.sequences, found.literals);
         if found.literals > LITERALS_MASK {
@@ -625,8 +627,8 @@ const fn unused(kind: usize) -> u32 {
     64 - 8 * length_min_new(kind) as u32
 }
 
-/// Returns the eight bytes at `pos`, and where those that a match at a new offset includes were last
-/// seen; remembers that they are here.
+/// Returns the eight bytes at `pos`, and the last position of those of them that a match at a new
+/// offset includes. Records `pos` as their position.
 ///
 /// # Safety
 /// 8 bytes can be read from `pos`, and `seen` has a place for each hash.

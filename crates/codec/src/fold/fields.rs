@@ -1,4 +1,5 @@
-//! Decides whether a page is searched again as a page of fields, from what the first search left.
+//! Decides, from the literals that the first search left, whether to search a page again as a page
+//! of fields.
 //!
 //! ```text
 //! saved := bytes by which coded literals are shorter, 4/3 of them in a page of words
@@ -18,16 +19,15 @@
 //! no
 //! ```
 //!
-//! `need` is about how many bytes what the first search found saves over LZ4, for which a repeat of
-//! four or five bytes saves one. With less than 64 bytes to gain, the second search takes longer
-//! than they are worth.
+//! `need` is about the number of bytes that the first search saves over LZ4, for which a repeat of
+//! four or five bytes saves one. A gain of less than 64 bytes is not worth the second search.
 
 use core::hint::cold_path;
 
 use super::{Isa, hashes::WORD_HASH_BITS, literals::Room, tables::Kind};
 use crate::{PAGE_SIZE, mem::clear};
 
-/// Literals are sampled at one place in about this many, which their bytes select.
+/// Literals are sampled at one place in about this many. Their bytes select the place.
 const RATE: usize = 16;
 
 /// The mixed bytes of the places in each sample, modulo [`RATE`].
@@ -49,7 +49,7 @@ const SPARSE: usize = 64;
 /// Repeats that do not pay for another search, which takes longer than the first.
 const LEAST: usize = 64;
 
-/// With fewer sequences, a page hardly compresses, and another search of it is short.
+/// With fewer sequences, a page hardly compresses, so another search takes little time.
 const FEW: usize = 16;
 
 /// If less than 1/8 of the repeats that are needed has been counted up to here, the rest is not
@@ -65,8 +65,8 @@ const BATCH: usize = 512;
 /// Places that are always put for a chunk: twice as many as there are in most.
 const PUT: usize = 8;
 
-/// A repeat of this many bytes counts twice: the first search has passed a match in its steps, or its
-/// table has lost it.
+/// A repeat of this many bytes counts twice: it is a match that the first search stepped over or
+/// lost from its table.
 const COMPARED: usize = 6;
 
 /// Literals from the first of a chunk to the end of the last load.
@@ -98,7 +98,7 @@ pub(super) fn has_fields(isa: Isa, left: &Left<'_>, seen: &mut Seen) -> bool {
     if sequences < FEW {
         return count >= LITERALS;
     }
-    // Code, which pages of words are if their literals can be coded, needs more repeats.
+    // Code needs more repeats. Pages of words whose literals can be coded count as code.
     let worth = if kind == Kind::Words { saved * 4 / 3 } else { saved };
     let need = sequences / 4 + 5 * worth / 4 + LEAST;
     if (SHARE - usize::from(sequences < SPARSE)) * need >= count {
@@ -171,8 +171,8 @@ impl Repeats<'_> {
     }
 }
 
-/// Puts the places of the sample's bits from `at` on to the start of `places`, and returns their
-/// number. It always puts some, because a loop over as many as there are is mispredicted.
+/// Writes the places of the sample's bits from `at` on to the start of `places`, and returns their
+/// number. It always writes a fixed number, because a loop over the actual number is mispredicted.
 #[inline(always)]
 fn put(at: usize, mut sample: u64, places: &mut [u16]) -> usize {
     let count = sample.count_ones() as usize;
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_literals_does_not_matter() {
+    fn bytes_after_the_literals_do_not_matter() {
         for seed in 0..50 {
             let (mut literals, count) = fields(seed, 90);
             for count in count - 70..count {

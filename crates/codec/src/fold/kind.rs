@@ -1,5 +1,5 @@
-//! Decides which kind of page a page is, from samples of its bytes. Pages of fields are found
-//! later ([`fields`](super::fields)).
+//! Determines the kind of a page from samples of its bytes. Pages of fields are found later
+//! ([`fields`](super::fields)).
 //!
 //! ```text
 //! samples := 16 bytes of every 256, from 0, 48, 96, … modulo 256 on
@@ -13,10 +13,10 @@
 //! else another page
 //! ```
 //!
-//! Pointers and small numbers have zeros in every word. Empty space does not say what the rest of
-//! the page is: pages that are half zeros and half random bytes, as fio writes them, are not of
-//! words. If all samples began at a multiple of 256, they would see only the heads of records whose
-//! size is a power of two, such as inodes.
+//! Pointers and small numbers have zeros in every word. Empty space says nothing about the rest of
+//! the page: pages that are half zeros and half random bytes, as fio writes them, are not of words.
+//! If all samples began at a multiple of 256, they would see only the heads of records whose size
+//! is a power of two, such as inodes.
 //!
 //! In an array of floats, the bytes with the exponents repeat, and the lowest ones of the mantissas
 //! do not. A multiple of the size of an element or a record is among the distances if that size is
@@ -43,8 +43,8 @@ const DISTANCES: [usize; 4] = [16, 20, 24, 32];
 const SAMPLE_AT: usize = 32;
 const SAMPLE_EVERY: usize = 256;
 
-/// How much more often, of 64 times, bytes of one residue equal earlier ones than bytes of another.
-/// At 20, `heap-redis` gets 0.15 % larger, because literals of records are not coded.
+/// How much more often, out of 64 comparisons, bytes of one residue equal earlier ones than bytes
+/// of another. At 20, `heap-redis` gets 0.15 % larger, because literals of records are not coded.
 const CONTRAST: u8 = 24;
 
 /// Returns the kind of a page.

@@ -13,7 +13,7 @@
 //! Table, hash, steps, and the places that are remembered are those of liblz4 for an input of a
 //! page. The [tokens](super::tables::CLASSES) of pages of fields code each of its matches in no
 //! more bits than LZ4 does, and each other match in no more than its literals take. So an object of
-//! this search is not longer than liblz4's.
+//! this search is never longer than liblz4's.
 #![allow(unsafe_code)] // Loads at places whose bounds are checked once.
 
 use super::{
@@ -32,7 +32,7 @@ const FACTOR: u32 = 2_654_435_761;
 /// Places without a match after which the step to the next one grows by a byte.
 const TRIES: usize = 64;
 
-/// liblz4 looks at a place only if the next one is not behind this.
+/// liblz4 examines a place only if the next one is not after this.
 const LAST_NEXT: usize = PAGE_SIZE - 11;
 
 /// Its matches end here or before.
@@ -161,8 +161,8 @@ impl Encoder {
     }
 }
 
-/// Returns the first place from `pos` on, of those that liblz4 looks at, whose four bytes were seen
-/// before, and where. Remembers all these places.
+/// Returns the first place from `pos` on, among those that liblz4 examines, whose four bytes
+/// occurred before, and the place where they did. Records all examined places.
 ///
 /// # Safety
 /// As for [`look_up`], for `pos` and each later place below LAST_NEXT.
@@ -187,8 +187,8 @@ unsafe fn find<C: Compare>(seen: *mut u16, page: *const u8, mut pos: usize) -> O
     }
 }
 
-/// Returns where four bytes with the hash of those at `pos` were last seen, and whether they are
-/// the same; remembers that they are here.
+/// Returns the last place of four bytes with the same hash as those at `pos`, and whether they are
+/// equal. Records `pos`.
 ///
 /// # Safety
 /// Four bytes can be read from `pos` and from all places in `seen`, which has one for each hash.
@@ -231,14 +231,14 @@ impl Taken<'_> {
         self.anchor = start + length;
     }
 
-    /// Takes what repeats at the last distance among the literals before `end`.
+    /// Takes repeats at the last distance among the literals before `end`.
     ///
     /// # Safety
     /// `anchor <= end`, which is in the page or its end; C::BYTES bytes can be read from every place
     /// of the page.
     #[inline(always)]
     unsafe fn take_repeats<C: Compare>(&mut self, end: usize) {
-        // The first literal repeats nothing, or the match before it would be longer.
+        // The first literal cannot be a repeat, because the match before it would be longer.
         let mut place = self.anchor + 1;
         while place + LENGTH_MIN <= end {
             // SAFETY: `place` is in the page, and `last` is not more than the anchor, before which

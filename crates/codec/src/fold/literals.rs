@@ -1,6 +1,7 @@
 //! The literals' code (`docs/fold.md`, "Literals"): half a byte for each of sixteen common values,
-//! five bits for each of 32 less common ones, and one or two bits per literal that say which of
-//! these it is, or neither. The tokens of pages of words are coded alike.
+//! five bits for each of 32 less common ones, and one or two bits per literal that say whether it
+//! is one of the former, one of the latter, or neither. The tokens of pages of words are coded in
+//! the same way.
 //!
 //! ```text
 //! for each literal:
@@ -20,11 +21,11 @@ use crate::PAGE_SIZE;
 /// Number of palettes: those of literals, and one of tokens.
 pub(super) const PALETTES_COUNT: usize = 8;
 
-/// Number of palettes, the first ones, that the literals of pages may use. 0 in a header means that
+/// Number of palettes that the literals of pages may use: the first ones. 0 in a header means that
 /// the literals are not coded.
 pub(super) const PALETTES_OF_OTHERS: usize = 7;
 
-/// Number of palettes, the first ones, that the literals of pages of words may use. The header of
+/// Number of palettes that the literals of pages of words may use: the first ones. The header of
 /// the next one marks a page of records.
 pub(super) const PALETTES_OF_WORDS: usize = 6;
 
@@ -113,7 +114,7 @@ impl Palettes {
     }
 
     /// Returns the palette, from 1, of the first `count` that codes a sample of `literals` best, or
-    /// 0 if none is worth its time.
+    /// 0 if none saves enough to be worth its time.
     pub(super) fn choose(&self, literals: &[u8], count: usize) -> usize {
         /// The scores of this many literals fit in the bytes of a word.
         const SAMPLE: usize = 127;

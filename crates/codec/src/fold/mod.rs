@@ -4,16 +4,16 @@
 //! It is an LZ77 codec for pages of 4 KiB only. Three properties of running programs' pages shape
 //! it:
 //!
-//! - half of all matches have the same distance as one of the two matches before, so these two need
-//!   no offset;
+//! - half of all matches have the same distance as one of the two previous ones, so they need no
+//!   offset;
 //! - the other distances are mostly short and multiples of eight, as records and pointers are;
 //! - there are few literals between two matches: the low bytes of a pointer, a counter.
 //!
 //! Literals come first in an object, common ones in half a byte. A token is one byte and encodes
 //! the source of the offset, the number of literals before the match, and the match's length. A
 //! stream of bits completes it. Literals, bits and tokens are separate, so that the decoder knows
-//! the next token's place before it has examined the current one. In pages that are like heaps,
-//! tokens are coded as literals are, which the decoder undoes first.
+//! the next token's place before it has examined the current one. In pages like those of heaps,
+//! tokens are coded as literals are; the decoder undoes that first.
 
 mod compare;
 mod decode;

@@ -18,7 +18,7 @@
 //!    them to each token.
 //! 3. These four also contain the offset's bits, unless one of the sixteen tokens has more than 25
 //!    bits (+3 to +4 % on heaps).
-//! 4. The steps for one group of sixteen wait for each other, so two groups take turns, and the
+//! 4. The steps for a group of sixteen depend on each other, so two groups take turns, and the
 //!    number of bits of each group is known from the look-up (+4 % on Zen 4; four groups: +2 %).
 //! 5. Copying a token is limited by its loads, so numbers share columns (+3 to +4 % on Zen 4).
 #![allow(unsafe_code)] // Whole-register loads and stores; the streams have room around them.
@@ -313,7 +313,7 @@ struct Widths {
     starts: __m512i,
 }
 
-/// What sixteen tokens and their extra bits say.
+/// The values of sixteen tokens and their extra bits.
 #[derive(Clone, Copy)]
 struct Numbers {
     length: __m512i,

@@ -1,4 +1,4 @@
-//! What the objects of `fold-dict` share: bytes before every page, tokens, and palettes, all
+//! The data that objects of `fold-dict` share: bytes before every page, tokens, and palettes, all
 //! trained on a store's own pages.
 
 use std::{collections::HashMap, fmt};
@@ -116,7 +116,7 @@ impl Key {
     }
 }
 
-/// Where the bytes of a dictionary are in the window.
+/// The places in the window of a dictionary's bytes.
 pub(super) struct Starts {
     /// By slot, the tag of the word whose place is known. Separate from the places, so that the
     /// tags stay in the L1 cache.
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pages_have_of_a_dictionary_is_found() {
+    fn matches_in_a_dictionary_are_found() {
         let dictionary: Vec<u8> =
             (0..500_u32).flat_map(|number| number.wrapping_mul(0x9E37_79B1).to_le_bytes()).collect();
         let tables = FoldTables::of(dictionary.clone());

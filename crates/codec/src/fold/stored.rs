@@ -1,4 +1,4 @@
-//! The serialised form of [`FoldTables`]. What can be derived is left out.
+//! The serialised form of [`FoldTables`], without data that can be derived.
 //!
 //! ```text
 //! version: 1   id: 4   palettes: 48 each   classes: slots of runs, slots of lengths, each a count
@@ -6,7 +6,7 @@
 //! may begin, a bit for each place in the table of words
 //! ```
 //!
-//! No tables are no bytes.
+//! Without tables, it is empty.
 
 use super::{
     literals::{PALETTES, Values},
@@ -114,7 +114,7 @@ impl FoldTables {
 }
 
 /// Returns whether a class has a token for every sequence that the encoder may give it, and only
-/// such as the decoder can use.
+/// tokens that the decoder can use.
 fn is_complete(kind: usize, at: usize, class: &Class) -> bool {
     let (runs, lengths) = (class.runs.as_slice(), class.lengths.as_slice());
     // Pages of fields have no matches in a dictionary.

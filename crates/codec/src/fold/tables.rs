@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Words = 1,
     /// Numbers and records with a short period, such as arrays of floats.
     Records = 2,
-    /// Short fields that repeat among bytes that do not, such as the keys and codes of a table.
+    /// Short fields that repeat among other bytes, such as the keys and codes of a table.
     Fields = 3,
 }
 
@@ -78,8 +78,8 @@ pub(super) const BITS_MAX: usize = 40;
 /// Ends the sequences of a page whose last bytes are literals.
 pub(super) const END: u8 = 255;
 
-/// Consecutive slots without a gap, at most [`SLOTS_MAX`]. A slot may have values of the one before,
-/// which are then encoded by that one.
+/// Consecutive slots without a gap, at most [`SLOTS_MAX`]. Slots may overlap; values of two slots
+/// are encoded by the first one.
 #[derive(Clone, Copy)]
 pub(super) struct Slots {
     list: [Slot; SLOTS_MAX],
@@ -154,7 +154,7 @@ const OFFSETS: [Offsets; CLASSES_COUNT] = [
 ];
 
 /// The classes of pages without tables; the second are for pages of words. None has offsets that
-/// are [`BEYOND`].
+/// are [`DICT`].
 pub(super) const CLASSES: [Classes; KINDS] = [OTHERS, OF_WORDS, OF_RECORDS, OF_FIELDS];
 
 #[rustfmt::skip]

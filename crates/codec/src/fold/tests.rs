@@ -225,7 +225,7 @@ proptest! {
     #[test]
     fn pages_of_records_come_back(seed: u64, size in 1..40_usize, values in vec(1..300_u64, 40)) {
         let mut random = Lcg(seed);
-        // In each byte of a record, as many values as `values` says, where 256 and more are all.
+        // The number of values in each byte of a record; 256 and more mean all.
         let byte = |at: usize| random.below(values[at % size].min(256)) as u8;
         round_trip(&page_of((0..PAGE_SIZE).map(byte).collect::<Vec<_>>()));
     }
@@ -262,7 +262,7 @@ proptest! {
     ) {
         let mut builds = Builds::new(TABLES[tables].as_ref());
         builds.decode(&object);
-        // A small number of literals, so that the decoder reaches the tokens.
+        // Few literals, so that the decoder reaches the tokens.
         let mut object = [&(literals | upper << 12).to_le_bytes()[..], &object, &tail].concat();
         builds.decode(&object);
         object.insert(2, second);
@@ -451,7 +451,7 @@ fn an_object_fits_its_bound_or_there_is_none() {
 }
 
 #[test]
-fn what_came_before_leaves_no_trace() {
+fn earlier_pages_do_not_affect_an_object() {
     let mut used = FoldStream::new(Isa::of_this_cpu());
     for seed in 0..50 {
         let page = if seed % 2 == 0 { heap_page(seed) } else { text_page(seed) };
@@ -506,7 +506,7 @@ fn coded_literals_stay_in_their_room_and_come_back() {
     }
 }
 
-/// Tokens are not END in a page of words, of which there may be neither too few nor too many.
+/// In a page of words, no token is END, and there must be neither too few nor too many tokens.
 #[test]
 fn tokens_of_a_page_of_words_are_as_many_as_it_says() {
     let filled = |literals: usize| {
@@ -555,7 +555,7 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 #[test]
-fn the_format_stays_as_it_is() {
+fn the_format_is_unchanged() {
     // Different objects here mean a different format, which needs a new codec id, unless only the
     // search for matches changed.
     let pages = [
@@ -670,7 +670,7 @@ fn all_sets_of_tokens_are_tested() {
     }
 }
 
-/// Returns the bytes of a page with `fold` and with liblz4; those of a page are the most.
+/// Returns the bytes of a page with `fold` and with liblz4, at most those of a page.
 fn bytes_of(stream: &mut FoldStream, page: &Page) -> (usize, usize) {
     let fold = stream.compress(page, &mut [0; PAGE_SIZE]).unwrap_or(PAGE_SIZE);
     (fold, bytes_with_liblz4(page))

@@ -25,7 +25,7 @@ use crate::{
     dictionary::{candidates, held_out, worth_it},
 };
 
-/// Dictionary sizes to try, in bytes. The last is all that a page can reach.
+/// Dictionary sizes to try, in bytes. The last is the maximum that a page can reach.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
 
 /// Number of pages to which tokens and palettes are fitted.
@@ -287,7 +287,7 @@ fn fit_slots(counts: &[u64; PAGE_SIZE + 1], first: usize, reach: usize, bases: u
 type Histogram = [u32; 256];
 
 /// Fits palettes to pages with these literals: each palette has the commonest values of the pages
-/// that it makes smallest. A page that no palette makes smaller does not count.
+/// that it makes smallest. Pages that no palette makes smaller do not count.
 fn fit_palettes(pages: &[Literals]) -> Values {
     const ROUNDS: usize = 10;
     let mut palettes = PALETTES;

@@ -13,13 +13,13 @@
 //!
 //! 1. A match that reads bytes just written waits until they have left the store buffer, if two
 //!    stores wrote them: that was 30 % of the copies' time on heaps. Here such a match is a
-//!    permutation of window and literals. Its order is a load: [`ORDERS`] has a row for each
-//!    offset, and a length is an index into it.
+//!    permutation of window and literals. The order of the permutation is loaded from [`ORDERS`],
+//!    which has a row for each offset; a length is an index into the row.
 //! 2. One code path handles all tokens of at most 64 bytes, whatever their sizes, which cannot be
 //!    predicted.
 //! 3. A mispredicted branch is detected sooner: the lengths that it waits for are only loaded.
-//! 4. New bytes of the window are written starting at their place, by one more permutation, not up
-//!    to its end: a byte that a later match reads from the page is then written once.
+//! 4. New bytes of the window are written to their place by one more permutation, instead of
+//!    writing the whole window. So a byte that a later match reads from the page was written once.
 //! 5. A far match is read up to its source's end, not from its start: the bytes before were written
 //!    longer ago (+4 %).
 //! 6. Window and literals are permuted separately, and the window last, under a mask: each window
@@ -75,10 +75,10 @@ static ORDERS: Orders = {
 };
 
 /// Writes the output of `count` tokens to the start of `page`. Matches may begin before `page` only
-/// if `beyond`.
+/// if `dict`.
 ///
 /// # Safety
-/// `page` can be written. If `beyond`, bytes before it can be read, as far back as matches begin
+/// `page` can be written. If `dict`, bytes before it can be read, as far back as matches begin
 /// and at least [`WINDOW`]. `sequences` has `count` tokens as [`Sequences::parse`] left them. Their
 /// output is at most a page. From `literals`, `literals_readable` bytes can be read: at least the
 /// sum of the tokens' runs plus [`WINDOW`].

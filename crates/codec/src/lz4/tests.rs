@@ -515,7 +515,7 @@ fn in_place_every_margin_and_every_end() {
 /// A match overwrites the next token, which then encodes other lengths. The sequence has enough
 /// length bytes after it that literals have room.
 #[test]
-fn in_place_a_token_that_was_written_over_is_found_out() {
+fn in_place_an_overwritten_token_is_detected() {
     // Literals that end in 0xF0, and a match of 4 of them; 4 times the last byte, for which 24 are
     // written; then 0xF5 instead of 0xF0.
     let mut block = vec![0x80, 1, 2, 3, 0xF0, 5, 6, 7, 8, 8, 0, 0x00, 1, 0, 0xF5];

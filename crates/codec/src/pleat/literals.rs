@@ -287,7 +287,7 @@ macro_rules! decode_lanes {
 /// How sixteen lanes are decoded: with gathers, or four at a time.
 pub(super) trait Sixteen {
     /// Decodes the first `count` of `literals`, at least [`SIXTEEN_FROM`],
-    /// from the sixteen lanes between the places `bounds`. May call `beside` while it waits, any number of
+    /// from the sixteen lanes between the places `bounds`. May call `while_waiting` while it waits, any number of
     /// times.
     fn decode_16<const N: usize>(
         lookups: &Lookups<N>,
@@ -316,7 +316,7 @@ impl Sixteen for Generic {
 }
 
 /// Decodes the first `count` of `literals` from the pairs of lanes between the places `bounds`. May
-/// call `beside` while it waits, any number of times.
+/// call `while_waiting` while it waits, any number of times.
 #[inline(always)]
 pub(super) fn decode<S: Sixteen, const N: usize>(
     lookups: &Lookups<N>,

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_code_is_refused() {
+    fn invalid_codes_are_refused() {
         let read_back = |lengths: &Lengths| {
             let (room, len) = described(lengths);
             read(&room, 0, &mut no_lookups()).inspect(|&end| assert_eq!(end, len))

@@ -63,7 +63,7 @@ pub(super) struct Checked<'a> {
     pub(super) taken: usize,
 }
 
-/// What sequences are read from.
+/// The input from which sequences are read.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     lookups: &'a [u16; 1 << TOKEN_MAX],
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_repeat_what_lies_an_offset_before_them() {
+    fn matches_repeat_the_bytes_an_offset_before() {
         for offset in 0..80 {
             for length in 1..200 {
                 let mut bytes: Vec<u8> = (0..400u32).map(|at| (at * at / 7) as u8 | 1).collect();

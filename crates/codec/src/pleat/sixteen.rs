@@ -181,7 +181,7 @@ impl<const DOWN: bool> Eight<DOWN> {
     }
 }
 
-/// Does the same as [`literals::decode_16`](super::literals::decode_16), and calls `beside` once for
+/// Does the same as [`literals::decode_16`](super::literals::decode_16), and calls `while_waiting` once for
 /// every two gathers of look-ups, whose work is done while these are on their way.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,avx512f,avx512bw,avx512vbmi2")]

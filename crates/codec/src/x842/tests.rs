@@ -80,7 +80,7 @@ fn by_hand(fields: &[(u64, u32)], page: &Page) -> Vec<u8> {
 }
 
 #[test]
-fn templates_mean_what_the_table_says() {
+fn templates_match_the_table() {
     let mut page = [0; PAGE_SIZE];
     page[..8].copy_from_slice(b"abcdefgh");
     // Template 1·5 + 4: "XY", the pair at index 3 ("gh"); the four at index 1 ("efgh").
@@ -129,7 +129,7 @@ fn a_ring_holds_the_last_bytes_only() {
 }
 
 #[test]
-fn what_is_not_a_page_is_refused() {
+fn invalid_objects_are_refused() {
     let zeros = [0; PAGE_SIZE];
     let whole: Vec<(u64, u32)> = [&[(28, 5)][..], &[(27, 5), (63, 6)].repeat(7), &[(27, 5), (62, 6)]].concat();
     assert_eq!(decompressed(&by_hand(&whole, &zeros)), Ok(zeros));

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_no_acls_are_refused() {
+    fn invalid_acl_texts_are_refused() {
         for text in [
             "",
             "user::rwx",

@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::format::Extent;
 
-/// A file whose clusters may be copied into the new image. This is all that building knows about
-/// other images.
+/// A file whose clusters may be copied into the new image. Building knows other images only through
+/// this trait.
 pub(crate) trait OverlayBase: Send + Sync {
     fn size_bytes(&self) -> u64;
 
@@ -27,11 +27,11 @@ pub(crate) trait OverlayBase: Send + Sync {
     /// Returns the base's image and the devices that it has data on.
     fn devices(&self) -> Vec<Device>;
 
-    /// Returns where the data at an address of the base's image is; `None` if nowhere.
+    /// Returns the location of the data at an address of the base's image; `None` if there is none.
     fn spot(&self, address: u64) -> Option<BaseSpot>;
 
     /// Returns where the content at `offset` of an uncompressed file is stored, and for how many
-    /// bytes; `None` for holes and for what is not in blocks.
+    /// bytes; `None` for holes and for content outside of blocks.
     fn plain_spot(&self, offset: u64) -> Result<Option<(BaseSpot, u64)>>;
 
     /// Returns the file with the image's data if each byte is at its address in it, and checks that
@@ -45,7 +45,7 @@ pub(crate) trait OverlayBase: Send + Sync {
 /// The image of a base, or a device with data of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
-    /// What identifies it, as text padded with zeros.
+    /// A text that identifies it, padded with zeros.
     pub(crate) tag: [u8; 64],
     pub(crate) blocks: u64,
 }

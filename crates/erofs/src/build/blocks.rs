@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 const PENDING_BYTES: usize = 1 << 20;
 
 /// The maximum size of a write in bytes. For longer writes, Linux's page cache allocates larger
-/// folios, which in a virtual machine the host often has yet to back with memory. There, one write
+/// folios. In a virtual machine, the host often has not backed these with memory yet, and one write
 /// of 1 MiB took 3 to 4 times as long as four of this size.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -156,7 +156,8 @@ impl<'a> Blocks<'a> {
         Ok(blkaddr)
     }
 
-    /// Appends bytes and zeros up to a whole block; after an unused block if `leaves_gap`.
+    /// Appends bytes, filled up with zeros to a whole block. If `leaves_gap`, leaves a block unused
+    /// before it.
     pub(super) fn append_padded(&mut self, bytes: &[u8], leaves_gap: bool) -> Result<u32> {
         let block = 1 << self.block_bits;
         if leaves_gap {

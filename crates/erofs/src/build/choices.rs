@@ -11,7 +11,7 @@ use crate::format::{DeflateConfig, Lz4Config, LzmaConfig, ZstdConfig};
 
 /// The compression choices of an image's files.
 pub(crate) struct Choices {
-    /// Distinct. The first applies to files without a hint and to the packed inode.
+    /// Distinct choices. The first applies to files without a hint and to the packed inode.
     ways: Vec<Option<Compression>>,
     /// Files with another choice, and its index in `ways`.
     hinted: HashMap<NodeId, usize>,
@@ -100,7 +100,8 @@ impl Choices {
     }
 
     /// Encodes the configurations, each preceded by its length, in the order of the formats'
-    /// numbers. If files with one format differ in a setting, the value suffices for all.
+    /// numbers. If files of one format differ in a setting, the value that suffices for all is
+    /// used.
     pub(crate) fn configs(&self) -> Vec<u8> {
         let formats = self.formats();
         let most = |of: &dyn Fn(Compression) -> Option<u32>| self.compressions().filter_map(of).max().unwrap_or(0);

@@ -3,8 +3,8 @@
 //!
 //! A chunk takes whole blocks, and no tail is inline, so that a mount with DAX can map all of a
 //! file in place. The last chunk of a file may be shorter, and zeros fill its last block. Only
-//! chunks that equal it including this padding share it: past a file's end, a mapping exposes the
-//! rest of the block, which must not be another file's data.
+//! chunks that equal it including this padding share it, because a mapping exposes the rest of the
+//! block past a file's end, which must not be another file's data.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -44,8 +44,8 @@ impl Chunking {
         Self { chunk_bytes: block_bytes, block_bytes, aligned_bytes: block_bytes }
     }
 
-    /// Returns the parameters for which the addresses of a file of `size` bytes and the chunks that
-    /// overlap its `runs` of data take the least.
+    /// Returns the parameters with which the addresses of a file of `size` bytes and the chunks
+    /// that overlap its `runs` of data take the fewest bytes.
     pub(super) fn fitting(size: u64, runs: &[Range<u64>], block_bytes: u32) -> Self {
         let longest = if runs.is_empty() { MAX_HOLE_BYTES } else { SEGMENT_BYTES as u32 };
         let of = |bits: u32| Self { chunk_bytes: 1 << bits, block_bytes, aligned_bytes: block_bytes };
@@ -58,7 +58,8 @@ impl Chunking {
         size.div_ceil(self.chunk_bytes.into())
     }
 
-    /// Returns what the addresses of a file of `size` bytes take, and the chunks that overlap its `runs`.
+    /// Returns the bytes that the addresses of a file of `size` bytes and the chunks that overlap
+    /// its `runs` take.
     pub(super) fn cost_bytes(self, size: u64, runs: &[Range<u64>]) -> u64 {
         let stored: u64 = self.whole(runs, size).iter().map(|run| run.end - run.start).sum();
         stored + 4 * self.count(size)

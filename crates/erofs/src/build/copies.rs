@@ -9,9 +9,9 @@
 //!     others      their content is recompressed, up to the next kept extent
 //! ```
 //!
-//! At most one extent may begin in a block. Recompressed content before a kept extent must not need
-//! an extent that begins in the kept one's block; if it would, the kept extent is recompressed too.
-//! This cannot happen at the segment's end, which is a block boundary.
+//! At most one extent may begin in a block. So if recompressed content before a kept extent needed
+//! an extent that begins in the same block, the kept extent is recompressed too. This cannot happen
+//! at the segment's end, which is a block boundary.
 //!
 //! Whether an extent has changed depends only on its content, so that equal disks above a base
 //! become equal images.
@@ -72,7 +72,7 @@ pub(super) fn segment(
     let Range { start, end } = stretch.range;
     let len = (end - start) as usize;
     if input.len() < len {
-        // A fresh allocation faults in only the pages that are used, which are those with changes.
+        // A fresh allocation faults in only the pages with changes.
         *input = vec![0; len];
     }
     let input = &mut input[..len];
@@ -109,7 +109,7 @@ pub(super) fn segment(
                 segment.zeros = made.zeros;
                 break;
             }
-            // The next part is kept, and those after it may not be.
+            // The next part is kept; later parts may not be.
             next += 1;
             while parts.get(next).is_some_and(|part| part.kept.is_none()) {
                 next += 1;
@@ -140,7 +140,7 @@ fn parts(
         let range = at..extent.end().min(segment.end);
         let is_whole = extent.start == at && extent.end() <= segment.end;
         let mut kept = if is_whole { place(base, &extent, compression, options) } else { None };
-        // Two extents that begin in one block: no index can express that.
+        // Two extents begin in one block, which no index can express.
         if let Some(before) = parts.last_mut()
             && before.range.start / block == at / block
         {

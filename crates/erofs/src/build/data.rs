@@ -127,9 +127,9 @@ struct Writer<'a> {
     ways: &'a [Option<Compression>],
     style: IndexStyle,
     blocks: Blocks<'a>,
-    /// Where clusters of the base stay. If there are none, they are copied.
+    /// The devices on which clusters of the base stay. Without devices, clusters are copied.
     devices: &'a Devices,
-    /// For plain files. `None` if only holes require chunks, of one block each.
+    /// The chunks of plain files; `None` if only files with holes have chunks, of one block each.
     chunking: Option<Chunking>,
     spool: Option<Spool>,
     /// Compresses content at the time it is stored.
@@ -429,9 +429,9 @@ impl Writer<'_> {
         Some(address)
     }
 
-    /// Adds the zeros that segments left over: as holes, or else as clusters. Their first and last
-    /// cluster are not shared: compact indexes cannot express that next to other clusters, and full
-    /// indexes would cost more than two blocks.
+    /// Adds the zeros that segments left over, as holes or as clusters. The first and the last of
+    /// these clusters are not shared, because compact indexes cannot express that next to other
+    /// clusters, and full indexes would cost more than two blocks.
     fn add_zeros(&mut self, file: &mut OpenFile, source: &Source) -> Result<()> {
         if source.shape.has_holes() {
             file.add_hole();
@@ -576,8 +576,8 @@ impl Writer<'_> {
         self.end_of_flat(first_block, source, Vec::new(), tail_fits)
     }
 
-    /// Adds the data after a plain file's last whole block: `end`, if its length matches, else read
-    /// again.
+    /// Adds the data after a plain file's last whole block: `end` if its length matches; otherwise,
+    /// it is read again.
     fn end_of_flat(&mut self, first_block: u32, source: &Source, end: Vec<u8>, tail_fits: bool) -> Result<FileData> {
         let tail_len = source.size % u64::from(self.options.block_bytes);
         let mut tail = end;

@@ -29,9 +29,10 @@ pub(super) enum DeadEnd {
 pub(super) struct Reached<'a> {
     /// The directories from the root to the last one that exists.
     way: Vec<NodeId>,
-    /// The names of these except the root, then the names that do not exist, then that of `file`.
+    /// The names of these directories except the root, then the names that do not exist, then that
+    /// of `file`.
     names: Vec<&'a [u8]>,
-    /// What is at the end, unless it is a directory or does not exist.
+    /// The file at the end, unless that is a directory or does not exist.
     pub(super) file: Option<NodeId>,
     /// Whether a symbolic link was followed.
     pub(super) linked: bool,

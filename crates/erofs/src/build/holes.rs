@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// For shorter reads, looking for holes does not pay off.
+/// Holes are not looked for in shorter reads, where that does not pay off.
 const LEAST_BYTES: usize = 64 << 10;
 
 /// After this many holes in one read, the rest is read without looking for holes.
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_with_holes_reads_as_what_it_is() {
+    fn a_file_with_holes_reads_as_its_content() {
         let file = tempfile::tempfile().unwrap();
         let len = 1 << 20;
         file.set_len(len).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_the_end_there_is_no_hole() {
+    fn there_is_no_hole_past_the_end() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(200_000).unwrap();
         let fails = |offset, len| read(&file, offset, len, &mut Vec::new()).unwrap_err().kind();

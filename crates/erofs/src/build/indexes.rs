@@ -24,11 +24,13 @@ pub(crate) enum BuiltPlace {
     Inline(u32),
     /// In the packed inode: the offset.
     Fragment(u64),
-    /// Nowhere: this many zeros, and the extent's own length is 0. Only encoded extents express it.
+    /// A hole of this many zeros; the extent's own length is 0. Only encoded extents can express
+    /// it.
     Hole(u64),
 }
 
-/// The largest distance that an index can hold. Farther heads are reached through another index.
+/// The largest distance that an index can hold. A more distant head is reached through another
+/// index.
 const MAX_DISTANCE: u32 = LI_CBLKCNT - 1;
 
 /// The content of a logical cluster's index, in 8 bytes, because a large file has many. Distances

@@ -1,5 +1,5 @@
-//! Container layers: trees that are stacked, with whiteouts for what a layer deletes from those
-//! below.
+//! Container layers: trees that are stacked, with whiteouts for files that a layer deletes from the
+//! layers below.
 //!
 //! ```text
 //!                    an OCI layer        overlayfs

@@ -33,7 +33,7 @@ struct Seen {
     ctime: (i64, i64),
 }
 
-/// What became of a live file.
+/// The fate of a live file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -84,7 +84,8 @@ impl LiveFile {
         File::open(self.path.reach()?)
     }
 
-    /// Reads like [`Content::read`](super::Content::read). What the file lacks is zeros.
+    /// Reads like [`Content::read`](super::Content::read). Content that the file lacks reads as
+    /// zeros.
     pub(crate) fn read(&self, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<ReadContent> {
         let file = match self.open() {
             Ok(file) => file,

@@ -23,8 +23,8 @@ use crate::format::{
 };
 
 /// The number of inodes that are placed together, the longest first, so that shorter ones fill the
-/// gaps in blocks. Small enough to keep the inodes of a directory close together, because they are
-/// read together.
+/// gaps in blocks. Few enough that the inodes of a directory, which are read together, stay close
+/// together.
 const PLACED_TOGETHER: usize = 256;
 
 /// An inode's layout and the data that follows it, except for bytes that depend on nids.

@@ -82,7 +82,8 @@ pub struct BuildOptions {
     /// contains them becomes device 1 of the new image, with its UUID as the tag. Devices of the base
     /// follow, with their tags.
     pub base_is_device: bool,
-    /// The SHA-256 sum of the blob that begins with that image: then its tag, as erofs-image-spec has it.
+    /// The SHA-256 sum of the blob that begins with that image. If set, it is the tag, as in
+    /// erofs-image-spec.
     pub base_sha256: Option<[u8; 32]>,
     /// Number of compression threads, at most 1024; 0 for one per processor. Does not affect the
     /// image.

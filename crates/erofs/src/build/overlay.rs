@@ -149,7 +149,7 @@ impl Overlay {
             self.changes(range.clone()).map(|change| (change.at.max(range.start), change.end(), Some(change)));
         let end = iter::once((range.end, range.end, None));
         for (from, to, change) in changes.chain(end) {
-            // What is unchanged up to here, then the change.
+            // First the unchanged part before the change, then the change.
             for (to, change) in [(from, None), (to.min(range.end), change)] {
                 while at < to {
                     let below = stored.peek().filter(|below| below.start <= at).map(|below| below.end);

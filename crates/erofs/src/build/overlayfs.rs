@@ -16,13 +16,13 @@ use super::tree::NodeKind;
 use crate::format::Xattr;
 
 const NAMESPACES: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
-/// Follows the namespace in the names of another overlayfs.
+/// This follows the namespace in names of a nested overlayfs.
 const ESCAPE: &[u8] = b"overlay.";
 const BOOKKEEPING: [&[u8]; 6] = [b"origin", b"impure", b"nlink", b"upper", b"uuid", b"protattr"];
 /// The xattr of opaque directories in images.
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
-/// What its xattrs say about a file of a layer.
+/// What the xattrs of a file in a layer say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) opaque: bool,
@@ -48,7 +48,8 @@ impl Mark {
                 _ => {}
             }
         }
-        // As in Linux, an opaque directory is not looked up below, and a file with content is whole.
+        // As in Linux, nothing below an opaque directory is looked up, and a file with content is
+        // complete.
         if mark.opaque || matches!(kind, NodeKind::Regular { .. }) && !mark.metacopy {
             mark.redirect = None;
         }
@@ -80,7 +81,7 @@ fn unescaped(name: &[u8]) -> Option<Vec<u8>> {
     })
 }
 
-/// Leaves the xattrs that a file has in the mounted overlayfs.
+/// Keeps the xattrs that a file has in the mounted overlayfs.
 pub(super) fn keep_mounted(xattrs: &mut Vec<Xattr>) {
     xattrs.retain(|xattr| own(&xattr.name).is_none());
     for xattr in &mut *xattrs {

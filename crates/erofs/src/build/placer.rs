@@ -52,7 +52,8 @@ impl Placer {
         let mut start = self.frontier;
         let part = start + len - whole;
         if whole > 0 && part / self.block != (part + whole - 1) / self.block {
-            // Move on so that the part starts at a block boundary, or as near to it as slots allow.
+            // Skip ahead so that the part starts at a block boundary, or as close to it as slots
+            // allow.
             let shift = self.block - part % self.block;
             start += shift.next_multiple_of(SLOT);
             let part = start + len - whole;

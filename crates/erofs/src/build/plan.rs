@@ -113,8 +113,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Leaves nodes out after the data was written. `tree` is without their names. The plans of all
-    /// other files stay as they are, since their data was stored to fit them.
+    /// Removes nodes after the data was written. `tree` no longer has their names. The plans of all
+    /// other files stay unchanged, since their data was stored accordingly.
     pub(crate) fn leave_out(&mut self, tree: &Tree, gone: &HashSet<NodeId>, options: &BuildOptions) {
         self.visits.retain(|visit| !gone.contains(&visit.id));
         self.inodes.retain(|id, _| !gone.contains(id));

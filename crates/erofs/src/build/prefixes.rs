@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_that_cannot_be_are_refused() {
+    fn invalid_prefixes_are_refused() {
         let long = format!("user.{}", "n".repeat(251));
         for wrong in
             ["", "user", "user.", "overlay.", "system.posix_acl_access", "system.posix_acl_access.x", "user.\0", &long]

@@ -168,7 +168,7 @@ impl Repeats {
             if cuts.last().map_or(begin > 0, |last| *last != begin) {
                 cuts.push(begin);
             }
-            // Occurrences that all start a segment cannot miss the run's beginning.
+            // If all occurrences start a segment, none can miss the run's beginning.
             let moved = run.first().is_some_and(|chunk| self.seen[&chunk.sum].before == Side::SEVERAL);
             let mut next = if moved { begin + FIRST_WITHIN } else { u32::MAX };
             for chunk in run {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_found_where_it_begins_and_ends() {
+    fn both_ends_of_moved_content_are_found() {
         let same = noise(200_000, 1);
         let moved = [noise(5_555, 2), same.clone(), noise(100_000, 3)].concat();
         let cuts = cuts(&[same.clone(), moved.clone()]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_once_is_not_cut() {
+    fn content_that_occurs_once_is_not_cut() {
         assert_eq!(cuts(&[noise(300_000, 1), noise(300_000, 2)]), [vec![], vec![]]);
     }
 

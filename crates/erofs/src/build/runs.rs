@@ -9,8 +9,8 @@ use super::stretch::{Held, Stretch};
 use crate::error::Result;
 use crate::zeros::is_zeros;
 
-/// Aligned zeros of this length may be part of a hole. The same for all block sizes, so that changes
-/// of whole pages lead to the same runs as a file with their result.
+/// Aligned zeros of this length may be part of a hole. The length is the same for all block sizes,
+/// so that changes of whole pages lead to the same runs as a file with the resulting content.
 const GRAIN_BYTES: u64 = 4096;
 
 /// Zeros of fewer blocks belong to the run around them. The end of a run wastes half a block on
@@ -79,7 +79,7 @@ fn look(
                 Held::Unread => {
                     is_data.then(|| from / GRAIN_BYTES * GRAIN_BYTES..size.min(to.next_multiple_of(GRAIN_BYTES)))
                 }
-                // Zeros that were zeros before are not a change.
+                // Zeros over zeros are not a change.
                 _ => (is_data || content.is_zeros_below(from..to)?).then_some(from..to),
             };
             if let Some(data) = data

@@ -91,7 +91,7 @@ struct PendingDirectory {
     parent: Option<(NodeId, Vec<u8>)>,
 }
 
-/// What comes before the path in an error of listing a directory.
+/// The text before the path in an error of listing a directory.
 const LISTING: &str = "listing ";
 
 /// The maximum number of directories that are kept open for the paths below them.
@@ -334,7 +334,7 @@ mod tests {
 
     /// Files and directories that vanish after their names were read.
     #[test]
-    fn what_vanishes_during_the_scan_is_left_out() {
+    fn files_that_vanish_during_the_scan_are_left_out() {
         for skip_unreadable in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let root = folder.path();

@@ -31,8 +31,8 @@ pub struct ScanOptions {
     /// shorter before they are read do not fail the build: see
     /// [`Tree::changes`](crate::Tree::changes).
     pub skip_unreadable: bool,
-    /// Leaves out what is in directories on other file systems than the root. The directories
-    /// themselves stay.
+    /// Leaves out the contents of directories on other file systems than the root's. The
+    /// directories themselves stay.
     pub one_file_system: bool,
     /// Patterns for paths below the root that are skipped, including everything below them. `*`
     /// matches any bytes within a name, `?` one byte. A pattern without a slash matches names at
@@ -54,8 +54,8 @@ pub struct ImageFile {
 }
 
 impl ImageFile {
-    /// Describes the image at `path`, or to which a symbolic link there leads: a scan skips this entry, and takes other names of the file
-    /// like those of any other file.
+    /// Describes the image at `path`, or the one to which a symbolic link there leads. A scan skips
+    /// this entry, and treats other names of the file like those of any other file.
     ///
     /// # Errors
     /// Those of reading the metadata of the file and of its directory.

@@ -14,8 +14,8 @@
 //! equal length (`zero_clusters.rs`). Otherwise, each segment would end in a truncated cluster of
 //! zeros.
 //!
-//! Trying a cluster takes the time of a whole one even if the result is discarded, so clusters are
-//! tried less often the longer nothing compresses.
+//! Trying a cluster takes as long as compressing a whole one even if the result is discarded. So
+//! the longer nothing compresses, the less often clusters are tried.
 //!
 //! Except for the segment's last, no extent has fewer bytes than a block, and segments start at
 //! block boundaries. So at most one extent starts in any logical cluster, as the indexes require.
@@ -34,7 +34,7 @@ use crate::zeros::is_zeros;
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
 /// The size of a segment for LZ4, in bytes. LZ4 is so fast that with longer segments, the writer
-/// would wait for the last thread. Costs 0.1 % of the size, which its clusters are ahead of
+/// would wait for the last thread. Costs 0.1 % of the size, which is what its clusters gain over
 /// liblz4's.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
@@ -42,19 +42,19 @@ pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 pub(super) const MAX_ZEROS: usize = 8 << 20;
 
 /// The maximum content of a cluster with data, of which a random read decodes half. Longer ones
-/// save 0.1 %. For zeros, LZ4 and DEFLATE also use this limit: it already takes them several
-/// blocks, so a higher one saves none.
+/// save 0.1 %. LZ4 and DEFLATE use this limit for zeros too, which already take them several
+/// blocks: a higher limit saves none.
 const MAX_CONTENT: usize = 4 << 20;
 
-/// At the end of a run, recompression with more effort is tried if shrinking the recompressed bytes
-/// by 1/`SQUEEZED` or less saves a block.
+/// At the end of a run, recompression with more effort is tried if a block can be saved by
+/// shrinking the recompressed bytes by at most 1/`SQUEEZED`.
 const SQUEEZED: usize = 20;
 
 /// The maximum size in bytes of the clusters to recompress.
 const MOST_SQUEEZED: usize = 16 << 10;
 
-/// Zeros are left to the writer from a multiple of this size on, so that there are few different
-/// lengths. A multiple of every block size.
+/// The zeros that are left to the writer start at a multiple of this size, so that there are few
+/// different lengths. A multiple of every block size.
 pub(super) const ZEROS_STEP: usize = 64 << 10;
 
 /// A run of bytes that is stored as a unit.
@@ -360,8 +360,8 @@ impl Compressor {
     }
 
     /// Compresses one cluster from the front of `zeros`. If `more` follow, the cluster can be
-    /// repeated: it has whole blocks, and its content is rounded so that any number of them leaves
-    /// one of few lengths.
+    /// repeated: it has whole blocks, and its content is rounded so that there are few possible
+    /// lengths of the rest.
     pub(super) fn compress_zeros(&mut self, zeros: &[u8], more: bool, options: &SegmentOptions) -> Segment {
         let block = options.block_bytes;
         self.cluster.resize(options.pcluster_bytes, 0);

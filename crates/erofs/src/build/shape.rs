@@ -22,21 +22,21 @@ use super::runs;
 use super::segment::SEGMENT_BYTES;
 use crate::error::{Error, Result};
 
-/// Shorter files always have indexes, which every Linux reads: 4.5 MiB at most for zeros.
+/// Shorter files always have indexes, which every Linux reads. Their zeros take at most 4.5 MiB.
 const LONG_BYTES: u64 = 1 << 30;
 
-/// A long file has indexes unless at most one part in this many is data. Then zeros would take more
-/// than a tenth of the image, and finding that out has read little twice.
+/// A long file has indexes unless at most one part in this many is data. With so little data, zeros
+/// would take more than a tenth of the image, and reading the file twice costs little.
 const DATA_PARTS: u64 = 16;
 
 /// The bytes at the end of a file that are never a hole among encoded extents.
 const END_BYTES: u64 = 4096;
 
 /// Addresses and padding of chunks may take this much, or a sixteenth of the data. Every Linux that
-/// mounts encoded extents mounts chunks too, but not the other way round.
+/// mounts encoded extents mounts chunks too, but the reverse is not true.
 const MOST_CHUNK_BYTES: u64 = 512 << 10;
 
-/// The most addresses of chunks in a file that is too long for chunks of a block.
+/// The maximum number of chunk addresses in a file that is too long for chunks of a block.
 const MOST_CHUNKS: u64 = 1 << 24;
 
 /// The longest file: Linux has signed positions.

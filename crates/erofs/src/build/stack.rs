@@ -18,7 +18,7 @@ impl Layer {
     /// A hard link may refer to a file of a layer below. If a layer has a directory only because
     /// something is below it, and the layers below have a symbolic link there, the link is followed
     /// within the root. If overlayfs has moved a directory of the layers below, or left a file's
-    /// content there, these are taken from there, unless whiteouts are kept.
+    /// content in them, it is taken from there, unless whiteouts are kept.
     ///
     /// # Errors
     /// [`Error::Source`] with the name of a file that cannot be merged.
@@ -68,7 +68,7 @@ struct Upper {
     marks: HashMap<NodeId, Mark>,
     /// Hard links to files of layers below, and their targets.
     links: HashMap<NodeId, NodeId>,
-    /// What overlayfs has left at a path in the layers below, for each file that refers to it.
+    /// For each file that refers to a path in the layers below: what overlayfs has left there.
     moved: HashMap<NodeId, Lower>,
 }
 
@@ -154,7 +154,7 @@ impl Stack {
         }
     }
 
-    /// Leaves the xattrs of nodes from `first` on that belong to the result.
+    /// Keeps the xattrs that belong to the result, of the nodes from `first` on.
     fn keep_xattrs(&mut self, first: usize) {
         for node in self.tree.nodes_mut(first) {
             if self.keeps {
@@ -261,8 +261,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Returns what overlayfs has left in the layers below of the file `id`, which is to become
-    /// `name` in `target`.
+    /// Returns the part of the file `id` that overlayfs has left in the layers below. The file will
+    /// become `name` in `target`.
     fn elsewhere(&self, upper: &Upper, target: NodeId, name: &[u8], id: NodeId) -> Result<Option<Lower>> {
         let Some((mark, xattr)) = upper.mark(id).and_then(|mark| Some((mark, mark.elsewhere()?))) else {
             return Ok(None);

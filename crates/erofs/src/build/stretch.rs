@@ -16,6 +16,6 @@ pub(crate) enum Held {
     Unread,
     /// In the base of an overlay, unchanged.
     Below,
-    /// In the source or nowhere, above bytes in the base of an overlay.
+    /// In the source or nowhere, over bytes that the base of an overlay has.
     Changed,
 }

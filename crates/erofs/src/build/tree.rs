@@ -235,7 +235,7 @@ impl Tree {
         }
     }
 
-    /// Makes each further name of a file with several names a file of its own, with equal content
+    /// If a file has several names, makes all but the first one separate files with equal content
     /// and metadata.
     pub fn separate_links(&mut self) {
         let mut is_named = vec![false; self.nodes.len()];

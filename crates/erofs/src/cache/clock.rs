@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays() {
+    fn used_values_stay_cached() {
         let cache: Cache<u64, Vec<u8>> = Cache::new(16 * 1000);
         let make = || Ok(vec![0; 100]);
         for round in 0..1000u64 {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_miss_is_made_once() {
+    fn a_value_that_many_threads_miss_is_constructed_once() {
         let cache: Cache<u64, Vec<u8>> = Cache::new(1 << 20);
         let (made, start) = (AtomicUsize::new(0), Barrier::new(8));
         std::thread::scope(|scope| {

@@ -11,9 +11,9 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Threads that fetch from sources that are far. They wait nearly all the time.
 const FETCHERS: usize = 4;
 
-/// The readahead threads of all images that share a cache. Some fetch. Others decode: one fewer
-/// than there are processors, because the reader uses one. They are started when they are first
-/// needed, and end when this is dropped. Readers do the work of those that cannot be started.
+/// The readahead threads of all images that share a cache. Some fetch. Others decode. Their number
+/// is one less than that of processors, because the reader uses one. They are started when they are
+/// first needed, and end when this is dropped. Readers do the work of those that cannot be started.
 #[derive(Default)]
 pub(crate) struct Workers {
     decoders: OnceLock<(Crew, usize)>,
@@ -77,12 +77,12 @@ impl Workers {
         self.busy.load(Ordering::Relaxed) > self.decoders().1
     }
 
-    /// Lets a thread run a job, which must keep what it uses.
+    /// Lets a thread run a job, which must own everything that it uses.
     pub(crate) fn submit(&self, job: Job) {
         self.decoders().0.submit(job);
     }
 
-    /// As `submit`, for a job that fetches, and that may be left out.
+    /// As `submit`, for a job that fetches, and may be dropped.
     pub(crate) fn submit_fetch(&self, job: Job) {
         self.fetchers.get_or_init(|| Crew::start("pagefold-fetch", FETCHERS)).submit(job);
     }

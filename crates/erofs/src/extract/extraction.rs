@@ -30,7 +30,7 @@ const MAX_WAITING: u64 = 128;
 struct Directory {
     path: PathId,
     inode: Inode,
-    /// Its attributes: those of files created in its directory, or in itself if it existed before.
+    /// The attributes of files created in its parent directory or, if it existed before, in itself.
     within: Within,
     has_mode: bool,
 }
@@ -40,7 +40,7 @@ enum Entered {
     New {
         has_mode: bool,
     },
-    /// The directory existed. Files created in it have these.
+    /// The directory existed before. Files created in it have these attributes.
     Existing(Within),
 }
 
@@ -49,7 +49,7 @@ struct Extraction<'a> {
     target: &'a Target<'a>,
     places: Places,
     directories: Vec<Directory>,
-    /// What files created in the directory that is being walked are like.
+    /// The attributes of files created in the directory that is being walked.
     within: Within,
     /// The same for directories that will be walked.
     withins: HashMap<PathId, Within>,

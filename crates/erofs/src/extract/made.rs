@@ -53,8 +53,7 @@ impl Creator {
     }
 }
 
-/// The properties of files just created. A directory that was created passes them on to what is
-/// created in it.
+/// The properties of files just created. A created directory passes them on to files created in it.
 struct AtCreation {
     /// Owner and group, if known for certain.
     owner: Option<(u32, u32)>,
@@ -75,7 +74,7 @@ pub(super) struct Within {
 }
 
 impl Within {
-    /// Returns the same for a directory that was created in this one.
+    /// Returns the properties of files in a directory that was created in this one.
     pub(super) fn created(&self) -> Self {
         Self { made: Arc::clone(&self.made), is_open: false }
     }

@@ -198,7 +198,8 @@ mod tests {
         places.go(&paths, ids[39].0).unwrap();
         let within = |depth: usize| folder.path().join(vec!["chain"; depth].join("/"));
         fs::rename(within(10), elsewhere.path().join("moved")).unwrap();
-        // `..` of what was moved is now `elsewhere`, which the walk must not take for its own.
+        // `..` of the moved directory is now `elsewhere`, which the walk must not mistake for its
+        // own.
         let ninth = identity(places.go(&paths, ids[8].0).unwrap()).unwrap();
         assert_eq!(ninth, identity(&open(&within(9))).unwrap());
         assert!(places.go(&paths, ids[20].0).is_err());

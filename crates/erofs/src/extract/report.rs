@@ -19,8 +19,7 @@ pub struct ExtractReport {
     pub names: u64,
     /// Bytes of regular files.
     pub file_bytes: u64,
-    /// What could not be extracted, by path: one for all files with the same error, and a thousand
-    /// at most.
+    /// Problems, by path: one for all files with the same error, and at most a thousand.
     pub problems: Vec<ExtractProblem>,
     /// The number of files with further problems.
     pub more_problems: u64,
@@ -49,7 +48,7 @@ pub struct ExtractProblem {
     pub error: Error,
     /// The number of files.
     pub count: u64,
-    /// The files exist with their content, and only lack some attributes.
+    /// The files exist with their content, and lack only some attributes.
     pub extracted: bool,
 }
 
@@ -85,7 +84,7 @@ impl LeftOut {
     }
 }
 
-/// What extraction has found so far: of one thread, or of all.
+/// The findings so far, of one thread or of all.
 #[derive(Default)]
 pub(super) struct Findings {
     pub(super) names: u64,
@@ -105,7 +104,7 @@ impl Findings {
     /// Records an error of `count` files, of which the first is at `path`.
     pub(super) fn failed(&mut self, path: PathId, count: u64, error: Error, extracted: bool) {
         let text = match &error {
-            // The size of a file does not make another kind of problem.
+            // The size of a file does not make it a different kind of problem.
             Error::TooMuch { allowed, .. } => format!("more than {allowed} bytes"),
             error => error.to_string(),
         };

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 pub(crate) enum Identity {
     /// It begins with the image that has this UUID.
     Image([u8; 16]),
-    /// It is, or is the begin of, the blob with this SHA-256 sum.
+    /// It is the blob with this SHA-256 sum, or the start of that blob.
     Blob([u8; 32]),
 }
 

@@ -20,10 +20,10 @@
 //!     |<------- content of a ------->|           . . . . |   b   |   c       |
 //! ```
 //!
-//! A cluster is shorter than its content, or it would have been stored plain, so the output stays
-//! behind the input that is still to be read. The margin is what one cluster needs at the end. If
-//! an image violates this, or the buffer has no room for the margin, the decoder notices: that
-//! cluster is decoded from a copy, and any overwritten input is read again.
+//! A cluster is shorter than its content, because otherwise it would be stored plain. So the output
+//! stays behind the input that is still to be read. The margin is what one cluster needs at the
+//! end. If an image violates this, or the buffer has no room for the margin, the decoder notices:
+//! that cluster is decoded from a copy, and any overwritten input is read again.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -216,8 +216,8 @@ impl Data {
         [(at_end, end_pa), (at_front, pa + skipped.saturating_sub(front))]
     }
 
-    /// Fills `out` from the cache, from a cluster decoded only up to what is needed, or from a cluster
-    /// that is decoded and cached.
+    /// Fills `out` from the cache, from a cluster of which only the needed front is decoded, or
+    /// from one that is decoded and cached.
     fn read_part(&self, extent: &Extent, out: &mut [u8], from: usize, forward: bool) -> Result<()> {
         let Place::Encoded { pa, plen, format, .. } = extent.place else {
             return Err(Error::NotA("compressed extent"));
@@ -257,7 +257,7 @@ impl Data {
     }
 
     /// Returns whether a cluster is worth caching. Parts of it were read `visits` times, this time
-    /// up to `to`; in its file, the cache missed `misses` times.
+    /// up to `to`. Reads of its file missed the cache `misses` times.
     pub(super) fn is_wanted(
         &self,
         extent: &Extent,

@@ -153,7 +153,7 @@ impl Devices {
     }
 }
 
-/// Checks that a device is what its tag says.
+/// Checks that a device matches its tag.
 fn check(number: u16, source: &dyn ReadAt, len_bytes: u64, wanted: Identity) -> Result<()> {
     let wrong = |what: String| Err(Error::Devices(format!("device {number} {what}")));
     match wanted {

@@ -6,7 +6,7 @@
 //!                         one wait                           one wait
 //! ```
 //!
-//! Nothing depends on it: what is not fetched, or cannot be, is left to the reads.
+//! Nothing depends on it: reads fetch what this does not.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::zmap::Cursor;
 use crate::error::Result;
 use crate::format::{DataLayout, IN_BOX, Place};
 
-/// The most content that is fetched together.
+/// The maximum length of content that is fetched together.
 const MOST_BYTES: u64 = 8 << 20;
 
 /// A range of a device or the image, by its start and its length.
@@ -80,7 +80,7 @@ impl Data {
         self.image.fetch(places.map(needed).collect());
     }
 
-    /// Adds where the content of a range is: to `needed`, and to `of_packed` what is in the packed
+    /// Adds the location of a range's content to `needed`, or to `of_packed` if it is in the packed
     /// inode.
     fn needed(&self, range: &Range<u64>, needed: &mut Vec<Needed>, of_packed: &mut Vec<Range<u64>>) -> Result<()> {
         let Some(map) = &self.map else {

@@ -15,8 +15,8 @@ use crate::error::Result;
 use crate::format::{Extent, Place};
 use crate::readahead::{Ahead, AheadFile, Ready};
 
-/// The positions at which [`File::cluster_bytes`] looks, the places in which they are, and the bytes
-/// that the source may fetch for them.
+/// How [`File::cluster_bytes`] samples: the number of positions, the number of places in which they
+/// are, and the bytes that the source may fetch for them.
 const SAMPLES: u64 = 256;
 const LEAST_PLACES: u64 = 2;
 const MOST_PLACES: u64 = 16;
@@ -119,9 +119,9 @@ impl File {
     }
 
     /// Returns the length of most clusters' content, rounded up to a power of two from 4 KiB to 1
-    /// MiB: reads in a range of that length, aligned to it, usually share a cluster. Looks at
-    /// samples, which are in a few windows of the indexes however long the file is: the fewer, the
-    /// more the image's source fetches for each.
+    /// MiB: reads in a range of that length, aligned to it, usually share a cluster. Examines
+    /// samples in a few windows of the indexes, however long the file is. If the image's source
+    /// fetches longer units, there are fewer windows.
     pub fn cluster_bytes(&self) -> Result<u64> {
         let Some(map) = &self.data.map else { return Ok(1 << LEAST_CLUSTER_BITS) };
         if let Some(len) = map.equal_extent_bytes() {

@@ -142,8 +142,8 @@ impl Image {
         self.shared.devices.source(device).unwrap_or(&*self.shared.source)
     }
 
-    /// Checks that the image is as long as its superblock says. Without this, a truncated image can
-    /// be opened, and what is missing is an error when it is read.
+    /// Checks that the image is as long as its superblock says. Otherwise, a truncated image can be
+    /// opened, and reads of the missing part fail.
     ///
     /// # Errors
     /// [`Error::TooShort`].
@@ -233,7 +233,7 @@ impl Image {
             .map_err(|error| Error::io(format!("reading device {device} at {offset}"))(error))
     }
 
-    /// Reads from devices and the image: together what is on the same one.
+    /// Reads from devices and the image; reads of the same one are made together.
     pub(crate) fn read_spots(&self, mut parts: Vec<(Spot, &mut [u8])>) -> Result<()> {
         if let [(at, buf)] = &mut parts[..] {
             return self.read_spot(buf, *at);

@@ -50,7 +50,8 @@ pub(super) fn read(
     if end > area + AREA_BYTES {
         return read(buf, offset);
     }
-    // Taken, not borrowed: a source may itself be in an image, so `read` may nest.
+    // The areas are taken, not borrowed, because a source may itself be in an image, so `read` may
+    // nest.
     let mut last = NEAR.take().unwrap_or_else(Near::new);
     let place = (offset / AREA_BYTES) as usize % AREAS;
     let Near { places, bytes } = &mut *last;

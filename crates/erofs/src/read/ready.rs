@@ -14,9 +14,9 @@ use super::zmap::Cursor;
 use crate::format::{DataLayout, Extent, Place};
 use crate::readahead::Ready;
 
-/// The most bytes of an LZ4 cluster that are decoded without a wait. Even if all of them are, that
-/// takes less than handing the read to another thread. The codecs of other formats take several times
-/// as long.
+/// The maximum number of bytes of an LZ4 cluster that are decoded without a wait. Decoding all of
+/// them takes less time than handing the read to another thread. The codecs of other formats take
+/// several times as long.
 const SHORT_BYTES: usize = 64 << 10;
 
 impl Data {

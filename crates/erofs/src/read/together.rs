@@ -19,11 +19,12 @@ use crate::cache::{Content, Kept};
 use crate::error::Result;
 use crate::format::{Extent, Place};
 
-/// The most content that is held for the reads of one call; more is decoded read by read.
+/// The maximum length of content that is held for the reads of one call; more is decoded read by
+/// read.
 const HELD_BYTES: u64 = 4 << 20;
 
-/// The most bytes that are fetched in one read, unless a single cluster is longer, and the longest
-/// gap between two clusters that is fetched with them.
+/// The maximum number of bytes fetched in one read, unless a single cluster is longer, and the
+/// longest gap between two clusters that is fetched with them.
 const FETCH_BYTES: u64 = 512 << 10;
 const GAP_BYTES: u64 = 16 << 10;
 

@@ -227,7 +227,7 @@ impl CompressedMap {
         self.extents.as_ref()?.equal_bytes()
     }
 
-    /// Returns how much of the file indexes describe that are read together.
+    /// Returns the length of the part of the file that indexes describe which are read together.
     pub(crate) fn window_span_bytes(&self) -> u64 {
         WINDOW << self.bits
     }

@@ -55,7 +55,7 @@ const NEAR_BYTES: u64 = 1 << 20;
 /// Longer reads are not decoded by a thread that must not wait: that would take too long.
 const READY_BYTES: usize = 16 << 10;
 
-/// The most bytes of an extent that a stream may have read from the cache.
+/// The maximum number of bytes of an extent that a stream may have read from the cache.
 const SKIP_BYTES: u64 = 1 << 20;
 
 /// Reads of at least this length count as keeping a processor busy.
@@ -481,7 +481,7 @@ mod tests {
     /// A reader that stops anywhere leaves less unused than it has used, and one that continues waits
     /// seldom.
     #[test]
-    fn what_is_fetched_ahead_grows_with_what_is_read() {
+    fn readahead_grows_with_sequential_reads() {
         const LEN: u64 = 128 << 10;
         const SIZE: u64 = 256 << 20;
         let (mut streams, mut fetched, mut fetches) = (Streams::default(), 0, 0);

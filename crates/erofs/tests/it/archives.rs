@@ -118,7 +118,7 @@ fn xattrs_are_read_in_libarchives_form_and_counted_where_they_cannot_be_held() {
 
 /// Errors name the archive and the member, both before and during the build.
 #[test]
-fn what_an_image_cannot_hold_is_refused_by_name() {
+fn members_that_an_image_cannot_hold_are_refused_by_name() {
     let pack = |members: &[Vec<u8>]| {
         let tree = read(members, &ScanOptions::default())?;
         let out = tempfile::tempfile().unwrap();
@@ -263,7 +263,7 @@ fn a_label_becomes_the_xattr_that_it_stands_for() {
 }
 
 #[test]
-fn maps_of_holes_that_cannot_be_are_refused_by_name() {
+fn invalid_maps_of_holes_are_refused_by_name() {
     let version = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "1000")];
     let at_once = |map| vec![("GNU.sparse.size", "1000"), ("GNU.sparse.map", map)];
     let before = |map: &str| [map.as_bytes(), &[0; 600]].concat();
@@ -330,7 +330,7 @@ fn maps_of_holes_that_cannot_be_are_refused_by_name() {
 
 /// A disk image may begin with zeros, like an empty archive.
 #[test]
-fn data_behind_zeros_is_no_archive() {
+fn data_after_zeros_is_not_an_archive() {
     let read = |data_at: Option<u64>| {
         let archive = tempfile::tempfile().unwrap();
         archive.set_len(10_240).unwrap();
@@ -373,7 +373,7 @@ fn names_of(members: &[Vec<u8>]) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn sizes_of_what_has_no_content_are_not_of_content() {
+fn sizes_of_members_without_content_are_ignored() {
     let members = [
         old_member(b'5', "d", "", 4096, b""),
         old_member(b'0', "d/first", "", 600, &[b'x'; 600]),
@@ -431,7 +431,7 @@ fn members_of_unknown_kinds_are_refused() {
 
 /// An excluded file may have hard links that are not excluded.
 #[test]
-fn what_is_left_out_may_have_further_names() {
+fn excluded_files_may_have_further_names() {
     let members = [
         old_member(b'0', "left-out", "", 1, b"x"),
         old_member(b'1', "out/also", "left-out", 0, b""),

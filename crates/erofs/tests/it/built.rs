@@ -152,7 +152,7 @@ fn large_files_are_cut_into_segments() {
 }
 
 #[test]
-fn extracts_what_was_packed() {
+fn extracted_files_equal_packed_files() {
     let (directory, tree, expected) = source(trees::awkward);
     for (number, (codec, pcluster_bytes, fragments)) in [
         (None, 4096, Fragments::Off),

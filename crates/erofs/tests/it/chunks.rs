@@ -1,4 +1,4 @@
-//! Plain files in chunks: equal to their sources whatever chunks they share, aligned, and stored
+//! Plain files in chunks: equal to their sources regardless of shared chunks, aligned, and stored
 //! once.
 
 use std::collections::BTreeMap;
@@ -148,7 +148,7 @@ fn equal_chunks_are_stored_once() {
 }
 
 #[test]
-fn chunks_that_cannot_be_are_refused() {
+fn invalid_chunks_are_refused() {
     let refused = |options: &BuildOptions| {
         let out = tempfile::tempfile().unwrap();
         let error = pagefold_erofs::build(&tree_of(&[]), options, &out).unwrap_err();

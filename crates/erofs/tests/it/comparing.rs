@@ -185,7 +185,7 @@ fn names_of_one_file_count() {
 /// A file that was truncated or removed after the build is a difference and does not stop the
 /// comparison.
 #[test]
-fn a_source_that_is_gone_differs() {
+fn a_missing_source_is_a_difference() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("tree");
     std::fs::create_dir(&source).unwrap();

@@ -59,8 +59,8 @@ impl Chain {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
 
-    /// A disk above a disk above a disk, each an image that refers to those below, holds what an
-    /// image of its content holds, and nothing twice.
+    /// A disk above a disk above a disk, each an image that refers to those below, has the same
+    /// content as a single image, and stores nothing twice.
     #[test]
     fn a_chain_of_images_holds_the_disk(
         runs in proptest::collection::vec((1usize..60_000, 0u8..4), 1..12),
@@ -121,7 +121,7 @@ fn long_chains() -> Vec<(&'static str, Chain, Vec<u8>)> {
 }
 
 #[test]
-fn what_did_not_change_is_not_stored() {
+fn unchanged_clusters_are_not_stored() {
     for (name, chain, disk) in long_chains() {
         assert!(chain.content() == disk, "{name}");
         let (_, _, pcluster_bytes) = kinds().into_iter().find(|kind| kind.0 == name).unwrap();
@@ -133,7 +133,7 @@ fn what_did_not_change_is_not_stored() {
     }
 }
 
-/// Of compressed files it reads the image instead of the device (`erofs_map_dev` of 1.9.4).
+/// For compressed files, it reads the image instead of the device (`erofs_map_dev` of 1.9.4).
 #[test]
 fn fsck_reads_a_chain_of_uncompressed_images() {
     const TEST: &str = "fsck_reads_a_chain_of_uncompressed_images";
@@ -201,7 +201,7 @@ impl Drop for Loop {
     }
 }
 
-/// What cannot be expressed is refused before anything is written.
+/// Images that cannot be expressed are refused before anything is written.
 #[test]
 fn only_one_base_of_equal_blocks_can_be_referred_to() {
     let disk = bytes_of(&[(100_000, 3)], 1);
@@ -278,7 +278,7 @@ fn a_device_can_be_named_by_its_blob() {
     };
     assert!(error(Box::new(other.clone())).unwrap().contains("has the SHA-256 sum"));
     assert!(error(Box::new(base.0[0].clone())).unwrap().contains(&format!("but the image expects {hex}")));
-    // What is far is not read for it.
+    // Distant data are not read for it.
     for (known, what) in
         [(Some(sum), None), (Some([0; 32]), Some("has the SHA-256 sum 0000")), (None, Some("only a file"))]
     {
@@ -328,9 +328,9 @@ impl ReadAt for Noise {
     }
 }
 
-/// A long disk that is almost only zeros has encoded extents, also if it is not compressed.
+/// A long disk that is almost only zeros has encoded extents even if it is not compressed.
 #[test]
-fn what_did_not_change_of_a_sparse_disk_is_not_stored() {
+fn unchanged_parts_of_a_sparse_disk_are_not_stored() {
     const SIZE: u64 = 32 << 30;
     let change = |at: u64, len: u64| Change { at, len, zeros: false };
     let held: Vec<_> = (0..64).map(|number| change(number * (SIZE / 64), 64 << 10)).collect();

@@ -86,13 +86,13 @@ fn found(path: &Path) -> Option<(Kind, String, u64)> {
     Some((kind, text, metadata.ino()))
 }
 
-/// What becomes of a name.
+/// The result for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     New,
     /// An existing directory that is entered.
     Merged,
-    /// Whatever was there before, also if that was nothing.
+    /// Whatever was there before, even nothing.
     Old,
 }
 

@@ -65,7 +65,7 @@ fn default_acl(target: &Path) -> std::io::Result<()> {
 }
 
 #[test]
-fn the_target_leaves_no_mark_on_what_is_extracted() {
+fn the_target_does_not_affect_extracted_files() {
     let directory = tempfile::tempdir().unwrap();
     let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
     fs::create_dir(&source).unwrap();
@@ -78,7 +78,7 @@ fn the_target_leaves_no_mark_on_what_is_extracted() {
         for threads in [1, 3] {
             let target = directory.path().join(format!("{name}-{threads}"));
             if let Err(why) = prepare(&target) {
-                crate::tools::skip("the_target_leaves_no_mark_on_what_is_extracted", &format!("{name}: {why}"));
+                crate::tools::skip("the_target_does_not_affect_extracted_files", &format!("{name}: {why}"));
                 continue;
             }
             let report = image
@@ -214,7 +214,7 @@ fn long_files_are_filled_by_several_threads() {
 }
 
 #[test]
-fn a_damaged_file_has_what_lies_before_the_damage() {
+fn a_damaged_file_is_extracted_up_to_the_damage() {
     let directory = tempfile::tempdir().unwrap();
     let (source, path) = (directory.path().join("tree"), directory.path().join("image"));
     fs::create_dir(&source).unwrap();
@@ -284,7 +284,7 @@ fn extraction_stops_where_no_file_would_fare_better() {
 
 /// No file system but Lustre accepts `lustre.` xattrs.
 #[test]
-fn an_xattr_that_cannot_be_set_is_named_and_takes_nothing_with_it() {
+fn an_xattr_that_cannot_be_set_is_named_and_others_are_set() {
     let directory = tempfile::tempdir().unwrap();
     let (path, target) = (directory.path().join("image"), directory.path().join("target"));
     let xattr = |name: &str| Xattr { name: name.into(), value: b"value".to_vec() };

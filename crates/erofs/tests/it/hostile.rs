@@ -268,7 +268,7 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn crafted_images_are_refused_for_what_is_wrong() {
+fn crafted_images_are_refused_with_the_reason() {
     for (what, bytes) in crafted() {
         let found = problems(bytes);
         assert!(found.iter().any(|found| found.contains(what)), "{what}: {found:?}");

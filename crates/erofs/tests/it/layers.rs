@@ -124,7 +124,7 @@ fn whiteouts_delete_below_their_layer_and_nowhere_else() {
 }
 
 #[test]
-fn what_overlayfs_deletes_is_deleted() {
+fn files_that_overlayfs_deletes_are_deleted() {
     let mut upper = Layer::stack([layer(&[directory("etc", 0o700)])], Whiteouts::Apply).unwrap();
     let etc = upper.child(upper.root(), b"etc").unwrap();
     let mark = |name: &str, value: &[u8]| pagefold_erofs::Xattr { name: name.into(), value: value.into() };
@@ -476,8 +476,8 @@ pub(crate) fn built(folder: &Path, name: &str, tree: &Tree) -> std::path::PathBu
 
 /// Three layers made by tar, as images that the kernel mounts as an overlay, and as a stacked tree.
 #[test]
-fn images_of_layers_are_what_overlayfs_reads() {
-    const TEST: &str = "images_of_layers_are_what_overlayfs_reads";
+fn images_of_layers_equal_the_overlayfs_mount() {
+    const TEST: &str = "images_of_layers_equal_the_overlayfs_mount";
     let folder = tempfile::tempdir().unwrap();
     let at = |path: &str| folder.path().join(path);
     let write = |path: &str, text: &str| {

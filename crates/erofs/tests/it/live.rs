@@ -1,4 +1,4 @@
-//! Directories that change while they are packed, and what a scan takes from them.
+//! Directories that change while they are packed, and the result of scanning them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -183,7 +183,7 @@ fn an_image_without_hard_links_does_not_depend_on_them() {
     let separate = image_bytes(&tree);
     assert!(with_links != separate);
     assert!(separate == image_bytes(&Tree::scan(&copied, &options).unwrap()));
-    // What was separated stays so.
+    // Separated files stay separate.
     tree.separate_links();
     assert!(separate == image_bytes(&tree));
     let image = Image::open(separate).unwrap();

@@ -276,13 +276,13 @@ fn archived(root: &Path) {
 }
 
 #[test]
-fn reads_what_mkfs_builds() {
-    hold_all("reads_what_mkfs_builds", awkward, &old_rows());
+fn reads_images_of_mkfs() {
+    hold_all("reads_images_of_mkfs", awkward, &old_rows());
 }
 
 #[test]
-fn reads_what_mkfs_does_not_compress() {
-    hold_all("reads_what_mkfs_does_not_compress", trees::awkward, &plain_rows());
+fn reads_uncompressed_images_of_mkfs() {
+    hold_all("reads_uncompressed_images_of_mkfs", trees::awkward, &plain_rows());
 }
 
 #[test]
@@ -291,8 +291,8 @@ fn reads_metadata_of_mkfs() {
 }
 
 #[test]
-fn reads_what_mkfs_makes_of_archives() {
-    hold_all("reads_what_mkfs_makes_of_archives", archived, &archive_rows());
+fn reads_images_that_mkfs_makes_of_archives() {
+    hold_all("reads_images_that_mkfs_makes_of_archives", archived, &archive_rows());
 }
 
 macro_rules! codecs {

@@ -79,9 +79,9 @@ fn mkfs(path: &Path, source: &Path, options: &[&str]) -> Image {
 }
 
 #[test]
-fn reads_what_new_mkfs_builds() {
+fn reads_images_of_new_mkfs() {
     if let Some(why) = lacking() {
-        return skip("reads_what_new_mkfs_builds", &why);
+        return skip("reads_images_of_new_mkfs", &why);
     }
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("tree");
@@ -122,7 +122,7 @@ fn reads_what_new_mkfs_builds() {
     if !unmounted.is_empty() {
         unmounted.dedup();
         let what = format!("{} images were not mounted: {}", unmounted.len(), unmounted.join("; "));
-        skip("reads_what_new_mkfs_builds", &what);
+        skip("reads_images_of_new_mkfs", &what);
     }
 }
 

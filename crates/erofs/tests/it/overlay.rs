@@ -174,7 +174,7 @@ proptest! {
 
 /// Several segments with few changes.
 #[test]
-fn what_did_not_change_is_copied() {
+fn unchanged_clusters_are_copied() {
     for (name, codec, pcluster_bytes) in [
         ("lz4", ClusterCodec::Lz4, 4096),
         ("lz4 64K", ClusterCodec::Lz4, 65536),

@@ -77,8 +77,8 @@ fn assert_mounted(expected: &crate::tools::Tree, images: &[PathBuf], what: &str)
 
 /// Names that `ls` shows and `stat` does not find would fail here.
 #[test]
-fn images_of_generated_layers_are_what_overlayfs_reads() {
-    const TEST: &str = "images_of_generated_layers_are_what_overlayfs_reads";
+fn images_of_generated_layers_equal_the_overlayfs_mount() {
+    const TEST: &str = "images_of_generated_layers_equal_the_overlayfs_mount";
     let mut runner = TestRunner::deterministic();
     let strategy = prop::collection::vec(ops(), 2..4);
     for case in 0..15 {
@@ -156,7 +156,7 @@ impl Drop for Writable {
     }
 }
 
-/// Changes the tree below `root`, as `seed` decides. Xattrs are in a namespace.
+/// Makes changes below `root` that depend on `seed`. Xattrs are in a namespace.
 fn change(root: &Path, namespace: &str, seed: u64, count: usize) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |below: u64| {
@@ -169,7 +169,7 @@ fn change(root: &Path, namespace: &str, seed: u64, count: usize) {
             root.join(names.join("/"))
         };
         let (one, two) = (path(), path());
-        // What is not possible in the tree at hand is left out.
+        // Changes that are impossible in the present tree are left out.
         match next(9) {
             0 | 1 => drop(fs::create_dir_all(&one)),
             2 => drop(fs::write(&one, format!("{number} of {seed}"))),
@@ -209,8 +209,8 @@ fn scanned(folders: &[PathBuf], options: &ScanOptions) -> Vec<Layer> {
 /// Directories that overlayfs wrote hold what the mount showed, with directories that it moved and
 /// files whose content it left below.
 #[test]
-fn directories_that_overlayfs_changed_are_what_it_shows() {
-    const TEST: &str = "directories_that_overlayfs_changed_are_what_it_shows";
+fn directories_that_overlayfs_changed_are_as_it_shows_them() {
+    const TEST: &str = "directories_that_overlayfs_changed_are_as_it_shows_them";
     let small = match Small::new(65_536) {
         Ok(small) => small,
         Err(why) => return skip(TEST, &why),
@@ -253,7 +253,7 @@ fn directories_that_overlayfs_changed_are_what_it_shows() {
     assert!(moved > 0 && left > 0, "{moved} layers with moved directories, {left} with content below");
 }
 
-/// The image of a layer depends on what was changed, and not on the mount.
+/// The image of a layer depends on the changes, and not on the mount.
 #[test]
 fn equal_changes_give_equal_layers() {
     const TEST: &str = "equal_changes_give_equal_layers";
@@ -312,7 +312,7 @@ fn marked(mut tree: Tree, path: &[&str], name: &str, value: &str) -> Layer {
 }
 
 #[test]
-fn what_overlayfs_left_elsewhere_is_refused_where_it_is_not_known() {
+fn unknown_parts_that_overlayfs_left_elsewhere_are_refused() {
     let base = || layer(&[directory("a", 0o755), file("a/f", 0o644), directory("a/s", 0o700), file("g", 0o600)]);
     let upper = |members: &[Vec<u8>]| layer(members).into_tree().unwrap();
     let stacked = |layers: Vec<Layer>, whiteouts| Layer::stack(layers, whiteouts).map_err(|error| error.to_string());

@@ -320,7 +320,7 @@ fn many_misses_in_a_file_keep_its_clusters() {
 
 /// Old visit counts do not keep a full cache from admitting what is read now.
 #[test]
-fn a_full_cache_takes_what_is_read_now() {
+fn a_full_cache_admits_what_is_read_now() {
     let directory = tempfile::tempdir().unwrap();
     let content = text(16 << 20, 1);
     for (codec, pcluster_bytes) in

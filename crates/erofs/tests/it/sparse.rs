@@ -47,7 +47,7 @@ impl Disk {
         Self { runs: runs.collect(), size }
     }
 
-    /// The data one after the other, without the zeros.
+    /// All data in sequence, without the zeros.
     fn packed(&self) -> (Arc<File>, Vec<Span>) {
         let file = tempfile::tempfile().unwrap();
         let (mut spans, mut source) = (Vec::new(), 0);
@@ -214,7 +214,7 @@ fn each_run_takes_its_blocks_and_a_record() {
     }
 }
 
-/// Plain files have chunks, which more kernels mount, as long as these take little.
+/// Plain files have chunks, which more kernels mount, unless these take many bytes.
 #[test]
 fn plain_files_have_extents_only_where_chunks_take_much() {
     let folder = tempfile::tempdir().unwrap();
@@ -276,7 +276,7 @@ impl ReadAt for Counted {
 }
 
 #[test]
-fn what_was_never_written_is_not_read() {
+fn holes_are_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
     let disk = Disk::of_pages(100 * GIB, (0..50).map(|number| number * 2 * GIB));

@@ -56,7 +56,7 @@ fn sums_of_signed_bytes_are_sums() {
 
 /// Errors name the field and what it holds, unless an option replaces it.
 #[test]
-fn numbers_that_cannot_be_are_shown() {
+fn invalid_numbers_are_shown() {
     let record = |key: &str, value: &str| {
         let records = pax(&[(key.to_owned(), value.as_bytes().to_vec())]);
         let mut header = Member::file("pax", &records).write();
@@ -176,7 +176,7 @@ fn hard_links_to_nothing_and_to_directories_are_refused_as_such() {
         ];
         let found = read(&members);
         if target == "l" {
-            // A slash at the end says nothing: it is a second name of the symbolic link.
+            // A slash at the end has no effect: this is a second name of the symbolic link.
             assert!(found.is_ok());
             continue;
         }
@@ -253,14 +253,14 @@ fn links_of_the_same_archive_are_followed_within_the_root() {
         assert_eq!(content(&tree, "b"), b"a");
         assert!(matches!(&tree.node(tree.child(tree.root(), b"lib").unwrap()).kind, NodeKind::Symlink(_)));
     }
-    // Missing directories are made, as for a link of a layer below.
+    // Missing directories are created, as for a link of a layer below.
     assert_eq!(content(&found("not/yet", &inside).unwrap(), "not/yet/x"), b"x");
     assert_eq!(content(&found("none/../usr/lib", &inside).unwrap(), "usr/lib/x"), b"x");
     let error = found("lib", &inside).unwrap_err();
     assert!(error.starts_with("the.tar: lib/x: its parent is a symbolic link that leads to itself"), "{error}");
     let error = found("usr/lib/a", &inside).unwrap_err();
     assert_eq!(error, "the.tar: lib/x: its parent is not a directory");
-    // Excluded are paths in the image as well as those in the archive.
+    // Exclusion applies to paths in the image and to those in the archive.
     for pattern in ["/lib/x", "/usr/lib/x", "x"] {
         let options = ScanOptions { excludes: vec![pattern.into()], ..ScanOptions::default() };
         let front = [Member::directory("usr"), Member::symlink("lib", "usr/lib")];
@@ -273,7 +273,7 @@ fn links_of_the_same_archive_are_followed_within_the_root() {
 }
 
 #[test]
-fn names_of_xattrs_that_cannot_be_are_counted() {
+fn invalid_xattr_names_are_counted() {
     let long = format!("user.{}", "n".repeat(251));
     let names = [&long[..], "user.", "user.a\0b", "system.posix_acl_access.x", "user.good"];
     let xattrs = names.map(|name| (name.to_owned(), b"v".to_vec())).to_vec();
@@ -323,7 +323,7 @@ fn below_links() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Links are followed alike in one archive and in two.
+    /// Links are followed in the same way within one archive and across two.
     #[test]
     fn one_archive_is_as_two_layers(
         links in prop::collection::vec(prop::sample::select(vec!["d", "/e", "../d/e", "m", "l", "d/e/..", "no/where", "d/f"]), 4),

@@ -116,14 +116,15 @@ fn extracted(program: &str, options: &[&str], bytes: &Path, out: &Path) -> Optio
     tree
 }
 
-/// Leaves out what a program is known to do wrong.
+/// Leaves out what a program is known to extract wrongly.
 fn made(mut members: Vec<Member>, program: &str) -> Vec<Member> {
     for (number, member) in members.iter_mut().enumerate() {
         // bsdtar believes sizes in PAX archives.
         if program == "bsdtar" {
             member.false_size = 0;
         }
-        // GNU tar makes links out of a directory last, even if a later member has replaced them.
+        // GNU tar creates links that lead out of a directory last, even if a later member has
+        // replaced them.
         if matches!(&member.kind, Kind::Symlink(target) if target.starts_with('/') || target.starts_with("..")) {
             member.path = format!("link-{number}");
         }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-/// Who wrote a header, which decides what its magic number is and which fields it has.
+/// The program that wrote a header, which determines its magic number and fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Magic {
     /// Before POSIX: nothing after the link's target.

@@ -98,8 +98,8 @@ fn any_xattr() -> impl Strategy<Value = Xattr> {
 
 /// What `pack` accepts, the check, `extract` and Linux accept, too.
 #[test]
-fn what_is_built_can_be_listed() {
-    const TEST: &str = "what_is_built_can_be_listed";
+fn built_xattrs_can_be_listed() {
+    const TEST: &str = "built_xattrs_can_be_listed";
     let directory = tempfile::tempdir().unwrap();
     let mut runner = TestRunner::deterministic();
     let few = prop::collection::vec(any_xattr(), 0..4);

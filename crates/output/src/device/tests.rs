@@ -27,7 +27,7 @@ impl Fake {
         Ok(())
     }
 
-    /// Returns what the device holds after a loss of power that `kept` some of what was cached, or
+    /// Returns the content of the device after a loss of power that `kept` some cached blocks, or
     /// after none.
     fn content(&self, kept: Option<&[bool]>) -> Vec<u8> {
         let mut content = self.durable.borrow().clone();
@@ -90,7 +90,8 @@ const BTRFS: (usize, &[u8]) = (0x1_0040, b"_BHRfS_M");
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whenever it stops, the device has the whole output, what it had, or no magic number.
+    /// Wherever the copy stops, the device has the whole output, its old content, or no magic
+    /// number.
     #[test]
     fn a_device_never_holds_a_part_of_an_image(
         blocks in 1usize..80,

@@ -101,7 +101,7 @@ fn a_file_appears_where_there_was_none_or_an_image() {
 }
 
 #[test]
-fn what_is_not_an_image_needs_force() {
+fn replacing_other_files_needs_force() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("out");
     for (content, what) in [

@@ -207,7 +207,7 @@ fn a_slot_that_is_not_there_is_named() {
 }
 
 #[test]
-fn what_is_spent_is_the_heap_the_table_and_the_streams() {
+fn spent_bytes_are_heap_table_and_streams() {
     fn spent<L: EntryLock>() -> u64 {
         let store = Store::<L>::new(StoreConfig { streams: StreamPolicy::Single, ..StoreConfig::new(1000) })
             .expect("a small store");

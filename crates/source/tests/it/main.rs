@@ -95,7 +95,7 @@ fn a_compressed_disk_is_the_only_file() {
 }
 
 #[test]
-fn errors_say_whose_fault_they_are_and_where() {
+fn errors_name_the_source_and_the_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let (disk, archive, cut) =
         (folder.path().join("a.img"), folder.path().join("a.tar"), folder.path().join("cut.tar.gz"));

@@ -55,7 +55,7 @@ impl<'a> Describer<'a> {
         Self { archive: archive.to_owned(), options, accounts: HashMap::new(), warnings: Warnings::default() }
     }
 
-    /// Sets mode, owner, time, xattrs and ACLs. What the options replace is not read.
+    /// Sets mode, owner, time, xattrs and ACLs. Properties that the options replace are not read.
     pub(super) fn describe(&mut self, member: &Member, node: &mut Node) -> Result<()> {
         let named = |what: String| source_error(&member.path, &what);
         let fields = member.header.as_old();

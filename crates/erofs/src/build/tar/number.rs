@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_shown_as_it_is_written() {
+    fn numbers_out_of_range_are_shown_as_written() {
         let uid = |stated: Stated| stated.within("owner", 0..=0xffff_ffff);
         assert_eq!(uid(Stated::Record(b"0012")), Ok(12));
         for (stated, shown) in [
