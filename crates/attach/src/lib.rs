@@ -1,8 +1,8 @@
 //! Kernel block devices: [`nbd`], over connections to an NBD server, and [`loop_device`], over a
 //! file; and their [`partitions`]. All need root.
 //!
-//! A device stays when the process that made it ends. `/sys` shows what it is made of, so it is
-//! found again without a record of our own.
+//! A device stays when the process that created it ends. `/sys` describes it, so it can be found
+//! again without a separate record.
 
 pub mod loop_device;
 pub mod nbd;

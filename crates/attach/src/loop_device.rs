@@ -99,7 +99,7 @@ pub fn attach(file: &Path, read_only: bool, owner: Option<u32>) -> io::Result<u3
     Err(Errno::BUSY.into())
 }
 
-/// Takes the device's file from it, once no program has the device open.
+/// Detaches the device's file once no program has the device open.
 ///
 /// # Errors
 /// The caller is not root, or there is no such device.
@@ -181,7 +181,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().canonicalize().expect("a path").join("disk");
         fs::write(&file, vec![7; 1 << 20]).expect("a file");
-        // What another user's server names is refused before there is a device.
+        // Files named by another user's server are refused before a device is created.
         let other = fs::metadata(&file).expect("a file").uid() + 1;
         let refused = |file: &Path, owner| attach(file, true, owner).expect_err("it is refused").to_string();
         assert!(refused(&file, Some(other)).contains("it belongs to user"));

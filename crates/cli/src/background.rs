@@ -26,7 +26,7 @@ const READY: &[u8] = b"ready\n";
 /// How long the first process waits for further messages once the second is ready or has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Pause between two looks whether the second process has ended.
+/// Interval between two checks whether the second process has ended.
 const ADOPTION_PAUSE: Duration = Duration::from_millis(1);
 
 /// Runs `pagefold SUBCOMMAND --announce ARGS`, where ARGS are those of this process, and waits until
@@ -52,7 +52,7 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
     let mut said = Vec::new();
     let is_ready = out.is_some_and(|mut out| out.read_to_end(&mut said).is_ok()) && said == READY;
     // Nothing is ever sent: this returns when the messages end. A program that the second process
-    // started may keep them open.
+    // has started may keep the pipe open.
     let _ = all_passed_on.recv_timeout(LAST_WORDS);
     if is_ready {
         return Ok(ExitCode::SUCCESS);
@@ -60,7 +60,7 @@ pub(crate) fn start(subcommand: &str) -> anyhow::Result<ExitCode> {
     let status = second.wait().context("cannot wait for the background process")?;
     match status.code().and_then(|code| u8::try_from(code).ok()) {
         Some(code @ 1..) => Ok(ExitCode::from(code)),
-        // The third process has said why it has ended.
+        // The third process has reported why it has ended.
         Some(0) => Ok(ExitCode::FAILURE),
         _ => {
             let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
@@ -96,7 +96,8 @@ pub(crate) fn announce() -> anyhow::Result<()> {
     leave_terminal().context("cannot detach from the terminal")
 }
 
-/// Leaves the session of the first process, whose signals from a terminal then do not reach this one.
+/// Leaves the session of the first process, so that signals from its terminal do not reach this
+/// one.
 pub(crate) fn leave_session() -> anyhow::Result<()> {
     new_session().context("cannot begin a session")
 }
@@ -111,7 +112,7 @@ fn new_session() -> io::Result<()> {
 
 fn leave_terminal() -> io::Result<()> {
     new_session()?;
-    // Otherwise, the file system of the directory in which this was started could not be unmounted.
+    // Otherwise, the file system of the current directory could not be unmounted.
     rustix::process::chdir("/")?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     let mut out = io::stdout().lock();

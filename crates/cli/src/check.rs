@@ -1,4 +1,4 @@
-//! `pagefold check`: checks an image, or what is at a path in it.
+//! `pagefold check`: checks an image, or a file or directory in it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_codec_is_refused() {
+    fn unknown_codecs_are_refused() {
         for text in ["", "lz5", "zstd,", "zstd-23", "zstd,x", "lz4,1", "lz4-1", "none,1", "fold,3", ",", "-"] {
             assert!(of_pages(text).is_err(), "{text}");
         }

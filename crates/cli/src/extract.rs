@@ -172,7 +172,7 @@ fn counted(count: u64, what: &str) -> String {
 fn in_target(directory: &Path, path: &[u8]) -> String {
     match path.strip_prefix(b"/") {
         Some(b"") => show(directory.as_os_str().as_bytes()),
-        // Of a very long path, only the end is known.
+        // Only the end of a very long path is known.
         None => format!("{}/.../{}", show(directory.as_os_str().as_bytes()), show(path)),
         Some(_) => show_below(directory.as_os_str().as_bytes(), path),
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_counted_in_one_line() {
+    fn left_out_attributes_are_counted_in_one_line() {
         let mut what = LeftOut::default();
         assert_eq!(left_out(&what, true), "");
         what.owners = 1;

@@ -59,7 +59,7 @@ impl Level {
     }
 }
 
-/// Where the lines of a program that runs for long go instead of standard error.
+/// The destination of a long-running program's lines instead of standard error.
 pub(crate) enum Sink {
     /// Lines are appended to this file.
     File(PathBuf, File),
@@ -79,7 +79,7 @@ impl Sink {
     pub(crate) fn system() -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(SYSTEM_LOG)?;
-        // Lines are lost if the log does not take them.
+        // Lines that the log does not accept are lost.
         socket.set_nonblocking(true)?;
         Ok(Self::System(socket))
     }
@@ -109,7 +109,7 @@ impl Sink {
 struct Target {
     sink: Option<Sink>,
     stderr: bool,
-    /// Lines that were lost because standard error was not read.
+    /// The number of lines lost because standard error was not read.
     lost: u64,
 }
 

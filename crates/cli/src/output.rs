@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_closed_output_is_no_failure() {
+    fn only_a_closed_output_is_not_a_failure() {
         let closed = || io::Error::from(ErrorKind::BrokenPipe);
         let output = Err::<(), _>(as_output_error(closed())).context("listing").unwrap_err();
         assert!(is_closed(&output));

@@ -20,8 +20,8 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for a server that has left no sign: after `pagefold serve … &`, the shell may
-/// start the next command first.
+/// How long to wait for a server of which there is no sign: after `pagefold serve … &`, the shell
+/// may start the next command first.
 const NO_SIGN: Duration = Duration::from_secs(1);
 /// Interval between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -47,8 +47,8 @@ impl Peer {
         }
     }
 
-    /// Waits until no other command attaches a disk of the server. Others wait until what this returns is
-    /// dropped.
+    /// Waits until no other command attaches a disk of the server. Until the result is dropped,
+    /// other commands wait.
     pub(crate) fn attaching(&self) -> anyhow::Result<File> {
         let socket = self.control_socket()?;
         let directory = socket.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -82,7 +82,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// The same, but without waiting for a server that has left no sign.
+    /// The same, but without waiting for a server of which there is no sign.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }

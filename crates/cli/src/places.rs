@@ -3,7 +3,7 @@
 use pagefold_base::Format;
 use pagefold_erofs::ReadAt;
 
-/// The most partitions that are looked at.
+/// The maximum number of partitions that are examined.
 const MOST_PARTITIONS: usize = 128;
 
 /// Images behind a header begin at a multiple of this, and before [`SEARCHED_BYTES`].

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_no_text_keep_their_values() {
+    fn bytes_that_are_not_text_keep_their_values() {
         let mut out = Vec::new();
         let inner = Record::new().field("n", i64::MIN);
         let record = Record::new().bytes("a", "gr\u{fc}n\n\"".as_bytes()).bytes("b", b"\xff\x00a");

@@ -25,11 +25,11 @@ const NBD_SOCKET: &str = "nbd.sock";
 const CONTROL_SOCKET: &str = "control.sock";
 /// Locked while a server runs; contains its process id.
 const LOCK: &str = "lock";
-/// Time within which clients that look at the lock have released it.
+/// Time within which clients that check the lock have released it.
 const CLIENTS_LOCK: Duration = Duration::from_millis(50);
 /// How long one 'pagefold attach' waits for another of the same server.
 const ATTACH_LOCK: Duration = Duration::from_secs(60);
-/// The longest content of a lock: a process id and a line feed.
+/// The longest content of a lock file: a process id and a line feed.
 const LOCK_BYTES: u64 = 12;
 /// Interval between two checks of the lock.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -55,8 +55,8 @@ pub(crate) fn control_socket(directory: &Path) -> PathBuf {
     directory.join(CONTROL_SOCKET)
 }
 
-/// Waits until no other command attaches a disk of the server that has its control socket in a directory.
-/// Others wait until what this returns is dropped.
+/// Waits until no other command attaches a disk of the server whose control socket is in a
+/// directory. Until the result is dropped, other commands wait.
 pub(crate) fn attaching(directory: &Path) -> anyhow::Result<File> {
     let shown = directory.display();
     let opened = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -91,7 +91,7 @@ impl Claim {
         }
     }
 
-    /// Returns whether a server uses the directory, which may not listen there yet or any more.
+    /// Returns whether a server uses the directory. It may not listen there yet, or no longer.
     pub(crate) fn is_held(&self) -> bool {
         let is_held = flock(&self.0, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
         // A server that starts now must not find it locked.
@@ -113,8 +113,8 @@ impl Claim {
     }
 }
 
-/// Locks a directory for a server. A client that looks whether it is locked holds the lock for some
-/// microseconds.
+/// Locks a directory for a server. A client that checks whether it is locked holds the lock for
+/// some microseconds.
 fn lock_exclusively(lock: &File) -> rustix::io::Result<()> {
     let deadline = Instant::now() + CLIENTS_LOCK;
     loop {
@@ -222,7 +222,7 @@ impl Drop for ServerDirectory {
     /// Unlocks the directory. Closing the file is not enough: a child between `fork` and `exec` has
     /// a copy of each descriptor.
     fn drop(&mut self) {
-        // Without it, the directory is free a moment later, when the last copy is closed.
+        // If this fails, the directory is free a moment later, when the last copy is closed.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Clients that look at the lock, however often, keep no server from starting.
+    /// Clients that check the lock, however often, do not keep a server from starting.
     #[test]
     fn a_claim_is_seen_by_others_while_it_lasts() {
         let folder = tempfile::tempdir().expect("a folder");

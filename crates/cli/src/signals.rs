@@ -28,14 +28,14 @@ impl Caught {
         Ok(Self { signals: catch()?, seen: Vec::new() })
     }
 
-    /// Returns the name of a signal that ends the program, if one has come. All that have come can still be
-    /// handled.
+    /// Returns the name of a received signal that ends the program, if any. All received signals
+    /// can still be handled.
     pub(crate) fn ending(&mut self) -> Option<&'static str> {
         self.seen.extend(self.signals.pending());
         self.seen.iter().copied().map(name).find(|name| *name != "SIGHUP")
     }
 
-    /// Returns all signals that have come, and then waits for each next one.
+    /// Returns all received signals, then waits for each next one.
     pub(crate) fn forever(&mut self) -> impl Iterator<Item = i32> + '_ {
         std::mem::take(&mut self.seen).into_iter().chain(self.signals.forever())
     }
@@ -56,7 +56,7 @@ mod tests {
 
     use super::*;
 
-    /// A signal that comes too late to keep a server from being taken over ends it afterwards.
+    /// A signal that arrives too late to prevent a take-over ends the server afterwards.
     #[test]
     fn a_signal_that_was_seen_is_handled_too() {
         let mut caught = Caught::new().expect("signals are caught");

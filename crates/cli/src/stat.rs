@@ -43,7 +43,7 @@ pub(crate) struct Args {
     zram: Option<ZramFile>,
 }
 
-/// A file in the directory that the kernel has for a zram device.
+/// A file in the kernel's directory of a zram device.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum ZramFile {
     /// Contents and memory
@@ -84,7 +84,7 @@ fn zram_row(file: ZramFile, limit: Option<u64>, figures: &Figures) -> String {
         ZramFile::Memory => vec![
             get("orig_data_size"),
             get("compr_data_size"),
-            // A disk has no part of the waste of all of them.
+            // Waste belongs to all disks together, not to a single one.
             find(figures, "mem_used_total").unwrap_or_else(|| get("spent_bytes")),
             limit.unwrap_or(0),
             get("mem_used_max"),
@@ -231,7 +231,7 @@ fn figures_words(out: &mut dyn Write, figures: &Figures, limit: Option<u64>) -> 
 
 /// Writes what a training codec has learnt.
 fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Result<()> {
-    // `fold-dict` trains more than a dictionary, and possibly none.
+    // `fold-dict` trains more than a dictionary, and may have none.
     let is_dictionary = codec.ends_with("-dict") && codec != "fold-dict";
     let what = if is_dictionary { "dictionary" } else { "tables" };
     let (trained, useless) = (get(figures, "trainings"), get(figures, "trainings_useless"));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_is_shown() {
+    fn trained_tables_are_shown() {
         let text =
             words("lz4-dict", &[("codec_tables", 1), ("tables_id", 0), ("trainings", 0), ("trainings_useless", 0)]);
         assert!(text.contains("dictionary        none") && text.contains("not trained yet"), "{text}");

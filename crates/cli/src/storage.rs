@@ -1,4 +1,4 @@
-//! What users name where an image or a disk can be given: a file, or a URL.
+//! The location of an image or a disk on the command line: a file or a URL.
 
 #[cfg(not(feature = "remote"))]
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! What requests may ask for.
+//! Checks of requests' values.
 
 use std::collections::HashSet;
 

@@ -61,7 +61,7 @@ pub enum Code {
     Other,
 }
 
-/// The most names that a message lists.
+/// The maximum number of names that a message lists.
 const NAMES: usize = 6;
 
 /// Returns words that list names, those first that share the longest beginning with `name`.

@@ -41,8 +41,8 @@ impl Gate {
         Some(Inside(self))
     }
 
-    /// Lets nothing pass until the result is dropped. Returns `None` if what is inside does not end within
-    /// `patience`, or if the gate is paused already.
+    /// Lets nothing pass until the result is dropped. Returns `None` if running commands do not end
+    /// within `patience`, or if the gate is paused already.
     pub(crate) fn pause(self: &Arc<Self>, patience: Duration) -> Option<Pause> {
         let mut state = self.lock();
         if state.is_paused || state.is_closed {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_waits_for_what_is_inside_and_keeps_the_rest_out() {
+    fn a_pause_waits_for_running_commands_and_delays_others() {
         let gate = Arc::<Gate>::default();
         let inside = gate.pass().expect("it is open");
         assert!(gate.pause(Duration::ZERO).is_none(), "something is inside");

@@ -109,7 +109,8 @@ pub trait Manage: Send + Sync {
     fn bind_spare(&self, bind: &BindSpare) -> Result<DiskRecord, Failure>;
 
     /// Hands everything over to the server at the other end of a socket, which continues with it.
-    /// Returns before that begins. `ahead`: that one can read the pool while this one serves.
+    /// Returns before that begins. `ahead` says whether that server can read the pool while this
+    /// one serves.
     fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure>;
 
     /// Asks the server to exit, and returns immediately with what it waits for. With `force`, it

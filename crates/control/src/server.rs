@@ -32,7 +32,7 @@ use crate::{
 /// Version of the protocol. It changes when existing programs would no longer work.
 pub(crate) const PROTOCOL: u64 = 1;
 
-/// How long a new client waits for the end of one that is closed to make room.
+/// How long a new client waits for the end of a client that is closed to make room.
 const MAKE_ROOM_TIME: Duration = Duration::from_secs(1);
 
 /// Pause before the next attempt if accepting fails, for example for lack of descriptors.

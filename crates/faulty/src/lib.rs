@@ -1,5 +1,5 @@
-//! A base in memory that is slow, fails, stalls or comes back short when a test says so, and a
-//! storage, below a base, that does the same.
+//! A base in memory that is slow, fails, stalls or returns short reads on a test's request, and a
+//! storage for a base that does the same.
 #![forbid(unsafe_code)]
 
 mod storage;
@@ -29,7 +29,7 @@ const GARBAGE: u8 = 0xaa;
 #[derive(Debug)]
 pub struct Faulty {
     bytes: Cow<'static, [u8]>,
-    /// What reads have in common, if it is slow.
+    /// The length of ranges that reads share, if it is slow.
     unit_bytes: Option<u64>,
     is_short: AtomicBool,
     fails_each: AtomicU64,

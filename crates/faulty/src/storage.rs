@@ -1,4 +1,4 @@
-//! A storage that counts what is read, fails, changes, or is short, when a test says so.
+//! A storage that counts reads, and fails, changes or returns short reads on a test's request.
 
 use std::{
     collections::HashSet,

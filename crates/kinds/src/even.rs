@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_kept_under_the_limit_but_same_filled_pages() {
+    fn all_pages_but_same_filled_ones_are_kept_under_the_limit() {
         assert_eq!(kept_of(1000, 2048), (0..1000).collect::<Vec<_>>());
         assert!(kept_of(0, 2048).is_empty());
     }

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sets_have_every_family_but_the_synthetic_one() {
+    fn both_sets_have_every_family_except_the_synthetic_one() {
         let recipes = all().unwrap();
         let families = |set: Set| -> BTreeSet<Family> {
             let of = recipes.iter().filter(|recipe| recipe.set(&recipes) == set);

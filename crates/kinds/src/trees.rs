@@ -143,8 +143,8 @@ pub fn needs(folder: &Path) -> anyhow::Result<(u64, u64)> {
     Ok((blocks, inodes))
 }
 
-/// Returns the command that makes a disk image with the files of `tree` in ext4, and room for those of
-/// `more`. What they do not need are holes.
+/// Returns the command that makes a disk image with the files of `tree` in ext4, and room for those
+/// of `more`. The rest of the room is holes.
 ///
 /// # Errors
 /// A tree cannot be read.

@@ -4,9 +4,9 @@
 //! client:  receives ── its request is there ──> sends ── all is sent ──> leaves ── end, or time ──> gone
 //! ```
 //!
-//! A client that takes too long is dropped, and so is the one that has been there the longest if there
-//! are too many. What is sent is made at most as often as [`REST`] says, once in each format, and clients
-//! share it.
+//! A client that takes too long is dropped. If there are too many clients, the oldest one is
+//! dropped. Metrics are written at most as often as [`REST`] permits, once in each format, and
+//! shared by clients.
 
 use std::{
     io::{self, Read, Write},
@@ -41,15 +41,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to end its side. If it still sends when the socket is closed, the answer
 /// is lost.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How many times as long as they took to make, metrics are given to further clients. Making them takes
-/// 5 % of a CPU at most, however often clients ask.
+/// Metrics are shared with further clients for this many times the duration of writing them. So
+/// writing them takes at most 5 % of a CPU, however often clients ask.
 const REST: u32 = 20;
 /// Answers that slow clients may keep in memory in addition to the latest of each format.
 const MOST_OLD_ANSWERS: usize = 1;
-/// How long no client is accepted after the system failed to accept one.
+/// Pause in accepting clients after the system failed to accept one.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What an exporter exports.
+/// The source of an exporter's metrics.
 pub trait Source: Send + Sync {
     /// Writes all metrics as they are now. It is called by the exporter's thread, and clients wait.
     fn write(&self, text: &mut Text);
@@ -179,7 +179,7 @@ struct Answer {
     at: Instant,
 }
 
-/// A client, in the order in which they came.
+/// The clients, in the order in which they connected.
 #[derive(Debug)]
 struct Client {
     socket: Socket,
@@ -292,7 +292,7 @@ struct Server {
     listeners: Vec<Listener>,
     source: Arc<dyn Source>,
     clients: Vec<Client>,
-    /// What further clients get: at most one answer of each format.
+    /// The answers for further clients: at most one of each format.
     latest: Vec<Arc<Answer>>,
     /// When these are too old. Until then, each format is made once.
     rests_until: Instant,
@@ -388,7 +388,7 @@ impl Server {
         }
     }
 
-    /// Returns the metrics, as they are now or were a moment ago.
+    /// Returns the present metrics, or recent ones.
     fn metrics(&mut self, format: Format) -> Arc<Answer> {
         let at = Instant::now();
         self.drop_latest(at);
@@ -401,7 +401,7 @@ impl Server {
         let text = text.finish();
         let answer = Arc::new(Answer { format, text, at });
         self.latest.push(Arc::clone(&answer));
-        // Another format that was made before lengthens the rest.
+        // The time of a format that was written before extends the pause.
         self.rests_until = self.rests_until.max(at) + at.elapsed() * (REST + 1);
         answer
     }

@@ -40,7 +40,7 @@ impl Refusal {
     }
 }
 
-/// Decodes the start of what a client has sent.
+/// Decodes the start of a client's request.
 pub(crate) fn decode(bytes: &[u8]) -> Request {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);

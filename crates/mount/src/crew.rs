@@ -14,8 +14,8 @@
 //!     a resting thread on watch checks for requests itself
 //! ```
 //!
-//! The last rule is for requests that take long, such as for a disk or another machine, or never
-//! finish: they must not block others.
+//! The last rule is for requests that take long, for example because of a disk or another machine,
+//! or never finish: they must not block others.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -44,8 +44,8 @@ pub struct Options {
     /// How far the kernel reads ahead, in KiB, if this process may set it, as root may. 0 for the
     /// kernel's default, 128 KiB.
     pub read_ahead_kib: u32,
-    /// The directory is for this file system alone: it must be empty. A mount of the same name that
-    /// a killed process left there is unmounted.
+    /// The directory belongs to this file system alone, so it must be empty. A mount of the same
+    /// name that a killed process left there is unmounted.
     pub own_directory: bool,
 }
 
@@ -120,8 +120,8 @@ struct MountPoint {
 
 impl<F: Filesystem> Mount<F> {
     /// Mounts a file system on the directory `at`. When this returns, it is mounted, and its users
-    /// block until [`serve`](Self::serve) is called. `make` makes it: each of its requests must be
-    /// answered within [`Poller::answer`].
+    /// block until [`serve`](Self::serve) is called. `make` creates it: each of its requests must
+    /// be answered within [`Poller::answer`].
     ///
     /// # Errors
     /// `at` is not a directory or may not be mounted on, the options need root, `/dev/fuse` is
@@ -184,7 +184,7 @@ impl Unmounter {
         self.place.unmount()
     }
 
-    /// Ends the kernel's connection, also if the file system was unmounted while it was busy: open
+    /// Ends the kernel's connection, even if the file system was unmounted while it was busy: open
     /// files fail from now on, and [`Mount::serve`] returns.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::{
 use crate::machine;
 use crate::{line::Line, record::Record, targets::targets, words};
 
-/// What becomes of a figure that is measured more than once.
+/// How figures that are measured more than once are combined.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Rounds {
     /// It is not: lines of JSON appear as they are measured.

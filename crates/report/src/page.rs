@@ -178,7 +178,7 @@ mod tests {
     use crate::record::ABOUT;
 
     #[test]
-    fn a_row_says_who_is_better_and_by_how_much() {
+    fn a_row_names_the_winner_and_the_factor() {
         let mut record = Record::default();
         record.add(Line::new([ABOUT, "", "2 CPUs of a machine", "machine", "s"], 1.8e9));
         for turn in 1..=2 {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn every_comparison_and_what_is_missing_is_on_the_page() {
+    fn the_page_has_every_comparison_and_what_is_missing() {
         let mut record = Record::default();
         record.add(Line::new([ABOUT, "nbdkit", "apt-get install nbdkit", "peer", ""], 0.0));
         record.add(Line::new([ABOUT, "fio", "/usr/bin/fio", "peer", ""], 1.0));

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sources_say_what_they_say() {
+    fn the_tables_of_the_sources_are_complete() {
         let mut text = String::new();
         write(&mut text, &Record::default()).unwrap();
         for row in [

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_end_within_a_line_but_not_hold_others() {
+    fn a_file_may_end_within_a_line_but_other_lines_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.jsonl");
         std::fs::write(&path, format!("{}\n\n{}", line("c", 1.0).json(), r#"{"bench":"b","ca"#)).unwrap();

@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_cut_short_keeps_what_it_has() {
+    fn an_interrupted_run_keeps_its_results() {
         let fixture = Fixture::new();
         let scripts = [figure("a", 1.0), format!("{}; sleep 60", figure("c", 2.0)), figure("d", 3.0)];
         let scripts: Vec<&str> = scripts.iter().map(String::as_str).collect();

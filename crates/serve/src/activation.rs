@@ -36,7 +36,7 @@ fn is_stored(name: &str) -> bool {
 }
 
 impl Passed {
-    /// How the names of descriptors begin that an earlier process of the service has stored.
+    /// The prefix of the names of descriptors that an earlier process of the service has stored.
     const STORED: &str = "pagefold-";
 
     /// Returns the name of a descriptor that this process stores.
@@ -44,7 +44,7 @@ impl Passed {
         format!("{}{process}-{what}", Self::STORED)
     }
 
-    /// Returns the process that has stored a descriptor, and what it is, as its name says.
+    /// Returns what a descriptor's name says: the process that has stored it, and what it is.
     pub fn parts_of(name: &str) -> Option<(u32, &str)> {
         let (process, what) = name.strip_prefix(Self::STORED)?.split_once('-')?;
         let is_number = process.bytes().all(|byte| byte.is_ascii_digit());

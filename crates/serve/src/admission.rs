@@ -38,8 +38,8 @@ const REPORT_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Refused {
-    /// The number of clients served has reached
-    /// [`Limits::connections`](crate::Limits::connections), which is given here.
+    /// The number of clients served has reached this limit,
+    /// [`Limits::connections`](crate::Limits::connections).
     Full(usize),
     /// Accepting failed for lack of descriptors or memory. The connection stays in the queue.
     Accept(io::Error),
@@ -72,7 +72,7 @@ impl fmt::Debug for WhenRefused {
     }
 }
 
-/// How a server does TLS: it is offered on all sockets.
+/// How a server uses TLS: it is offered on all sockets.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     pub(crate) certificates: Arc<Certificates>,
@@ -89,7 +89,7 @@ pub(crate) struct Control {
     pub(crate) resting: Resting<Seat>,
     pub(crate) sockets: Sockets,
     pub(crate) pause: Pause,
-    /// Set when connections and their requests are no longer waited for.
+    /// Set when the server no longer waits for connections and their requests.
     abandoned: AtomicBool,
     /// Connections that have not chosen an export.
     pub(crate) negotiating: AtomicUsize,
@@ -141,8 +141,8 @@ impl Drop for OtherSeat {
 }
 
 impl Connections {
-    /// Returns whether a connection to `export`, which has `own` of the connections, finds no place
-    /// among those that are not for private exports. There are `exports`.
+    /// Returns whether there is no place for a connection to `export`, which has `own` connections
+    /// already. Places for private exports do not count. `exports` is the number of exports.
     fn is_full(&self, export: &Export, own: usize, exports: usize) -> bool {
         let serving = self.all.len() - self.private + self.others;
         serving >= self.limit || !export.is_private() && !has_part(own, exports, serving, self.limit)
@@ -259,9 +259,9 @@ impl Control {
         std::mem::replace(&mut self.lock().limit, limit)
     }
 
-    /// Gives a connection that has chosen `export`, which counts it already, a place if the export
-    /// does not have its part of them. There are `exports`. `idle` is the connection's memory, if
-    /// there was some when it arrived.
+    /// Gives a connection that has chosen `export`, which counts it already, a place unless the
+    /// export has its share. `exports` is the number of exports. `idle` is the connection's memory,
+    /// if there was some when it arrived.
     pub(crate) fn seat(
         self: &Arc<Self>,
         number: u64,
@@ -292,8 +292,8 @@ impl Control {
         Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
     }
 
-    /// Continues with a client of another server, which rests until the server runs. It has a place,
-    /// however many there are.
+    /// Continues with a client of another server, which rests until the server runs. It gets a
+    /// place even above the limit.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         number: u64,
@@ -316,7 +316,7 @@ impl Control {
         if self.resting.add(number, &connection) { Ok(()) } else { Err(AdoptError::System("it was closed".to_owned())) }
     }
 
-    /// Watches a client of another server, though for nothing yet.
+    /// Registers a client of another server, without waiting for events yet.
     pub(crate) fn adopt_stream(&self, number: u64, fd: OwnedFd) -> Result<Arc<Stream>, AdoptError> {
         let stream = Stream::new(Socket::of_another(fd)?);
         let added = self.resting.add_stream(EventData::new_u64(number), &stream);
@@ -332,8 +332,8 @@ impl Control {
         (connections.all.len(), tls)
     }
 
-    /// Gives a client of another transport a place if `export`, which does not count it yet, does not have
-    /// its part of them. There are `exports`. Fails with the number of places.
+    /// Gives a client of another transport a place unless `export`, which does not count it yet,
+    /// has its share. `exports` is the number of exports. Fails with the number of places.
     pub(crate) fn seat_other(self: &Arc<Self>, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
         // Not under the lock, which others need to end their connections.
         let own = export.connections();
@@ -383,7 +383,7 @@ impl Control {
         self.lock().all.values().for_each(|admitted| admitted.stream.shutdown_recv());
     }
 
-    /// Closes all connections but those with the numbers `kept`. Returns how many these are.
+    /// Closes all connections but those with the numbers `kept`. Returns how many it has closed.
     pub(crate) fn shutdown_others(&self, kept: &HashSet<u64>) -> usize {
         let connections = self.lock();
         let others = connections.all.iter().filter(|(number, _)| !kept.contains(number));
@@ -408,7 +408,7 @@ impl Control {
     }
 
     /// Waits for at most `time` until no connection is left, or until they are abandoned. Returns
-    /// whether it waits for none any more.
+    /// whether that has happened.
     pub(crate) fn wait_for_all(&self, time: Option<Duration>) -> bool {
         let mut connections = self.lock();
         let deadline = time.map(|time| Instant::now() + time);
@@ -458,7 +458,7 @@ impl Keeper<Stream> for Seat {
     fn watch(connection: &Arc<Served>) -> bool {
         let seat = connection.keeper();
         let rests = seat.control.resting.add(seat.number, connection);
-        // The pause for which its leader has stopped may have ended before it rested.
+        // The pause for which its leader stopped may have ended already.
         if rests && connection.is_parked() {
             seat.nudge();
         }

@@ -46,7 +46,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// The connection broke, the peer is not an NBD server of this kind, it does not serve the export
-/// now, or it has none of this name ([`NotFound`](io::ErrorKind::NotFound)).
+/// now, or it has no export of this name ([`NotFound`](io::ErrorKind::NotFound)).
 pub fn open_export(stream: &mut (impl Read + Write), export: &str) -> io::Result<Opened> {
     let mut greeting = [0; GREETING_BYTES];
     stream.read_exact(&mut greeting)?;

@@ -18,21 +18,21 @@
 //! ```
 //!
 //! Sixteen requests of 4 KiB that arrive together cost one receive and one send, and a request that
-//! waits for storage delays no other. Reads that wait for storage and have something in common run
-//! together. If no thread of the executor is free, or without memory for a buffer, the leader runs
-//! the request itself, in its small buffers: slower, but without waiting for others.
+//! waits for storage delays no other. Reads that wait for the same storage run together. If no
+//! thread of the executor is free, or without memory for a buffer, the leader runs the request
+//! itself, in its small buffers: more slowly, but without waiting for other connections.
 //!
-//! If a change finds no room and the device supports waiting, it is set aside by the executor.
+//! If a change finds no room and the device supports waiting, the executor sets it aside.
 //! `docs/targets.md` has the figures.
 //!
-//! A connection without requests rests: it gives its thread and buffers up, and its [`Keeper`]
+//! A connection without requests rests: it gives up its thread and buffers, and its [`Keeper`]
 //! resumes it when data arrive. While other connections wait for memory to work, it rests after
 //! `TURN` at the latest, between two requests.
 //!
 //! While the server pauses, no further request begins. The leader stops between two requests or two
-//! pieces of a write, and leaves the bytes that it has received and not used; replies for which the
-//! peer's socket has no room are kept. Both are sent on, or handed to another server, when the pause
-//! ends.
+//! pieces of a write, and keeps received bytes that it has not used, and replies for which the
+//! peer's socket has no room. When the pause ends, the connection continues with them, or they are
+//! handed to another server.
 
 mod batch;
 mod common;
@@ -64,7 +64,7 @@ pub(crate) const INLINE_BYTES: u64 = 128 << 10;
 /// Longest range of a TRIM, WRITE_ZEROES or BLOCK_STATUS that the leader runs itself.
 const INLINE_RANGE_BYTES: u64 = 4 << 20;
 
-/// What lives as long as a connection, and resumes it when it rests.
+/// The owner of resting connections, which resumes them.
 pub(crate) trait Keeper<T>: Send + Sync + Sized + 'static {
     /// Whether connections can rest.
     const RESTS: bool;
@@ -97,7 +97,7 @@ pub(crate) struct Connection<T, G> {
     client: Arc<Client>,
     /// What the leader holds; `None` while the connection rests.
     work: Mutex<Option<Work>>,
-    /// What the last leader left because the server paused.
+    /// State that the last leader left because the server paused.
     parked: Mutex<Parked>,
     /// Held by the sending thread while it sends one or more whole messages.
     sending: Mutex<Unsent>,
@@ -131,7 +131,7 @@ impl Unsent {
 
 /// What a connection holds while it works.
 struct Work {
-    /// Counts the leader. Dropped before the memory is released.
+    /// Counts the leader. Must be dropped before the memory is released.
     _working: Working,
     /// The reservation for the leader and its buffers.
     _taken: Option<Taken>,
@@ -154,7 +154,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         })
     }
 
-    /// Releases what the leader held, which has been dropped.
+    /// Releases the memory of what the leader held, after that was dropped.
     fn end_work(&self) {
         let work = self.lock_work().take();
         // Buffers are unmapped first.
@@ -170,7 +170,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             self.transport.rest();
         }
         if self.has_unsent() {
-            // The pause for which it was kept may have ended.
+            // The pause for which it was kept may be over.
             self.keeper.nudge();
         }
     }
@@ -229,9 +229,9 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends part of a message. `unsent`, which is locked, keeps other messages from coming in between.
-    /// If the server pauses, keeps what the peer's socket has no room for; without memory for that, waits
-    /// for the peer.
+    /// Sends part of a message. The lock of `unsent` keeps other messages from being sent in
+    /// between. If the server pauses, keeps what the peer's socket has no room for; without memory
+    /// for that, waits for the peer.
     fn send_more(&self, unsent: &mut Unsent, bytes: &[u8]) -> Result<(), Ended> {
         self.send_kept(unsent, &|| self.common.is_pausing())?;
         let lend = || self.common.executor.memory().lend(bytes.len() as u64);
@@ -274,18 +274,18 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     /// Continues what another server has begun: `output` is to be sent before anything else.
     pub(crate) fn adopt(&self, parked: Parked, output: Vec<u8>) {
         *self.parked() = parked;
-        // Without memory for it, it is sent all the same: the peer waits for it.
+        // It is sent even without memory for it, because the peer waits for it.
         let taken = self.common.executor.memory().lend(output.len() as u64);
         *self.sending() = Unsent { bytes: output, taken: taken.into_iter().collect() };
     }
 
-    /// Returns whether it can continue without anything that arrives. A thread that is sending at this
-    /// moment looks again when it is done.
+    /// Returns whether it can continue before data arrive. A thread that is sending now checks
+    /// again when it has finished.
     pub(crate) fn is_parked(&self) -> bool {
         !self.parked().is_empty() || self.has_unsent() || self.transport.holds_data()
     }
 
-    /// Returns whether a thread that has sent left something; never waits for one that sends.
+    /// Returns whether a thread has left unsent bytes. Does not wait for a thread that is sending.
     fn has_unsent(&self) -> bool {
         match self.sending.try_lock() {
             Ok(unsent) => !unsent.bytes.is_empty(),
@@ -294,7 +294,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         }
     }
 
-    /// Passes what another server needs to continue a connection that rests, which no thread uses.
+    /// Returns what another server needs to continue a resting connection, which no thread uses.
     pub(crate) fn hand_over<R>(&self, read: impl FnOnce(&Arc<T>, &Session, &Parked, &[u8]) -> R) -> R {
         read(&self.transport, &self.session, &self.parked(), &self.sending().bytes)
     }

@@ -1,4 +1,4 @@
-//! Errors outside of a connection. The cause is the error's source and is not repeated in its text.
+//! Errors outside of connections. An error's text does not repeat its source.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -63,7 +63,7 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
-    /// A socket was to be opened while the server stops.
+    /// A socket cannot be opened because the server is stopping.
     #[error("the server is stopping")]
     Stopping,
     /// The state of a client of another server cannot be continued.

@@ -1,6 +1,6 @@
 //! The server's own thread: it accepts clients, negotiates with them, and resumes connections that
-//! rest when data arrive. No client takes another thread before its first request, except that threads of
-//! their own compute TLS handshakes.
+//! rest when data arrive. No client takes another thread before its first request, except for TLS
+//! handshakes, which separate threads compute.
 //!
 //! ```text
 //! accepted → newcomer, until it has chosen an export
@@ -50,13 +50,13 @@ const WORK_PAUSE: Duration = Duration::from_millis(20);
 /// same instant are all served.
 const LEAST_NEGOTIATION: Duration = Duration::from_millis(250);
 
-/// Maximum number of newcomers without memory. They may ask, and get the reason.
+/// Maximum number of newcomers without memory. They may negotiate, and are refused with a reason.
 const MOST_UNPAID: usize = 8;
 
-/// Pause between two looks whether anything is in progress.
+/// Pause between two checks whether anything is in progress.
 const SETTLE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Events handled before the next look at the clock.
+/// Events handled before the clock is read again.
 const MOST_EVENTS: usize = 64;
 
 /// A connection that has not chosen an export, or whose client has not received the answer yet.
@@ -200,7 +200,7 @@ impl Events {
         }
     }
 
-    /// Returns when there is something to do even if nothing happens.
+    /// Returns when the next thing is due even without an event.
     fn next_time(&self) -> Option<Instant> {
         let limits = &self.control.common.limits;
         let oldest = self.newcomers.first_key_value();
@@ -283,8 +283,8 @@ impl Events {
         let stream = match listener.accept() {
             Ok(socket) => Arc::new(Stream::new(socket)),
             Err(error) => {
-                // Lack of descriptors or memory is a reason to pause; a peer that left before it
-                // was accepted is not.
+                // Pauses for lack of descriptors or memory, but not for a peer that left before it
+                // was accepted.
                 let code = error.raw_os_error().map(Errno::from_raw_os_error);
                 if matches!(code, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) {
                     self.control.report(Refused::Accept(error));
@@ -321,7 +321,7 @@ impl Events {
         due.is_none()
     }
 
-    /// Closes the oldest newcomer, or returns when it will have had its time.
+    /// Closes the oldest newcomer, or returns when its minimum time ends.
     fn close_oldest(&mut self) -> Option<Instant> {
         let (&oldest, entry) = self.newcomers.first_key_value()?;
         let due = entry.since + LEAST_NEGOTIATION;
@@ -332,7 +332,7 @@ impl Events {
         None
     }
 
-    /// Closes a newcomer. What a thread computes for it at this moment is dropped when it comes back.
+    /// Closes a newcomer. If a thread is computing for it, the result is dropped.
     fn close(&mut self, number: u64) {
         if let Some(Entry { negotiator: Negotiator::Thread { .. }, .. }) = self.newcomers.remove(&number) {
             self.handshakes.close(number);
@@ -435,7 +435,7 @@ impl Events {
         while let Some((number, connection)) = self.ready.pop_front() {
             let more_bytes = connection.transport().more_work_bytes();
             let work = memory.take_work(more_bytes).or_else(|| {
-                // Memory that is released from now on wakes this thread.
+                // From now on, memory that is released wakes this thread.
                 memory.set_short(true);
                 memory.take_work(more_bytes)
             });
@@ -470,7 +470,7 @@ impl Events {
         waiting.into_iter().for_each(|number| self.advance(number));
     }
 
-    /// Waits until nothing is in progress. Returns how many clients it has disconnected for that.
+    /// Waits until nothing is in progress. Returns how many clients it had to disconnect.
     fn settle(&mut self, Asked { mut deadline, leaves_out }: Asked) -> Result<usize, PauseError> {
         let mut disconnected = None;
         loop {
@@ -487,7 +487,7 @@ impl Events {
             };
             let idle = resting.len() + self.ready.len() + self.newcomers.values().filter(seated).count();
             let ready = self.ready.iter().map(|(_, connection)| connection);
-            // One reference is that of the list, and one of those that rest is `resting`'s.
+            // The list has one reference, and `resting` has another one to each resting connection.
             let busy = ready
                 .map(|connection| (connection, 1))
                 .chain(resting.iter().map(|connection| (connection, 2)))

@@ -1,10 +1,10 @@
 //! Threads that compute TLS handshakes.
 //!
-//! The server's thread watches all newcomers and resting connections. A part of a handshake takes it
-//! up to some milliseconds (a signature, a client's chain of certificates), and a hostile client can ask
-//! for one as often as it connects. So the server's thread hands a newcomer whose handshake has data to
-//! one of a few threads, which returns it with the result. Newcomers take turns in the order in which
-//! their data arrived: each has one turn for each time that it has sent something.
+//! The server's thread watches all newcomers and resting connections. A part of a handshake takes
+//! up to some milliseconds (a signature, a client's chain of certificates), and a hostile client
+//! can cause one with each connection. So the server's thread hands a newcomer whose handshake has
+//! data to one of a few threads, which returns it with the result. Newcomers take turns in the
+//! order in which their data arrived.
 //!
 //! ```text
 //! handed on = queued + computing + done + closed in between
@@ -26,13 +26,13 @@ use crate::{
     newcomer::{Handshake, Newcomer, Progress},
 };
 
-/// More threads than this compute no handshake sooner on most machines.
+/// On most machines, more threads would not finish handshakes sooner.
 const MOST_THREADS: usize = 4;
 
 /// A thread ends after it has been idle for this time.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The threads of a server, and what is theirs to do.
+/// The threads of a server, and their queue.
 pub(crate) struct Handshakes {
     control: Arc<Control>,
     exports: Exports,
@@ -75,12 +75,12 @@ impl Handshakes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave it half changed: each change is one call.
+        // A panic cannot leave it half changed, because each change is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a thread continue a newcomer's negotiation. [`take_done`](Self::take_done) returns it; the
-    /// server's thread is woken then.
+    /// Lets a thread continue a newcomer's negotiation. The server's thread is woken when
+    /// [`take_done`](Self::take_done) can return it.
     ///
     /// # Errors
     /// There is no thread, and none can be started; returns the newcomer.

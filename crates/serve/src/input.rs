@@ -16,7 +16,7 @@ use crate::{
     transport::{Deadline, TICK, Transport},
 };
 
-/// Enough for a request of 4 KiB with its payload, or for hundreds without payloads.
+/// Room for a request of 4 KiB with its payload, or for hundreds without payloads.
 pub(crate) const SMALL_INPUT_BYTES: usize = 8 << 10;
 /// Bytes that one receive can return while the connection is busy.
 pub(crate) const LARGE_INPUT_BYTES: usize = 256 << 10;
@@ -33,10 +33,10 @@ pub(crate) struct Input<T> {
 struct Source<T> {
     transport: Arc<T>,
     common: Arc<Common>,
-    /// The longest wait between two looks whether the server pauses.
+    /// The longest wait between two checks whether the server pauses.
     tick: Duration,
-    /// Bytes that were received, and given back, before those of the transport. The first
-    /// `replayed_bytes` have been received again.
+    /// Bytes that were received and given back, to be received again before those of the transport.
+    /// The first `replayed_bytes` of them have been.
     replay: Vec<u8>,
     replayed_bytes: usize,
     /// The transport's current receive timeout. Setting it costs a system call, so a timeout
@@ -52,7 +52,7 @@ struct Source<T> {
 pub(crate) const PAUSED: io::ErrorKind = io::ErrorKind::WouldBlock;
 
 impl<T: Transport> Input<T> {
-    /// Receives from `transport`. `rests`: whether the connection can pause.
+    /// Receives from `transport`. `rests` says whether the connection can pause.
     pub(crate) fn new(transport: Arc<T>, common: &Arc<Common>, rests: bool) -> io::Result<Self> {
         let source = Source {
             transport,
@@ -138,9 +138,9 @@ impl<T: Transport> Input<T> {
         self.buffer.is_large()
     }
 
-    /// Removes the first `len_bytes` that have not been parsed together with their buffer, and
-    /// returns where in it they are. Returns `None`, and changes nothing, if the buffer is the small
-    /// one, or if there is no memory for what has been received in addition.
+    /// Takes the buffer with the first `len_bytes` that have not been parsed, and returns it with
+    /// their range. Returns `None`, and changes nothing, if the buffer is the small one, or if
+    /// there is no memory for the bytes received after them.
     pub(crate) fn detach(&mut self, len_bytes: usize, share: &Arc<Share>) -> Option<(Lent, Range<usize>)> {
         let bytes = self.start..self.start + len_bytes.min(self.len());
         let buffer = self.buffer.replace(share, bytes.end..self.end)?;
@@ -186,8 +186,8 @@ impl<T: Transport> Input<T> {
         Ok(received)
     }
 
-    /// Fills `target` before the deadline, first from the unparsed bytes. On failure, what it has
-    /// received is received again.
+    /// Fills `target` before the deadline, first from the unparsed bytes. After a failure, the
+    /// bytes that it took are received again.
     pub(crate) fn receive_exact(&mut self, deadline: Deadline, target: &mut [u8]) -> io::Result<()> {
         let mut filled = self.take(target);
         while let Some(rest @ [_, ..]) = target.get_mut(filled..) {
@@ -264,7 +264,7 @@ impl<T: Transport> Source<T> {
         }
     }
 
-    /// Receives some bytes if they arrive soon and this thread need not leave its CPU to others.
+    /// Receives some bytes if they arrive soon and no other thread needs this CPU.
     fn look(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
         let most = self.polling.time();
         if most.is_zero() || !self.is_expected || !self.common.executor.may_poll() {

@@ -15,8 +15,8 @@ pub struct Limits {
     pub private: usize,
     /// Additional connections that have not chosen an export yet. Each needs a descriptor, and no
     /// thread. When a further one arrives, the oldest of them is closed, once it has had some time.
-    /// Silent peers therefore lock no other out, and clients that only query are answered even when
-    /// all `connections` are in use.
+    /// So silent peers do not lock others out, and clients that only query are answered even if all
+    /// `connections` are in use.
     pub negotiating: usize,
     /// Threads per connection: at most this many of its slow requests run in parallel.
     pub threads_per_connection: usize,
@@ -31,8 +31,8 @@ pub struct Limits {
     /// Time within which a peer must choose an export.
     pub handshake_timeout: Duration,
     /// A peer that stops in the middle of a request or does not read its replies is dropped after
-    /// this time. So is one that, after this time, has sent or read less of a message than 64 KiB per
-    /// second. Between requests, a peer may be silent indefinitely.
+    /// this time. So is one that sends or reads a message more slowly than 64 KiB per second after
+    /// this time. Between requests, a peer may be silent indefinitely.
     pub io_timeout: Duration,
     /// When the server stops, connections that have not finished after this time are closed.
     pub stop_grace: Duration,

@@ -45,7 +45,7 @@ const BACKLOG: i32 = 128;
 pub struct Permissions {
     /// Mode of the file. Connecting needs the permission to write.
     pub mode: u32,
-    /// Group of the file, if not the process's. Only root may give it to a group that the process's
+    /// Group of the file; the process's by default. Only root may choose a group that the process's
     /// user does not belong to.
     pub group: Option<u32>,
 }
@@ -143,8 +143,8 @@ impl SocketFile {
         fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode)
     }
 
-    /// Describes the file of a socket that another server has created. It stays when this is dropped,
-    /// until this is [owned](Self::own).
+    /// Describes the file of a socket that another server has created. Dropping this removes it
+    /// only once this is [owned](Self::own).
     ///
     /// # Errors
     /// There is no socket at `path`.
@@ -241,7 +241,8 @@ fn permit(path: &Path, Permissions { mode, group }: Permissions) -> io::Result<(
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != geteuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "another file has replaced the socket"));
     }
-    // Where it is right already, nothing is changed: a filter of system calls may forbid that.
+    // Nothing is changed where it is right already, since a filter of system calls may forbid
+    // changes.
     if let Some(group) = group.filter(|group| *group != found.st_gid) {
         chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
     }
@@ -278,8 +279,8 @@ impl Listener {
         Ok(Self { file, fd, tcp: Some(address), vsock: None, path: None, is_passed: false })
     }
 
-    /// Listens on a vsock port, for virtual machines on this host, or for the host if this is one.
-    /// Without a context id, listens on all that the machine has.
+    /// Listens on a vsock port, for virtual machines on this host or, in a virtual machine, for the
+    /// host. Without a context id, listens on all context ids of the machine.
     pub(crate) fn vsock(cid: Option<u32>, port: u32) -> Result<Self, Error> {
         let fd = vsock::listen(cid, port).map_err(|source| Error::Vsock { port, source })?;
         let vsock = Some((vsock::reachable(cid), port));
@@ -301,7 +302,7 @@ impl Listener {
         let tcp = SocketAddr::try_from(address.clone()).ok();
         let vsock = state.vsock.filter(|_| address.address_family() == AddressFamily::VSOCK);
         let path = state.path.clone().filter(|_| address.address_family() == AddressFamily::UNIX);
-        // A file that was removed or replaced is not this server's.
+        // A file that was removed or replaced does not belong to this server.
         let file = path.as_ref().filter(|_| state.owns_file).and_then(|path| SocketFile::of_another(path).ok());
         Ok(Self { file: OwnFile::new(file), fd, tcp, vsock, path, is_passed: state.is_passed })
     }
@@ -321,7 +322,7 @@ impl Listener {
         self.vsock
     }
 
-    /// Returns whether others than processes of this system can connect.
+    /// Returns whether processes of other systems can connect.
     pub(crate) fn is_on_network(&self) -> bool {
         self.tcp.is_some() || self.vsock.is_some()
     }

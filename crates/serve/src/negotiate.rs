@@ -70,7 +70,7 @@ pub(crate) enum Security {
     Offered,
     /// It must, before any other option.
     Required,
-    /// It is about to, once the replies have been sent: all bytes that follow are TLS records.
+    /// TLS begins once the replies have been sent: all bytes that follow are TLS records.
     Starts,
     /// It does.
     Tls,
@@ -79,9 +79,9 @@ pub(crate) enum Security {
 /// The reason why a client that has chosen an export is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlace {
-    /// All connections that the limit given here allows are in use, or kept for other exports.
+    /// All connections that this limit allows are in use, or kept for other exports.
     Full(usize),
-    /// All connections that the export may have, given here, are in use.
+    /// The export has this many connections, as many as it may.
     Quota(usize),
     /// There is no memory for a further connection.
     Memory,
@@ -132,8 +132,8 @@ pub(crate) fn negotiate<T: Transport>(
 ///         receive into room(), then call received()
 /// ```
 ///
-/// It asks for no byte beyond the option that ends it, or that starts TLS: what a client, or somebody
-/// between, sends after that in plain text is never taken for encrypted data. An option of more than
+/// It reads no byte after the option that ends it or starts TLS, so later plain text, of the client
+/// or of an attacker in between, is never taken for encrypted data. An option of more than
 /// [`MAX_OPTION_BYTES`] is refused and ends the connection, so neither memory nor time depends on
 /// the length that a peer claims.
 pub(crate) struct Negotiation {
@@ -155,7 +155,7 @@ pub(crate) struct Negotiation {
     received_bytes: usize,
     /// Memory of a long option.
     taken: Option<Taken>,
-    /// How it ended, once the remaining replies have been sent.
+    /// Its outcome, which holds once the remaining replies have been sent.
     ended: Option<Result<Session, Ended>>,
 }
 
@@ -229,7 +229,7 @@ impl Negotiation {
             TlsState::May => Security::Offered,
             TlsState::Must => Security::Required,
         };
-        // What was selected may have been removed since: it then has no effect.
+        // A selected context may have been removed since; it then has no effect.
         let selected = selected.and_then(|(name, contexts)| Some((exports.find(name.as_bytes())?, contexts)));
         let mut taken = None;
         let next = match next {
@@ -275,7 +275,7 @@ impl Negotiation {
         Ok(negotiation)
     }
 
-    /// Returns the session that it has led to, and the replies that were not sent.
+    /// Returns the resulting session, and the replies that were not sent.
     pub(crate) fn begun(&self) -> Option<(&Session, &[u8])> {
         let session = self.ended.as_ref()?.as_ref().ok()?;
         Some((session, self.unsent()))
@@ -329,8 +329,8 @@ impl Negotiation {
         self.message.get_mut(self.received_bytes..).unwrap_or_default()
     }
 
-    /// Notes that bytes have been received into [`room`](Self::room), and answers what is complete.
-    /// Once the client has chosen an export, `begin` is called and may refuse.
+    /// Records that bytes have been received into [`room`](Self::room), and answers complete
+    /// options. Once the client has chosen an export, `begin` is called and may refuse.
     pub(crate) fn received(&mut self, bytes: usize, begin: &dyn Fn(&Export) -> Result<(), NoPlace>) {
         self.received_bytes += bytes;
         if self.received_bytes < self.message.len() {
@@ -456,7 +456,7 @@ impl Negotiation {
         if self.security == Security::Tls {
             return self.reply(option::STARTTLS, reply::ERR_INVALID, b"TLS is in use");
         }
-        // What was agreed on in plain text may have been asked for by somebody else.
+        // What was agreed on in plain text may come from an attacker.
         (self.headers, self.selected) = (Headers::default(), None);
         self.reply(option::STARTTLS, reply::ACK, b"");
         self.security = Security::Starts;

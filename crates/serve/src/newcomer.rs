@@ -26,7 +26,7 @@ pub(crate) struct Newcomer {
 
 /// A newcomer's place among the connections.
 pub(crate) enum Place {
-    /// Its memory; `None` if there was none for it.
+    /// Its memory; `None` if the account had none left.
     None(Option<Taken>),
     Seat(Seat),
 }
@@ -115,8 +115,8 @@ impl Newcomer {
             }
         }
         let has_sent_all = negotiation.unsent().is_empty() && stream.try_flush()?;
-        // More may have arrived already, and be in TLS's buffers: it continues as soon as others had their
-        // turn.
+        // More data may be in TLS's buffers already, so it continues as soon as others have had
+        // their turn.
         let waits_for_data = has_sent_all && !has_more;
         Ok(Progress::Waits(if waits_for_data { EventFlags::IN } else { EventFlags::OUT }))
     }

@@ -1,4 +1,4 @@
-//! Stands for `tls` where TLS is not compiled in: there are no certificates, so no client begins it.
+//! Replaces `tls` where TLS is not compiled in: without certificates, no client begins it.
 
 use std::{io, sync::Arc, time::Duration};
 

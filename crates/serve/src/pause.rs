@@ -17,11 +17,11 @@ use crate::handover::Handed;
 /// How long the server's thread may take to notice that it is to pause.
 const NOTICE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to end after it was disconnected because its requests do not end: longer than
-/// a read of a remote image may take.
+/// How long a client may take to end after it was disconnected because its requests did not end. A
+/// read of a remote image may take less.
 pub(crate) const LAST: Duration = Duration::from_secs(75);
 
-/// Why a server cannot pause, or cannot hand its clients over. It has gone on.
+/// Why a server cannot pause, or cannot hand its clients over. It continues to serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
@@ -57,7 +57,7 @@ pub(crate) struct Pause {
 pub(crate) struct Asked {
     /// Until when requests may end.
     pub(crate) deadline: Instant,
-    /// Whether it pauses without the clients that cannot be handed over.
+    /// Whether clients that cannot be handed over are left out.
     pub(crate) leaves_out: bool,
 }
 
@@ -75,9 +75,10 @@ enum State {
     Running,
     /// It has to pause.
     Asked(Asked),
-    /// It was asked, and no thread waits for its pause any more. Whatever has stopped for it has to continue.
+    /// The pause was requested, but no thread waits for it any more: what has stopped for it must
+    /// continue.
     Cancelled,
-    /// It does nothing. `None`: what was found has been taken.
+    /// Nothing is requested. `None`: the result has been taken.
     Paused(Option<Result<Handed<Shared>, PauseError>>),
     /// It never continues.
     Given,
@@ -94,8 +95,8 @@ impl Pause {
         self.changed.notify_all();
     }
 
-    /// Asks the server's thread to pause, and waits until it has found what can be handed over. `pausing` is
-    /// called with whether requests have to stop, and wakes that thread.
+    /// Asks the server's thread to pause, and waits until it has found what can be handed over.
+    /// `pausing` sets whether requests must stop, and wakes that thread.
     pub(crate) fn begin(
         &self,
         patience: Duration,
@@ -153,8 +154,8 @@ impl Pause {
         }
     }
 
-    /// For the server's thread: reports what was found for `asked`, and waits until the pause ends.
-    /// Returns whether the server continues; it does so immediately if that pause was given up.
+    /// For the server's thread: reports the result for `asked`, and waits until the pause ends.
+    /// Returns whether the server continues, which it does immediately if that pause was given up.
     pub(crate) fn wait(&self, asked: Asked, found: Result<Handed<Shared>, PauseError>) -> bool {
         let mut state = self.lock();
         if !matches!(*state, State::Asked(last) if last == asked) {
@@ -210,7 +211,7 @@ mod tests {
         pause.set(State::Cancelled);
         assert!(matches!(pause.asked(), Ask::GoOn), "it has not seen that it was asked");
         assert!(matches!(pause.asked(), Ask::Nothing));
-        // What was found for the first pause is not the answer for the second.
+        // The result for the first pause does not apply to the second.
         pause.set(State::Asked(second));
         assert!(pause.wait(first, Ok(Handed::default())));
         assert!(is_asked(second));

@@ -60,8 +60,8 @@ impl Pieces {
     }
 }
 
-/// Returns how many of `left_bytes` at `offset` to take if at most `most_bytes` are possible: all,
-/// or up to a page boundary. Otherwise two threads could change one page.
+/// Returns how many of `left_bytes` at `offset`, at most `most_bytes`, the next piece takes: all,
+/// or up to a page boundary, so that no two threads change one page.
 pub(crate) fn to_page_end(offset: u64, left_bytes: u64, most_bytes: u64) -> usize {
     if left_bytes <= most_bytes {
         return left_bytes as usize;

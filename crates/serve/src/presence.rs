@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{peer::Peer, stream::Stream};
 
-/// A client begins, or has ended, to use an export.
+/// A client begins to use an export, or no longer uses it.
 #[derive(Clone, Debug)]
 pub struct ClientEvent {
     /// The client.
@@ -25,7 +25,7 @@ impl fmt::Debug for WhenClient {
     }
 }
 
-/// A client that uses an export; it has ended when this is dropped.
+/// A client that uses an export, until this is dropped.
 pub(crate) struct Presence {
     notify: Arc<dyn Fn(ClientEvent) + Send + Sync>,
     end: ClientEvent,

@@ -260,7 +260,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
                 added.map_err(|error| Refusal::of(&error, request))
             }
             kind => {
-                // CACHE has nothing to do: the pages are already as close as they get.
+                // CACHE has nothing to do: pages in memory cannot be brought closer.
                 let flushed =
                     if kind == command::FLUSH { flush(request, device) } else { flush_if_asked(request, Some(device)) };
                 flushed.map(|()| self.finish(request, session, Ok(())))
@@ -375,8 +375,9 @@ impl Reading {
         self.fill_with(replies, session, device, false, read)
     }
 
-    /// As `try_fill`, with `read`, which returns whether it has filled the data. Unless it `may_wait`, holes
-    /// of a device that may block are sent as zeros, because where they are may have to be read.
+    /// As `try_fill`, with `read`, which returns whether it has filled the data. Unless it
+    /// `may_wait`, holes of a device that may block are sent as zeros, because looking for holes
+    /// may wait for storage.
     pub(crate) fn fill_with<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         replies: &mut Replies<B>,
@@ -498,14 +499,14 @@ impl Reading {
     }
 }
 
-/// How much of a read was added to the replies.
+/// How much of a READ's reply was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// All that was left, or an error.
     All,
     /// As much as fits. The replies must be sent before the rest.
     Part,
-    /// What comes next would have to wait for storage.
+    /// The next part would wait for storage.
     Blocks,
 }
 

@@ -25,7 +25,7 @@ pub(crate) const LEAST_LISTENER: u64 = 1 << 63;
 /// Connections that rest, and what watches them.
 pub(crate) struct Resting<G> {
     pub(crate) epoll: OwnedFd,
-    /// Some may be able to continue without anything that arrives.
+    /// Whether some may be able to continue before data arrive.
     pub(crate) has_parked: AtomicBool,
     state: Mutex<RestingState<G>>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct RestingState<G> {
 /// A connection that rests.
 pub(crate) struct Rester<G> {
     pub(crate) connection: Arc<Connection<Stream, G>>,
-    /// When it ends, once its export has been found removed.
+    /// When it ends, if its export was removed.
     pub(crate) ends: Option<Instant>,
 }
 
@@ -79,7 +79,7 @@ impl<G: Keeper<Stream>> Resting<G> {
         watched.is_ok()
     }
 
-    /// Lets no connection rest any more, and returns those that do.
+    /// Ends resting: returns the resting connections, and accepts no more of them.
     pub(crate) fn close(&self) -> Vec<Arc<Connection<Stream, G>>> {
         let mut state = self.lock();
         state.closed = true;
@@ -96,7 +96,7 @@ impl<G: Keeper<Stream>> Resting<G> {
         self.lock().all.values().map(|rester| Arc::clone(&rester.connection)).collect()
     }
 
-    /// Takes the connections that can continue without anything that arrives.
+    /// Takes the connections that can continue before data arrive.
     pub(crate) fn take_parked(&self) -> Vec<(u64, Arc<Connection<Stream, G>>)> {
         let mut state = self.lock();
         let parked: Vec<_> =

@@ -96,8 +96,9 @@ impl Builder {
         self
     }
 
-    /// Listens on a vsock port, for virtual machines on this host, or for the host if this is one:
-    /// without a context id, on all that the machine has. Any process in a virtual machine can connect.
+    /// Listens on a vsock port, for virtual machines on this host or, in a virtual machine, for the
+    /// host. Without a context id, listens on all context ids of the machine. Any process in a
+    /// virtual machine can connect.
     #[must_use]
     pub fn vsock(mut self, cid: Option<u32>, port: u32) -> Self {
         self.vsock.push((cid, port));
@@ -142,22 +143,22 @@ impl Builder {
         self
     }
 
-    /// Runs requests on threads that other transports use, too. Their number and their memory then
-    /// have the limits of `executor`, and its memory has its own account.
+    /// Runs requests on threads that are shared with other transports. Their number and memory are
+    /// then limited by `executor`, whose memory has its own account.
     #[must_use]
     pub fn executor(mut self, executor: Arc<Executor>) -> Self {
         self.executor = Some(executor);
         self
     }
 
-    /// Calls `tell` when a client begins to use an export and when it has ended. Clients wait for it.
+    /// Calls `notify` when a client begins to use an export and when it has ended. Clients wait for it.
     #[must_use]
     pub fn when_client(mut self, notify: impl Fn(ClientEvent) + Send + Sync + 'static) -> Self {
         self.when_client = WhenClient(Some(Arc::new(notify)));
         self
     }
 
-    /// Calls `tell` when a client is not served, at most once a minute for each reason. Clients
+    /// Calls `notify` when a client is not served, at most once a minute for each reason. Clients
     /// wait for the thread that calls it.
     #[must_use]
     pub fn when_refused(mut self, notify: impl Fn(Refused) + Send + Sync + 'static) -> Self {
@@ -224,7 +225,7 @@ fn new_executor(limits: Limits, account: Option<Arc<dyn Account>>) -> Arc<Execut
 pub struct Server {
     exports: Exports,
     control: Arc<Control>,
-    /// Of the clients that were taken over from another server: the number of all, and those that
+    /// The clients that were taken over from another server: the number of all, and those that
     /// negotiate.
     clients: u64,
     newcomers: Vec<(u64, Newcomer)>,
@@ -279,8 +280,8 @@ impl ServerHandle {
         self.stop();
     }
 
-    /// Waits until no request is in progress, and lets none begin. Fails, and lets the server continue, if
-    /// requests have not ended after `patience`, or if what the server does cannot be handed over.
+    /// Waits until no request is in progress, and lets none begin. If requests have not ended after
+    /// `patience`, or if the server's state cannot be handed over, fails, and the server continues.
     ///
     /// # Errors
     /// See [`PauseError`].
@@ -288,8 +289,8 @@ impl ServerHandle {
         Paused::begin(&self.0, patience, false)
     }
 
-    /// As `pause`, for a server that ends after all if it is not handed over: pauses without the clients that
-    /// cannot be handed over. Those are clients with TLS, of exports that are not disks, and those whose
+    /// As `pause`, for a server that ends in any case: leaves out the clients that cannot be handed
+    /// over. These are clients with TLS, clients of exports that are not disks, and clients whose
     /// requests have not ended after `patience`, which are disconnected.
     ///
     /// # Errors
@@ -318,13 +319,13 @@ impl ServerHandle {
     /// is dropped. It is about to use `export`, one of `exports`.
     ///
     /// # Errors
-    /// Fails with [`Limits::connections`] if all are in use, or the export has its part of them.
+    /// Fails with [`Limits::connections`] if all are in use, or the export has its share of them.
     pub fn seat_other(&self, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
         self.0.seat_other(export, exports)
     }
 
-    /// Closes all connections that a process has made to a Unix socket, also those that it has passed to
-    /// others, such as the kernel. Returns how many these are.
+    /// Closes all connections that a process has made to a Unix socket, also those that it has
+    /// passed on, for example to the kernel. Returns how many it has closed.
     pub fn disconnect(&self, pid: u32) -> usize {
         self.0.shutdown_of(pid)
     }
@@ -463,6 +464,6 @@ pub fn serve_stream<T: Transport>(stream: T, exports: &Exports, limits: Limits) 
         Ok(session) => drop(Connection::serve(Connection::new(stream, session, common, keeper), None)),
         Err(_) => drop(keeper),
     }
-    // Nothing is ever sent: this returns when the last thread has dropped its sender.
+    // Nothing is ever sent; this returns when the last thread has dropped its sender.
     let _ = all_threads_ended.recv();
 }

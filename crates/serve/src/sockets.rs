@@ -73,7 +73,7 @@ impl Sockets {
         self.lock().all.values().for_each(|opened| opened.listener.file().leave());
     }
 
-    /// Takes the files of sockets over that another server has left.
+    /// Takes over the files of sockets that another server has left.
     pub(crate) fn own_files(&self) {
         self.lock().all.values().for_each(|opened| opened.listener.file().own());
     }

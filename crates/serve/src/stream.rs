@@ -24,7 +24,7 @@ impl Stream {
         Self { socket, tls: None }
     }
 
-    /// Takes everything that is received from now on for TLS, and sends nothing else.
+    /// From now on, receives and sends only TLS records.
     pub(crate) fn start_tls(&mut self, layer: Layer) {
         self.tls = Some(Box::new(layer));
     }
@@ -34,7 +34,7 @@ impl Stream {
         self.tls.is_some()
     }
 
-    /// Returns whether what arrives next belongs to a handshake of TLS.
+    /// Returns whether the next data belong to a TLS handshake.
     pub(crate) fn is_in_handshake(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.is_in_handshake())
     }

@@ -38,7 +38,7 @@ pub trait Transport: Send + Sync + 'static {
     fn shutdown(&self);
 
     /// Returns whether the peer will send nothing beyond what has already arrived. A transport that
-    /// cannot know returns `false`.
+    /// does not know returns `false`.
     fn has_ended(&self) -> bool {
         false
     }
@@ -206,7 +206,7 @@ impl Transport for Socket {
 /// addition to the time that it may be silent.
 const LEAST_BYTES_PER_SECOND: u64 = 64 << 10;
 
-/// Threads that wait for a peer look this often whether the server pauses.
+/// The interval at which threads that wait for a peer check whether the server pauses.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// A peer's time for a phase or a message: how long it may be silent, and when it must be done.

@@ -14,8 +14,8 @@ const UNIX_SCHEME: &str = "nbd+unix:///";
 const SOCKET: &str = "?socket=";
 
 /// Returns the NBD URI of an export on a Unix socket, as defined in the NBD project's `doc/uri.md`.
-/// It can be pasted between single quotes, whatever bytes the path and the name contain. The empty
-/// name refers to the default export.
+/// It can be pasted between single quotes for any path and name. The empty name refers to the
+/// default export.
 ///
 /// ```
 /// let uri = pagefold_serve::unix_uri("/run/my disks/a&b.sock".as_ref(), "root fs");
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_is_encoded() {
+    fn reserved_characters_are_encoded() {
         let uri = |path: &[u8], export| {
             let path = Path::new(std::ffi::OsStr::from_bytes(path));
             let uri = unix_uri(path, export);

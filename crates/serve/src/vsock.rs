@@ -21,8 +21,8 @@ pub(crate) fn peer(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
     Some((address.cid(), address.port()))
 }
 
-/// Returns the context id under which others reach a socket. A host that has no virtual machines yet
-/// may not know its own, which is always the same.
+/// Returns the context id under which others reach a socket. A host without virtual machines may
+/// not know its own, which is always the same.
 pub(crate) fn reachable(cid: Option<u32>) -> u32 {
     let own = || get_local_cid().ok().filter(|&own| own != VMADDR_CID_ANY);
     cid.or_else(own).unwrap_or(VMADDR_CID_HOST)

@@ -22,7 +22,7 @@ pub enum Address {
         /// Whether clients can use TLS.
         tls: bool,
     },
-    /// A port for virtual machines, or for the host of this one.
+    /// A vsock port, for virtual machines on this host or for this machine's host.
     Vsock {
         /// The context id under which they reach this machine.
         cid: u32,
@@ -84,7 +84,7 @@ fn own_address(ipv6: bool) -> IpAddr {
     found.map(|found| found.ip()).ok().filter(|found| !found.is_unspecified()).unwrap_or(loopback)
 }
 
-/// Returns the absolute form of a path, which stays right if the process changes its directory.
+/// Returns the absolute form of a path, which stays valid if the process changes its directory.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,5 +1,5 @@
-//! What a disk is: compressed pages that clients write, the contents of such a disk at one instant,
-//! or a file.
+//! What backs a disk: compressed pages that clients write, the content of such a disk at one
+//! instant, or a file.
 //!
 //! Only this file knows how a disk is implemented.
 
@@ -33,10 +33,10 @@ enum Kind {
 /// A base that is served or that disks are stacked on.
 pub(crate) struct BaseDisk {
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// A disk on top of the base that never changes. Forks of the base are forked from it and share
-    /// what is known about the base's pages.
+    /// An unmodified disk over the base. Forks of the base are forked from it and share its digests
+    /// of the base's pages.
     pub(crate) pristine: Arc<RamDisk>,
-    /// If it is a file: the same as `device`.
+    /// The same as `device`, if the base is a file.
     file: Option<OpenFile>,
     _record: Arc<Counted>,
 }
@@ -97,7 +97,7 @@ impl Backing {
         Self::over(pool, device, pristine, Some(OpenFile { base, path, devices }), record_bytes)
     }
 
-    /// Makes a disk of a device of the program, whose content never changes.
+    /// Creates a base of a device of the program, whose content never changes.
     pub(crate) fn of_device(pool: &Pool, caches: &BaseCaches, device: Arc<dyn BlockDevice>) -> Result<Self, Failure> {
         let pristine = RamDisk::over_cached(pool, Arc::clone(&device), &caches.pages).map_err(not_made)?;
         Self::over(pool, device, Arc::new(pristine), None, 0)
@@ -115,7 +115,8 @@ impl Backing {
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
     }
 
-    /// Makes a disk that another process has handed over: one that clients write, or a snapshot.
+    /// Continues a disk that another process has handed over: one that clients write, or a
+    /// snapshot.
     pub(crate) fn of_taken(ram: Arc<RamDisk>, is_snapshot: bool, limit_bytes: Option<u64>) -> Self {
         if is_snapshot {
             return Self(Kind::Snapshot(ram));
@@ -124,7 +125,7 @@ impl Backing {
         Self(Kind::Ram(ram))
     }
 
-    /// Makes a base of `file` again, whose unmodified disk another process has handed over.
+    /// Opens `file` as a base again, whose unmodified disk another process has handed over.
     pub(crate) fn of_taken_file(
         pool: &Pool,
         base: Arc<Base>,
@@ -158,7 +159,7 @@ impl Backing {
         }
     }
 
-    /// Returns the device that clients use. Its changes wait for room if there are `waits`.
+    /// Returns the device that clients use. If `waits` is given, its changes wait for room.
     pub(crate) fn device(&self, waits: Option<&Arc<Waits>>) -> Arc<dyn BlockDevice> {
         match (&self.0, waits) {
             (Kind::Ram(ram), Some(waits)) => Arc::new(Patient::new(Arc::clone(ram), Arc::clone(waits))),
@@ -219,7 +220,7 @@ impl Backing {
         for _ in 0..count {
             let ram = match (&self.0, rams.first()) {
                 (Kind::Base(base), _) => base.pristine.fork(),
-                // All forks have the instant at which the first was created.
+                // All forks show the instant at which the first was created.
                 (_, Some(first)) => first.fork(),
                 (Kind::Ram(ram) | Kind::Snapshot(ram), None) => ram.fork(),
             };

@@ -12,13 +12,13 @@ use crate::{counted::Counted, error::message, machine::Memory};
 /// Maximum memory of the cache of decoded clusters.
 const CLUSTERS_BYTES: u64 = 64 << 20;
 
-/// That cache may use at most this fraction (1/16) of the memory limit, and this one (1/8) of what
-/// both caches may use if that is given.
+/// That cache may use at most this fraction (1/16) of the memory limit and, if the size of both
+/// caches is given, this fraction (1/8) of it.
 const CLUSTERS_PART_OF_LIMIT: u64 = 16;
 const CLUSTERS_PART: u64 = 8;
 
-/// What both caches may use unless that is given: this fraction (1/4) of the memory limit, or of the
-/// machine's memory if there is no limit.
+/// The default size of both caches: this fraction (1/4) of the memory limit, or of the machine's
+/// memory if there is no limit.
 const PART_OF_LIMIT: u64 = 4;
 
 /// A file to serve as a read-only disk.
@@ -30,9 +30,9 @@ pub struct BaseFile {
     pub path: PathBuf,
     /// Path of the disk in the file, if the file is an EROFS image.
     pub inside: Option<Vec<u8>>,
-    /// Paths or URLs of what else holds data of the EROFS image, in the order of its device table.
+    /// Paths or URLs of the EROFS image's devices, in the order of its device table.
     pub devices: Vec<PathBuf>,
-    /// Format of the file, whatever its name and its content; if `None`, both determine it.
+    /// Format of the file; if `None`, its name and content determine it.
     pub format: Option<Format>,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct BaseCaches {
     clusters: Cache,
     /// Compressed pages, which disks displace.
     pub(crate) pages: BaseCache,
-    /// The most that both use; `None` means a part of the limit.
+    /// The maximum size of both; `None` means a part of the limit.
     given_bytes: Option<u64>,
 }
 
@@ -133,7 +133,7 @@ fn pages_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     all_bytes(pool, given_bytes).saturating_sub(clusters_bytes(pool, given_bytes))
 }
 
-/// Opens a base, whose storage `open_storage` opens. `tell` receives later events of its file.
+/// Opens a base, whose storage `open_storage` opens. `warn` receives later events of its file.
 pub(crate) fn open(
     file: &BaseFile,
     open_storage: &Open,

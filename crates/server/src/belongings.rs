@@ -1,4 +1,4 @@
-//! What belongs to a server and is not of this library.
+//! Belongings of a server that this library does not know.
 
 use std::os::fd::OwnedFd;
 

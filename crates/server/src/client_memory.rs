@@ -7,11 +7,11 @@
 //!
 //! Connections may take up to half of the reserve and the overdraft together, and working
 //! connections up to three quarters of the rest, if all permitted connections need that much. Loans
-//! get what is left, and nothing of the overdraft: clients that keep their loans for long keep no
-//! other out.
+//! get what is left, and nothing of the overdraft, so that long-lived loans keep no other client
+//! out.
 //!
 //! Without an overdraft, disks would refuse pages, or the whole limit would be reserved for clients
-//! that may never connect. Beyond it, connections are refused, and requests wait for each other.
+//! that may never connect. When it is spent, connections are refused, and requests take turns.
 //!
 //! Without a limit, nothing is reserved, and the memory of clients is only counted.
 
@@ -25,8 +25,9 @@ use pagefold_size as size;
 /// For limits up to this, nothing is reserved for clients: the disks' streams need most of it.
 const SMALL_LIMIT_BYTES: u64 = 4 << 20;
 
-/// Memory of connections beyond the limit, half of what the process may use beyond it. Disks keep
-/// their room: a full pool would otherwise refuse overwrites while many clients are connected.
+/// Memory that connections may take beyond the limit: half of what the process may use beyond it.
+/// Disks keep their room: a full pool would otherwise refuse overwrites while many clients are
+/// connected.
 const OVERDRAFT_BYTES: u64 = 4 << 20;
 
 /// Connections that have not chosen an export yet and have memory reserved. Any more of them that
@@ -55,7 +56,7 @@ struct ClientMemoryState {
     exempt_bytes: u64,
 }
 
-/// What one connection takes without loans.
+/// The memory of one connection without loans.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     idle_bytes: u64,
@@ -233,8 +234,8 @@ impl ClientMemory {
     }
 
     /// Counts the reserve in the pool if there is room, and what clients use in addition beyond the
-    /// limit. Of a reserve that was larger, as much stays as is in use. Without a limit, counts what
-    /// clients use.
+    /// limit. If the reserve was larger before, the part that is in use stays. Without a limit,
+    /// counts what clients use.
     fn settle(&self, state: &mut ClientMemoryState) {
         let taken_bytes = state.taken.sum();
         let in_use_bytes = taken_bytes.min(state.counted_bytes);
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_have_what_clients_do_not_keep() {
+    fn disks_get_the_memory_that_is_not_reserved_for_clients() {
         let pool = pool(Some(68 << 20));
         let memory = ClientMemory::new(pool.clone(), Limits::default(), Some(68 << 20));
         let outside = || pool.stats().outside_bytes;
@@ -375,7 +376,7 @@ mod tests {
             assert_eq!(warning(enough), None, "{enough}");
         }
         assert_eq!(ClientMemory::new(pool(None), with(1 << 20), None).warning(), None);
-        // What is enough for plain connections is not enough for those with TLS.
+        // A reserve that suffices for plain connections does not suffice with TLS.
         let enough = enough_bytes(with(128), Cost::PLAIN);
         let memory = ClientMemory::new(pool(Some(enough)), with(128), Some(enough));
         assert_eq!(memory.warning(), None);
@@ -390,8 +391,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// Whatever clients do, they take no more than their part, a connection below the maximum
-        /// gets its minimum, and with a sufficient limit, so does one that works.
+        /// Whatever clients do, they take no more than their share. Every connection up to the
+        /// maximum gets its minimum and, with a sufficient limit, also what it needs to work.
         #[test]
         fn claims_keep_each_others_reserves(
             connections in 1_usize..300,

@@ -19,7 +19,8 @@ pub struct Config {
     pub dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub limit: MemoryLimit,
-    /// Most memory for what is kept of bases, within the limit; `None` means a quarter of the limit.
+    /// Maximum memory for the content of bases, within the limit; `None` means a quarter of the
+    /// limit.
     pub base_cache_bytes: Option<u64>,
     /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), for a process
     /// that continues if this one is killed. Fresh memory then takes longer to fault in.
@@ -28,7 +29,8 @@ pub struct Config {
     pub when_full: WhenFull,
     /// Bounds on the resources of clients.
     pub clients: Limits,
-    /// Whether clients will be able to use TLS. Without it, a server whose clients can is not taken over.
+    /// Whether clients will be able to use TLS. If not, a server whose clients can use it is not
+    /// taken over.
     pub has_certificates: bool,
     /// Receives a line about each thing that the server does.
     pub observer: Observer,

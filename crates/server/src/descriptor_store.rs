@@ -4,13 +4,14 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 
 /// Keeps open files while no process of a server runs.
 pub trait DescriptorStore: Send + Sync {
-    /// Returns how many it keeps; 0 if the server cannot leave anything there.
+    /// Returns how many files it keeps; 0 if the server cannot leave anything there.
     fn room(&self) -> usize;
 
-    /// This process starts, and needs up to `time` from now on until it is ready or calls this again.
+    /// Announces that this process is starting, and needs up to `time` until it is ready or calls
+    /// this again.
     fn begins_within(&self, time: Duration);
 
-    /// This process is about to end, and needs up to `time` for that.
+    /// Announces that this process is about to end, and needs up to `time` for that.
     fn ends_within(&self, time: Duration);
 
     /// Keeps a copy under a name.
@@ -25,7 +26,7 @@ pub trait DescriptorStore: Send + Sync {
     /// The store does not answer.
     fn settle(&self) -> io::Result<()>;
 
-    /// Closes what has this name.
+    /// Closes the files with this name.
     ///
     /// # Errors
     /// The store cannot be reached.

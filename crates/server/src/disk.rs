@@ -1,4 +1,4 @@
-//! A disk in a server's lists: what it is, where it is from, and what users have set.
+//! A disk in a server's lists: its kind, its origin, and what users have set.
 
 use std::{
     path::PathBuf,
@@ -63,7 +63,7 @@ pub(crate) struct FoundDisk {
     pub(crate) path: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
-    /// Bytes of the pages that it has written itself; below, the memory that they use.
+    /// Bytes of the pages that it has written itself; the next field is the memory that they use.
     pub(crate) changed_bytes: u64,
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Measured {
 /// A disk's export at one moment.
 #[derive(Clone, Default)]
 pub(crate) struct Exported {
-    /// Identifies the disk among those of all servers, whatever its name.
+    /// Identifies the disk among the disks of all servers, independently of its name.
     pub(crate) id: String,
     pub(crate) clients: u64,
     pub(crate) quota: DiskQuota,
@@ -170,7 +170,7 @@ impl Disk {
         }
     }
 
-    /// Returns the figures of the disk under this name, whose clients have `done` this.
+    /// Returns the figures of the disk under this name; `done` is what its clients have done.
     pub(crate) fn stat(&self, name: String, done: &AllDone) -> DiskStat {
         let waiting = self.waiting().map(|waiting| ("waiting_requests".to_owned(), waiting.into()));
         let stats = self.backing.stats();

@@ -45,9 +45,9 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
-    /// The file in memory that the disks are kept in; `None` means private memory.
+    /// The file in memory that has the disks; `None` means private memory.
     pub(crate) file: Option<File>,
-    /// Most memory for what is kept of bases; `None` means a part of the limit.
+    /// Maximum memory for the content of bases; `None` means a part of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
@@ -181,7 +181,7 @@ impl Disks {
         self.table.insert(&mut entries, name, disk, socket.as_ref(), *quota)
     }
 
-    /// Serves a file. `tell` receives its later events. Also returns the number of zeros with which
+    /// Serves a file. `warn` receives its later events. Also returns the number of zeros with which
     /// the disk is padded beyond the file's content.
     pub(crate) fn add_base(
         &self,
@@ -257,7 +257,7 @@ impl Disks {
         self.instants.hold(&self.table.pool, name, &disk)
     }
 
-    /// Returns where the data of an instant are stored, up to one answer's length.
+    /// Returns where the data of an instant are stored, as many runs as fit into one answer.
     pub(crate) fn frozen_runs(&self, export: &str, offset_bytes: u64) -> Result<FrozenRuns, Failure> {
         self.instants.runs(export, offset_bytes)
     }
@@ -604,7 +604,7 @@ mod tests {
         );
     }
 
-    /// A disk's identity stays when it is renamed; a later disk of that name has another one.
+    /// A renamed disk keeps its identity; a later disk of the old name has another one.
     #[test]
     fn an_identity_is_that_of_one_disk() {
         let disks = disks();
@@ -648,7 +648,7 @@ mod tests {
                 assert_eq!(forks.len(), 2);
             }
         });
-        // A fork takes nothing over from the disk that it is forked from.
+        // A fork inherits no settings from the disk that it is forked from.
         disks.fork(&Fork::new("a", ["b"])).expect("a fork");
         assert_eq!(disks.table.exported("b").quota, DiskQuota::default());
     }

@@ -18,7 +18,7 @@ use crate::Observer;
 /// first one.
 pub(crate) const SAME_SIGNAL: Duration = Duration::from_millis(300);
 
-/// How long a server is quiet about the requests that it waits for.
+/// How long a server waits for requests before it reports them.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Called once when a server begins to stop.
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_waited_for_has_names() {
+    fn awaited_requests_are_named() {
         let busy = |name: &str, kind, path: Option<&str>, requests| BusyDisk {
             name: name.to_owned(),
             kind,

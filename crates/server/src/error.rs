@@ -1,4 +1,4 @@
-//! Reasons why a server cannot listen, and errors in words.
+//! Reasons why a server cannot listen, and texts of errors.
 
 use std::{error, io, net::SocketAddr};
 
@@ -69,10 +69,10 @@ pub enum TakeOverError {
     /// Its clients can use TLS, and this program has no certificates.
     #[error("clients of the running server may use TLS, which needs certificates")]
     NoCertificates,
-    /// The server before has ended and could not leave its disks.
+    /// The previous server has ended and could not leave its disks.
     #[error("the disks of the server before are lost: {0}")]
     Lost(String),
-    /// The server has not said that it has ended, and its process exists.
+    /// The server has not announced its end, and its process still exists.
     #[error("the server has not given its disks away")]
     NotGiven,
 }

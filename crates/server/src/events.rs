@@ -13,7 +13,7 @@ pub(crate) struct Events {
     /// Instants of disks, most of which are saved as images.
     pub(crate) freezes: Count,
     pub(crate) compactions: Count,
-    /// What compactions have freed.
+    /// The bytes that compactions have freed.
     pub(crate) compacted_bytes: Count,
 }
 

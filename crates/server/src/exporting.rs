@@ -31,7 +31,7 @@ pub(crate) enum MetricsSocket {
 pub(crate) struct OpenMetrics {
     listeners: Vec<Listener>,
     files: Vec<SocketFile>,
-    /// What to say about them once the server listens.
+    /// Log lines about them, for when the server listens.
     words: Vec<(Level, String)>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Exporting {
 }
 
 struct Exported {
-    /// Before the files: no thread listens any more when these are removed.
+    /// Dropped before the files: no thread listens any more when these are removed.
     _exporter: Option<Exporter>,
     _files: Vec<SocketFile>,
 }

@@ -32,8 +32,8 @@ impl Table {
         let made = Instant::now();
         let mut entries = self.lock();
         names.iter().try_for_each(|name| entries.check_free(name))?;
-        // None of these can fail after another was added: the names are free and were checked, and a
-        // fork with a socket is alone.
+        // None of these can fail after another was added: the names were checked and are free, and
+        // a fork with a socket is created alone.
         names
             .iter()
             .zip(backings.into_iter().zip(records))

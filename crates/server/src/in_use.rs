@@ -1,4 +1,4 @@
-//! The clients of disks: how many there are, what they may take, and what is done for them.
+//! The clients of disks: their number, their quota, and what was done for them.
 
 use std::{
     thread,
@@ -14,10 +14,10 @@ use crate::{
 
 /// How long a client that has just closed its connection may take to be noticed.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
-/// Interval between two looks.
+/// Interval between two checks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Says what the clients of a disk may have.
+/// Describes a disk's quota.
 pub(crate) fn words(quota: DiskQuota) -> String {
     let connections = quota.connections.map_or_else(|| "any number of".to_owned(), |most| format!("at most {most}"));
     let rate = quota

@@ -1,4 +1,4 @@
-//! Disks as they were at one instant, served while somebody reads them.
+//! Disks as they were at one instant, served while a client reads them.
 
 use std::{
     collections::BTreeMap,

@@ -34,7 +34,7 @@ use crate::{
     watch::Watch,
 };
 
-/// How long a server that does not wait for requests waits for its clients of the control socket.
+/// How long a server that no longer waits for requests waits for clients of its control socket.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Where a server listens: at least one address for NBD clients.
@@ -57,7 +57,7 @@ pub struct Sockets {
     store: Option<Arc<dyn DescriptorStore>>,
 }
 
-/// Says why a server is not taken over after all.
+/// Returns a reason not to take a server over.
 type GivesUp = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 #[cfg(feature = "tls")]
@@ -99,8 +99,8 @@ impl Sockets {
         self
     }
 
-    /// Also listens on a vsock port, for virtual machines on this host, or for the host if this is one:
-    /// without a context id, on all that the machine has.
+    /// Also listens on a vsock port, for virtual machines on this host or, in a virtual machine,
+    /// for the host. Without a context id, listens on all context ids of the machine.
     #[must_use]
     pub fn vsock(mut self, cid: Option<u32>, port: u32) -> Self {
         self.vsock.push((cid, port));
@@ -167,29 +167,30 @@ impl Sockets {
         self
     }
 
-    /// Calls `tell` once, when the server begins to stop.
+    /// Calls `notify` once, when the server begins to stop.
     #[must_use]
     pub fn when_stopping(mut self, notify: impl Fn() + Send + Sync + 'static) -> Self {
         self.when_stopping = Some(Box::new(notify));
         self
     }
 
-    /// Calls `tell` when the server was handed over to the process with the passed id, which serves now.
+    /// Calls `notify` when the server was handed over to the process with the passed id, which serves now.
     #[must_use]
     pub fn when_given(mut self, notify: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.when_given = Some(Box::new(notify));
         self
     }
 
-    /// Lets the server be handed over only while `obstacle` returns nothing; otherwise it says why not.
+    /// Lets the server be handed over only while `obstacle` returns `None`; otherwise, it returns
+    /// the reason.
     #[must_use]
     pub fn obstacle(self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.obstacles.add(obstacle);
         self
     }
 
-    /// Asks `why` just before this server takes another one over: if it returns something, the other one
-    /// continues.
+    /// Calls `why` just before this server takes another one over: if it returns a reason, the
+    /// other one continues.
     #[must_use]
     pub fn gives_up_if(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.gives_up = Some(Box::new(why));
@@ -228,7 +229,7 @@ pub struct Listening {
     nbd: Option<Nbd>,
     transports: Arc<Started>,
     control: Option<Control>,
-    // Ended before the files of its sockets are removed.
+    // Must end before the files of its sockets are removed.
     _metrics: Exporting,
     // Dropped last: no thread of this server uses it anymore.
     _watch: Watch,
@@ -244,7 +245,7 @@ enum Nbd {
 }
 
 impl Nbd {
-    /// Returns when it has ended, and runs it if it does not.
+    /// Returns when it has ended, and runs it if it is not running yet.
     fn run(self) -> Result<(), NbdError> {
         match self {
             Self::Here(server) => server.run(),
@@ -294,9 +295,10 @@ impl Server {
     }
 
     /// Ends the server, but leaves its disks and its clients in its [store](Sockets::store) for the
-    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and
-    /// what it leaves says why. The observer learns `why` it ends. Returns whether this has begun,
-    /// now or a moment ago. Otherwise the server has no store, does not listen, or already ends.
+    /// process that is [made from it](crate::Taken::from_store). If that fails, it just ends, and a
+    /// text in the store says why. The observer learns `why` it ends. Returns whether this has
+    /// begun, now or a moment ago. Otherwise the server has no store, does not listen, or already
+    /// ends.
     pub fn leave(&self, why: &str) -> bool {
         leave(self, why)
     }
@@ -425,7 +427,7 @@ impl Server {
             let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
             let (began, before) = (incoming.began(), incoming.process());
             let kept = if before.is_some() { note(self) } else { keep(self) };
-            // From here on, the disks are only here: nothing may fail.
+            // From here on, only this process has the disks: nothing may fail.
             let confirmed =
                 kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(&|| gives_up.as_ref()?()));
             if let Err(error) = confirmed {
@@ -434,14 +436,15 @@ impl Server {
                 let _ = thread.join();
                 return Err(error.into());
             }
-            // The thread waits for this, and clients for the thread.
+            // The thread waits for this, and clients wait for the thread.
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
             self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
             if let Some(before) = before {
                 replace(self, before);
             }
-            // Their clients change the disks, which the other process could continue with until now.
+            // Their clients change the disks, with which the other process could continue until
+            // now.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
                     self.0.observer.error(&format!("the disks are served without it: {error}"));
@@ -543,8 +546,8 @@ impl Listening {
         Ok(served?)
     }
 
-    /// Returns whether the server has been handed over to another process, which serves its clients. The
-    /// rest of it only has to end.
+    /// Returns whether the server has been handed over to another process, which serves its
+    /// clients. This process only has to end.
     pub fn was_given(&self) -> bool {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
@@ -581,7 +584,7 @@ impl Drop for Listening {
         let Some(Control { handle, thread, .. }) = self.control.take() else { return };
         handle.stop();
         if self.ending.is_forced() {
-            // Threads that are stuck in a request are left. Clients get their answers first.
+            // Threads that are stuck in a request are left behind. Clients get their answers first.
             let deadline = Instant::now() + LAST_ANSWERS;
             while !thread.is_finished() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(2));

@@ -1,5 +1,5 @@
-//! How much memory there is for a server: that of the machine, or the limit of a control group that
-//! the server runs in.
+//! The memory for a server: that of the machine, or the limit of a control group that the server
+//! runs in.
 
 use std::{
     fmt, fs,
@@ -28,19 +28,18 @@ impl fmt::Display for Memory {
 
 impl Memory {
     /// Returns the memory of this machine or of the narrowest control group around this process;
-    /// `None` if the system does not say.
+    /// `None` if it is unknown.
     pub(crate) fn find() -> Option<Self> {
         Self::under(Path::new("/"))
     }
 
-    /// Returns the memory of the machine, or of the narrowest control group around this process, of a
-    /// system whose `/proc` and `/sys` are below `root`; `None` if the system does not say.
+    /// Returns the memory of the machine, or of the narrowest control group around this process, of
+    /// a system whose `/proc` and `/sys` are below `root`; `None` if it is unknown.
     pub fn under(root: &Path) -> Option<Self> {
         Self::all(root, "MemTotal").into_iter().min_by_key(|memory| memory.bytes)
     }
 
-    /// Returns how much more memory processes can get, and what bounds it; `None` if the system
-    /// does not say.
+    /// Returns how much more memory processes can get, and what bounds it; `None` if it is unknown.
     pub(crate) fn available() -> Option<Self> {
         Self::available_under(Path::new("/"))
     }
@@ -84,7 +83,7 @@ pub fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns what the group with this limit uses, without the caches of files, which make room.
+/// Returns what the group with this limit uses, without caches of files, which the kernel can drop.
 fn used_bytes(root: &Path, limit_file: &Path) -> u64 {
     let group = limit_file.parent().and_then(|group| group.strip_prefix("/").ok()).unwrap_or(Path::new(""));
     let read = |name: &str| fs::read_to_string(root.join(group).join(name)).ok();
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_available_is_the_least_that_is_left() {
+    fn available_memory_is_the_smallest_remainder() {
         let available = |own: &str, used: &str, stat: &str| {
             let meminfo = "MemTotal: 25165824 kB\nMemAvailable:   8388608 kB\n";
             let files = [

@@ -1,4 +1,4 @@
-//! What clients of the control socket, and the program itself, do with a server's disks.
+//! Operations on a server's disks, for clients of the control socket and for the program itself.
 
 use std::{os::fd::OwnedFd, path::Path, process, time::Duration};
 
@@ -15,7 +15,7 @@ fn failed(why: String) -> Failure {
 }
 
 impl Server {
-    /// Returns what a command has changed, after the pool's file says so too.
+    /// Returns what a command has changed, after noting it in the pool's file.
     fn noted<T>(&self, changed: T) -> Result<T, Failure> {
         handover::note(self).map(|()| changed).map_err(|why| {
             let what = format!("it is done, but if the server is killed, the next one does not know it: {why}");

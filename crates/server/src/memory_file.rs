@@ -1,5 +1,5 @@
-//! Files in memory, which outlive the process in a store of descriptors. Their mode says whether a process
-//! has continued with what they have.
+//! Files in memory, which outlive the process in a store of descriptors. Their mode says whether a
+//! process has continued with their content.
 
 use std::{fs::File, io, os::fd::AsFd};
 

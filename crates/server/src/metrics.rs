@@ -15,9 +15,9 @@ use crate::{Server, disk::Measured, process::anonymous_bytes, server::Listened};
 
 /// Disks with rows of their own: the first by name.
 const MOST_DISKS: usize = 2000;
-/// Disks with longer names have no rows, so that these have a bounded length.
+/// Disks with longer names have no rows, which bounds the length of rows.
 const MOST_NAME_BYTES: usize = 128;
-/// Disks for which the list is locked at a time.
+/// The number of disks that are read while the list is locked.
 const BATCH: usize = 256;
 
 impl Source for Server {
@@ -255,7 +255,8 @@ fn write_disks(text: &mut Text, disks: &[Measured]) {
     });
     gauges("pagefold_disk_connections", "Clients of a disk.", &|disk| Some(disk.clients));
     gauges("pagefold_disk_waiting_requests", "Requests of a disk that wait for room.", &|disk| Some(disk.waiting));
-    // Rates need a first value of what disks usually do, and the other rows only if there is one.
+    // Rates need a first value for common requests; other rows appear only with the first such
+    // request.
     let has_row = |of, value| value > 0 || matches!(of, Operation::Read | Operation::Write);
     let mut counters = |name, help, value: &dyn Fn(&Measured, Operation) -> u64| {
         let mut family = text.family(name, Kind::Counter, help);

@@ -23,7 +23,7 @@ type Log = dyn Fn(Level, &str) + Send + Sync;
 pub struct Observer(Arc<Log>);
 
 impl Observer {
-    /// Creates an observer that calls `tell`. Lines may contain any characters that the names of
+    /// Creates an observer that calls `log`. Lines may contain any characters that the names of
     /// files contain.
     pub fn new(log: impl Fn(Level, &str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(log))

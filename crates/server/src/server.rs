@@ -1,4 +1,4 @@
-//! A server of disks: before it listens, and what it is while it does.
+//! A server of disks, before and while it listens.
 
 use std::{
     os::unix::net::UnixListener,
@@ -42,7 +42,7 @@ pub(crate) struct ServerCore {
     pub(crate) when_connections: Option<WhenConnections>,
     /// Whether equal pages are stored once.
     pub(crate) dedupe: bool,
-    /// What to say about the memory limit once the server listens.
+    /// A line about the memory limit, for when the server listens.
     limit_line: Option<(Level, String)>,
     pub(crate) listened: OnceLock<Listened>,
 }
@@ -178,7 +178,7 @@ impl Server {
         Ok(Frozen::of_server(instant, held, runs, device))
     }
 
-    /// Returns the name of the disk that clients get which name none: the oldest.
+    /// Returns the name of the disk for clients that name none: the oldest.
     pub fn first_name(&self) -> String {
         self.0.disks.exports().list().first().map_or_else(String::new, |export| export.name().to_string())
     }

@@ -18,7 +18,7 @@ use crate::{
     socket::ServedSocket,
 };
 
-/// The disks of a server, and what all of them share.
+/// The disks of a server, and the state that they share.
 pub(crate) struct Table {
     pub(crate) pool: Pool,
     pub(crate) exports: Exports,
@@ -77,7 +77,7 @@ impl Table {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a new [`Waits`] for a disk, if its requests are to wait for room.
+    /// Returns a new [`Waits`] for a disk if its requests should wait for room.
     pub(crate) fn new_waits(&self) -> Option<Arc<Waits>> {
         self.room.as_ref().map(|room| Arc::new(Waits::new(room)))
     }
@@ -123,7 +123,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the number by which identities of disks begin.
+    /// Returns the number with which the identities of disks begin.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }

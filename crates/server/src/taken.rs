@@ -9,8 +9,8 @@ use crate::{
     handover::{Received, receive, restore},
 };
 
-/// A server that continues that of another process, which is paused until this one
-/// [listens](Self::listen), or has ended. If this is dropped instead, the other one continues, or what it has
+/// A server that continues that of another process, which has ended or is paused until this one
+/// [listens](Self::listen). If this is dropped instead, the other one continues, or what it has
 /// left stays in its store.
 pub struct Taken(Received);
 
@@ -24,8 +24,9 @@ impl Taken {
         receive(client, config).map(Self)
     }
 
-    /// Continues the server that has [left](Server::leave) these files in `store`, with their names. Of
-    /// `config`, the same has no effect. Clients whose connections are missing are disconnected.
+    /// Continues the server that has [left](Server::leave) these files in `store`, with their
+    /// names. The same fields of `config` have no effect. Clients whose connections are missing are
+    /// disconnected.
     ///
     /// # Errors
     /// See [`TakeOverError`]. If the disks are [lost](TakeOverError::Lost), nothing stays in the store.
@@ -48,7 +49,7 @@ impl Taken {
         self.0.was_killed
     }
 
-    /// Takes what else the other server has handed over.
+    /// Takes the other state that the other server has handed over.
     pub fn take_belongings(&mut self) -> Belongings {
         std::mem::take(&mut self.0.belongings)
     }

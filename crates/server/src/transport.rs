@@ -1,4 +1,4 @@
-//! Further ways to a server's disks, in addition to NBD.
+//! Further ways to a server's disks, besides NBD.
 
 use std::{
     fmt,
@@ -44,10 +44,10 @@ impl FilePaths {
     }
 }
 
-/// Says why something cannot be handed over to another process now.
+/// Returns why something cannot be handed over to another process now, if so.
 type Obstacle = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// What keeps a server from being handed over.
+/// Obstacles to handing a server over.
 #[derive(Default)]
 pub(crate) struct Obstacles(Mutex<Vec<Obstacle>>);
 
@@ -71,7 +71,8 @@ pub trait Devices: Send + Sync {
     /// It cannot be served; says why.
     fn serve(&self, export: &Arc<Export>, device: &NewDevice, file: OwnedFd) -> Result<(), String>;
 
-    /// Lets no request of a device wait for room. Returns whether this transport serves the device.
+    /// Makes requests of a device fail instead of waiting for room. Returns whether this transport
+    /// serves the device.
     fn end(&self, device: &Path) -> bool;
 
     /// Adds an export that is not yet a disk's, and returns its name.
@@ -83,14 +84,14 @@ pub trait Devices: Send + Sync {
     /// Makes such an export the disk's.
     ///
     /// # Errors
-    /// It is another's already, does not fit, or the disk cannot be opened; says why.
+    /// It belongs to another disk already, does not fit, or the disk cannot be opened; says why.
     fn bind(&self, export: &Arc<Export>, bind: &BindSpare) -> Result<(), String>;
 
     /// Returns the path of the device that serves the export with this name, if one does.
     fn of(&self, disk: &str) -> Option<PathBuf>;
 }
 
-/// What serves devices, once a transport has announced it.
+/// The server of devices, once a transport has announced it.
 #[derive(Default)]
 pub(crate) struct DeviceServer {
     devices: OnceLock<Box<dyn Devices>>,
@@ -147,7 +148,7 @@ impl Host {
         &self.executor
     }
 
-    /// Returns what receives a line about each thing that the transport does.
+    /// Returns the observer of what the transport does.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
@@ -203,7 +204,7 @@ impl Started {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops them. When this returns, they have stopped, whichever thread has done it.
+    /// Stops them. When this returns, they have stopped, even if another thread is stopping them.
     pub(crate) fn stop(&self) {
         self.lock().drain(..).for_each(|mut transport| transport.stop());
     }

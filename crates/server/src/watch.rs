@@ -26,7 +26,7 @@ const NEAR_PERCENT: u64 = 90;
 const FAR_PERCENT: u64 = 80;
 
 /// Minimum interval between two lines that a disk waits: a disk at its limit may wait and continue
-/// all the time.
+/// continually.
 const WAIT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Checks the disks once a second until it is dropped.

@@ -91,7 +91,7 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// What a client asks for, and how much memory it shares.
+/// The features that a client requests, and how much memory it shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Number of queues.
@@ -100,7 +100,7 @@ pub struct Options {
     pub queue_size: u16,
     /// Requests of a queue that can be in flight.
     pub depth: u16,
-    /// Most data of a request.
+    /// Maximum length of a request's data.
     pub most_bytes: u64,
     /// Whether to use the event index.
     pub event_idx: bool,
@@ -159,7 +159,7 @@ pub struct Answer {
     pub slot: u16,
     /// The request's status.
     pub status: u8,
-    /// Bytes that the device says that it has written.
+    /// Bytes that the device reports to have written.
     pub written: u32,
 }
 
@@ -170,7 +170,7 @@ pub struct Client {
     memory: Arc<GuestMemoryMmap<()>>,
     /// The log of requests in flight, if the server keeps one.
     inflight: Option<(VhostUserInflight, File)>,
-    /// The other end of the channel on which the device asks for something.
+    /// The other end of the device's channel for requests to the frontend.
     channel: UnixStream,
     features: u64,
     /// Its queues, each of which a thread of its own may use.
@@ -290,7 +290,7 @@ impl Client {
         Ok(())
     }
 
-    /// Lets the device look at a queue, or not.
+    /// Enables or disables a queue.
     ///
     /// # Errors
     /// The protocol failed.

@@ -4,7 +4,7 @@ use crate::request::{MAX_DISCARD_SECTORS, MAX_DISCARD_SEGMENTS, MAX_SEGMENTS, SE
 
 /// Queues that a frontend may use.
 pub(crate) const MAX_QUEUES: u16 = 64;
-/// Most descriptors of a queue.
+/// Maximum number of descriptors of a queue.
 pub(crate) const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Feature bits of virtio, of its block device, and of vhost-user.

@@ -1,7 +1,7 @@
 //! The log of requests that a queue has taken and not answered, in memory that the frontend keeps.
 //!
-//! A frontend that connects again, to this server or to one that was started in its place, hands the
-//! log over. What it lists is run again, in the order in which it was taken.
+//! A frontend that connects again, to this server or to one that was started in its place, hands
+//! the log over. Listed requests are run again, in the order in which they were taken.
 //!
 //! ```text
 //! each queue, from a multiple of 64 bytes:
@@ -183,7 +183,7 @@ impl Log {
         heads
     }
 
-    /// Forgets all requests: the queue has stopped, and what has no answer gets none.
+    /// Forgets all requests: the queue has stopped, and unanswered requests stay unanswered.
     pub(crate) fn clear(&self) {
         (0..self.queue_size).for_each(|head| self.store(Self::record(head), 0_u8));
     }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_and_not_answered_is_found_in_order() {
+    fn unanswered_requests_are_found_in_order() {
         let (file, len_bytes) = Logs::create(2, 16).expect("logs");
         let mut first = log(&file, len_bytes);
         assert!(first.recover(7, 16).is_empty());

@@ -29,13 +29,13 @@ use crate::{
 /// Number of the eventfd in events. Sockets are numbered from 1.
 const WAKE: u64 = 0;
 
-/// Interval between two looks at the sizes of disks that frontends use.
+/// Interval between two checks of the sizes of disks that frontends use.
 const SIZE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// How long no frontend is accepted after the system could not.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What happens on a disk's socket.
+/// An event on a disk's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -58,7 +58,7 @@ pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + S
 /// What a server may use for each frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most threads for one frontend's queues.
+    /// Maximum number of threads for one frontend's queues.
     pub threads: usize,
     /// Number of queues that guests should use. A frontend can use up to 64.
     pub queues: u16,
@@ -105,7 +105,7 @@ struct Socket {
     reports: Reports,
 }
 
-/// Bounds the reports of what a frontend or its guest can cause at any rate.
+/// Bounds reports that a frontend or its guest can cause at any rate.
 #[derive(Debug, Default)]
 struct Reports {
     /// When the first of the last minute was.

@@ -26,7 +26,7 @@ use crate::{
     request::{Malformed, Progress, Request, Status, Table},
 };
 
-/// How long a queue that stops waits between two looks at what is in flight.
+/// The interval at which a queue that stops checks for requests in flight.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A queue.

@@ -175,7 +175,7 @@ impl Drop for IfPanics<'_> {
     }
 }
 
-/// A thread's queues, and what it needs to serve them.
+/// A thread's queues, and the state to serve them.
 pub(crate) struct Queues {
     shared: Arc<Shared>,
     buf: MmapMut,

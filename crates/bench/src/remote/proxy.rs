@@ -21,7 +21,7 @@ use anyhow::Context;
 /// Bytes that are sent at a time.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// The longest line of a head, and the most lines.
+/// The maximum length of a line of a head, and the maximum number of lines.
 const MOST_LINE_BYTES: u64 = 16 << 10;
 const MOST_LINES: usize = 200;
 

@@ -1,4 +1,4 @@
-//! The time that the command has used, which each phase compares with its end.
+//! The time that the command has used; each phase compares it with its end.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ impl Clock {
     }
 }
 
-/// The end of a phase. Every phase asks between units of work whose length is bounded.
+/// The end of a phase. Every phase checks it between units of work of bounded length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline<'a> {
     clock: &'a Clock,

@@ -75,7 +75,7 @@ pub(super) struct Bench<'a> {
     judged: Vec<&'a Page>,
     /// The results of the first codec, with which the others are compared.
     base: Objects,
-    /// Time of one of its pages, there and back, while other programs run as well.
+    /// Time to compress and decompress one of its pages, while other programs run as well.
     page_time: Duration,
     found: Mutex<Vec<Figures>>,
 }

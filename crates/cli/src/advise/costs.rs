@@ -1,5 +1,5 @@
-//! What the image writer makes of content that is not sampled: holes, and what does not compress.
-//! It is asked at run time, with small files of such content.
+//! What the image writer makes of content that is not sampled: holes, and incompressible data. It
+//! is measured at run time with small files of such content.
 
 use std::{fs::File, os::unix::fs::FileExt, sync::Arc};
 
@@ -20,11 +20,11 @@ const PIECES: u64 = 6;
 /// The others show how much the cost depends on where zeros begin.
 const CASES: [(u64, u64); 4] = [(20_011, 2 << 20), (20_011, 12 << 20), (70_000, 4 << 20), (70_000, 16 << 20)];
 
-/// Most bytes of an image for each byte of content: uncompressed blocks, and their indexes.
+/// Maximum bytes of an image for each byte of content: uncompressed blocks, and their indexes.
 const MOST: f64 = 1.0 + 1.0 / 64.0;
 
-/// Most bytes for each byte of a hole: LZ4 reduces zeros to 1/255, and indexes take up to 8 bytes for
-/// 4 KiB.
+/// Maximum bytes for each byte of a hole: LZ4 reduces zeros to 1/255, and indexes take up to 8
+/// bytes for 4 KiB.
 const MOST_OF_HOLE: f64 = 1.0 / 128.0;
 
 /// Bytes of an inode with its own time.
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_for_what_does_not_compress() {
+    fn limits_hold_for_incompressible_data() {
         let mut state = 1u64;
         let mut noise = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -176,7 +176,7 @@ mod tests {
 
     /// The sum of pieces packed alone and of the zeros between them is the size of the whole.
     #[test]
-    fn holes_cost_what_the_writer_makes_of_them() {
+    fn costs_of_holes_match_the_writer() {
         let (pieces, len) = (10, 70_000);
         let bytes = text(pieces * len);
         let file = memory_file().expect("memory");

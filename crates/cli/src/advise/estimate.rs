@@ -19,10 +19,11 @@
 
 use std::iter::Sum;
 
-/// Probability that more was missed than the interval allows for. The other end holds then.
+/// Probability that more was missed than the interval allows for; in that case, its other end
+/// holds.
 const TAIL: f64 = 0.05;
 
-/// Minimum number of measurements that say something about those not taken.
+/// Minimum number of measurements from which to judge those not taken.
 const LEAST: usize = 2;
 
 /// The least and the greatest possible `y` per `x`.
@@ -57,13 +58,13 @@ impl Estimate {
         Self { value, limits: [value; 2], ..Self::default() }
     }
 
-    /// Returns the estimate of a figure of which nothing is known but its limits.
+    /// Returns the estimate of a figure of which only the limits are known.
     pub(super) fn unknown(total_x: f64, limits: Limits) -> Self {
         let [least, most] = [limits.least, limits.most].map(|limit| limit * total_x);
         Self::open(f64::midpoint(least, most), [least, most])
     }
 
-    /// Returns what adds doubt to a figure: it may be this much smaller or larger.
+    /// Returns an uncertainty to add to a figure: it may be this much smaller or larger.
     pub(super) fn doubt(open: [f64; 2]) -> Self {
         Self { open, limits: [-open[0], open[1]], ..Self::default() }
     }
@@ -165,8 +166,8 @@ impl Estimate {
         estimate
     }
 
-    /// Returns the figure for a whole of which the size was estimated too: this is the estimate for
-    /// a size of `size.value`.
+    /// Returns the figure for a whole whose size was estimated too; `self` is the estimate for a
+    /// size of `size.value`.
     pub(super) fn of_estimated(self, size: Self, limits: Limits) -> Self {
         if size.is_exact() {
             return self;
@@ -190,7 +191,7 @@ impl Estimate {
         Self { variance, limits, ..self }
     }
 
-    /// Returns the figure multiplied by `factor`. A negative one exchanges below and above.
+    /// Returns the figure multiplied by `factor`. A negative factor exchanges below and above.
     pub(super) fn scaled(self, factor: f64) -> Self {
         let square = factor * factor;
         let turned = |pair: [f64; 2]| if factor < 0.0 { [pair[1], pair[0]] } else { pair };

@@ -53,7 +53,7 @@ pub(super) const CHOICES: [Named; 6] = [
 /// Fraction of the time for the first choice.
 const FIRST_PART: f64 = 0.3;
 
-/// With fewer batches in a stratum, a choice is compared by the batches of all strata.
+/// With fewer batches in a stratum, choices are compared by the batches of all strata.
 const FEW: usize = 6;
 
 /// Content that shrinks to 1/32 of its size or less is packed together with its surroundings: a
@@ -212,8 +212,8 @@ pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions>
     Ok(BuildOptions { codec, pcluster_bytes, threads: 1, ..BuildOptions::default() })
 }
 
-/// Main loop of a thread. Repeatedly packs a batch of one choice: of those whose batches end in
-/// time, the one that has used the smallest part of its own.
+/// Main loop of a thread. Repeatedly packs a batch of one choice: among those whose batch would end
+/// in time, the one that has used the smallest part of its time.
 fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> anyhow::Result<()> {
     let choices = || choices.lock().unwrap_or_else(PoisonError::into_inner);
     loop {

@@ -55,8 +55,8 @@ pub(super) struct Pages {
     /// read.
     pub(super) data: Estimate,
     pub(super) sampled: u64,
-    /// Zero pages; below, same-filled pages, duplicates of an earlier page, and pages stored
-    /// uncompressed.
+    /// Zero pages; the next fields are same-filled pages, duplicates of an earlier page, and pages
+    /// stored uncompressed.
     pub(super) zero: Estimate,
     pub(super) same: Estimate,
     pub(super) duplicate: Duplicates,
@@ -322,8 +322,8 @@ fn write(disk: &RamDisk, unit_at: u64, part: &[u8], from: usize) -> anyhow::Resu
 }
 
 impl Counted {
-    /// Returns the number of pages that the figures are in proportion to: those with data, if the
-    /// stratum was scanned.
+    /// Returns the number of pages to which figures are scaled: those with data, if the stratum was
+    /// scanned.
     fn of(&self, strata: &[Stratum]) -> u64 {
         self.pages - if strata[self.stratum].is_scanned() { self.zero } else { 0 }
     }

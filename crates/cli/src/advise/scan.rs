@@ -19,7 +19,7 @@ use super::{
     stratum::{Data, PAGE_BYTES, Stratum},
 };
 
-/// With this much data found, more is scanned only until the first of both ends.
+/// Once this much data was found, scanning continues only until the first of both ends.
 const ENOUGH_BYTES: u64 = 256 << 20;
 
 /// Scans until `soon`, or until `late` while little data was found, or until `most_bytes`.
@@ -56,7 +56,7 @@ fn of_stratum(
             }
             let place = next.fetch_add(1, Ordering::Relaxed);
             let Some(unit) = stratum.nth(place) else { return };
-            // An unreadable range counts as data, and is found to be unreadable when it is sampled.
+            // An unreadable range counts as data; sampling finds that it is unreadable.
             let pages = unit.len_bytes.div_ceil(PAGE_BYTES);
             let unknown = Data { first_page: 0, end_page: pages, pages };
             let data = input.read(unit, &mut bytes).map_or(unknown, |()| data(&bytes));

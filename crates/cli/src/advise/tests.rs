@@ -1,5 +1,5 @@
-//! The command under a clock that advances only when it is asked: what is in time does not depend on
-//! the machine.
+//! The command under a clock that advances only when it is read, so the results do not depend on
+//! the machine's speed.
 
 use std::{fs, os::unix::fs::FileExt, path::Path};
 

@@ -280,7 +280,7 @@ impl Names {
     }
 }
 
-/// Returns whether an error means that access is denied.
+/// Returns whether an error says that access is denied.
 pub(super) fn is_denied(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }

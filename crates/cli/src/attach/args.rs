@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use crate::peer::Peer;
 
-/// The most connections of a device by default.
+/// The default maximum number of a device's connections.
 const MOST_CONNECTIONS: usize = 4;
 
 /// Make a disk a block device of this machine

@@ -17,8 +17,8 @@ use super::args::AttachArgs;
 /// How long a server may take to answer during the negotiation.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the identifiers of our NBD devices begin with. The disk's id, the process that has
-/// connected the device, and one of the disk's URIs follow.
+/// The prefix of the identifiers of our NBD devices. The disk's id, the process that has connected
+/// the device, and one of the disk's URIs follow.
 pub(super) const OURS: &str = "pagefold ";
 
 pub(super) fn open_nbd() -> anyhow::Result<Nbd> {

@@ -35,8 +35,8 @@ pub(super) fn disconnect(number: u32, peer: &Peer) -> anyhow::Result<()> {
     Ok(result.context("the thread that asks the kernel has ended")??)
 }
 
-/// Asks the server not to let requests of a device wait for room. The server of a device that is named by
-/// its path may be another, or gone.
+/// Asks the server not to let requests of a device wait for room. If the device is named by its
+/// path, its server may be another one, or gone.
 pub(super) fn end_waiting(peer: &Peer, device: &Path, pid: Option<u32>) {
     let device = device.display().to_string();
     let ask = || -> anyhow::Result<DeviceEnding> { Ok(peer.connect_now()?.call(&Command::EndDevice { device, pid })?) };

@@ -81,7 +81,7 @@ pub(crate) fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     }
     // The server says that it is not there, and waits for one that starts.
     drop(args.peer.connect()?);
-    // Until this one is done, no other finds that the disk has no device.
+    // Until this command has finished, no other one finds the disk without a device.
     let _attaching = args.peer.attaching()?;
     let (disk, all) = find(&args.peer, &args.name)?;
     if let Some((device, owner)) = devices_of(&disk, &all)?.first() {
@@ -183,12 +183,12 @@ fn find(peer: &Peer, name: &str) -> anyhow::Result<(DiskRecord, Vec<DiskRecord>)
     Ok((found, disks))
 }
 
-/// Whose a device is that belongs to a disk.
+/// The disk to which a device belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The disk's, whatever its name was when it was attached.
+    /// This disk, under whatever name it was attached.
     Disk,
-    /// The device of a former disk with the same address.
+    /// A former disk with the same address.
     Earlier,
 }
 
@@ -216,8 +216,9 @@ fn devices_of(disk: &DiskRecord, all: &[DiskRecord]) -> anyhow::Result<Vec<(Devi
     Ok(found)
 }
 
-/// Returns the device that the server says a disk is served as: one of the ublk driver, or a spare one of
-/// this server. Others a server of another user may not name, and what it names may be gone.
+/// Returns the device as which, according to the server, it serves a disk: a ublk device, or a
+/// spare device of this server. A server of another user may not name others, and the device may be
+/// gone.
 fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
     let Some(path) = disk.device.as_deref().map(Path::new) else { return Ok(None) };
     if let Some(number) = ublk_number(path) {
@@ -231,7 +232,7 @@ fn served_device(disk: &DiskRecord) -> anyhow::Result<Option<Device>> {
     Ok(found.map(|device| Device { way: Way::Nbd, number: device.number }))
 }
 
-/// Returns whose an NBD device is, if it belongs to a disk, which is one of `all`.
+/// Returns the disk of `all` to which an NBD device belongs, if any.
 fn nbd_owner(identifier: &str, disk: &DiskRecord, all: &[DiskRecord]) -> Option<Owner> {
     let (id, process_and_uri) = identifier.strip_prefix(OURS)?.split_once(' ')?;
     let (_, uri) = process_and_uri.split_once(' ')?;

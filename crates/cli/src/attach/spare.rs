@@ -1,8 +1,8 @@
 //! NBD devices that are connected before they have a disk.
 //!
-//! The kernel takes tens of milliseconds to connect a device, because it waits several times until no
-//! processor uses the device's queues. Changing the size of a connected device takes one such wait. A
-//! device that has its size already needs none to get a disk: the server alone is asked.
+//! The kernel takes tens of milliseconds to connect a device, because it waits several times until
+//! no processor uses the device's queues. Changing the size of a connected device takes one such
+//! wait. A device that already has the right size needs none: only the server has to be asked.
 
 use std::{
     io::ErrorKind,
@@ -22,10 +22,11 @@ use super::{
 };
 use crate::report::print;
 
-/// What the identifiers of these devices begin with. The server's socket follows, and the export's name.
+/// The prefix of the identifiers of these devices. The server's socket and the export's name
+/// follow.
 const SPARE: &str = "spare ";
 
-/// Returns what the identifiers of a server's devices begin with.
+/// Returns the prefix of the identifiers of a server's devices.
 pub(super) fn beginning(socket: &Path) -> String {
     format!("{OURS}{SPARE}{} ", socket.display())
 }
@@ -69,7 +70,7 @@ pub(super) fn connect(args: &AttachArgs, disk: &DiskRecord, count: u16) -> anyho
     for _ in 0..missing {
         let SpareRecord { export } = server.call(&Command::Spare { size_bytes: disk.size_bytes })?;
         let number = connect_nbd(args, &nbd, &socket, &export, &(beginning(&socket) + &export))?;
-        // The first time that it is opened takes the kernel longer. Other programs may have it open.
+        // The kernel takes longer to open it for the first time. Other programs may have it open.
         let _ = partitions::reread(&nbd::path(number));
     }
     let size = pagefold_size::written(disk.size_bytes);

@@ -8,8 +8,8 @@
 //! start the device
 //! ```
 //!
-//! So only this process needs root. It creates devices in a second process, because some kernels hang or
-//! fault there: the first one then gives up.
+//! So only this process needs root. It creates devices in a second process, because some kernels
+//! hang or fault then. The first process gives up in that case.
 
 use std::{
     ffi::OsString,
@@ -43,8 +43,8 @@ const GUARD: Duration = Duration::from_secs(30);
 const NOTICE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The upper 16 bits of our devices' tags. The others are a hash of the disk's address and, if it is a
-/// base in a local file, of what changes with that file.
+/// The upper 16 bits of our devices' tags. The lower bits are a hash of the disk's address and, for
+/// a base in a local file, of the file's identity.
 const OURS: u64 = 0x5046;
 
 fn open() -> anyhow::Result<Control> {
@@ -112,7 +112,7 @@ fn guarded(mut command: Command, time: Duration) -> io::Result<Ended> {
 /// Makes a device, or recovers one of a server that has ended. Returns its number.
 pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32> {
     let mut control = open()?;
-    // What the next server has too. Other disks are lost with their server.
+    // The next server has bases too. Other disks are lost with their server.
     let recovers = disk.kind == DiskKind::Base;
     let tag = tag(disk);
     let mut left = None;
@@ -173,8 +173,8 @@ fn begin_recovery(control: &mut Control, number: u32) -> anyhow::Result<()> {
     }
 }
 
-/// Returns a device that we made and that no server serves. Waits if it is the disk's: the kernel may
-/// not have noticed that its server has ended.
+/// Returns a device that we made and that no server serves. If it is the disk's, waits, because the
+/// kernel may not have noticed yet that its server has ended.
 fn ended(control: &mut Control, number: u32, tag: u64) -> anyhow::Result<Option<Device>> {
     let start = Instant::now();
     loop {
@@ -202,7 +202,7 @@ pub(super) fn detach(number: u32, peer: &Peer) -> anyhow::Result<()> {
     let mut control = open()?;
     let shown = pagefold_ublk::path(number);
     ours(&mut control, number)?.with_context(|| format!("{}: no device that pagefold has made", shown.display()))?;
-    // The kernel waits for requests of the device, and what it writes last may find no room.
+    // The kernel waits for requests of the device, and its last writes may find no room.
     end_waiting(peer, &shown, None);
     control.stop(number)?;
     Ok(control.delete(number)?)
@@ -213,7 +213,7 @@ fn size_bytes(number: u32) -> anyhow::Result<u64> {
     Ok(text.trim().parse::<u64>()?.saturating_mul(512))
 }
 
-/// Returns the word by which a disk's device is found.
+/// Returns the tag by which a disk's device is found.
 fn tag(disk: &DiskRecord) -> u64 {
     let address = disk.uris.first().map_or("", String::as_str);
     let text = format!("{address} {}", image_of(disk).unwrap_or_default());
@@ -223,7 +223,8 @@ fn tag(disk: &DiskRecord) -> u64 {
     OURS << 48 | hash >> 16
 }
 
-/// Returns what changes when a base's file is replaced: a device must not continue with other data.
+/// Returns the identity of a base's file, which changes when the file is replaced: a device must
+/// not continue with other data.
 fn image_of(disk: &DiskRecord) -> Option<String> {
     let image = ImagePath::from(OsString::from(disk.path.as_deref()?)).image;
     let metadata = fs::metadata(image).ok()?;

@@ -1,4 +1,4 @@
-//! What the checks read: files of the system, and the few facts that are in none.
+//! The facts that checks read: files of the system, and the few that are in no file.
 
 use std::{
     env, fs, io,
@@ -66,12 +66,12 @@ impl Machine {
         Some(names)
     }
 
-    /// Tries whether this user may read and write a file.
+    /// Returns whether this user may read and write a file.
     pub(super) fn may_use(&self, name: &str) -> io::Result<()> {
         Ok(access(self.path(name), Access::READ_OK | Access::WRITE_OK)?)
     }
 
-    /// Returns a path of the system, or of the tree that stands for it.
+    /// Returns a path in the system, or in the tree that replaces it.
     pub(super) fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }

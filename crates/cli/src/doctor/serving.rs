@@ -14,16 +14,16 @@ use super::{
 };
 use crate::{serve::needed_descriptors, size};
 
-/// With less memory than this, a server is hardly of use.
+/// With less memory than this, a server is hardly useful.
 const LITTLE_BYTES: u64 = 256 << 20;
 
-/// With fewer open files than this, a server cannot listen and serve one client.
+/// With fewer open files than this, a server cannot listen and also serve one client.
 const FEWEST_FILES: u64 = 64;
 
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_RESOURCE: u32 = 24;
 
-/// A fault that the project has met, in versions of Linux from one and before another.
+/// A known fault of Linux, from one version to before another.
 struct Fault {
     from: (u32, u32),
     before: (u32, u32),

@@ -101,7 +101,7 @@ fn a_machine_with_everything_has_nothing_to_do() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_what_to_do() {
+fn missing_features_are_named_with_advice() {
     let tree = Tree::whole();
     tree.remove("dev/fuse");
     tree.is("fuse", Missing, "modprobe fuse");
@@ -152,7 +152,7 @@ fn a_user_without_rights_learns_which() {
 }
 
 #[test]
-fn io_uring_says_who_forbids_it() {
+fn the_check_of_io_uring_names_the_obstacle() {
     let mut tree = Tree::whole();
     tree.machine.io_uring = Err("Operation not permitted (os error 1)".to_owned());
     tree.is("io_uring", Missing, "a kernel that has it");

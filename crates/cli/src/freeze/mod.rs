@@ -46,7 +46,7 @@ macro_rules! of_remote {
     };
 }
 
-/// Where an image goes, if not to a file.
+/// Destinations of an image other than a file.
 #[cfg(feature = "remote")]
 #[derive(clap::Args)]
 struct PushArgs {
@@ -251,8 +251,8 @@ impl Args {
         Ok(Some(options))
     }
 
-    /// Writes an EROFS image with the options asked for, or with those of the base, whose clusters are
-    /// then copied.
+    /// Writes an EROFS image with the requested options, or with those of the base, whose clusters
+    /// are then copied.
     fn write_erofs(
         &self,
         frozen: &Frozen,
@@ -293,8 +293,7 @@ impl Args {
         frozen.write_erofs(out, &options, Some(&base), progress)
     }
 
-    /// Reports what is special about a finished image, and compares it with the disk if that is
-    /// asked for.
+    /// Reports what is special about a finished image, and compares it with the disk if requested.
     fn check_image(&self, image: &ErofsImage, file: &File, name: &str) -> anyhow::Result<()> {
         print_needed_linux(Path::new(name), &image.report, "");
         if self.verify { self.compare(image, file, name) } else { Ok(()) }

@@ -46,7 +46,7 @@ impl Args {
             (None, Some(asked)) => asked,
             (None, None) => BuildOptions { threads: self.threads, ..BuildOptions::default() },
         };
-        // Without a name, it is gone when the command ends, however it ends.
+        // It has no name, so it is gone when the command ends, however that happens.
         let file = tempfile::tempfile().context("cannot create a temporary file")?;
         let mut line = ProgressLine::new();
         let mut progress = |done_bytes, total_bytes| line.show(done_bytes, total_bytes);
@@ -72,7 +72,7 @@ impl Args {
     }
 }
 
-/// Returns what the image of a base consists of in a registry.
+/// Returns the parts of a base's image in a registry.
 fn layers_of(base: &BaseImage) -> anyhow::Result<Vec<Part>> {
     // Nothing names the base's own blob yet.
     let tags: Vec<_> = std::iter::once([0; 64]).chain(base.device_tags()).collect();

@@ -14,7 +14,7 @@ use crate::{log, output::output, peer::Peer, server_directory::Claim};
 /// Maximum wait for the server to exit. It gives clients some seconds to read their answers.
 const TIME: Duration = Duration::from_secs(60);
 
-/// Interval between two questions what the server waits for.
+/// Interval at which to ask what the server waits for.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Stop the server, and wait until it has exited
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Waits until the server exits, which closes the connection, and reports what the server waits
-/// for. Returns what that was when the time was over.
+/// for. Returns what it was waiting for when the time was over.
 fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Option<String>> {
     let mut reported = None;
     while !left().is_zero() {

@@ -116,7 +116,8 @@ impl Column {
     }
 }
 
-/// Returns how many times as much a disk wrote as this takes in memory, if it wrote anything.
+/// Returns the ratio of the bytes that a disk wrote to the memory that they take, if it wrote
+/// anything.
 fn ratio(disk: &DiskRecord) -> Option<f64> {
     let wrote = disk.kind != DiskKind::Base && disk.changed_bytes > 0 && disk.own_bytes > 0;
     wrote.then(|| disk.changed_bytes as f64 / disk.own_bytes as f64)

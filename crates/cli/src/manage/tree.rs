@@ -10,8 +10,8 @@ pub(super) struct Branch<'a> {
     pub(super) lines: String,
 }
 
-/// Returns every disk once, each before those that come from it, in the order given otherwise. A
-/// disk whose origin is not among them is a root.
+/// Returns every disk once, each before those that come from it, and otherwise in the given order.
+/// A disk whose origin is not among them is a root.
 pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
     let numbers: HashMap<&str, usize> = disks.iter().enumerate().map(|(at, disk)| (disk.name.as_str(), at)).collect();
     let origin = |disk: &DiskRecord| {
@@ -30,7 +30,8 @@ pub(super) fn branches(disks: &[DiskRecord]) -> Vec<Branch<'_>> {
     }
     let mut seen = vec![false; disks.len()];
     let mut found = Vec::with_capacity(disks.len());
-    // Records are taken at different times: origins could form a circle, whose disks are roots.
+    // Records are taken at different times, so origins could form a circle; then its disks are
+    // roots.
     for root in roots.into_iter().chain(0..disks.len()) {
         let mut stack = vec![(root, String::new(), String::new())];
         while let Some((at, lines, rest)) = stack.pop() {

@@ -1,4 +1,4 @@
-//! What images consist of in a registry.
+//! The parts of images in a registry.
 
 use std::{
     any::Any,
@@ -15,7 +15,7 @@ use pagefold_storage::Storage;
 
 use crate::storage::{self, RemoteArgs};
 
-/// An image, and what holds the rest of its data.
+/// An image, and the devices with the rest of its data.
 pub(crate) struct Opened {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) devices: Vec<Arc<dyn Storage>>,
@@ -24,7 +24,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens the image of this name. Without `devices`, those that come with it are taken.
+    /// Opens the image of this name. Without `devices`, uses those that come with it.
     pub(crate) fn open(name: &Path, devices: &[PathBuf], remote: &RemoteArgs) -> anyhow::Result<Self> {
         let shown = || pagefold_storage::shown(name);
         let storage = storage::open(name, remote).with_context(shown)?;
@@ -88,7 +88,7 @@ fn part(device: &Arc<dyn Storage>, tag: &[u8; 64], below: &VecDeque<Summed>) -> 
     Ok(Part::of_device(Arc::clone(device) as Arc<dyn ReadAt>, tag, &clusters)?)
 }
 
-/// A device whose sum is known, so that nothing reads it as a whole for that again.
+/// A device with a known sum, so that it is not read as a whole again.
 #[derive(Clone)]
 struct Summed {
     storage: Arc<dyn Storage>,
@@ -117,7 +117,7 @@ impl ReadAt for Summed {
     }
 }
 
-/// Returns the layer that a storage is in a registry.
+/// Returns the layer in a registry that a storage is.
 fn of_registry(storage: &Arc<dyn Storage>) -> Option<Part> {
     let storage: &dyn Any = &**storage;
     Part::of_remote(storage.downcast_ref::<Remote>()?)
@@ -165,7 +165,7 @@ mod tests {
         let named = part(&device, &tag, &VecDeque::new()).expect("a part");
         let summed = |part: Part| Summed { storage: Arc::clone(&device), sum: part.sum_of_bytes() };
         assert_eq!(summed(named).blob_sha256(), Some(sum));
-        // With an index behind it, the blob is another one.
+        // With an index after it, the blob is a different one.
         let appended = part(&device, &[0; 64], &VecDeque::new()).expect("a part");
         assert_eq!(summed(appended).blob_sha256(), None);
         read.store(0, Relaxed);

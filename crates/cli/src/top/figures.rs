@@ -15,7 +15,7 @@ pub(super) struct Sample {
 /// Operations with columns of their own are the first two.
 const OPERATIONS: [&str; 6] = ["read", "write", "discard", "write_zeroes", "flush", "other"];
 
-/// What clients do in a second, and how long it takes.
+/// The requests of clients per second, and their times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) requests: f64,
@@ -61,8 +61,8 @@ pub(super) struct Shown {
     pub(super) disks: Vec<Row>,
 }
 
-/// Returns the rates between two answers. A disk of that name may be another than before: what it has
-/// done less is 0.
+/// Returns the rates between two answers. The name may belong to another disk than before; a figure
+/// that became smaller counts as 0.
 fn rates(before: &Figures, now: &Figures, seconds: f64) -> Rates {
     let more = |name: String| get(now, &name).saturating_sub(get(before, &name)) as f64;
     let rate = |operation: &str, figure: &str| {
@@ -84,7 +84,7 @@ fn rates(before: &Figures, now: &Figures, seconds: f64) -> Rates {
     }
 }
 
-/// Returns what is to be shown of the time between two answers.
+/// Returns the figures to show for the time between two answers.
 pub(super) fn figures(before: &Sample, now: &Sample) -> Shown {
     let seconds = now.at.duration_since(before.at).as_secs_f64();
     let earlier: HashMap<_, _> = before.stat.disks.iter().map(|disk| (&disk.name, &disk.figures)).collect();
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(shown.disks[0].ratio(), Some(4.0));
         assert_eq!((shown.disks[1].kind, shown.disks[1].ratio()), ("base", None));
         assert_eq!(shown.all.rates, shown.disks[0].rates);
-        // At the start, and of a disk that is another.
+        // At the start, and for a disk that replaces another one.
         assert_eq!(figures(&sample(start, 16), &sample(start, 32)).all.rates.reads, 0.0);
         assert_eq!(figures(&sample(start, 32), &sample(start + Duration::from_secs(1), 16)).all.rates.reads, 0.0);
     }

@@ -45,7 +45,7 @@ STORED counts the pages that a disk wrote itself, MEMORY what they take, and RAT
 divided by MEMORY. Rates are those of the last interval. Times are means of one in 16 requests of \
 each client, from a request's receipt to its reply.")]
 pub(crate) struct Args {
-    /// Seconds between two looks at the server
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
 
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     peer: Peer,
 }
 
-/// The terminal. Its earlier state returns when this is dropped, or before a panic is reported.
+/// The terminal. Its earlier state is restored when this is dropped, or before a panic is reported.
 struct Screen(ratatui::DefaultTerminal);
 
 impl Screen {
@@ -124,7 +124,7 @@ fn ask(client: &mut Client) -> anyhow::Result<Sample> {
     Ok(Sample { at: Instant::now(), stat })
 }
 
-/// Returns what becomes true when a signal should end the program.
+/// Returns a flag that becomes true when a signal should end the program.
 fn watch_signals() -> io::Result<Arc<AtomicBool>> {
     let mut signals = signals::catch()?;
     let has_signal = Arc::new(AtomicBool::new(false));

@@ -182,7 +182,7 @@ impl View {
         });
     }
 
-    /// Does what a key is for. Returns whether it ends the program.
+    /// Handles a key. Returns whether it ends the program.
     pub(super) fn press(&mut self, key: KeyCode, modifiers: KeyModifiers) -> bool {
         let columns = Column::value_variants();
         let at = columns.iter().position(|column| *column == self.sort).unwrap_or(0);

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::server::{Ended, Server, pagefold, run, run_to_fail};
 
-/// Bytes of the larger inputs; below, the size of the samples taken from them.
+/// Bytes of the larger inputs, then the size of the samples taken from them.
 const WHOLE_BYTES: usize = 12 << 20;
 const SAMPLE: &str = "4M";
 
@@ -328,7 +328,7 @@ fn a_process_is_looked_at() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_refused() {
+fn unreadable_input_is_refused() {
     let folder = TempDir::new().expect("a folder");
     for name in ["empty", "empty-file", "socket", "pipe"] {
         let place = folder.path().join(name);
@@ -446,7 +446,7 @@ fn files_that_change_while_sampled_do_no_harm() {
             let output = pagefold().arg("advise").arg(place).output().expect("it runs");
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success() || message.lines().count() == 1, "{message}");
-            // It never hangs: a minute is six times the normal duration, to allow for slow
+            // The command does not hang: a minute is six times its normal duration, for slow
             // machines.
             assert!(start.elapsed() < Duration::from_secs(60));
         }

@@ -64,7 +64,7 @@ fn bases_come_and_go_and_are_not_changed() {
     let server = Server::start(&["--size", "1M", "--memory-limit", "64M"]);
     assert_eq!(server.total("base_cache_limit"), 0);
     let before = server.total("outside_bytes");
-    // The client sends an absolute path, whatever its own directory.
+    // The client sends an absolute path, so its own directory does not matter.
     run(server.ask(&["add", "debian", "--base", "debian.erofs"]).current_dir(folder.path()));
     assert_eq!(server.total("base_cache_limit"), 4 << 20);
     assert!(server.total("outside_bytes") >= before + (4 << 20));
@@ -87,7 +87,7 @@ fn bases_come_and_go_and_are_not_changed() {
 }
 
 #[test]
-fn what_is_doubtful_is_refused_before_anything_is_served() {
+fn doubtful_files_are_refused_before_anything_is_served() {
     let folder = packed(1, &[]);
     let image = folder.path().join("debian.erofs");
     let written = folder.path().join("written.img");

@@ -199,7 +199,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     run(&mut server.ask(&["fork", "root", "job-1", "job-2"]));
     let drive = [format!("file={}", server.uri("job-1"))];
 
-    // Some changes are on the disk already, others are being written at this instant.
+    // At this instant, some changes are on the disk already, and others are being written.
     let mut guest = machine.boot(&drive);
     guest.wait_for("ready");
     guest.say(FIRST);
@@ -215,7 +215,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     let logged_later = number(&mut guest);
     guest.cut();
 
-    // The snapshot has what a power failure at its instant would have left.
+    // The snapshot has the state that a power failure at its instant would have left.
     let before = tools.copy(&server, "job-1@before", "before.img");
     let untouched = fs::read(&before).expect("a copy");
     tools.check_in_use(&before);
@@ -258,7 +258,7 @@ fn a_guest_boots_from_a_fork_and_from_its_snapshot() {
     run(server.ask(&["freeze", "job-1"]).arg("-o").arg(&frozen));
     run(server.ask(&["add", "new"]).arg("--base").arg(&frozen));
 
-    // An image of it is the same; the disks beside and below it have not changed.
+    // Its image is the same; its sibling disks and the base have not changed.
     for (name, expected) in [("new", &again), ("job-1@before", &untouched), ("job-2", &base), ("root", &base)] {
         let content = fs::read(tools.copy(&server, name, "copy.img")).expect("a copy");
         assert!(content == *expected, "{name} differs");

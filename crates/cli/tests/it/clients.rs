@@ -12,8 +12,8 @@ use pagefold_testing::programs;
 use crate::server::{Server, make_image, run};
 
 #[test]
-fn nbdinfo_sees_what_is_offered() {
-    let Some([nbdinfo]) = programs("nbdinfo_sees_what_is_offered", ["nbdinfo"]) else { return };
+fn nbdinfo_lists_the_exports() {
+    let Some([nbdinfo]) = programs("nbdinfo_lists_the_exports", ["nbdinfo"]) else { return };
     let server = Server::start(&["--export", "name=a,size=1G", "--export", "name=b,size=64M,read-only"]);
     let list = run(Command::new(&nbdinfo).args(["--list", "--json"]).arg(server.uri("")));
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
@@ -53,8 +53,8 @@ fn nbdcopy_takes_an_image_in_and_out() {
 }
 
 #[test]
-fn what_a_training_took_goes_back_to_the_system() {
-    let Some([nbdcopy]) = programs("what_a_training_took_goes_back_to_the_system", ["nbdcopy"]) else { return };
+fn memory_of_a_training_is_returned_to_the_system() {
+    let Some([nbdcopy]) = programs("memory_of_a_training_is_returned_to_the_system", ["nbdcopy"]) else { return };
     let server = Server::start(&["--size", "64M", "--codec", "pleat"]);
     let image = server.folder().join("image");
     make_image(&image, 64);

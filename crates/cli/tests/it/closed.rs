@@ -68,7 +68,7 @@ fn files(folder: &TempDir) -> [String; 4] {
     [at("tree"), at("image.erofs"), at("damaged.erofs"), at("disk.img")]
 }
 
-/// Every subcommand succeeds, and fails, with the same status as when somebody reads its messages.
+/// Every subcommand succeeds and fails with the same status as when its messages are read.
 #[test]
 fn standard_error_that_is_closed_or_full_changes_no_status() {
     let folder = TempDir::new().expect("a folder");

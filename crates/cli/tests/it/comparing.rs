@@ -18,7 +18,7 @@ fn output(args: &[&str]) -> String {
 }
 
 #[test]
-fn check_against_finds_what_differs() {
+fn check_against_finds_differences() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir_all(at("tree/etc")).expect("a folder");
@@ -59,7 +59,7 @@ fn check_against_finds_what_differs() {
     assert_eq!(status.expect("a run").code(), Some(2));
 }
 
-/// A file that changes all the time differs when it is read again, unless the writer happens to
+/// A file that changes continually differs when it is read again, unless the writer happens to
 /// pause in between.
 #[test]
 fn a_pack_that_finds_a_difference_leaves_no_image() {

@@ -13,7 +13,7 @@ fn file(folder: &TempDir, text: &str) -> String {
 }
 
 #[test]
-fn a_server_has_what_its_file_describes() {
+fn a_server_has_the_disks_of_its_file() {
     let folder = TempDir::new().expect("a folder");
     let image = folder.path().join("image.img");
     fs::write(&image, [7; 8192]).expect("an image");
@@ -59,7 +59,7 @@ fn a_server_has_what_its_file_describes() {
 }
 
 #[test]
-fn what_cannot_be_served_is_named_with_its_line() {
+fn invalid_entries_are_named_with_their_line() {
     let folder = TempDir::new().expect("a folder");
     for (text, words) in [
         ("memory-limit = '1K'\n", "limit"),
@@ -84,7 +84,7 @@ fn what_cannot_be_served_is_named_with_its_line() {
 
 /// The machine that runs this test can serve disks.
 #[test]
-fn the_doctor_finds_what_a_server_needs() {
+fn the_doctor_finds_missing_requirements() {
     let folder = TempDir::new().expect("a folder");
     let dir = folder.path().join("dir");
     let lines = run(pagefold().args(["doctor", "--json", "--dir"]).arg(&dir));

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::{pagefold, run};
 
-/// The media type that is a layer to it. Its differ copies such a blob as it is.
+/// The media type that containerd takes for a layer. Its differ copies such a blob unchanged.
 const LAYER: &str = "application/vnd.erofs.layer.v1";
 
 fn blob(registry: &Registry, descriptor: &Value) -> PathBuf {
@@ -25,8 +25,8 @@ fn read(registry: &Registry, descriptor: &Value) -> Value {
     serde_json::from_slice(&fs::read(blob(registry, descriptor)).expect("a blob")).expect("JSON")
 }
 
-/// Unpacks an image with the checks of containerd's unpacker. Returns its layers, the lowest first, each
-/// with what it is called in the cache.
+/// Unpacks an image with the checks of containerd's unpacker. Returns its layers, the lowest first,
+/// each with its name in the cache.
 fn unpacked(registry: &Registry, fixed: &str) -> Vec<(PathBuf, PathBuf)> {
     let (_, digest) = fixed.trim_end().split_once('@').expect("a digest");
     let manifest = read(registry, &json!({ "digest": digest }));
@@ -128,7 +128,8 @@ fn a_pushed_tree_is_a_layer_of_containerd() {
     }
 }
 
-/// Its differ finds as many layers as the configuration has sums, also if an index is a layer of its own.
+/// The differ finds as many layers as the configuration has sums, even if an index is a separate
+/// layer.
 #[test]
 fn indexes_are_not_layers_of_containerd() {
     const TEST: &str = "indexes_are_not_layers_of_containerd";

@@ -55,7 +55,7 @@ impl Layout {
         self.blob(document.to_string().as_bytes())
     }
 
-    /// Adds an image of these layers, each as it is stored and as an archive.
+    /// Adds an image of these layers; each is given as stored and as an archive.
     fn image(&self, layers: &[(Vec<u8>, Vec<u8>)], architecture: &str) -> Value {
         let diff_ids: Vec<_> = layers.iter().map(|(_, plain)| format!("sha256:{}", digest(plain))).collect();
         let config = json!({ "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": diff_ids } });
@@ -147,7 +147,7 @@ fn an_archive_of_docker_save_is_packed_as_its_root() {
     fs::write(at(&format!("save/{other}")), &config).expect("a config");
     saved(&other, ["aa/layer.tar", "bb/layer.tar"]);
     layout.refused(&[&at("app.tar")], "its digest is");
-    // An archive that has a file of this name, but is not one of docker save, is packed as it is.
+    // An archive with a file of this name that is not from docker save is packed unchanged.
     for manifest in
         ["[]", "{}", "not JSON", r#"[{"Config":"none","Layers":[]}]"#, r#"[{"Config":"/etc/passwd","Layers":[]}]"#]
     {
@@ -193,9 +193,9 @@ fn one_platform_is_taken() {
     assert_eq!(layout.pack(&[&oci, "--platform", "linux/mips"]), "mips");
 }
 
-/// Each is refused, whatever else the layout has, and no file outside is read.
+/// Each defect is refused regardless of the rest of the layout, and no file outside is read.
 #[test]
-fn what_is_damaged_or_hostile_is_refused() {
+fn damaged_or_hostile_images_are_refused() {
     let layout = Layout::new();
     let oci = layout.at("oci");
     let good = layout.two_layers();
@@ -226,7 +226,8 @@ fn what_is_damaged_or_hostile_is_refused() {
         layout.index(&[json!({ "digest": digest, "size": 1 })]);
         layout.refused(&[&oci], "digest");
     }
-    // What is not an image, too many layers for the config, an index in itself, no image.
+    // A file that is not an image, too many layers for the config, an index that contains itself,
+    // no image.
     let config = layout.document(&json!({ "values": 1 }));
     layout.index(&[layout.document(&json!({ "config": config, "layers": [] }))]);
     layout.refused(&[&oci], "something else than an image");

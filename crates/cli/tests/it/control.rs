@@ -153,7 +153,8 @@ fn hostile_lines_get_an_error_and_others_are_served() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"].as_array().map(Vec::len), Some(1));
 }
 
-/// Clients that hold connections lock no other out: the one that has been idle longest is closed.
+/// Clients that hold connections do not lock others out: the connection that was idle longest is
+/// closed.
 #[test]
 fn idle_clients_give_way() {
     let server = Server::start(&["--size", "1M"]);
@@ -164,7 +165,7 @@ fn idle_clients_give_way() {
 }
 
 #[test]
-fn the_program_says_what_it_did() {
+fn commands_report_their_effects() {
     let server = Server::start(&["--export", "name=a,size=1M", "--memory-limit", "1G"]);
     let said = |args: &[&str]| run(&mut server.ask(args));
     let listing = said(&["disks"]);
@@ -340,8 +341,8 @@ fn a_raised_limit_lets_a_full_disk_be_written() {
     assert_eq!(control.done(&json!({"command": "list"}))["disks"][0]["limit_bytes"], Value::Null);
 }
 
-/// Several programs manage one server at the same time. Each has the disks that it created, and
-/// none has another's.
+/// Several programs manage one server at the same time. Each finds the disks that it created, and
+/// no others.
 #[test]
 fn many_clients_add_and_remove_at_the_same_time() {
     const THREADS: usize = 8;
@@ -408,7 +409,7 @@ fn stop_returns_when_the_server_has_ended() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no server is listening"), "{output:?}");
 }
 
-/// Even if anybody may open the socket's file, only this user and root are served.
+/// Even if everyone may open the socket's file, only this user and root are served.
 #[test]
 fn others_may_not_manage_a_server() {
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};

@@ -1,4 +1,4 @@
-//! Many clients: none of them keeps others, or the management of the server, out.
+//! Many clients: none locks out others or the management of the server.
 
 use std::{fs, os::unix::net::UnixStream, path::Path, thread, time::Duration};
 
@@ -70,7 +70,7 @@ fn freezes_next_to_each_other_are_all_done_and_keep_no_manager_out() {
     run(&mut server.ask(&["disks"]));
 }
 
-/// Clients that do not read what they have asked for keep what they borrow for long.
+/// Clients that do not read their replies keep borrowed memory for long.
 #[test]
 fn clients_that_do_not_read_keep_no_other_out() {
     const BUSY: usize = 100;
@@ -121,9 +121,9 @@ fn silent_connections_take_no_thread_and_delay_no_client() {
     assert!(taken_bytes <= 4 << 20, "{taken_bytes} bytes for {} silent connections", silent.len());
 }
 
-/// What a connection is charged while it is idle covers what it takes, and is not much more.
+/// The charge of an idle connection covers its memory, and is not much higher.
 #[test]
-fn idle_connections_take_what_they_are_charged() {
+fn idle_connections_take_the_memory_they_are_charged() {
     const CLIENTS: u64 = 300;
     const IDLE_BYTES: u64 = 4 << 10;
     allow_files();
@@ -149,7 +149,7 @@ fn idle_connections_take_what_they_are_charged() {
         waited += Duration::from_millis(50);
     }
     let taken_bytes = server.anonymous_bytes().saturating_sub(before_bytes);
-    // Threads that have ended leave their last pages to the next ones: some MiB, however many
-    // connections there are.
+    // Threads that have ended leave their last pages to the next ones: some MiB, regardless of the
+    // number of connections.
     assert!(taken_bytes <= CLIENTS * IDLE_BYTES + (4 << 20), "{} bytes each", taken_bytes / CLIENTS);
 }

@@ -19,8 +19,8 @@ fn content() -> Vec<u8> {
 }
 
 #[test]
-fn what_many_disks_hold_is_kept_once() {
-    let test = "what_many_disks_hold_is_kept_once";
+fn pages_of_many_disks_are_stored_once() {
+    let test = "pages_of_many_disks_are_stored_once";
     let Some([nbdcopy, qemu_io]) = programs(test, ["nbdcopy", "qemu-io"]) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("installed");

@@ -51,7 +51,7 @@ fn data_lies_on_other_devices() {
 }
 
 #[test]
-fn what_overlaps_is_named_and_what_is_left_out_is_warned_of() {
+fn overlaps_are_named_and_omissions_are_warned_of() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
@@ -74,7 +74,7 @@ fn what_overlaps_is_named_and_what_is_left_out_is_warned_of() {
     let said = String::from_utf8(extracted.stderr).expect("text");
     assert!(extracted.status.success() && said.contains("warning: /one: an xattr is skipped"), "{said}");
 
-    // Long enough for the other's inode to be inside it, whichever comes first.
+    // Long enough to contain the other's inode, whichever comes first.
     for name in ["one", "two"] {
         let content = name.repeat(200);
         let at = bytes.windows(600).position(|window| window == content.as_bytes()).expect("the content");

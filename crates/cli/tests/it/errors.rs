@@ -64,8 +64,8 @@ fn stat_of_nothing_fails() {
     assert_names(&run_to_fail(&mut server.ask(&["stat", "other"])), &["'other'"]);
 }
 
-/// A full disk behind standard output is reported. A reader that goes away is not an error, unless
-/// an image remains incomplete.
+/// A full disk under standard output is reported. A reader that stops reading is not an error,
+/// unless an image remains incomplete.
 #[test]
 fn standard_output_that_fails_is_named() {
     let folder = TempDir::new().expect("a folder");
@@ -94,7 +94,7 @@ fn standard_output_that_fails_is_named() {
 }
 
 #[test]
-fn what_is_no_image_is_called_by_its_name() {
+fn files_that_are_not_images_are_named() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("file");
     for (at, magic, name) in [

@@ -1,4 +1,4 @@
-//! `pagefold extract` over what exists, as a user, within limits; and what other commands say of
+//! `pagefold extract` into existing directories, as a user, within limits; and other commands on
 //! deep and truncated images.
 
 use std::{
@@ -92,10 +92,10 @@ fn a_filled_target_is_refused_in_a_line_kept_or_replaced() {
 const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x04\0\x0c\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
     \x10\0\x05\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
 
-/// What needs root is left out and counted in a line, and the rest is kept.
+/// Attributes that need root are left out and counted in a line; the others are set.
 #[test]
-fn a_user_who_is_not_root_gets_what_users_may_have() {
-    const TEST: &str = "a_user_who_is_not_root_gets_what_users_may_have";
+fn a_user_who_is_not_root_gets_permitted_attributes() {
+    const TEST: &str = "a_user_who_is_not_root_gets_permitted_attributes";
     if !rustix::process::geteuid().is_root() {
         return pagefold_testing::skip_for_good(TEST, "it takes root to become a user");
     }
@@ -143,7 +143,7 @@ fn a_user_who_is_not_root_gets_what_users_may_have() {
     assert_eq!(place.extract("ours", &["--no-owners"]).1, "pagefold: left out: 2 device files\n");
 }
 
-/// An xattr that no file system here accepts is no file that could not be extracted.
+/// A file with an xattr that no file system here accepts still counts as extracted.
 #[test]
 fn attributes_that_fail_are_not_files_that_fail() {
     let place = Place::new();
@@ -231,8 +231,8 @@ fn rights_are_shown_as_by_ls() {
     assert_eq!(found, ["-rwsr-xr-x", "-rw-r-----", "-rwx--S---", "drwxrwxrwt"]);
 }
 
-/// A named pipe as second source holds the build between the scan of the first and the reading of
-/// its files.
+/// A named pipe as second source delays the build between the scan of the first source and the
+/// reading of its files.
 #[test]
 fn a_live_tree_is_packed_with_status_1_and_the_names_of_what_changed() {
     let place = Place::new();

@@ -63,8 +63,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// The greedy fork is refused, or waits, while the others work, and none of them is refused
-/// anything.
+/// The greedy fork is refused, or waits, while the others work and are never refused.
 #[test]
 fn a_greedy_fork_leaves_others_their_room() {
     let Some([fio]) = programs("a_greedy_fork_leaves_others_their_room", ["fio"]) else { return };

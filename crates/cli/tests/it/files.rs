@@ -228,7 +228,7 @@ serve --run 'test -e "$files/a"' 2> log
 fails grep -q " $1/mount " /proc/self/mounts
 "#;
 
-/// What `reset` does to a read-only disk is seen in its file, although it was read before.
+/// After `reset` of a read-only disk, its file shows the new content although it was read before.
 #[test]
 fn a_read_only_disk_that_is_reset_is_seen_in_its_file() {
     let Some(place) = Place::new("a_read_only_disk_that_is_reset_is_seen_in_its_file") else { return };

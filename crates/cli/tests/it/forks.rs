@@ -291,8 +291,8 @@ fn a_hundred_forks_of_forks_are_each_as_they_were() {
 }
 
 #[test]
-fn what_was_changed_is_reported() {
-    let test = "what_was_changed_is_reported";
+fn changed_ranges_are_reported() {
+    let test = "changed_ranges_are_reported";
     let (Some(clients), Some([nbdinfo, qemu_img])) = (Clients::find(test), programs(test, ["nbdinfo", "qemu-img"]))
     else {
         return;
@@ -362,7 +362,7 @@ fn what_was_changed_is_reported() {
     clients.fill(&server, "a", &[Fill { byte: 9, page: 300, pages: 1 }]);
     let later = [(0, 3), (100, 70), (300, 1), (511, 1)];
     assert_eq!(diff(&server, "a"), later);
-    // A snapshot keeps what the disk had changed by then, whatever happens to the disk.
+    // A snapshot keeps the changes that the disk had by then, whatever happens to the disk.
     assert_eq!(diff(&server, "a@s"), changed);
     run(&mut server.ask(&["snapshot", "a", "t"]));
     run(&mut server.ask(&["rollback", "a", "s"]));
@@ -528,8 +528,8 @@ fn forks_that_come_and_go_leave_nothing_behind() {
     assert!(after <= before + before / 50, "{before} bytes before, {after} after");
 }
 
-/// In whatever order commands of several clients run, every snapshot has its disk, and nothing is
-/// left behind.
+/// For any order of several clients' commands, every snapshot has its disk, and nothing is left
+/// behind.
 #[test]
 fn commands_that_meet_leave_no_snapshot_without_its_disk() {
     const THREADS: u64 = 4;

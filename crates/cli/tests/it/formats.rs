@@ -1,4 +1,4 @@
-//! Files in the formats of other programs: what can be read is read, all else is refused by name.
+//! Files in the formats of other programs: readable ones are read, others are refused by name.
 
 use std::{
     fs::{self, File},
@@ -157,7 +157,8 @@ fn the_disk_in_a_qcow2_image_is_packed() {
         }
     }
     let image = fs::read(folder.at("cloud.qcow2")).expect("an image");
-    // Clouds name theirs like raw disks. So may a guest that wrote such a header to its disk.
+    // Clouds name such images like raw disks. So is the disk of a guest that wrote such a header to
+    // it.
     let named = folder.write("cloud.img", &image);
     let said = folder.refused(&[&named]);
     assert!(said.contains("contains a qcow2 image") && said.contains("--format qcow2 or --format raw"), "{said}");
@@ -173,7 +174,7 @@ fn the_disk_in_a_qcow2_image_is_packed() {
     let cut = folder.write("cut.qcow2", &image[..image.len() / 2]);
     let said = folder.refused(&[&cut]);
     assert!(said.contains("cut.qcow2"), "{said}");
-    // What cannot be read alone is refused, with the command.
+    // An image that cannot be read alone is refused, with the command that helps.
     let create = ["create", "-f", "qcow2", "-b", "disk.raw", "-F", "raw", "above.qcow2"];
     run(Command::new(&qemu_img).args(create).current_dir(folder.0.path()));
     let said = folder.refused(&[&folder.at("above.qcow2")]);
@@ -181,8 +182,8 @@ fn the_disk_in_a_qcow2_image_is_packed() {
 }
 
 #[test]
-fn what_qemu_writes_is_refused_by_its_name() {
-    const TEST: &str = "what_qemu_writes_is_refused_by_its_name";
+fn formats_of_qemu_are_refused_by_name() {
+    const TEST: &str = "formats_of_qemu_are_refused_by_name";
     let Some([qemu_img]) = programs(TEST, ["qemu-img"]) else { return };
     let folder = Folder::new();
     let disk = folder.at("disk.raw");
@@ -223,7 +224,7 @@ fn what_qemu_writes_is_refused_by_its_name() {
         }
         let said = folder.refused(&[&image]);
         assert!(said.contains(name) && said.contains("--format raw") && said.contains(&image), "{format}: {said}");
-        // Whatever its name, and as a base or a sample too.
+        // This holds for any name, and for bases and samples too.
         let other = folder.at("other.img");
         fs::copy(&image, &other).expect("a copy");
         assert!(folder.refused(&[&other]).contains(name));
@@ -246,7 +247,7 @@ fn pagefold_in(folder: &Folder, name: &str) -> Command {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_with_the_command_that_helps() {
+fn unreadable_formats_are_refused_with_a_helpful_command() {
     let folder = Folder::new();
     let server = Server::start(&["--size", "1M"]);
     for (file, at, magic, name, command) in [
@@ -312,12 +313,12 @@ fn what_cannot_be_read_is_refused_with_the_command_that_helps() {
     }
 }
 
-/// What a content is, and what packing it gives.
+/// A kind of content, and the result of packing it.
 struct Sample {
     bytes: Vec<u8>,
     /// Names that fit end in one of these.
     fits: &'static [&'static str],
-    /// What an error mentions.
+    /// Words that an error mentions.
     named: &'static str,
     /// The content of the only file in an image of it.
     content: Option<Vec<u8>>,
@@ -344,7 +345,7 @@ fn no_content_is_misread_under_any_name() {
     let none = || None;
     let ends = &["", ".img", ".raw", ".iso", ".txt", ".bin", ".x.y"][..];
     let archives = &["", ".txt", ".bin", ".x.y", ".tar", ".gz", ".tar.gz", ".tgz", ".tar.xz", ".zst", ".img.gz"][..];
-    // What is in it is named like what it is.
+    // The content in it has the name of its own format.
     let of_tar = &archives[..10];
     let of_disk = &["", ".txt", ".bin", ".x.y", ".gz", ".zst", ".img.gz", ".img.xz"][..];
     let samples = [
@@ -403,7 +404,8 @@ fn an_image_in_a_disk_is_found() {
     run(pagefold().args(["pack", &folder.at("tree"), "-o", &folder.at("image")]));
     let image = fs::read(folder.at("image")).expect("an image");
     let mut disk = vec![0; 40 << 20];
-    // A GPT with two partitions, the second of which is behind what is searched without a table.
+    // A GPT with two partitions. The second one begins after the range that is searched without a
+    // table.
     disk[510..512].copy_from_slice(b"\x55\xaa");
     disk[512..520].copy_from_slice(b"EFI PART");
     disk[512 + 72..][..8].copy_from_slice(&2u64.to_le_bytes());

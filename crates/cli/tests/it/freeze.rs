@@ -38,7 +38,7 @@ impl Frozen {
         })
     }
 
-    /// The same with a base that `make` creates from a disk in a directory.
+    /// The same with a base that `make` creates from a disk, in a directory.
     fn start_over(test: &str, mib: usize, make: impl Fn(&Path, &Path) -> PathBuf) -> Option<Self> {
         let [qemu_io, qemu_img, nbdcopy] = programs(test, ["qemu-io", "qemu-img", "nbdcopy"])?;
         let folder = tempfile::tempdir().expect("a folder");
@@ -127,20 +127,20 @@ impl Frozen {
 }
 
 #[test]
-fn an_image_over_a_base_holds_what_the_disk_does() {
-    frozen_images_hold_what_disks_do("an_image_over_a_base_holds_what_the_disk_does", &[]);
+fn an_image_over_a_base_equals_the_disk() {
+    frozen_images_hold_what_disks_do("an_image_over_a_base_equals_the_disk", &[]);
 }
 
 #[test]
-fn an_image_over_a_dense_base_holds_what_the_disk_does() {
+fn an_image_over_a_dense_base_equals_the_disk() {
     let pack = ["--codec", "zstd,3", "--cluster", "64K", "--fragments=tails"];
-    frozen_images_hold_what_disks_do("an_image_over_a_dense_base_holds_what_the_disk_does", &pack);
+    frozen_images_hold_what_disks_do("an_image_over_a_dense_base_equals_the_disk", &pack);
 }
 
 #[test]
-fn an_image_over_an_uncompressed_base_holds_what_the_disk_does() {
+fn an_image_over_an_uncompressed_base_equals_the_disk() {
     let pack = ["--codec", "none"];
-    frozen_images_hold_what_disks_do("an_image_over_an_uncompressed_base_holds_what_the_disk_does", &pack);
+    frozen_images_hold_what_disks_do("an_image_over_an_uncompressed_base_equals_the_disk", &pack);
 }
 
 /// Freezes disks over a base that `pack` makes with these options.
@@ -254,7 +254,7 @@ fn a_freeze_that_is_killed_leaves_the_old_file_or_the_new_one() {
             fs::write(frozen.at("out"), "the old file").expect("a file");
             let mut command = frozen.server.ask(&[&["freeze", "job", "--force", "-o", "out"], more].concat());
             let mut child = command.current_dir(frozen.folder.path()).stderr(Stdio::null()).spawn().expect("it starts");
-            // Whatever it is doing by then, it is killed in it.
+            // It is killed at whatever it is doing by then.
             thread::sleep(Duration::from_millis(after_ms));
             child.kill().expect("it can be killed");
             child.wait().expect("it ends");
@@ -299,8 +299,8 @@ fn a_full_target_keeps_its_old_file() {
 }
 
 #[test]
-fn a_base_that_is_not_what_it_was_is_not_copied() {
-    const TEST: &str = "a_base_that_is_not_what_it_was_is_not_copied";
+fn a_modified_base_is_not_copied() {
+    const TEST: &str = "a_modified_base_is_not_copied";
     let Some(frozen) = Frozen::start(TEST, 4, &[]) else { return };
     frozen.ask(&["fork", "base", "job"]);
     frozen.write("job", &["write -P 7 1001k 9k"]);
@@ -318,8 +318,8 @@ fn a_base_that_is_not_what_it_was_is_not_copied() {
 }
 
 #[test]
-fn an_image_above_the_base_has_what_changed() {
-    const TEST: &str = "an_image_above_the_base_has_what_changed";
+fn an_image_above_the_base_has_the_changes() {
+    const TEST: &str = "an_image_above_the_base_has_the_changes";
     for format in ["raw", "qcow2"] {
         let convert = |disk: &Path, folder: &Path| {
             let base = folder.join(format!("below.{format}"));
@@ -408,7 +408,7 @@ fn an_image_can_refer_to_its_base() {
 }
 
 #[test]
-fn what_cannot_be_frozen_is_said() {
+fn failures_to_freeze_are_explained() {
     let server = Server::start(&["--export", "name=a,size=1M"]);
     for (args, what) in [
         (&["freeze", "b", "-o", "out.erofs"][..], "no disk named 'b'"),
@@ -434,7 +434,7 @@ fn what_cannot_be_frozen_is_said() {
     assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with("out")));
 }
 
-/// Neither a freeze nor a base takes anything for what was never written.
+/// Neither a freeze nor a base takes room for ranges that were never written.
 #[test]
 fn a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base() {
     let Some([qemu_io]) = programs("a_disk_that_is_almost_only_zeros_becomes_a_small_image_and_a_base", ["qemu-io"])

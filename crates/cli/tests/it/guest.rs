@@ -100,10 +100,10 @@ impl Machine {
         self.start_from(&drives(disks), &initramfs(&self.parts, RUN, script, &[]))
     }
 
-    /// As [`start`](Self::start), without disks, with programs in `/programs`, other files under the names
-    /// that are given, and two CPUs.
+    /// As [`start`](Self::start), without disks, with programs in `/programs`, other files under
+    /// the given names, and two CPUs.
     pub(crate) fn start_with(&self, programs: &[&Path], others: &[(String, PathBuf)], script: &str) -> Guest {
-        // Without what debuggers need, they fit into the guest's memory.
+        // Without debug information, they fit into the guest's memory.
         let folder = TempDir::new().expect("a folder");
         let (mut files, mut libraries) = (others.to_vec(), BTreeSet::new());
         for program in programs {

@@ -83,7 +83,7 @@ fn a_tree_is_packed_and_comes_back() {
 }
 
 #[test]
-fn what_is_at_a_path_is_read_alone() {
+fn a_path_in_an_image_is_read_alone() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     for name in ["a", "b"] {
@@ -338,7 +338,7 @@ struct Tmpfs(TempDir);
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // A child that another test is just starting still has this one's open files.
+        // A child that another test is starting at the moment still has this one's open files.
         let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
@@ -457,7 +457,7 @@ fn a_user_who_is_not_root_gets_the_xattrs_of_read_only_files() {
 }
 
 #[test]
-fn options_that_cannot_be_meant_say_what_is_wrong() {
+fn contradictory_options_are_explained() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
@@ -478,7 +478,7 @@ fn options_that_cannot_be_meant_say_what_is_wrong() {
 
 /// If the system refuses threads, the program works without them or reports an error.
 #[test]
-fn threads_that_cannot_be_had_are_no_panic() {
+fn missing_threads_cause_no_panic() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");
@@ -565,7 +565,7 @@ fn a_disk_that_is_almost_only_zeros_takes_no_more_than_its_data() {
     let mut page = [0; 4096];
     extracted.read_exact_at(&mut page, 70 << 30).expect("a page");
     assert_eq!(page, [7; 4096]);
-    // Without a codec, chunks take more, but any Linux reads them.
+    // Without a codec, chunks take more bytes, but any Linux reads them.
     for (indexes, needs, most) in [("auto", true, 20 << 10), ("compact", false, 2 << 20)] {
         let said = Command::new(env!("CARGO_BIN_EXE_pagefold"))
             .args(["pack", "--codec", "none", "--indexes", indexes, &at("tree/disk"), "-o", &at("image")])

@@ -21,7 +21,7 @@ const FOLDERS: [&str; 3] = ["s", "s/sub", "o"];
 /// Names of files and of outputs.
 const NAMES: [&str; 9] = ["n.txt", "g", "l1", "a.erofs", "l2.erofs", "b.img", "c.raw", "d.qcow2", "e.tar.gz"];
 
-/// Names that mean another format than EROFS, and those that say none, by extension.
+/// Extensions that mean another format than EROFS, and those that mean none.
 const NOT_EROFS: [&str; 5] = ["raw", "qcow2", "tar", "gz", "vmdk"];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,7 +161,7 @@ impl MadeLayout {
     }
 }
 
-/// Returns the path where a file appears that is written to `path`.
+/// Returns the path at which a file that is written to `path` appears.
 fn end_of(path: &Path) -> Option<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..10 {
@@ -394,7 +394,7 @@ impl Served {
     }
 }
 
-/// A name that is not UTF-8 or has a line feed is as good as any other.
+/// Names that are not UTF-8 or have a line feed are valid too.
 #[test]
 fn odd_names_are_outputs_too() {
     use std::os::unix::ffi::OsStrExt;

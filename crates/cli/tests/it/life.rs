@@ -27,7 +27,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The command returns when clients can connect, with the addresses, and its log goes on in a file.
+/// The command prints the addresses and returns when clients can connect; its log continues in a
+/// file.
 #[test]
 fn a_detached_server_is_ready_when_the_command_returns() {
     let folder = TempDir::new().expect("a folder");
@@ -95,7 +96,7 @@ fn commands_wait_for_a_server_that_is_starting() {
     drop(shell);
 }
 
-/// What an unfinished start keeps locked is waited for, and only as long as it is locked.
+/// Commands wait for a directory that an unfinished start has locked, but only while it is locked.
 #[test]
 fn a_lock_without_a_server_is_waited_for_while_it_is_held() {
     let folder = TempDir::new().expect("a folder");
@@ -104,7 +105,7 @@ fn a_lock_without_a_server_is_waited_for_while_it_is_held() {
     let mut asking = pagefold();
     asking.args(["disks", "--dir"]).arg(folder.path()).stderr(Stdio::piped());
     let mut child = Ended(asking.spawn().expect("a start"));
-    // Longer than a command waits for a server that has left no sign.
+    // Longer than a command waits for a server of which there is no sign.
     thread::sleep(Duration::from_millis(1500));
     assert!(child.0.try_wait().expect("a child").is_none(), "it did not wait");
     drop(lock);
@@ -114,7 +115,7 @@ fn a_lock_without_a_server_is_waited_for_while_it_is_held() {
     assert!(message.contains("no server is listening on"), "{message}");
 }
 
-/// A socket that another user may not reach is not called one without a server.
+/// A socket that another user may not reach is not reported as one without a server.
 #[test]
 fn a_server_of_another_user_is_not_denied() {
     let test = "a_server_of_another_user_is_not_denied";

@@ -74,7 +74,7 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
         return Vec::new();
     };
     let busy = |name: &str| format!("name={name},size={BUSY_BYTES}");
-    // It says more than a pipe holds that nothing reads.
+    // Its output exceeds the capacity of a pipe that is not read.
     let logs = tempfile::tempdir().expect("a folder");
     let log = logs.path().join("log");
     let mut server = Server::start(&[
@@ -195,7 +195,7 @@ struct Figures {
     /// As the first process says.
     paused_ms: f64,
     sent: String,
-    /// The longest that a page was read in all that time.
+    /// The longest time that reading a page took.
     longest_ms: f64,
 }
 
@@ -295,8 +295,8 @@ fn load_file(fio: &Path, folder: &Path, file: &Path) -> Child {
         .expect("fio starts")
 }
 
-/// Lets qemu-io write patterns from `start` on, and compare them, through one connection. What it says goes
-/// to the file `said`.
+/// Lets qemu-io write patterns from `start` on, and compare them, through one connection. Its
+/// output goes to the file `said`.
 fn patterns(qemu_io: &Path, uri: &str, said: &Path, start: u64, ended: &AtomicBool) {
     let file = File::create(said).expect("a file");
     let mut command = Command::new(qemu_io);

@@ -120,7 +120,8 @@ pub(crate) fn most_bytes(server: &Server, work: impl FnOnce()) -> u64 {
         scope.spawn(|| {
             while !ended.load(Ordering::SeqCst) {
                 most.fetch_max(server.anonymous_bytes(), Ordering::SeqCst);
-                // A sample may miss a peak, so the bound may be met wrongly, but not exceeded wrongly.
+                // A sample may miss a peak, so this test may miss a violation, but never reports a
+                // wrong one.
                 thread::sleep(Duration::from_millis(2));
             }
         });
@@ -275,7 +276,7 @@ fn lists_of_many_disks_take_no_memory_while_they_are_not_read() {
             control
         };
         let mut clients: Vec<_> = (0..CLIENTS).map(ask).collect();
-        // The answers are made, and wait to be read.
+        // The replies exist and wait to be read.
         thread::sleep(Duration::from_millis(500));
         for control in &mut clients {
             let disks = &control.line()["result"]["disks"];

@@ -158,7 +158,7 @@ fn scrape(socket: &Path) -> Metrics {
     Metrics::read(&body)
 }
 
-/// Returns metrics that meet a condition. What was exported a moment ago may be exported again.
+/// Returns metrics that meet a condition. The previous metrics may be exported again for a while.
 fn scrape_until(socket: &Path, is_met: impl Fn(&Metrics) -> bool) -> Metrics {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -203,7 +203,7 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_clients_do_is_counted() {
+fn requests_of_clients_are_counted() {
     let (server, _folder, socket) = server();
     let mut control = Control::open(&server);
     control.done(&json!({"command": "fork", "from": "base", "names": ["fork-1", "fork \"\\2"]}));
@@ -232,7 +232,7 @@ fn what_clients_do_is_counted() {
     assert_eq!(after.get("pagefold_disk_memory_limit_bytes", &[("disk", "a")]), Some(f64::from(64 << 20)));
     assert_eq!(server.figure("fork-1", "read_requests"), 32);
     assert_eq!(server.total("read_bytes"), 3 << 16);
-    // Requests of a disk stay in the sum when the disk is gone.
+    // A dropped disk's requests stay in the sum.
     control.done(&json!({"command": "drop", "name": "fork-1", "force": true}));
     let last = scrape_until(&socket, |metrics| read(metrics, requests, "fork-1").is_none());
     assert_eq!(all(&last, "pagefold_requests_total"), all(&after, "pagefold_requests_total"));
@@ -292,12 +292,12 @@ fn all_transports_count() {
 }
 
 #[test]
-fn the_manual_lists_what_is_exported() {
+fn the_manual_lists_all_metrics() {
     let (server, _folder, socket) = server();
     read_64_kib(&server, "a");
     let metrics = scrape(&socket);
     let mut exported: BTreeSet<String> = metrics.samples.keys().cloned().collect();
-    // A histogram and a summary have one name in the manual.
+    // The manual names a histogram or a summary once.
     for family in &metrics.families {
         if exported.contains(&format!("{family}_sum")) {
             exported.retain(|name| {
@@ -314,7 +314,7 @@ fn the_manual_lists_what_is_exported() {
 
 /// The dashboard and the alerts use names that a server exports, each with its labels.
 #[test]
-fn dashboards_and_alerts_use_what_is_exported() {
+fn dashboards_and_alerts_use_existing_metrics() {
     let (server, folder, socket) = server();
     read_64_kib(&server, "a");
     let metrics = scrape(&socket);
@@ -342,7 +342,7 @@ fn dashboards_and_alerts_use_what_is_exported() {
     let panels = dashboard["panels"].as_array().expect("panels");
     let ids: HashSet<_> = panels.iter().map(|panel| panel["id"].as_u64().expect("a number")).collect();
     assert_eq!(ids.len(), panels.len());
-    let test = "dashboards_and_alerts_use_what_is_exported";
+    let test = "dashboards_and_alerts_use_existing_metrics";
     let Some(promtool) = find(Path::new("promtool")) else {
         return skip_for_good(test, "promtool, of Debian's package prometheus, is not installed");
     };
@@ -430,7 +430,7 @@ fn sockets_are_those_that_were_asked_for() {
     drop(TcpStream::connect(address));
 }
 
-/// Another time of the start would mean that the disks are lost.
+/// A different start time would mean that the disks are lost.
 #[test]
 fn a_process_that_takes_over_has_the_first_ones_time() {
     let (mut server, _folder, socket) = server();
@@ -439,7 +439,7 @@ fn a_process_that_takes_over_has_the_first_ones_time() {
     let first = time(&scrape(&socket)).expect("a time");
     for _ in 0..2 {
         server.take_over(&["--metrics", &path]);
-        // The new process makes the socket once the former one has ended.
+        // The new process creates the socket once the previous one has ended.
         let deadline = Instant::now() + Duration::from_secs(60);
         while UnixStream::connect(&socket).is_err() {
             assert!(Instant::now() < deadline, "no metrics");

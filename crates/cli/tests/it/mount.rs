@@ -86,8 +86,8 @@ impl Place {
         true
     }
 
-    /// Until it is executed, a program that another test starts has this one's open files, which
-    /// keep the mount busy.
+    /// A program that another test is starting has this one's open files until it is executed, and
+    /// these keep the mount busy.
     fn unmount(&self) {
         let mut command = Command::new("fusermount3");
         command.arg("-u").arg(self.at("mount"));
@@ -238,8 +238,8 @@ fn facts(root: &Path) -> BTreeMap<PathBuf, Facts> {
 }
 
 #[test]
-fn a_mounted_image_is_what_was_packed() {
-    const TEST: &str = "a_mounted_image_is_what_was_packed";
+fn a_mounted_image_equals_its_source() {
+    const TEST: &str = "a_mounted_image_equals_its_source";
     if !can_mount(TEST) {
         return;
     }
@@ -493,7 +493,7 @@ fn signals_unmount() {
     }
 }
 
-/// The process of a mount that is gone does not touch the one that replaced it.
+/// The process of a former mount does not touch the mount that replaced it.
 #[test]
 fn a_mount_can_follow_another_immediately() {
     const TEST: &str = "a_mount_can_follow_another_immediately";
@@ -516,8 +516,8 @@ fn a_mount_can_follow_another_immediately() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_reported_before_it_returns() {
-    const TEST: &str = "what_cannot_be_mounted_is_reported_before_it_returns";
+fn mount_failures_are_reported_before_the_command_returns() {
+    const TEST: &str = "mount_failures_are_reported_before_the_command_returns";
     if !can_mount(TEST) {
         return;
     }

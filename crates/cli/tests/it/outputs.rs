@@ -230,8 +230,8 @@ fn a_device_over_an_input_is_an_input() {
 }
 
 #[test]
-fn a_device_gets_a_whole_image_or_keeps_what_it_has() {
-    const TEST: &str = "a_device_gets_a_whole_image_or_keeps_what_it_has";
+fn a_device_gets_a_whole_image_or_keeps_its_content() {
+    const TEST: &str = "a_device_gets_a_whole_image_or_keeps_its_content";
     let folder = Folder::new();
     let at = |name: &str| folder.at(name);
     folder.write("s/text", &"some text\n".repeat(9000).into_bytes());
@@ -246,7 +246,7 @@ fn a_device_gets_a_whole_image_or_keeps_what_it_has() {
     fails(&mut pack(&[&at("base.raw"), "--codec", "none", "-o", &device.0]), &sizes);
     run(&mut pack(&[&at("s"), "-o", &device.0]));
     assert!(run(pagefold().args(["check", &device.0])).contains("sound"));
-    // An image may be replaced, but stays if the new one has no room.
+    // An image may be replaced, but stays if there is no room for the new one.
     fails(&mut pack(&[&at("base.raw"), "--codec", "none", "-o", &device.0]), &sizes);
     run(&mut pack(&[&at("s"), "--codec", "zstd", "-o", &device.0]));
     run(pagefold().args(["check", "--against", &at("s"), &device.0]));
@@ -293,14 +293,14 @@ fn no_file_of_a_server_is_replaced() {
         }
         assert_eq!(fs::read(place("lock")).expect("a lock"), lock);
     }
-    // The base is still one after its disk was dropped, because another disk reads it.
+    // The file stays a base after its disk was dropped, because another disk reads it.
     run(&mut server.ask(&["drop", "packed"]));
     let message = folder.refuses(&mut server.ask(&["freeze", "job", "--force", "-o", &at("packed.erofs")]));
     assert!(message.contains("is the server's base"), "{message}");
 }
 
 #[test]
-fn other_commands_replace_only_what_they_wrote() {
+fn other_commands_replace_only_their_own_files() {
     let folder = Folder::new();
     let at = |name: &str| folder.at(name);
     folder.write("s/n.txt", b"precious");

@@ -51,7 +51,7 @@ fn a_disk_is_alone_on_its_socket() {
         let output = size(uri(&at("job.sock"), name));
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{name}: {output:?}");
     }
-    // What is written there is on the disk; an instant is not there.
+    // Data written there are on the disk; instants cannot be reached there.
     fs::write(at("data"), vec![7; 2 << 20]).expect("room");
     run(Command::new(&nbdcopy).arg(at("data")).arg(uri(&at("job.sock"), "")));
     run(server.ask(&["freeze", "job", "--format", "raw"]).arg("-o").arg(at("frozen.img")));
@@ -73,9 +73,9 @@ fn a_disk_is_alone_on_its_socket() {
     assert!(status.success() && !at("new.sock").exists(), "a socket was left behind");
 }
 
-/// A disk whose socket cannot be made is not made either, and nothing of others is touched.
+/// A disk whose socket cannot be created is not created either, and files of others stay untouched.
 #[test]
-fn a_socket_that_cannot_be_made_makes_no_disk() {
+fn a_disk_is_not_created_without_its_socket() {
     let server = Server::start(&["--size", "1M"]);
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name);
@@ -230,7 +230,7 @@ fn one_disks_clients_do_not_shut_out_others() {
     assert_eq!(said, "set the quota of 'a' to at most 3 connections and 1 MiB/s\n");
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut kept = Vec::new();
-    // Those of before may take a moment to end.
+    // The previous connections may take a moment to end.
     while kept.len() < 3 {
         assert!(Instant::now() < deadline, "there are only {}", kept.len());
         kept.extend(connect("a").ok());
@@ -275,7 +275,8 @@ fn new_disks_have_their_quota() {
     }
 }
 
-/// Requests of a disk with a rate wait; those of others do not, and lifting the rate ends it.
+/// Requests of a disk with a rate wait; those of other disks do not. Lifting the rate ends the
+/// wait.
 #[test]
 fn a_disk_has_its_rate() {
     let server = Server::start(&["--export", "name=a,size=1M", "--export", "name=b,size=1M"]);

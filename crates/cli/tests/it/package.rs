@@ -1,4 +1,5 @@
-//! What `make install` and the Debian package install, and how the package lives and goes.
+//! The files that `make install` and the Debian package install, and the package's life from
+//! installation to removal.
 
 use std::{
     collections::BTreeSet,
@@ -135,7 +136,7 @@ fn the_installed_configuration_is_valid() {
     }
 }
 
-/// The unit is as closed as it can be while clients come over networks.
+/// The unit is as restricted as possible for a server with clients on networks.
 #[test]
 fn the_units_are_sound_and_hardened() {
     let test = "the_units_are_sound_and_hardened";
@@ -190,8 +191,8 @@ fn the_package_pleases_lintian() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// The image has the program alone, which serves as the image's user. The one under test also needs its
-/// libraries.
+/// The image has only the program, which serves as the image's user. The program under test also
+/// needs its libraries.
 #[test]
 fn the_container_image_serves_without_privileges() {
     let test = "the_container_image_serves_without_privileges";

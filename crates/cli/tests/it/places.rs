@@ -65,7 +65,7 @@ fn a_server_that_was_killed_leaves_its_place_to_the_next() {
 }
 
 #[test]
-fn of_many_servers_that_start_one_gets_the_place() {
+fn one_of_many_starting_servers_gets_the_directory() {
     let folder = TempDir::new().expect("a folder");
     let start = || serve(folder.path(), &["--size", "1M"]).stderr(Stdio::null()).spawn().expect("pagefold starts");
     let mut children: Vec<_> = (0..12).map(|_| Ended(start())).collect();

@@ -1,4 +1,4 @@
-//! Images of disks in registries: only what changed travels.
+//! Images of disks in registries: only changes are sent.
 
 use std::{
     fs::{self, File},
@@ -137,8 +137,8 @@ fn mounted(test: &str, blobs: &[PathBuf]) -> Option<Vec<u8>> {
 /// A fork of an image in a registry is pushed without its base. Another machine, the kernel and
 /// fsck.erofs read the same disk.
 #[test]
-fn only_what_changed_is_pushed() {
-    const TEST: &str = "only_what_changed_is_pushed";
+fn only_changes_are_pushed() {
+    const TEST: &str = "only_changes_are_pushed";
     let (Some(registry), Some(machine)) = (Registry::start(TEST), Machine::new(TEST)) else { return };
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| text(&folder.path().join(name)).to_owned();
@@ -156,7 +156,7 @@ fn only_what_changed_is_pushed() {
         machine.write(&server, "job", &writes(60, 24, number as u64 + 1));
         let expected = machine.content(&server, "job");
 
-        // The blobs that are new, each with the index of its clusters.
+        // The new blobs, each with the index of its clusters.
         let delta = at(&format!("delta-{number}.erofs"));
         machine.ask(&server, &["freeze", "job", "--backing", "-o", &delta]);
         let base_arg = ["--device", &base];
@@ -278,8 +278,8 @@ fn a_chain_in_a_registry() {
 
 /// Disks without an EROFS image below them become whole images.
 #[test]
-fn what_has_no_base_is_pushed_whole() {
-    const TEST: &str = "what_has_no_base_is_pushed_whole";
+fn a_disk_without_a_base_is_pushed_whole() {
+    const TEST: &str = "a_disk_without_a_base_is_pushed_whole";
     let (Some(registry), Some(machine)) = (Registry::start(TEST), Machine::new(TEST)) else { return };
     let folder = TempDir::new().expect("a folder");
     let raw = folder.path().join("raw.img");

@@ -162,7 +162,7 @@ fn check_prints_problems_and_then_the_verdict() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(said, format!("pagefold: {}: 1 problem\n", at("damaged")));
     }
-    // A reader that goes away does not hide the problems.
+    // A reader that stops reading does not hide the problems.
     let (reader, closed) = std::io::pipe().expect("a pipe");
     drop(reader);
     let output = pagefold().args(["check", "--json", &at("damaged")]).stdout(closed).output().expect("a start");

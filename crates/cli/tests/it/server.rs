@@ -92,7 +92,7 @@ impl Server {
         self.take_over_with(command)
     }
 
-    /// The same with a command that lacks the place.
+    /// The same with a command without a location.
     pub(crate) fn take_over_with(&mut self, mut command: Command) -> String {
         command.arg("--dir").arg(self.folder.path()).stderr(Stdio::piped());
         let mut next = command.spawn().expect("pagefold starts");

@@ -114,7 +114,7 @@ fn a_server_that_is_killed_leaves_its_bases() {
     let names: Vec<String> = (0..FORKS).map(|number| format!("job-{number}")).collect();
     run(server.ask(&["fork", "root", "copied"]).args(&names));
     let quiet = |command: &mut Command| Ended(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it"));
-    // Each writes and reads far more than there is time for.
+    // Each writes and reads far more than the time allows.
     let mut clients: Vec<Ended> = Vec::new();
     for name in &names {
         for what in [&["-w", "--flush-interval=100", "-d", "16"][..], &["-d", "16"]] {

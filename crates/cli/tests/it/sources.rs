@@ -184,8 +184,8 @@ fn members_that_cannot_be_packed_are_named() {
 }
 
 #[test]
-fn what_cannot_be_read_is_left_out_if_it_may_be() {
-    const TEST: &str = "what_cannot_be_read_is_left_out_if_it_may_be";
+fn unreadable_files_are_left_out_on_request() {
+    const TEST: &str = "unreadable_files_are_left_out_on_request";
     if !rustix::process::geteuid().is_root() {
         return skip_for_good(TEST, "it takes root to become a user");
     }

@@ -61,7 +61,8 @@ fn a_command_is_run_under_any_umask_with_a_private_directory() {
     }
 }
 
-/// What a server reserves for its pool has no access at first, and may be less than the limit.
+/// The address space that a server reserves for its pool is inaccessible at first, and may be
+/// smaller than the limit.
 #[test]
 fn a_server_starts_in_a_small_address_space() {
     let script = format!(
@@ -71,8 +72,8 @@ fn a_server_starts_in_a_small_address_space() {
     assert_eq!(run(std::process::Command::new("sh").args(["-c", &script])), "served\n");
 }
 
-/// A system that does not overcommit memory charges what a program enables: a server starts there, and
-/// holds what is written.
+/// A system that does not overcommit memory charges what a program enables: a server starts there,
+/// and stores what is written.
 const STRICT: &str = "
 export PATH=/programs:/bin HOME=/tmp
 set -e

@@ -53,7 +53,7 @@ fn a_server_has_no_huge_pages_and_its_command_may() {
 
 /// If standard error has no reader, messages are lost and the server continues.
 #[test]
-fn a_server_whose_messages_are_not_read_goes_on() {
+fn a_server_whose_messages_are_not_read_continues() {
     let server = Server::start(&[]);
     // More than fits into a pipe.
     let name = "n".repeat(1500);

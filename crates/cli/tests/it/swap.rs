@@ -95,7 +95,7 @@ fn without_the_right_to_lock_memory_there_is_no_server() {
     assert!(said.lines().count() == 1, "{said}");
 }
 
-/// A command started by the server would inherit its protection and would have to give it up.
+/// A command started by the server would inherit its privileges and would have to drop them.
 #[test]
 fn a_swap_server_runs_no_command() {
     let output = pagefold().args(["serve", "--swap", "--run", "true"]).output().expect("it runs");

@@ -279,7 +279,7 @@ fn a_new_process_serves_whatever_fails_afterwards() {
 }
 
 #[test]
-fn what_cannot_be_handed_over_is_named() {
+fn state_that_cannot_be_handed_over_is_named() {
     let vhost = tempfile::tempdir().expect("a folder");
     let server = Server::start(&["--size", "1M", "--vhost-user", vhost.path().to_str().expect("a plain path")]);
     let refusal = |server: &Server, args: &[&str]| {

@@ -97,7 +97,8 @@ fn libnbd_is_refused_without_tls_or_trust() {
     let other = secure.folder.path().join("other");
     Authority::new().client(&other, Valid::Now);
     fails(Command::new(&nbdinfo).arg(secure.uri_with("disk", &other)));
-    // It trusts the server, but its own certificate is another authority's, too old, or missing.
+    // The client trusts the server, but its own certificate is from another authority, expired, or
+    // missing.
     secure.authority.certificate(&other);
     fails(Command::new(&nbdinfo).arg(secure.uri_with("disk", &other)));
     secure.authority.client(&other, Valid::Past);
@@ -179,7 +180,7 @@ fn sighup_reads_the_certificates_again() {
     }
     fs::write(secure.folder.path().join("server/server-key.pem"), "junk").expect("a file");
     secure.server.signal(Signal::HUP);
-    // Certificates that were wrongly replaced would be so by then.
+    // If certificates were wrongly replaced, that would have happened by then.
     thread::sleep(Duration::from_millis(100));
     run(Command::new(&nbdinfo).arg(&uri));
 }

@@ -134,7 +134,7 @@ fn it_follows_keys_sizes_and_the_server() {
 }
 
 #[test]
-fn without_a_terminal_it_says_what_to_use() {
+fn without_a_terminal_top_suggests_stat() {
     let server = Server::start(&["--size", "1M"]);
     let message = run_to_fail(server.ask(&["top"]).stdin(Stdio::null()));
     assert!(message.contains("top needs a terminal") && message.contains("pagefold stat"), "{message}");

@@ -27,7 +27,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Returns `None` after skipping `test` if it takes more rights or programs.
+    /// Returns `None` after skipping `test` if it needs more rights or programs.
     pub(crate) fn find(test: &str) -> Option<Self> {
         if !geteuid().is_root() {
             skip_for_good(test, "it takes root to become a user; the other tests are that user's then");
@@ -37,7 +37,8 @@ impl User {
         Some(Self { shell, unshare })
     }
 
-    /// Runs a script in a folder. Returns `None` after skipping `test` if there can be no namespace.
+    /// Runs a script in a folder. Returns `None` after skipping `test` if no namespace can be
+    /// created.
     pub(crate) fn run(&self, test: &str, script: &str, folder: &Path) -> Option<Output> {
         let mut command = Command::new(&self.unshare);
         command.args(["--mount", "--propagation", "private"]).arg(&self.shell);

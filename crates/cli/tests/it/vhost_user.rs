@@ -177,8 +177,8 @@ read -r line
 kill $!
 ";
 
-/// A guest that reads a base goes on when the server is killed and another takes its place: qemu hands
-/// over the log of the requests that were in flight.
+/// A guest that reads a base continues when the server is killed and another takes its place: qemu
+/// hands over the log of the requests that were in flight.
 #[test]
 fn a_guest_goes_on_after_its_server_was_killed() {
     let test = "a_guest_goes_on_after_its_server_was_killed";

@@ -131,7 +131,7 @@ echo \"errors: $(dmesg | grep -c 'I/O error')\"
 read until_the_test_has_looked
 ";
 
-/// What the guest has read is stored at the beginning of the server's disk.
+/// The guest stores what it has read at the beginning of the server's disk.
 fn assert_stored(server: &Server, len: &str, sum: &str) {
     let Some([nbdcopy]) = programs("comparing what a guest wrote", ["nbdcopy"]) else { return };
     let command = "\"$0\" \"$1\" - | head -c \"$2\" | sha256sum";
@@ -182,7 +182,8 @@ fn a_guest_waits_until_the_limit_is_raised() {
     let mut guest = machine.start(&[format!("file={}", server.uri("guest"))], FILL_FILES);
     guest.wait_for("writing");
     wait_until("a waiting write", || waits(&server));
-    // A guest that noticed an error would say so or stop in this time, and one that had room would write.
+    // In this time, a guest that noticed an error would report it or stop, and one that had room
+    // would write.
     thread::sleep(Duration::from_secs(1));
     assert_eq!(guest.qmp("query-status", &json!({}))["status"], "running");
     run(&mut server.ask(&["limit", "20M"]));
@@ -198,7 +199,7 @@ fn a_guest_waits_until_the_limit_is_raised() {
     guest.end();
 }
 
-/// Waiting writes do not keep the guest's own discards from making room.
+/// Waiting writes do not prevent the guest's own discards from making room.
 #[test]
 fn a_guest_makes_room_for_its_own_writes() {
     let Some(machine) = Machine::find("a_guest_makes_room_for_its_own_writes") else { return };

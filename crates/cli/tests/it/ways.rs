@@ -20,8 +20,8 @@ use crate::{files::Place, server::run, tls::Secure};
 
 const SIZE: usize = 6 << 20;
 
-/// Each way changes every third stripe. Pages have parts of two stripes, and a stripe's edges are
-/// sectors.
+/// Each way changes every third stripe. Stripes consist of sectors, and a page contains parts of
+/// two of them.
 const STRIPE: usize = 11 * 512;
 const WRITERS: usize = 3;
 
@@ -42,7 +42,7 @@ impl Numbers {
 
 /// A way that writes.
 trait Way: Send {
-    /// The ranges that it can change are multiples of this.
+    /// It can change only multiples of this.
     fn unit(&self) -> usize;
     fn write(&mut self, at: usize, bytes: &[u8]);
     fn discard(&mut self, at: usize, len: usize);
@@ -147,7 +147,7 @@ pub(crate) fn wait_for(path: &Path) {
     }
 }
 
-/// The writers change a fork of a base. Snapshots that are taken of it are equal in all ways.
+/// The writers change a fork of a base. Its snapshots are equal in all ways.
 #[test]
 fn all_ways_show_the_same_disk() {
     let test = "all_ways_show_the_same_disk";

@@ -171,7 +171,7 @@ fn wrong_command_lines_are_refused_in_one_style() {
 
 /// A valid command line can still fail: status 1.
 #[test]
-fn what_fails_has_another_exit_status() {
+fn failures_have_exit_status_1() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
     fs::create_dir(at("tree")).expect("a folder");

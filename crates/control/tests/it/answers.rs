@@ -127,7 +127,7 @@ proptest! {
 }
 
 #[test]
-fn commands_do_what_they_say() {
+fn commands_have_their_effects() {
     let model = Model::new();
     for (line, expected) in [
         (r#"{"id":1,"command":"add","name":"a","size_bytes":1024}"#, vec![("a", 1024, None)]),
@@ -156,7 +156,7 @@ fn commands_do_what_they_say() {
     assert!(model.is_stopped());
 }
 
-/// What no disk can have is refused in every command that could set it.
+/// Values that no disk can have are refused in every command that could set them.
 #[test]
 fn impossible_names_limits_and_times_are_refused() {
     let model = Model::new();

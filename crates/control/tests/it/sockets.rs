@@ -114,7 +114,7 @@ fn a_command_gets_the_file_that_comes_with_it() {
     assert!(matches!(&failed, ClientError::Failed(Failure { code: Code::InvalidRequest, .. })), "{failed}");
     let record: DiskRecord = client.call_with(&device, Some(theirs.as_fd())).expect("a device");
     assert_eq!(record.device.as_deref(), Some("/dev/ublkb7"));
-    // The server has closed all copies: that of the device's, and the one that no command needed.
+    // The server has closed all copies: the device's, and the one that no command needed.
     drop(theirs);
     ours.set_read_timeout(Some(TIME)).expect("a timeout");
     assert_eq!(ours.read(&mut [0]).expect("an end"), 0);
@@ -202,7 +202,7 @@ fn the_longest_idle_client_gives_way() {
 }
 
 #[test]
-fn what_is_not_a_server_is_called_so() {
+fn a_peer_that_is_not_a_server_is_reported() {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("socket");
     let fails = |time| Client::connect(&path, time).expect_err("no server");
@@ -224,7 +224,8 @@ fn what_is_not_a_server_is_called_so() {
     }
 }
 
-/// Behind a socket of the service manager, which is root, a server is still the user that it is.
+/// On a socket that the service manager, which is root, has opened, the server still answers as its
+/// own user.
 #[test]
 fn a_servers_user_is_the_one_who_answers() {
     let server = Running::start(Limits::default());
@@ -250,8 +251,8 @@ fn a_servers_user_is_the_one_who_answers() {
     assert_eq!(user.expect("a user"), other);
 }
 
-/// Clients that hold instants keep neither others out nor, if there are too many, other freezes
-/// waiting without an answer.
+/// Clients that hold instants do not lock others out. If there are too many of them, other freezes
+/// still get an answer.
 #[test]
 fn clients_with_instants_have_places_of_their_own() {
     let server = Running::start(limits_with(|limits| (limits.clients, limits.holders) = (2, 3)));

@@ -124,13 +124,13 @@ fn a_request_may_come_in_pieces() {
     assert!(answer.ends_with("# EOF\n"), "{answer}");
 }
 
-/// What takes long to make is made seldom, in whichever formats clients ask for it.
+/// Metrics that take long to write are written seldom, in whichever formats clients ask for them.
 #[test]
-fn clients_share_what_was_made_a_moment_ago() {
+fn clients_share_recent_metrics() {
     struct Slow(AtomicU64);
     impl Source for Slow {
         fn write(&self, text: &mut Text) {
-            // What takes this long to make is shared for a while.
+            // Metrics that take this long to write are shared for a while.
             thread::sleep(Duration::from_millis(50));
             text.family("asked", Kind::Counter, "How often.").value(&[], self.0.fetch_add(1, SeqCst));
         }

@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     /// Each request, and where in `input` its payload is.
     requests: Vec<(Arrived, Range<usize>)>,
-    /// The number of requests that are taken; more, once all are.
+    /// The number of requests that were taken, or more once all were.
     taken: AtomicUsize,
     input: Option<Lent>,
     /// Whether a thread has helped, which `_in_progress` counts.

@@ -41,8 +41,8 @@ const WHOLE_READ_BYTES: usize = 4 << 20;
 const SHARED_BYTES: u64 = 16 << 10;
 /// The same for a single request.
 const DISPATCHED_BYTES: u64 = 8 << 10;
-/// After a batch for which no helper came in time, two batches are not shared, and twice as many
-/// after each further one, up to this power of two.
+/// After a batch for which no helper came in time, the next two batches are not shared. Each
+/// further such batch doubles that number, up to this power of two.
 const MOST_PAUSE: u32 = 6;
 /// A connection without requests rests after this time.
 const REST: Duration = Duration::from_millis(500);
@@ -76,14 +76,14 @@ pub(super) struct Leader<T> {
     is_paced: bool,
     /// When that is, until it has come.
     turn: Option<Instant>,
-    /// The request at the front, once it was seen. What of it is still to be received takes part in its
+    /// The request at the front, once it was seen. Receiving the rest of it counts as part of its
     /// time.
     arrived: Option<Arrived>,
     /// Requests that were begun since the last receive.
     begun: usize,
     /// Batches in a row for which no helper came in time.
     alone: u32,
-    /// Batches that will not be shared because of that.
+    /// Batches that will therefore not be shared.
     pause: u32,
 }
 
@@ -97,7 +97,7 @@ pub(super) enum Led {
     Paused,
 }
 
-/// What came of receiving.
+/// The result of receiving.
 enum Received {
     Data,
     Idle,
@@ -191,8 +191,8 @@ impl<T: Transport> Leader<T> {
         }
     }
 
-    /// Shares the requests that have been received whole with threads for which a CPU is spare, if
-    /// there are several, and runs them.
+    /// Runs the requests that have been received whole. If there are several, shares them with
+    /// threads that have a spare CPU.
     fn share<G: Keeper<T>>(&mut self, connection: &Arc<Connection<T, G>>) -> Result<(), Ended> {
         let headers = connection.headers();
         let header_bytes = headers.request_bytes();
@@ -203,8 +203,8 @@ impl<T: Transport> Leader<T> {
             return Ok(());
         }
         let is_alert = executor.is_alert();
-        // A single request goes to a helper if others of the connection are in progress. With one
-        // request at a time, no other connection gains from what it costs.
+        // A single request goes to a helper if others of the connection are in progress. A
+        // connection with one request at a time would only pay for the helper.
         let is_dispatcher = is_alert && connection.client.is_busy();
         let is_single = unparsed.len() as u64 <= first.payload_bytes(headers).saturating_add(header_bytes as u64);
         if is_single && !is_dispatcher {
@@ -251,7 +251,7 @@ impl<T: Transport> Leader<T> {
             None
         };
         self.make_room(connection, LARGE_OUTPUT_BYTES)?;
-        // The first one may have been seen before all of it was there.
+        // The first request may have been seen before all of it had arrived.
         let mut front = self.arrived.take();
         let mut arrived = |request| front.take().unwrap_or_else(|| Arrived::new(request, &connection.session));
         let requests = requests.into_iter().map(|(request, payload)| (arrived(request), payload)).collect();
@@ -372,9 +372,9 @@ impl<T: Transport> Leader<T> {
         connection.read(reading, &mut self.output)
     }
 
-    /// Receives a large write's payload, piece by piece. Threads for which a CPU is spare write the
-    /// pieces; without one, or without memory for a buffer, this thread does. The rest of the payload of a
-    /// write that has failed is dropped. Replies to it once the whole payload was received.
+    /// Receives a large write's payload, piece by piece. Threads with a spare CPU write the pieces;
+    /// without one, or without memory for a buffer, this thread does. After a failed write, the
+    /// rest of the payload is dropped. Replies once the whole payload was received.
     fn write<G: Keeper<T>>(
         &mut self,
         connection: &Arc<Connection<T, G>>,
@@ -592,7 +592,7 @@ fn check_pause<T: Transport, G: Keeper<T>>(connection: &Connection<T, G>) -> Res
 
 /// The result of trying to run the request at the front of the input.
 enum Begun {
-    /// It was run or handed on. Its reply has been sent, is in the output, or is up to another
+    /// It was run or handed on. Its reply has been sent, is in the output, or is left to another
     /// thread.
     Done,
     /// More of it must be received first.

@@ -6,7 +6,7 @@ use crate::{pieces::Pieces, request::Arrived};
 
 /// A request of which only a part of the payload was received.
 pub(crate) struct Unfinished {
-    /// Held once for the rest of the payload. If it has failed, the rest is dropped.
+    /// Held once until the payload is complete. If the write has failed, the rest is dropped.
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) left_bytes: u64,
 }
@@ -17,8 +17,8 @@ pub(crate) struct Parked {
     /// Received bytes that were not used.
     pub(crate) input: Vec<u8>,
     pub(crate) unfinished: Option<Unfinished>,
-    /// The request at the front of `input`, if it was counted, whether it has got its turn, and when that
-    /// is if it has not come.
+    /// The request at the front of `input`, if it was counted: whether it has had its turn, and
+    /// otherwise when that is.
     pub(crate) arrived: Option<Arrived>,
     pub(crate) is_paced: bool,
     pub(crate) turn: Option<Instant>,

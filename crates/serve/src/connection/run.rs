@@ -29,9 +29,9 @@ pub(super) fn is_small(request: &Request) -> bool {
 }
 
 impl<T: Transport, G: Keeper<T>> Connection<T, G> {
-    /// Runs a small request that was checked and received whole, until it would wait for
-    /// storage. The reply is added to `replies`, which has room for it if there is memory. A read
-    /// that must wait is added to `reads`; everything else that must wait is handed on.
+    /// Runs a small request that was checked and received whole, until it would wait for storage.
+    /// The reply is added to `replies`, which has room for it if there is memory. A read that must
+    /// wait is added to `reads`; any other request that must wait is handed on.
     pub(super) fn run_small<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
         request: Arrived,
@@ -92,8 +92,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         Ok(())
     }
 
-    /// Hands reads on: those that have something in common together. Without a thread, runs them
-    /// here.
+    /// Hands reads on, those of the same data together. Without a thread, runs them here.
     pub(super) fn hand_reads_on<B: AsRef<[u8]> + AsMut<[u8]>>(
         connection: &Arc<Self>,
         reads: &mut Vec<Reading>,
@@ -137,8 +136,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
     }
 }
 
-/// Flushes the device if the request asks for it and that needs no waiting. Returns whether there
-/// is nothing left to flush. A flush that fails is left to be tried again, for its error.
+/// Flushes the device if the request asks for it and that needs no waiting. Returns whether nothing
+/// is left to flush. A flush that fails is tried again later, to report its error.
 fn is_flushed(request: &Request, device: &Device) -> bool {
     let asks = request.kind == command::FLUSH || request.flags & command_flag::FUA != 0;
     !asks || device.try_flush().is_ok_and(|is_done| is_done)

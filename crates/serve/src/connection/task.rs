@@ -14,14 +14,14 @@ use crate::{
     transport::Transport,
 };
 
-/// The start of a thread's scratch is for data that several reads have in common.
+/// The start of a thread's scratch holds data that several reads share.
 pub(super) const COMMON_BYTES: usize = 64 << 10;
 
 /// What a thread of the executor runs.
 pub(super) enum Task {
     /// A piece of a write, or another change as a whole.
     Change { pieces: Arc<Pieces>, change: Change<Payload> },
-    /// Reads that have something in common, of at most [`COMMON_BYTES`]; or a single one.
+    /// Reads that share data of at most [`COMMON_BYTES`], or a single read.
     Reads(Vec<Reading>),
     /// A read with a buffer of its own.
     LargeRead { reading: Reading, replies: Replies<Lent> },
@@ -69,7 +69,8 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
             Task::Reads(mut readings) => {
                 let mut replies = Replies::new(own);
                 match (readings.pop(), readings.is_empty()) {
-                    // It alone has the device, which is how requests in progress are counted.
+                    // Only the task holds the device, which is how requests in progress are
+                    // counted.
                     (Some(single), true) => connection.read(single, &mut replies),
                     (last, _) => {
                         readings.extend(last);
@@ -85,8 +86,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         }
     }
 
-    /// Answers a read in the necessary number of parts. Sends `replies` with it, and leaves nothing
-    /// in it.
+    /// Answers a read in as many parts as necessary. Sends `replies` too, and leaves it empty.
     pub(super) fn read<B: AsRef<[u8]> + AsMut<[u8]>>(
         &self,
         mut reading: Reading,

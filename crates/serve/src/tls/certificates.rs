@@ -47,7 +47,7 @@ pub enum CertificatesError {
         /// Its expected content.
         what: &'static str,
     },
-    /// The certificate's time is over, or has not begun.
+    /// The certificate has expired or is not valid yet.
     #[error("the certificate {} {when}: make a new one", path.display())]
     Time {
         /// The file.
@@ -138,8 +138,8 @@ impl Certificates {
         (mode & 0o004 != 0).then_some(path)
     }
 
-    /// Begins TLS for one client, which may take `record_time` for each record. Returns `None` if there
-    /// is no memory for it.
+    /// Begins TLS with one client, which may take `record_time` for each record. Returns `None` if
+    /// there is no memory for it.
     pub(crate) fn layer(&self, memory: &Arc<Memory>, record_time: Duration) -> io::Result<Option<Layer>> {
         let Some(taken) = memory.take_more_idle(IDLE_BYTES) else { return Ok(None) };
         let current = Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner));
@@ -201,14 +201,14 @@ fn configuration(directory: &Path, verify_peer: bool) -> Result<ServerConfig, Ce
             error => unusable(SERVER_CERT, &error),
         })?;
     }
-    // Nothing is kept of clients that have left: they connect rarely, and for long.
+    // No sessions are kept for resumption: clients connect rarely and stay long.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
 /// Checks a certificate as a client would, except for its name. Returns only errors that any client
-/// would find: without an authority's certificate, clients may know it from elsewhere.
+/// would find: clients may have the authority's certificate even if it is not here.
 fn check(
     certificate: &CertificateDer<'_>,
     between: &[CertificateDer<'_>],

@@ -106,8 +106,8 @@ impl Outgoing {
         self.buffer.as_ref().and_then(|buffer| buffer.as_ref().get(self.start..self.end)).unwrap_or_default()
     }
 
-    /// Encrypts as much of `bytes` as fits, after messages of TLS itself. Everything before has been
-    /// sent, which the end of the negotiation waits for. Returns how many bytes were taken.
+    /// Encrypts as much of `bytes` as fits, after messages of TLS itself. Everything earlier has
+    /// been sent. Returns how many bytes were taken.
     fn fill(&mut self, layer: &Layer, bytes: &[u8]) -> io::Result<usize> {
         (self.start, self.end) = (0, 0);
         let buffer = match &mut self.buffer {
@@ -157,8 +157,8 @@ impl Layer {
         self.recv_with(buf, &mut |room| socket.try_recv(room))
     }
 
-    /// Receives some bytes. While a record is incomplete, waits for the rest of it rather than for the
-    /// socket's time.
+    /// Receives some bytes. While a record is incomplete, the record's time limit applies instead
+    /// of the socket's.
     pub(crate) fn recv(&self, socket: &Socket, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.recv_with(buf, &mut |room| socket.recv(room).map(Some)) {
@@ -184,8 +184,8 @@ impl Layer {
             if records.is_late(self.record_time) {
                 return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "a record takes too long"));
             }
-            // While others wait for memory, nothing is received that the connection would have to keep
-            // when its turn ends.
+            // While others wait for memory, the connection receives nothing that it would have to
+            // keep after its turn.
             let is_in_handshake = self.is_in_handshake();
             let is_short = !is_in_handshake && self.memory.is_short();
             let most_bytes = if is_short { records.missing_bytes()? } else { usize::MAX };
@@ -297,8 +297,8 @@ impl Layer {
         }
     }
 
-    /// Says that nothing more is sent, if that is possible without waiting. After any failure here,
-    /// the socket is closed.
+    /// Announces the end of the data, if that is possible without waiting. The socket is closed
+    /// even if this fails.
     pub(crate) fn close(&self, socket: &Socket) {
         let Ok(sealed) = self.sealed.try_lock() else { return };
         let mut last = [0; 256];

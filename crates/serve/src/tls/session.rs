@@ -33,7 +33,7 @@ enum Phase {
     Failed,
 }
 
-/// What encrypting has taken and written.
+/// The numbers of bytes that encryption has taken and written.
 pub(super) struct Sealed {
     pub(super) data_bytes: usize,
     pub(super) record_bytes: usize,

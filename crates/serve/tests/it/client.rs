@@ -18,7 +18,7 @@ use crate::{device::Ram, raw::Running};
 const TIME: Duration = Duration::from_secs(20);
 
 #[test]
-fn what_is_read_is_what_the_device_holds() {
+fn reads_return_the_device_content() {
     let device = Ram::shared(5 << 20);
     device.bytes.lock().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 7 % 251) as u8);
     let server = Running::of(Arc::clone(&device) as _);
@@ -86,7 +86,7 @@ fn answered_all(bytes: &[u8], parts: &mut [(u64, &mut [u8])]) -> std::io::Result
 }
 
 #[test]
-fn bytes_that_are_no_answer_are_errors() {
+fn invalid_answers_are_errors() {
     let sound = [
         greeting(),
         export(),

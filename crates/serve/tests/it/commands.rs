@@ -13,7 +13,7 @@ use crate::{
 const MIB: u32 = 1 << 20;
 
 #[test]
-fn what_is_written_is_read_with_simple_replies() {
+fn written_data_is_read_with_simple_replies() {
     let server = Running::of(Ram::shared(8 << 20));
     let mut raw = server.simple();
     for (cookie, len_bytes) in [1_u32, 511, 4096, 65_536, 65_537, MIB, 5 * MIB].into_iter().enumerate() {
@@ -29,7 +29,7 @@ fn what_is_written_is_read_with_simple_replies() {
 }
 
 #[test]
-fn what_is_written_is_read_with_structured_replies() {
+fn written_data_is_read_with_structured_replies() {
     let server = Running::of(Ram::shared(8 << 20));
     let mut raw = server.structured();
     for len_bytes in [1_u32, 4096, 65_536, 65_537, 262_144, 262_145, 5 * MIB + 3] {
@@ -175,7 +175,7 @@ fn a_block_status_of_very_many_extents_is_cut() {
 }
 
 #[test]
-fn disc_ends_after_what_was_asked_before_it() {
+fn disc_ends_after_earlier_requests() {
     let server = Running::of(Ram::gated(1 << 20));
     let mut raw = server.simple();
     raw.request(command::READ, 0, 1, 4096, 10);
@@ -189,7 +189,7 @@ fn disc_ends_after_what_was_asked_before_it() {
 fn requests_that_came_together_are_all_answered() {
     let server = Running::of(Ram::shared(1 << 20));
     let mut raw = server.simple();
-    // Reads follow when the writes are done: requests in flight have no order.
+    // Reads follow once the writes are done, because requests in flight have no order.
     for kind in [command::WRITE, command::READ] {
         let mut requests = Vec::new();
         for cookie in 0..100_u64 {

@@ -33,7 +33,7 @@ pub(crate) struct Ram {
     pub(crate) total_reads: AtomicUsize,
     pub(crate) slow_read: Duration,
     pub(crate) slow_write: Duration,
-    /// The most writes that ran at the same time.
+    /// The maximum number of writes that ran at the same time.
     pub(crate) most_writes: AtomicUsize,
     pub(crate) running_writes: AtomicUsize,
     /// Alternates extents of data and holes, each of `stripe_pages` pages, or one page if that is

@@ -105,7 +105,7 @@ fn a_read_only_export_refuses_changes_with_eperm() {
 }
 
 #[test]
-fn what_cannot_be_decoded_is_eio() {
+fn undecodable_pages_are_eio() {
     let device = Ram::shared(SIZE as usize);
     device.corrupt_from.store(600_000, Ordering::SeqCst);
     let server = Running::of(device);

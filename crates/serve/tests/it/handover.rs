@@ -1,4 +1,4 @@
-//! One server pauses and hands its clients over to another in this process, or goes on.
+//! A server pauses and hands its clients over to another one in this process, or continues.
 
 use std::{
     io::Write,
@@ -25,7 +25,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Copies everything as another process would get it: through JSON, and with descriptors of its own.
+/// Copies everything as another process would get it: through JSON, with duplicated descriptors.
 fn copy(handed: &Handed<Shared>) -> Handed<OwnedFd> {
     let fd = |shared: &Shared| shared.as_fd().try_clone_to_owned().unwrap();
     let listeners = handed.listeners.iter().map(|(state, shared)| {
@@ -81,7 +81,7 @@ impl Drop for Next {
     }
 }
 
-/// What happens to a server in the middle of what its clients do.
+/// What happens to a server while its clients are busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// It pauses and goes on.
@@ -137,7 +137,7 @@ fn all_states(event: Event) {
     let mut cut = world.first.simple();
     let mut large = world.first.structured();
     let mut newcomer = world.first.greet();
-    // A connection that has just been made rests before its first request.
+    // A new connection rests before its first request.
     world.happens();
     // The header of a write, cut anywhere.
     let message = {
@@ -194,7 +194,7 @@ fn all_states(event: Event) {
     world.happens();
     newcomer.request(command::BLOCK_STATUS, 0, 14, 0, 4096);
     assert_eq!(newcomer.chunk().extents(), [(4096, 0)]);
-    // New clients, and one that has rested all the time.
+    // New clients, and one that has rested throughout.
     world.first.assert_alive();
     idle.request(command::READ, 0, 15, 4096, 1000);
     assert_eq!(idle.simple_reply(), (0, 15));
@@ -254,7 +254,7 @@ fn nothing_is_lost_or_done_twice_under_load() {
     }
 }
 
-/// A connection stops for a pause at any moment, also when the pause has been cancelled already.
+/// A connection may stop for a pause at any moment, even after the pause was cancelled.
 #[test]
 fn a_pause_that_fails_stops_no_client() {
     let device = Ram::shared(64 << 20);
@@ -350,8 +350,8 @@ fn arrives(raw: &Raw) {
     assert_eq!(received, 1);
 }
 
-/// What a pause keeps for clients that do not read takes memory from the limit. Without it, the client keeps
-/// the server from pausing, or is left out.
+/// Replies that a pause keeps for clients that do not read take memory from the limit. Without that
+/// memory, the client prevents the pause or is left out.
 #[test]
 fn replies_that_a_pause_keeps_are_within_the_memory_limit() {
     const LEN_BYTES: u32 = 32 << 20;
@@ -412,7 +412,7 @@ fn a_pause_shortens_no_wait_for_a_turn() {
     assert!(start.elapsed() >= Duration::from_millis(400), "they began early");
 }
 
-/// A server that cannot continue everything harms no client.
+/// A server that cannot hand over everything harms no client.
 #[test]
 fn a_server_that_is_not_bound_leaves_sockets_and_clients_alone() {
     if is_over_tls() {
@@ -440,7 +440,7 @@ fn a_server_that_is_not_bound_leaves_sockets_and_clients_alone() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever a record says, the server takes it or refuses it, and serves others.
+    /// The server takes or refuses any record, and serves other clients.
     #[test]
     fn any_state_is_taken_or_refused(
         (flags, kind, cookie, offset, len_bytes) in (any::<u16>(), 0..9_u16, any::<u64>(), any::<u64>(), any::<u64>()),

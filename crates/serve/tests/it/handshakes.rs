@@ -1,4 +1,4 @@
-//! TLS handshakes that stop, break, or take long, next to those of other clients.
+//! TLS handshakes that stop, break, or take long, among those of other clients.
 
 use std::{
     io::{Read, Write},
@@ -37,14 +37,14 @@ fn clients_that_stop_in_the_handshake_are_closed_and_others_are_served() {
         .collect();
     in_hand(&server);
     for mut raw in stopped {
-        // What the server has sent of its part is lost.
+        // The server's part of the handshake that was sent is lost.
         let _ = raw.stream.read_to_end(&mut Vec::new());
     }
     wait_until("all have ended", || server.handle.connections() == 0);
 }
 
-/// A client's handshake, and what comes together with its end, are no matter of the thread that serves
-/// all others.
+/// Neither a client's handshake nor data that arrive with its end occupy the thread that serves all
+/// others.
 #[test]
 fn handshakes_are_computed_apart_from_the_servers_thread() {
     let (open, gate) = mpsc::channel();
@@ -72,7 +72,7 @@ fn handshakes_are_computed_apart_from_the_servers_thread() {
     // The end of the handshake and the choice of the export arrive together.
     raw.send(&sealed(&mut tls, &go()));
     begun.recv_timeout(Duration::from_secs(60)).expect("the client has chosen");
-    // The thread that computed the handshake is stuck. The server is not.
+    // The thread that computed the handshake is stuck; the server is not.
     let mut plain = server.greet();
     let choice = info(b"other", &[]);
     plain.send(&OptionHeader { option: option::GO, len_bytes: choice.len() as u32 }.encode());
@@ -83,7 +83,7 @@ fn handshakes_are_computed_apart_from_the_servers_thread() {
     stream.read_exact(&mut [0; 20 + 12 + 20]).unwrap();
 }
 
-/// Options that come in one record are all answered, however many there are.
+/// All options in one record are answered, however many there are.
 #[test]
 fn many_options_in_one_record_are_answered() {
     let server = secure_server(Ram::shared(8192), Limits::default());
@@ -108,7 +108,7 @@ fn many_options_in_one_record_are_answered() {
 /// What a client does in its handshake.
 #[derive(Clone, Debug)]
 enum Broken {
-    /// It sends as many bytes of its first message, and then nothing.
+    /// It sends this many bytes of its first message, and then nothing.
     Stops(usize),
     /// The same, and leaves.
     Leaves(usize),
@@ -132,8 +132,8 @@ fn broken() -> impl Strategy<Value = Broken> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 5, ..ProptestConfig::default() })]
 
-    /// Whatever many clients do in their handshakes, also while their number closes the oldest, others
-    /// are served, and nothing is left of them.
+    /// Whatever many clients do in their handshakes, and even while the oldest are closed because
+    /// of their number, others are served and nothing is left of them.
     #[test]
     fn broken_handshakes_keep_no_other_out(clients in proptest::collection::vec(broken(), 1..50)) {
         let account = Strict::new(400, 8);

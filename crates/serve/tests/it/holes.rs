@@ -48,7 +48,7 @@ fn read(raw: &mut Raw, flags: u16, offset: u64, len_bytes: u32) -> (Vec<u8>, usi
 }
 
 #[test]
-fn holes_that_pay_off_are_sent_as_such_and_all_else_as_data() {
+fn long_holes_are_sent_as_holes_and_others_as_data() {
     // Stripes of 64 KiB: whole holes, or parts of at least 32 KiB. Stripes of one page: only if the
     // request covers nothing else.
     for (stripe_pages, offset, len_bytes, expected_holes) in [
@@ -86,7 +86,7 @@ fn a_reply_that_must_be_one_chunk_has_no_holes() {
 }
 
 #[test]
-fn what_is_a_hole_is_not_read() {
+fn holes_are_not_read() {
     let device = striped(16 << 10, 1);
     let server = Running::of(Arc::clone(&device) as _);
     let mut raw = server.structured();

@@ -1,4 +1,4 @@
-//! What clients cost that have nothing to do.
+//! The cost of idle clients.
 
 use std::{
     env, fs,
@@ -22,10 +22,10 @@ use crate::{
     secure::{PKI, certificates, client, shake_hands},
 };
 
-/// Most bytes that a process may take for each idle client.
+/// Maximum bytes that a process may take for each idle client.
 const MOST_BYTES: u64 = 20 << 10;
 
-/// The server whose memory is measured is a process of its own: this test, if the variable is set.
+/// The server whose memory is measured is a separate process: this test, if the variable is set.
 const SERVE: &str = "TEST_SERVES_IDLE_CLIENTS";
 
 #[test]
@@ -37,7 +37,7 @@ fn serves_idle_clients() {
     let server = builder.tcp(([127, 0, 0, 1], 0).into()).bind().unwrap();
     let (handle, address) = (server.handle(), server.tcp_addresses().next().unwrap());
     let running = thread::spawn(move || server.run());
-    // The line is found behind what the test's runner writes.
+    // The line comes after the output of the test runner.
     let line = format!("\nport {} {}\n", address.port(), PKI.display());
     std::io::stdout().write_all(line.as_bytes()).unwrap();
     std::io::stdout().flush().unwrap();
@@ -49,7 +49,7 @@ fn serves_idle_clients() {
 /// The server's process, which ends with its standard input.
 struct Served {
     child: Child,
-    /// What it writes after the first line is not read.
+    /// Its output after the first line is not read.
     _out: BufReader<ChildStdout>,
 }
 

@@ -16,7 +16,7 @@ fn bind(path: &std::path::Path) -> Result<Server, Error> {
 }
 
 #[test]
-fn stop_finishes_what_is_in_flight_and_removes_the_socket() {
+fn stop_finishes_requests_in_flight_and_removes_the_socket() {
     let device = Ram::gated(1 << 20);
     let mut server = Running::of(Arc::clone(&device) as _);
     let (mut raw, mut idle) = (server.simple(), server.simple());
@@ -37,7 +37,7 @@ fn stop_finishes_what_is_in_flight_and_removes_the_socket() {
 }
 
 #[test]
-fn stop_answers_what_has_been_sent_and_ends_peers_in_the_handshake() {
+fn stop_answers_sent_requests_and_ends_peers_in_the_handshake() {
     let mut server = Running::of(Ram::shared(1 << 20));
     let mut negotiating = server.greet();
     let mut raw = server.simple();
@@ -60,7 +60,7 @@ fn stop_answers_what_has_been_sent_and_ends_peers_in_the_handshake() {
 }
 
 #[test]
-fn stop_answers_what_came_while_the_leader_was_at_work() {
+fn stop_answers_requests_that_arrived_while_the_leader_worked() {
     let device = Ram::shared(1 << 20);
     device.gate.close();
     let mut server = Running::of(Arc::clone(&device) as _);
@@ -125,7 +125,7 @@ fn an_address_in_use_is_a_clear_error_and_stays_in_use() {
 }
 
 #[test]
-fn of_many_servers_that_start_on_one_stale_socket_one_wins() {
+fn one_of_many_servers_that_start_on_a_stale_socket_wins() {
     const STARTS: usize = 4;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
@@ -172,7 +172,7 @@ fn a_file_that_is_not_a_socket_is_not_touched() {
 }
 
 #[test]
-fn a_path_that_cannot_be_is_a_clear_error() {
+fn an_invalid_path_is_a_clear_error() {
     let error = bind(std::path::Path::new("/nonexistent/nbd.sock")).unwrap_err();
     assert_eq!(error.to_string(), "cannot listen on /nonexistent/nbd.sock");
     // The cause is the error's source and is not repeated in its text.

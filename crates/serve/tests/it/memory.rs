@@ -82,7 +82,7 @@ fn start(account: &Arc<Ledger>, limits: Limits) -> Running {
 }
 
 #[test]
-fn an_idle_connection_takes_its_minimum_and_a_busy_one_gives_back_what_it_takes() {
+fn an_idle_connection_takes_its_minimum_and_a_busy_one_returns_memory() {
     let account = Ledger::new(u64::MAX);
     let server = start(&account, Limits::default());
     let mut all: Vec<Raw> = (0..CONNECTIONS).map(|_| server.structured()).collect();
@@ -101,7 +101,7 @@ fn an_idle_connection_takes_its_minimum_and_a_busy_one_gives_back_what_it_takes(
 }
 
 #[test]
-fn where_the_account_refuses_everything_is_answered_in_the_least_memory() {
+fn requests_are_answered_in_minimum_memory_if_the_account_refuses() {
     // No memory at all, then room for some buffers.
     for limit_bytes in [0, CONNECTIONS * WORKING_BYTES + (600 << 10)] {
         let account = Ledger::new(limit_bytes);
@@ -196,7 +196,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_client_for_which_there_is_no_memory_gets_the_reason_and_may_ask() {
+fn a_client_without_memory_gets_the_reason_and_may_retry() {
     let reported = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&reported);
     let account = Strict::new(1, 1);
@@ -318,7 +318,7 @@ fn a_connection_that_never_pauses_gives_others_their_turn() {
     }
 }
 
-/// Peers that do not read keep what they have; the others share the rest.
+/// Peers that do not read keep their memory; the others share the rest.
 #[test]
 fn requests_wait_for_memory_that_silent_readers_keep() {
     let account = Strict::new(8, 2);

@@ -37,7 +37,7 @@ fn list_with_data_is_invalid_and_the_next_option_works() {
 }
 
 #[test]
-fn info_says_what_was_asked_and_negotiation_goes_on() {
+fn info_answers_and_negotiation_continues() {
     let server = two();
     let mut raw = server.greet();
     raw.option(option::INFO, &info(b"", &[1, 2, 3, 99]));
@@ -54,7 +54,7 @@ fn info_says_what_was_asked_and_negotiation_goes_on() {
 }
 
 #[test]
-fn flags_say_what_the_export_can_do() {
+fn flags_describe_the_export() {
     let server = two();
     let mut raw = server.greet();
     let (_, simple) = raw.go(b"disk");

@@ -18,7 +18,7 @@ use crate::{
     raw::{Raw, Running, info, limits_with, quick},
 };
 
-/// Each kind stops at another place. The last ones do not read the answers either.
+/// Each kind stops at a different place. The last ones do not read the answers either.
 fn stop_somewhere(server: &Running, kind: usize) -> UnixStream {
     let mut stream = UnixStream::connect(&server.path).unwrap();
     let go = info(b"disk", &[]);
@@ -34,7 +34,7 @@ fn stop_somewhere(server: &Running, kind: usize) -> UnixStream {
         _ => [&3_u32.to_be_bytes()[..], &list.repeat(2000)].concat(),
     };
     stream.set_nonblocking(true).unwrap();
-    // What does not fit is left out.
+    // Data that do not fit are left out.
     let _ = stream.write_all(&message);
     stream
 }
@@ -163,7 +163,7 @@ fn private_exports_have_places_of_their_own_and_are_not_listed() {
         })
         .collect();
     assert!(refused(b"@@1-secret").contains("all 2 connections"));
-    // Beyond its own places, it gets what others leave.
+    // Beyond its own places, it gets places that others leave free.
     server.handle.set_connections(3);
     let mut raw = server.greet();
     raw.go(b"@@1-secret");

@@ -79,7 +79,7 @@ fn small_replies_go_between_the_chunks_of_a_large_one() {
     assert!(chunks_before < 32 << 20, "the small reply came last");
 }
 
-/// Also those of which a part had been received before, and those that follow them.
+/// Including those that had arrived in part before, and those that follow them.
 #[test]
 fn writes_that_arrive_together_run_at_the_same_time_if_a_cpu_is_spare() {
     const LEN_BYTES: usize = 32 << 10;
@@ -227,7 +227,8 @@ fn floods_of_small_requests_on_a_device_that_blocks_are_all_answered() {
     }
 }
 
-/// A connection whose threads are all but one busy: what it hands to the last one is answered.
+/// All threads of a connection but one are busy: requests that it hands to the last one are
+/// answered.
 #[test]
 fn with_one_thread_left_every_request_is_answered() {
     let device = Ram::gated(1 << 20);

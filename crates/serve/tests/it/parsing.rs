@@ -16,9 +16,10 @@ use crate::{
     raw::{contexts, info},
 };
 
-/// A stream in memory: all that the peer sends is available from the start, then the stream ends.
+/// A stream in memory: everything that the peer sends is available from the start; then the stream
+/// ends.
 struct Script {
-    /// The most that is received at a time.
+    /// The maximum number of bytes received at a time.
     most_bytes: usize,
     input: Mutex<io::Cursor<Vec<u8>>>,
     output: std::sync::Arc<Mutex<Vec<u8>>>,

@@ -48,8 +48,8 @@ impl Pki {
     }
 }
 
-/// The files of a server and of a client that trust each other, for all tests that need no others. They
-/// are kept for later runs.
+/// The files of a server and of a client that trust each other, for all tests without special
+/// needs. They are kept for later runs.
 pub(crate) static PKI: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let kept = folder.join("certificates");

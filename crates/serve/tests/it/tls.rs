@@ -107,7 +107,7 @@ impl Plain {
 }
 
 #[test]
-fn on_tcp_nothing_is_done_without_tls_unless_it_is_optional() {
+fn tcp_requires_tls_unless_it_is_optional() {
     let server = OnTcp::start(|builder| builder.tls(certificates()));
     let mut plain = server.greet();
     let go = info(b"disk", &[]);
@@ -177,9 +177,9 @@ fn a_unix_socket_offers_tls() {
     server.assert_alive();
 }
 
-/// What precedes TLS could come from somebody between client and server.
+/// Data before TLS could come from an attacker between client and server.
 #[test]
-fn what_was_agreed_on_in_plain_text_is_forgotten() {
+fn plain_text_negotiation_is_discarded() {
     let builder = Server::builder().export(Export::new("disk", Ram::shared(8192))).tls(certificates());
     let server = Running::start(builder);
     for extended in [false, true] {
@@ -360,7 +360,7 @@ fn certificates_that_are_read_again_apply_to_new_clients() {
         shake_hands(&mut tls, &mut plain.0).map(|()| (plain, tls))
     };
     let (mut plain, mut tls) = connect(pki.path()).unwrap();
-    // With what cannot be used, the earlier ones stay.
+    // If files cannot be used, the earlier certificates stay.
     fs::write(pki.path().join("server-key.pem"), "junk").unwrap();
     certificates.read_again().unwrap_err();
     connect(pki.path()).unwrap();
@@ -474,13 +474,13 @@ pub(crate) fn secure_server(device: Arc<Ram>, limits: Limits) -> Running {
 }
 
 #[test]
-fn a_record_that_was_changed_ends_its_connection_and_nothing_is_written() {
+fn a_modified_record_ends_its_connection_without_a_write() {
     let device = Ram::shared(8192);
     let server = secure_server(Arc::clone(&device), Limits::default());
     let request = Request { flags: 0, kind: command::WRITE, cookie: 1, offset: 0, len_bytes: 4096 }.encode();
     let message = [&request[..], &[5; 4096]].concat();
-    // The header, the content, the tag. The first byte, the kind, is not what counts: a record of another
-    // kind can be decrypted only if it was data.
+    // Changes in the header, the content and the tag. The first byte, the kind, does not matter: a
+    // record of another kind can be decrypted only if it was data.
     for at in [1, 3, 4, 5, 40, 4000, 4140] {
         let (mut tls, mut wire) = in_hand(&server);
         let mut records = sealed(&mut tls, &message);
@@ -517,7 +517,7 @@ fn a_record_that_is_not_finished_is_given_up_and_silence_between_records_is_not(
         assert!(wire.read_to_end(&mut Vec::new()).is_ok());
         assert!(start.elapsed() >= IO / 2, "given up too early");
     }
-    // One that comes byte by byte is given up, too.
+    // A record that arrives byte by byte is given up, too.
     let start = Instant::now();
     let long = sealed(&mut tls, &[0; 8000]);
     wire.write_all(&records).unwrap();
@@ -554,7 +554,7 @@ fn a_client_that_changes_its_keys_is_served() {
     server.assert_alive();
 }
 
-/// What chooses the export.
+/// The option that chooses the export.
 pub(crate) fn go() -> Vec<u8> {
     let go = info(b"disk", &[]);
     [&OptionHeader { option: option::GO, len_bytes: go.len() as u32 }.encode()[..], &go].concat()
@@ -605,7 +605,7 @@ fn a_second_handshake_is_refused() {
     server.assert_alive();
 }
 
-/// What a client sends without waiting for the end of the negotiation is not lost.
+/// Data that a client sends without waiting for the end of the negotiation are not lost.
 #[test]
 fn requests_in_the_record_that_ends_the_negotiation_are_answered() {
     let server = secure_server(Ram::shared(8192), Limits::default());

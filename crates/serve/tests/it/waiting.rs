@@ -121,7 +121,7 @@ fn a_write_goes_on_as_soon_as_there_is_room() {
 }
 
 #[test]
-fn what_cannot_be_put_aside_waits_in_the_connection() {
+fn changes_that_cannot_be_set_aside_wait_in_the_connection() {
     for limits in [Limits::default(), no_memory()] {
         let full = Full::start(limits);
         let mut raw = full.server.simple();
@@ -133,7 +133,8 @@ fn what_cannot_be_put_aside_waits_in_the_connection() {
         // More would wait by then.
         std::thread::sleep(Duration::from_millis(50));
         let waiting = full.waits.count();
-        // The connection's own thread waits with one, too, and so may two that came at the same instant.
+        // The connection's own thread waits with one request too, and so may two threads with
+        // requests that arrived at the same instant.
         assert!(waiting <= 128 + limits.threads_per_connection + 3, "{waiting} wait");
         full.server.assert_alive();
         full.make_room();
@@ -155,7 +156,7 @@ fn a_large_write_without_memory_waits_longer_than_a_message_may_take() {
     let mut sender = Raw { stream: raw.stream.try_clone().unwrap() };
     let sent = std::thread::spawn(move || write(&mut sender, 1, 0, &[5; 200_000]));
     full.waits_for(1);
-    // Many times the timeout, also if the deadline were set again.
+    // Many times the timeout, even if the deadline were restarted.
     std::thread::sleep(Duration::from_secs(4));
     full.make_room();
     assert_eq!(raw.simple_reply(), (0, 1));

@@ -21,10 +21,10 @@ pub(super) struct BackingFile<'a> {
 }
 
 impl<'a> BackingFile<'a> {
-    /// Returns the base that the disk `name` has, to be the backing file of a qcow2 image.
+    /// Returns the base of the disk `name` as the backing file of a qcow2 image.
     ///
     /// # Errors
-    /// There is none, QEMU cannot read it, or it is not the one that the server has.
+    /// There is none, QEMU cannot read it, or it differs from the server's.
     pub(super) fn of(base: Option<&'a BaseRecord>, name: &str) -> Result<Self> {
         let Some(BaseRecord { path, format, identity, .. }) = base else {
             refuse!("disk '{name}' has no base: leave out --backing to write all of it")
@@ -56,7 +56,7 @@ impl<'a> BackingFile<'a> {
 pub struct BaseImage {
     path: PathBuf,
     storage: Arc<dyn Storage>,
-    /// What holds the image's data: the image, then its devices.
+    /// The files that hold the image's data: the image, then its devices.
     parts: Vec<Arc<dyn Storage>>,
     content: pagefold_erofs::File,
 }
@@ -96,8 +96,8 @@ impl BaseImage {
         self.content.clone()
     }
 
-    /// Returns all that holds the image's data: the image, then its devices in the order of its device
-    /// table.
+    /// Returns the files that hold the image's data: the image, then its devices in the order of
+    /// its device table.
     pub fn parts(&self) -> &[Arc<dyn Storage>] {
         &self.parts
     }

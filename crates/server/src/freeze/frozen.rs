@@ -60,7 +60,7 @@ impl Frozen {
         &self.record.name
     }
 
-    /// Returns the disk's name, and the file below it if there is one, for people.
+    /// Returns a text for users with the disk's name and, if there is one, the file below it.
     pub fn described(&self) -> String {
         let base = self.base().map_or_else(String::new, |base| format!(" over {}", base.path));
         format!("disk '{}'{base}", self.record.name)

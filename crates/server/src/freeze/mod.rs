@@ -1,4 +1,4 @@
-//! Saves a disk as an image, from the server's own process or from another: raw, qcow2 or EROFS.
+//! Saves a disk as a raw, qcow2 or EROFS image, in the server's own process or in another one.
 
 mod base;
 mod blob;
@@ -44,7 +44,7 @@ pub struct ErofsImage {
     pub tree: Tree,
     /// Its sizes.
     pub report: BuildReport,
-    /// What else holds its data, in the order of its device table.
+    /// Its devices, in the order of its device table.
     devices: Vec<Arc<dyn Storage>>,
     base_sha256: Option<[u8; 32]>,
 }
@@ -55,7 +55,7 @@ impl ErofsImage {
     /// # Errors
     /// It cannot be read.
     pub fn open(&self, file: impl ReadAt + 'static) -> Result<Image, FreezeError> {
-        // The base need not be the blob with this sum, but only begin like it.
+        // The base need not be the blob with this sum: it must only begin with the same bytes.
         let sums = std::iter::once(self.base_sha256).chain(std::iter::repeat(None));
         let devices = self.devices.iter().zip(sums).map(|(device, sum)| {
             let device = Arc::clone(device);

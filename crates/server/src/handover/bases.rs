@@ -1,5 +1,5 @@
-//! The bases of a server that is taken over, opened before its content is read: their storage may be
-//! slow, and clients wait once the other server pauses.
+//! The bases of a server that is taken over. They are opened before its content is read, because
+//! their storage may be slow and clients wait while the other server pauses.
 
 use std::{io, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 /// A base, and as what it was opened.
 pub(super) type Opened = (Arc<Base>, BaseFile);
 
-/// What has been opened.
+/// The bases that were opened.
 #[derive(Default)]
 pub(super) struct OpenedBases {
     /// `None` before the pool exists.
@@ -56,7 +56,7 @@ impl OpenedBases {
     }
 }
 
-/// Opens a base, which must be what it was.
+/// Opens a base, and checks that it has not changed.
 fn open_base(record: &BaseRecord, caches: &BaseCaches, config: &Config) -> Result<Opened, TakeOverError> {
     let shown = &record.path;
     let cannot = |what: String| TakeOverError::Cannot(format!("the base {shown}: {what}"));

@@ -55,9 +55,9 @@ pub(crate) enum Kind {
     Go = 5,
     /// A text that says why the sender gives up.
     Failed = 6,
-    /// JSON: what is needed of the record to read the pool before it.
+    /// JSON: the part of the record that is needed to read the pool first.
     Ahead = 7,
-    /// What was sent of the pool is void: the record follows, and then all of it.
+    /// What was sent of the pool is void: the record follows, and then the whole pool.
     Void = 8,
 }
 
@@ -74,11 +74,11 @@ pub(crate) struct Message {
     pub(crate) kind: Kind,
     pub(crate) bytes: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// The process that has sent it, as the kernel says.
+    /// The process that has sent it, according to the kernel.
     pub(crate) sender: Option<UCred>,
 }
 
-/// What precedes the bytes of a message.
+/// The header of a message.
 struct Head {
     kind: Kind,
     len_bytes: u64,
@@ -99,7 +99,7 @@ impl Channel {
         Ok(Self(stream))
     }
 
-    /// Lets neither end send any more. What has been sent can still be received.
+    /// Stops both ends from sending. What has been sent can still be received.
     pub(crate) fn shut_down(&self) {
         // This fails if the other end is closed.
         let _ = self.0.shutdown(Shutdown::Both);
@@ -138,7 +138,7 @@ impl Channel {
         self.write_all(bytes)
     }
 
-    /// As the standard library's, without a signal if the other end is closed.
+    /// As the standard library's `write`, but without a signal if the other end is closed.
     fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL) {
@@ -241,7 +241,7 @@ impl<'a> PoolWriter<'a> {
     }
 }
 
-/// Receives a stream, and passes messages between its parts on.
+/// Receives a stream, and passes on messages between its parts.
 pub(crate) struct PoolReader<'a> {
     channel: &'a Channel,
     other: &'a mut dyn FnMut(Message) -> io::Result<()>,

@@ -1,4 +1,4 @@
-//! The side of the server that is handed over.
+//! Hands over the server of this process.
 
 use std::{
     io,
@@ -40,8 +40,8 @@ const SOON: Duration = Duration::from_millis(20);
 /// How long requests in progress may take to end. Their clients, and others, wait.
 pub(super) const REQUESTS: Duration = Duration::from_secs(1);
 
-/// The most rounds before the pause. It begins earlier after a round of at most [`FEW_BYTES`], or after
-/// [`WAITS`] rounds none of which had fewer bytes than the least before.
+/// The maximum number of rounds before the pause. The pause begins earlier after a round of at most
+/// [`FEW_BYTES`], or after [`WAITS`] rounds that did not fall below the previous minimum.
 const ROUNDS: u32 = 24;
 const FEW_BYTES: u64 = 1 << 20;
 const WAITS: u32 = 4;
@@ -50,11 +50,11 @@ const WAITS: u32 = 4;
 const PAUSE: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 128 << 20;
 
-/// Pause between two looks whether the pause is too long, or the server stops.
+/// Interval between two checks whether the pause is too long, or the server stops.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Begins to hand a server over to the process at the other end of `socket`, which can read the pool
-/// `ahead` of the pause. The server continues if that fails.
+/// Begins to hand a server over to the process at the other end of `socket`; `ahead` says whether
+/// that can read the pool before the pause. The server continues if that fails.
 pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {
     let failed = |what: String| Failure::new(Code::Failed, what);
     let listened = server.0.listened.get().ok_or_else(|| failed("the server does not listen yet".to_owned()))?;
@@ -171,7 +171,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
             let ended = start_of().elapsed();
             let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut())?;
-            // What was kept for the rounds is freed when clients have the other process.
+            // What was kept for the rounds is freed after clients use the other process.
             Ok((commands, paused, sent_bytes, ended, precopied))
         };
         let given = give();
@@ -261,7 +261,7 @@ fn transfer(
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    // The other process has what this one's memory has. If this one is killed here, that one serves.
+    // The other process has everything. If this one is killed here, the other one serves.
     let kept = server.0.disks.table().pool.file();
     kept.map_or(Ok(()), mark_taken).map_err(|error| format!("its memory cannot be marked: {error}"))?;
     if let Err(error) = channel.send(Kind::Go, &[]) {
@@ -279,7 +279,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Finds all disks of a server. They stay the same only while it pauses.
+    /// Finds all disks of a server. The result stays valid only while the server pauses.
     pub(super) fn of(server: &Server) -> Self {
         let mut found = Self { bases: Vec::new(), disks: Vec::new() };
         for (name, disk, _) in server.0.disks.table().batch(Batch { after: None, most: usize::MAX }) {
@@ -306,8 +306,8 @@ impl Found {
     }
 }
 
-/// Sends everything, or what is left after rounds. Returns the bytes of the pool's stream. Fails twice:
-/// the other process does not receive, or something cannot be sent.
+/// Sends everything, or what is left after rounds. Returns the bytes of the pool's stream. Fails in
+/// two ways: the other process does not receive, or something cannot be sent.
 fn send(
     server: &Server,
     listened: &Listened,

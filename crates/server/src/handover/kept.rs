@@ -42,15 +42,15 @@ use crate::{
     socket::ServedSocket,
 };
 
-/// What follows the process in the name of the file.
+/// The end of the file's name, after the process.
 pub(super) const POOL: &str = "pool";
 
-/// How often a note is tried, and the pause between two attempts.
+/// How often writing a note is tried, and the pause between two attempts.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// When a process that has taken a server over stores its file: at first, it may not know the service manager,
-/// and then that may not know that the process is the service's.
+/// When a process that has taken a server over stores its file. Earlier, it may not know the
+/// service manager, or the service manager may not know that the process belongs to the service.
 const PAUSES: [Duration; 3] = [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
 
 /// What the pool's file says about the server.
@@ -91,7 +91,7 @@ pub(super) fn name(process: u32) -> String {
     Passed::name_of(process, POOL)
 }
 
-/// Notes in the pool's file which disks there are now, if there is a file. Fails with the reason.
+/// If the pool is in a file, notes there which disks exist now. Fails with the reason.
 pub(crate) fn note(server: &Server) -> Result<(), String> {
     let Some(listened) = server.0.listened.get().filter(|_| file(server).is_some()) else { return Ok(()) };
     let mut noted = write_note(server, listened);
@@ -108,7 +108,7 @@ pub(crate) fn note(server: &Server) -> Result<(), String> {
 
 fn write_note(server: &Server, listened: &Listened) -> Result<(), String> {
     let table = server.0.disks.table();
-    // One after the other, so that the last note has all changes.
+    // Notes are written one after the other, so that the last one has all changes.
     let _turn = table.noting();
     let found = Found::of(server);
     let mut record = record(server, listened, &Handed::default(), &found)?;
@@ -235,15 +235,15 @@ impl Killed {
                     let cut = beyond.into_iter().try_for_each(|number| imported.cut(number));
                     cut.map(|()| imported).map_err(|error| TakeOverError::Cannot(error.to_string()))
                 }
-                // The stream ends early because of what is wrong with the file.
+                // The stream ends early because something is wrong with the file.
                 (Err(ImportError::Invalid { .. } | ImportError::Read(_)) | Ok(_), Err(error)) => Err(error),
                 (Err(error), _) => Err(TakeOverError::Cannot(error.to_string())),
             }
         })
     }
 
-    /// Completes a server that was made of it: disks that were being dropped are gone, and those with
-    /// sockets of their own listen there again.
+    /// Completes a server that was restored from it: removes disks that were being dropped, and
+    /// opens the own sockets of others.
     pub(super) fn complete(&self, server: &Server) -> Result<(), TakeOverError> {
         let disks = self.note.record.disks.iter().filter(|disk| disk.kind != Kind::Base);
         let kept = self.note.disks.iter().skip(self.note.record.bases.len());

@@ -14,9 +14,9 @@
 //! serves
 //! ```
 //!
-//! The server continues as if nothing had been if anything fails before it has sent GO. The new process
-//! serves only after GO, or if it has sent READY and the kernel says that the server's process is
-//! gone. `docs/handover.md` says what is handed over.
+//! If anything fails before the server has sent GO, it continues as before. The new process serves
+//! only after GO, or if it has sent READY and the kernel reports that the server's process is gone.
+//! `docs/handover.md` says what is handed over.
 
 mod bases;
 mod channel;

@@ -1,5 +1,5 @@
-//! Opening bases again at the start of a process that continues a server which has ended. At a boot, for
-//! example, a network or a mount may come later. Whatever else fails then would lose the disks.
+//! Retries to open bases when a process starts that continues a server which has ended: at boot,
+//! for example, a network or a mount may come later. Giving up would lose the disks.
 
 use std::{
     io::{self, ErrorKind},
@@ -16,7 +16,7 @@ use pagefold_storage::Open;
 
 use crate::{DescriptorStore, Observer};
 
-/// How long a base is waited for, and the pauses between two attempts.
+/// How long to wait for a base, and the pauses between two attempts.
 const PATIENCE: Duration = Duration::from_secs(600);
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! The record of what is handed over, as JSON.
 //!
-//! It may be of another version of this program: fields that it does not know are ignored. A field that
-//! a later version adds has a default here. The version changes only if that is not enough.
+//! It may come from another version of this program: unknown fields are ignored. A field that a
+//! later version adds has a default here. The version changes only if that is not enough.
 
 use pagefold_control::{BaseRecord, DiskQuota};
 use pagefold_serve::{ClientState, ListenerState, NewcomerState};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the record and of the messages.
 pub(crate) const VERSION: u32 = 1;
 
-/// What is needed to read the pool before the record.
+/// The part that is needed to read the pool before the record.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Ahead {
     pub(crate) version: u32,
@@ -46,7 +46,7 @@ pub(crate) struct Record {
     pub(crate) start_time_ns: Option<u64>,
     /// Whether clients can use TLS.
     pub(crate) tls: bool,
-    /// The descriptors are those of these, in this order.
+    /// The descriptors belong to the following, in this order.
     pub(crate) listeners: Vec<ListenerState>,
     pub(crate) clients: Vec<ClientState>,
     pub(crate) newcomers: Vec<NewcomerState>,
@@ -70,7 +70,7 @@ pub(crate) struct DiskState {
     pub(crate) kind: Kind,
     /// The index of the base that it is, or that is below it.
     pub(crate) base: Option<usize>,
-    /// Of a fork or a snapshot: the name of the disk that it is from.
+    /// The name of the disk that a fork or a snapshot was made from.
     pub(crate) origin: Option<String>,
     pub(crate) age_ms: u64,
     pub(crate) limit_bytes: Option<u64>,

@@ -14,9 +14,10 @@
 //!                                                 empty             ← removes everything; serves
 //! ```
 //!
-//! Names say which process has stored them ([`Passed::parts_of`]). If something fails, the server
-//! marks the state as taken before its clients continue, and the text says why: a process continues only with
-//! a state that is as new as what clients were answered, and begins with empty disks only if nothing is stored.
+//! The names of files there say which process has stored them ([`Passed::parts_of`]). If something
+//! fails, the server marks the state as taken before its clients continue, and a text there says
+//! why. So a process never continues with a state that is older than the answers that clients got,
+//! and begins with empty disks only if nothing is stored.
 
 use std::{
     collections::BTreeSet,
@@ -50,23 +51,23 @@ const CLIENTS: Duration = Duration::from_secs(80);
 /// The first bytes of a state.
 const MAGIC: [u8; 8] = *b"PFparked";
 
-/// What follows the process in the names of a state, and of a text that says why there is none.
+/// The ends, after the process, of the names of a state and of a text that says why there is none.
 const STATE: &str = "state";
 const LOST: &str = "lost";
 
 /// The longest such text.
 const LOST_BYTES: u64 = 4096;
 
-/// What keeps a state from being changed.
+/// The seals that protect a state from changes.
 const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// How often, and after which pauses, what could not be removed from the store is tried again.
+/// How often, and at which intervals, removing files from the store is retried.
 const REMOVALS: u32 = 600;
 const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pause between two looks whether another process still takes the server over.
+/// Interval between two checks whether another process is still taking the server over.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Begins to end the server and to leave its disks and clients in the store. If that fails later, the server
@@ -122,7 +123,7 @@ impl Lost {
         if self.is_kept {
             return;
         }
-        // If the store does not have the text, or not yet, the log still says it.
+        // The log has the reason even if the store does not have the text.
         if let Ok(text) = lost(why) {
             let _ = self.store.keep(&name(&LOST), text.as_fd());
         }
@@ -139,7 +140,7 @@ fn name(what: &dyn std::fmt::Display) -> String {
     Passed::name_of(std::process::id(), &what.to_string())
 }
 
-/// Returns how long it may take to leave everything.
+/// Returns how long leaving everything may take.
 fn longest(server: &Server) -> Duration {
     COMMANDS + CLIENTS + longest_pause(server)
 }
@@ -154,7 +155,7 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
         () => None,
     };
     let Giving { begun, control, transports, .. } = &listened.giving;
-    // A process that takes the server over gets the same signal, or is done soon.
+    // A process that is taking the server over gets the same signal, or finishes soon.
     while begun.swap(true, Ordering::SeqCst) {
         if listened.server.was_given() {
             lost.forget();
@@ -210,14 +211,15 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
     Ok(())
 }
 
-/// Returns what is left in a store of at most `most` files: not what the service manager passes again.
-/// Also returns how many clients are left out.
+/// Returns what to leave in a store of at most `most` files, without what the service manager
+/// passes again. Also returns how many clients are left out.
 fn what_stays(listened: &Listened, handed: &Handed<Shared>, most: usize) -> Result<(Handed<Shared>, usize), String> {
     let Giving { control, belongings, .. } = &listened.giving;
     let listeners = handed.listeners.iter().filter(|(state, _)| !state.is_passed());
     let listeners: Vec<_> = listeners.map(|(state, fd)| (state.clone(), Arc::clone(fd))).collect();
     let control = usize::from(control.get().is_some_and(|control| !control.is_passed));
-    // The state, and the text that says that it is lost, until it is not.
+    // One for the state, and one for the text that says that the disks are lost, until they are
+    // stored.
     let needed = 2 + listeners.len() + control + belongings.files.len();
     let room = most.checked_sub(needed);
     let room = room.ok_or_else(|| {
@@ -231,7 +233,7 @@ fn what_stays(listened: &Listened, handed: &Handed<Shared>, most: usize) -> Resu
     Ok((Handed { listeners, clients, newcomers, left_out: 0 }, handed.left_out + without))
 }
 
-/// Stores everything: the state first, without which the rest is of no use.
+/// Stores everything, beginning with the state, without which the rest is useless.
 fn keep(
     listened: &Listened,
     handed: &Handed<Shared>,
@@ -255,7 +257,7 @@ fn keep(
     kept.map_err(|error| format!("the service manager does not keep them: {error}"))
 }
 
-/// Removes what has these names from a store. What that does not receive now is removed later.
+/// Removes the files with these names from a store, later if the store does not respond now.
 pub(super) fn remove_all(store: &Arc<dyn DescriptorStore>, names: BTreeSet<String>) {
     let mut left = not_removed(&**store, names);
     if left.is_empty() {
@@ -271,11 +273,12 @@ pub(super) fn remove_all(store: &Arc<dyn DescriptorStore>, names: BTreeSet<Strin
             }
         }
     };
-    // Without a thread they stay there, and the state is marked.
+    // If no thread can be started they stay there, but the state is marked.
     let _ = thread::Builder::new().name("store".to_owned()).spawn(again);
 }
 
-/// Removes these until the store does not receive one. Returns it and the following.
+/// Removes these names until the store fails to receive one. Returns that one and the following
+/// ones.
 fn not_removed(store: &dyn DescriptorStore, names: BTreeSet<String>) -> BTreeSet<String> {
     names.into_iter().skip_while(|name| store.remove(name).is_ok()).collect()
 }
@@ -317,7 +320,7 @@ impl State {
         Ok(Self(file))
     }
 
-    /// Reads a state, and returns its record. What is left to be read is the pool. `file` is untrusted.
+    /// Reads a state, and returns its record. The pool is left to be read. `file` is untrusted.
     pub(super) fn read(file: OwnedFd) -> Result<(Self, Record), TakeOverError> {
         let invalid = |what: &str| TakeOverError::Invalid(format!("the state of the server before: {what}"));
         let seals = fcntl_get_seals(&file).map_err(|_| invalid("it is not a file in memory"))?;
@@ -378,7 +381,7 @@ pub(super) struct Left {
     pub(super) disks: LeftDisks,
     /// By their numbers.
     pub(super) files: Vec<(usize, OwnedFd)>,
-    /// Everything with disks of servers before, to be marked.
+    /// All files with disks of previous servers, to be marked.
     pub(super) memory: Vec<OwnedFd>,
 }
 
@@ -391,7 +394,8 @@ pub(super) enum LeftDisks {
 }
 
 impl Left {
-    /// Finds what the last server has left among what is stored, or what it had when it was killed.
+    /// Finds, among the stored files, what the last server has left, or what it had when it was
+    /// killed.
     ///
     /// # Errors
     /// It says why it has left nothing, the state is missing or damaged, or there are several.
@@ -404,7 +408,7 @@ impl Left {
                 LOST => lost = Some(text_of(file)),
                 STATE | kept::POOL => {
                     was_any = true;
-                    // No server has served after a state was stored that is not marked.
+                    // If a state is not marked, no server has served since it was stored.
                     if is_free(&file) {
                         memory.push(file.try_clone().map_err(TakeOverError::Broken)?);
                         if what == STATE {
@@ -504,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_store_does_not_receive_is_removed_later() {
+    fn removals_that_the_store_does_not_receive_are_retried() {
         let names = || ["a", "b", "c"].map(str::to_owned);
         let store = Arc::new(Deaf::default());
         // The second message fails, and the first of the next attempt.

@@ -47,17 +47,17 @@ use crate::{
 /// How long the server's process may take to end after the connection to it broke.
 const END: Duration = Duration::from_secs(2);
 
-/// Pause between two looks whether this process gives up.
+/// Interval between two checks whether this process gives up.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What has come from the other process, until it has ended.
+/// State received from the other process, kept until that has ended.
 pub(crate) struct Incoming {
     origin: Origin,
     sockets: Handed<OwnedFd>,
     control: Option<(ControlState, OwnedFd)>,
     start: Instant,
     start_time: SystemTime,
-    /// When the record came, or began to be read.
+    /// When the record arrived, or reading it began.
     began: Instant,
 }
 
@@ -71,14 +71,14 @@ enum Origin {
     },
     Store {
         store: Arc<dyn DescriptorStore>,
-        /// What no other process may continue with.
+        /// The state with which no other process may continue.
         memory: Vec<OwnedFd>,
         /// Of all that is stored.
         names: BTreeSet<String>,
     },
 }
 
-/// A server that continues another one, which is paused, and what else has come from it.
+/// A server that continues another, paused one, and the other state received from that.
 pub(crate) struct Received {
     pub(crate) server: Server,
     pub(crate) incoming: Incoming,
@@ -92,8 +92,8 @@ pub(crate) struct Received {
     pub(crate) was_killed: bool,
 }
 
-/// Asks the server of `client` to hand itself over, and makes everything. The server continues if what this
-/// returns is dropped.
+/// Asks the server of `client` to hand itself over, and restores everything. If the result is
+/// dropped, that server continues.
 pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, TakeOverError> {
     let (own, other) = UnixStream::pair().map_err(TakeOverError::Broken)?;
     let channel = Channel::new(own.into()).map_err(TakeOverError::Broken)?;
@@ -106,7 +106,7 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
     }?;
     drop(other);
     let parts = receive_parts(&channel, config).inspect_err(|error| {
-        // The server may be gone, or may have sent why it gives up.
+        // The server may be gone, or may have sent its reason for giving up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
     let (parts, Sender { process, pid, at }) = parts;
@@ -114,8 +114,8 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
     Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid), at))
 }
 
-/// Continues the server that has left these files in a store. They stay there if what this returns is
-/// dropped.
+/// Continues the server that has left these files in a store. If the result is dropped, they stay
+/// there.
 pub(crate) fn restore(
     stored: Vec<(String, OwnedFd)>,
     store: &Arc<dyn DescriptorStore>,
@@ -124,8 +124,8 @@ pub(crate) fn restore(
     let names: BTreeSet<String> = stored.iter().map(|(name, _)| name.clone()).collect();
     let left = Left::find(stored).inspect_err(|error| {
         if matches!(error, TakeOverError::Lost(_)) {
-            // The next process may begin with empty disks. This one ends now, and a manager need not
-            // read messages of a process that has ended.
+            // The next process may begin with empty disks. This one ends now, and a service manager
+            // may ignore messages of a process that has ended.
             names.iter().for_each(|name| drop(store.remove(name)));
             let _ = store.settle();
         }
@@ -172,7 +172,7 @@ fn stored_bytes(file: &OwnedFd) -> u64 {
     fstat(file).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
 }
 
-/// What has come.
+/// The received messages.
 struct Parts {
     server: Server,
     sockets: Handed<OwnedFd>,
@@ -235,7 +235,7 @@ impl Arrived {
 /// Checks that this program can continue with a record.
 fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
     check_version(record.version, record.tls, config)?;
-    // The descriptors of its clients are this process's now.
+    // The descriptors of its clients belong to this process now.
     let allow = config.when_connections.as_ref();
     let connections = usize::try_from(record.connections).unwrap_or(usize::MAX);
     if let Some(warning) = allow.and_then(|allow| allow(connections.max(record.clients.len()))) {
@@ -317,7 +317,8 @@ impl Parts {
         let now = Instant::now();
         let uptime = Duration::from_millis(record.uptime_ms);
         let start = now.checked_sub(uptime).unwrap_or(now);
-        // The start time stays: metrics with another one would look like another server's.
+        // The start time stays the same: with another one, metrics would look like another
+        // server's.
         let start_time = match record.start_time_ns {
             Some(time) => UNIX_EPOCH.checked_add(Duration::from_nanos(time)),
             None => SystemTime::now().checked_sub(uptime),
@@ -376,8 +377,8 @@ impl Incoming {
         self.start_time
     }
 
-    /// Says that this process can serve, and returns when it may: the other one never serves again. Fails
-    /// if `gives_up` has a reason before.
+    /// Announces that this process can serve, and returns when it may: the other one never serves
+    /// again. Fails if `gives_up` returns a reason first.
     pub(crate) fn confirm(self, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
         self.confirm_within(STEP, gives_up)
     }
@@ -391,7 +392,7 @@ impl Incoming {
             Origin::Process { channel, process, .. } => (channel, process),
             Origin::Store { store, memory, names } => {
                 memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
-                // No process continues with a marked state that is still there.
+                // No process continues with a state that is marked, even if it is still there.
                 remove_all(&store, names);
                 return Ok(());
             }
@@ -412,7 +413,8 @@ impl Incoming {
             Ok(message) if message.kind == Kind::Failed => Err(refused(&message.bytes)),
             Ok(_) => Err(TakeOverError::Invalid("an unknown message".to_owned())),
             Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
-            // The other process has not sent GO and cannot send it any more. If it is not gone, it continues.
+            // The other process has not sent GO and can no longer send it. Unless it is gone, it
+            // continues to serve.
             Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
             Err(_) => Err(TakeOverError::NotGiven),
         }
@@ -451,14 +453,14 @@ fn sender(sender: Option<UCred>) -> Result<(OwnedFd, Pid), TakeOverError> {
     Ok((process.map_err(|error| TakeOverError::Broken(error.into()))?, sender.pid))
 }
 
-/// The disks of a server, and what is below them.
+/// The disks of a server, and their bases.
 struct Content {
     imported: ImportedDisks,
     bases: OpenedBases,
 }
 
-/// Opens the bases, then reads the pool. Returns `None` if the sender says that its stream will not be
-/// completed. What comes between the parts of the stream goes to `arrived`.
+/// Opens the bases, then reads the pool. Returns `None` if the sender says that its stream will not
+/// be completed. Messages between the parts of the stream go to `arrived`.
 fn read_pool(
     channel: &Channel,
     config: &Config,
@@ -628,7 +630,7 @@ mod tests {
 
     use super::*;
 
-    /// What has come from a process, and the other end of its socket.
+    /// State received from a process, and the other end of its socket.
     fn incoming(process: &Child) -> (Incoming, Channel) {
         let (own, other) = UnixStream::pair().expect("sockets");
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
@@ -638,7 +640,7 @@ mod tests {
         (Incoming { origin, sockets, control, start, start_time, began: start }, other)
     }
 
-    /// Two processes never serve at the same time, and one does if the other is gone.
+    /// Two processes never serve at the same time; if one is gone, the other serves.
     #[test]
     fn a_process_serves_only_if_the_other_one_never_does() {
         let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
@@ -661,7 +663,7 @@ mod tests {
         assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
 
-        // The other process is too slow: what it sends afterwards fails, so that it continues.
+        // The other process is too slow: its later sends fail, so it continues to serve.
         let (asks, other) = incoming(&other_process);
         assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);

@@ -33,7 +33,7 @@ fn one_server_goes_on_when_another_is_dropped() {
 
     drop(first_running);
     assert!(!first_nbd.exists() && !first_control.exists() && second_control.exists());
-    // Its disks are those of the value that is left.
+    // Its disks belong to the remaining value.
     let mut byte = [0];
     first.device("disk").expect("a disk").read(4096, &mut byte).expect("a byte");
     assert_eq!(byte, [1]);

@@ -1,4 +1,4 @@
-//! A client that writes, in as few bytes of the protocol as that takes.
+//! A minimal client that writes.
 
 use std::{
     io::{Read, Write},

@@ -1,5 +1,5 @@
-//! What a program may not ask for is refused as for clients of the control socket, and changes
-//! nothing.
+//! Invalid requests of a program are refused like those of clients of the control socket, and
+//! change nothing.
 
 use pagefold_disk::BlockDevice;
 use pagefold_server::{Add, BaseFile, Code, Failure, Fork, Manage, Quota, Resize};

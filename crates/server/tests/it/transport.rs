@@ -150,7 +150,7 @@ fn a_transport_shows_disks_and_has_clients() {
     server.add(&Add::new("new", 1 << 20)).expect("a disk");
     wait_for("the new disk", || names() == ["disk", "fork", "image", "new"]);
 
-    // Hits are answered by the thread that asks, misses by one of the executor.
+    // The asking thread answers hits, and a thread of the executor misses.
     let (disk, image) = (files.open("disk"), files.open("image"));
     let mut expected = vec![0; 64 << 10];
     server.device("disk").expect("a disk").read(5 * 4096, &mut expected).expect("its content");
@@ -204,7 +204,7 @@ fn clients_of_a_transport_are_among_the_connections() {
     let refused = connect().map(drop).expect_err("all are in use");
     assert!(format!("{refused:?}").contains("all 4 connections that this server allows"), "{refused:?}");
     clients.pop();
-    // The last place is not for the disk that has its part already.
+    // The last place is not for the disk that has its share already.
     assert_eq!(nbd::write(&socket, "b", 0, &[9; 512]), Ok(vec![9; 512]));
     clients.clear();
     wait_for("the last connection's end", || server.server().figures["connections"].as_u64() == Some(0));
@@ -230,7 +230,7 @@ fn changes_over_a_transport_wait_for_room() {
     let bytes = images::page(1).repeat(16);
     let answers = clients.each_ref().map(|client| Files::write(client, 0, &bytes));
     wait_for("three writes to wait", || waiting(&server) == 3);
-    // Reads go on, and one thread waits for all.
+    // Reads continue, and one thread waits for all changes.
     assert!(answer(&Files::read(&clients[0], 512 << 10, 512).0).is_ok());
     server.limit(Some("a"), None).expect("no limit");
     assert_eq!(answer(&answers[0]), Ok(()));

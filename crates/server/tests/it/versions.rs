@@ -121,7 +121,7 @@ fn name(model: &Model, number: usize) -> Option<String> {
     (!names.is_empty()).then(|| names[number % names.len()].clone())
 }
 
-/// Bytes that do not repeat soon, and differ for each fill.
+/// Bytes with a long period that differ for each fill.
 fn bytes(fill: u8, len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(0x9E37_79B1) >> 24) as u8 ^ fill).collect()
 }
@@ -134,7 +134,7 @@ struct World {
 }
 
 impl World {
-    /// Ends the failures of the base that were asked for.
+    /// Ends the requested failures of the base.
     fn heal(&self) {
         self.faulty.fail_each(0);
         self.faulty.fail_after(0);
@@ -320,7 +320,7 @@ fn apply(world: &World, model: &mut Model, number: usize, step: &Step) {
         }
         ResizeStep { pages, .. } => {
             let size_bytes = pages * PAGE as u64;
-            // A disk beyond its limit may have no room to record what it no longer shares.
+            // A disk above its limit may have no room to record pages that it no longer shares.
             server.limit(Some(&name), None).expect("a limit");
             let resize = Resize { name, size_bytes, shrink: true, force: false };
             if let Err(failure) = server.resize(&resize) {

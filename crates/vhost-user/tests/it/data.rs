@@ -1,4 +1,4 @@
-//! What single requests do.
+//! The effects of single requests.
 
 use std::sync::{Arc, atomic::Ordering::SeqCst};
 
@@ -17,7 +17,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_on_the_disk_and_is_read_again() {
+fn written_data_is_on_the_disk_and_is_read_again() {
     let disk = ram_disk(8 * MIB);
     let world = World::new(disk.clone());
     let mut client = world.client(Options { most_bytes: MIB, ..Options::default() });
@@ -32,7 +32,7 @@ fn what_is_written_is_on_the_disk_and_is_read_again() {
     let answer = client.queues[0].run(Operation::Read(512 * 7, len), layout).expect("a read");
     assert!(client.queues[0].data(answer.slot, len).expect("data") == data);
     assert_eq!(u64::from(answer.written), len + 1);
-    // Larger than what one thread runs by itself, and than its buffer.
+    // Larger than the requests that a thread runs alone, and than its buffer.
     let large = pattern(MIB as usize, 2);
     client.queues[0].write(4 * MIB, &large).expect("a write");
     assert!(client.queues[0].read(4 * MIB, MIB).expect("a read") == large);
@@ -91,7 +91,7 @@ fn ranges_are_discarded_and_zeroed() {
 }
 
 #[test]
-fn requests_that_cannot_be_get_an_error_and_change_nothing() {
+fn invalid_requests_get_an_error_and_change_nothing() {
     let disk = ram_disk(MIB);
     let world = World::new(disk.clone());
     let mut client = world.client(Options::default());
@@ -115,7 +115,7 @@ fn requests_that_cannot_be_get_an_error_and_change_nothing() {
 }
 
 #[test]
-fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
+fn a_read_only_disk_says_so_and_stays_unchanged() {
     let disk = ram_disk(MIB);
     disk.write(0, &[9; 4096]).expect("a write");
     let world = World::of(Export::read_only("a disk", disk));
@@ -130,8 +130,8 @@ fn a_disk_that_is_read_only_says_so_and_stays_as_it_is() {
     assert_eq!(client.queues[0].read(0, 512).expect("a read"), [9; 512]);
 }
 
-/// A change that finds no room goes on where it stopped: what others have changed since in the part that
-/// is done stays.
+/// A change that finds no room resumes where it stopped: changes of others in the finished part
+/// stay.
 #[test]
 fn a_change_that_waits_for_room_does_nothing_twice() {
     let waits = Arc::new(Waits::new(&Arc::new(Room::default())));
@@ -220,7 +220,7 @@ fn requests_that_wait_for_storage_are_run_by_other_threads() {
     client.enable(0, true).expect("it goes on");
     let queue = &mut client.queues[0];
     crate::world::wait_for("a read at the gate", || device.at_gate.load(SeqCst) > 0);
-    // The queue goes on.
+    // The queue continues.
     let answer = queue.run(Operation::Identify, Layout::default()).expect("an answer");
     assert!(expected.iter().all(|(slot, _)| *slot != answer.slot));
     device.set_gate(true);

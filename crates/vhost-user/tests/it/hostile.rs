@@ -30,7 +30,7 @@ const OPTIONS: Options = Options {
 /// Sectors that requests of the hostile driver name. Lower numbers are types of requests, so that a
 /// header that is cut in the wrong place could name another sector.
 const SECTORS: std::ops::Range<u64> = 16..48;
-/// What such requests can write at most, from the first sector on.
+/// The part that such requests can write, from the first sector on.
 const REACH_BYTES: u64 = MIB;
 
 /// A descriptor with any fields, most of which make sense.
@@ -132,7 +132,7 @@ fn memory_that_becomes_shorter_ends_only_its_own_queues() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
-    /// Only sectors that requests name are written, and the server goes on.
+    /// Only sectors that requests name are written, and the server continues.
     #[test]
     fn chains_of_any_shape_change_only_what_requests_name(
         table in vec(descriptor([0, 256, 300]), usize::from(SIZE)),
@@ -147,7 +147,7 @@ proptest! {
         let client = world.client(OPTIONS);
         let [descriptors, available, _] = client.queues[0].rings();
         let memory = client.memory().clone();
-        // What is no header is of no type.
+        // A buffer that is not a header has no type.
         memory.write_slice(&vec![0xa5; 0xc000], GuestAddress(0x4000)).expect("memory");
         for (number, (kind, sector)) in kinds.iter().enumerate() {
             let header = [kind.to_le_bytes().to_vec(), vec![0; 4], sector.to_le_bytes().to_vec()].concat();

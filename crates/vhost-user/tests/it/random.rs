@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use crate::world::{MIB, World, ram_disk};
 
-/// Requests that are in flight together have a part of the disk each.
+/// Requests that are in flight together each use a different part of the disk.
 const STRIPE_BYTES: u64 = 64 << 10;
 const STRIPES: usize = 16;
 

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// What happened on the socket, in order.
+/// The events of the socket, in order.
 pub(crate) type Events = Arc<Mutex<Vec<Event>>>;
 
 pub(crate) struct World {

@@ -178,7 +178,7 @@ fn tiny_samples_are_not_trusted() {
 }
 
 #[test]
-fn what_is_nearly_complete_is_nearly_exact() {
+fn a_nearly_complete_sample_is_nearly_exact() {
     for kind in KINDS {
         let found = coverage(|random| sampled(kind, 200, 190, random));
         assert!(found.held >= 930, "{kind:?}: {found:?}");
@@ -260,7 +260,7 @@ fn slow_choices_are_derived_from_fast_ones() {
 
 /// Units of one kind say nothing about those of another, even if all of them agree.
 #[test]
-fn what_was_compared_may_be_unlike_the_rest() {
+fn compared_units_may_differ_from_the_rest() {
     let base = Estimate::exact(500.0);
     let alike = vec![[1.0, 1.0, 1.0]; 9];
     let estimate = base.regression(1000.0, &alike, 0.99, LIMITS);

@@ -71,7 +71,7 @@ pub(super) struct ImageFile<'a> {
     /// The current second table.
     table: Vec<u64>,
     table_number: u64,
-    /// Whether the table is needed: an image without it would have other content.
+    /// Whether the table is needed: without it, the image would have other content.
     is_needed: bool,
     /// Reference count of each cluster of the file.
     counts: Vec<u16>,

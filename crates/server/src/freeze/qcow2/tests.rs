@@ -207,7 +207,7 @@ fn a_disk_may_be_empty_or_vast() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_makes_no_image() {
+fn an_unreadable_disk_yields_no_image() {
     struct Broken;
     impl ReadAt for Broken {
         fn len_bytes(&self) -> io::Result<u64> {
