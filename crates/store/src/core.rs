@@ -166,7 +166,11 @@ impl Owners for Core {
 
 impl EntryCounter for Core {
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry) {
-        self.count(layer, 0, old, new);
+        self.layers.replaced(layer, 0, old, new);
+    }
+
+    fn tables_replaced(&self, old: Entry, new: Entry) {
+        self.count_tables(old, new);
     }
 }
 
@@ -456,6 +460,11 @@ impl Core {
     /// EntryCounter that `new` replaced `old` in a layer.
     pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         self.layers.replaced(layer, hint, old, new);
+        self.count_tables(old, new);
+    }
+
+    #[inline]
+    fn count_tables(&self, old: Entry, new: Entry) {
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }
