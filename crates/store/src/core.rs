@@ -119,8 +119,8 @@ impl Trainee for Core {
     }
 
     fn read_entry(&self, entry: u64, page: &mut Page) -> bool {
-        let word = self.leaves.word(entry);
         let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
+        let Some(word) = self.leaves.used_word(entry) else { return false };
         let (working, pin) = taken.parts();
         let seen = pin.pin(word);
         // SAFETY: the pin names its object.
@@ -429,7 +429,10 @@ impl Core {
         let (Working { coder, page: other, .. }, pin) = taken.parts();
         let mut shared = None;
         for number in equals.find(sum).take(EQUALS_MAX) {
-            let word = self.leaves.word(number);
+            let Some(word) = self.leaves.used_word(number) else {
+                equals.forget(sum, number);
+                continue;
+            };
             let entry = Entry::decode(pin.pin(word));
             // SAFETY: the pin names its object until it rests.
             let is_equal = entry.object().is_some()
