@@ -576,14 +576,14 @@ impl<'a> Import<'a> {
     /// Counts what an entry leads to.
     fn count_reference(&self, number: u64) -> Result<(), ImportError> {
         let Core { leaves, budget, .. } = &**self.core;
-        let (to, index) = match Entry::decode(leaves.word(number).load(Relaxed)) {
+        let entry = Entry::decode(leaves.word(number).load(Relaxed));
+        let (to, index) = match entry {
             Entry::Link(to) => (to, Leaves::leaf_of(number).1),
             Entry::Shared { number, .. } => Leaves::leaf_of(number),
             _ => return Ok(()),
         };
-        let is_shared = Entry::decode(leaves.word(number).load(Relaxed)).is_shared();
         match self.leaves.get(to as usize) {
-            Some(&(_, layer)) if (layer == 0) == is_shared => {}
+            Some(&(_, layer)) if (layer == 0) == entry.is_shared() => {}
             _ => return invalid("a link to a leaf that does not exist, or a shared object of one"),
         }
         match Entry::decode(leaves.words(to)[index].load(Relaxed)) {
