@@ -119,8 +119,8 @@ impl Trainee for Core {
     }
 
     fn read_entry(&self, entry: u64, page: &mut Page) -> bool {
-        let word = self.storage.word(entry);
         let Ok(mut taken) = self.streams.take(0, &self.budget) else { return false };
+        let Some(word) = self.storage.used_word(entry) else { return false };
         let (working, pin) = taken.parts();
         let seen = pin.pin(word);
         // SAFETY: the pin names its object.
@@ -166,7 +166,11 @@ impl Owners for Core {
 
 impl EntryCounter for Core {
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry) {
-        self.count(layer, 0, old, new);
+        self.layers.replaced(layer, 0, old, new);
+    }
+
+    fn tables_replaced(&self, old: Entry, new: Entry) {
+        self.count_tables(old, new);
     }
 }
 
@@ -435,7 +439,10 @@ impl Core {
         let (Working { coder, page: other, .. }, pin) = taken.parts();
         let mut shared = None;
         for number in equals.find(sum).take(EQUALS_MAX) {
-            let word = self.storage.word(number);
+            let Some(word) = self.storage.used_word(number) else {
+                equals.forget(sum, number);
+                continue;
+            };
             let entry = Entry::decode(pin.pin(word));
             // SAFETY: the pin names its object until it rests.
             let is_equal = entry.object().is_some()
@@ -466,6 +473,11 @@ impl Core {
     /// EntryCounter that `new` replaced `old` in a layer.
     pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         self.layers.replaced(layer, hint, old, new);
+        self.count_tables(old, new);
+    }
+
+    #[inline]
+    fn count_tables(&self, old: Entry, new: Entry) {
         if let Some(training) = &self.training {
             training.replaced(old, new);
         }

@@ -179,6 +179,7 @@ pub(crate) fn discard(server: &Server) {
 pub(super) struct Killed {
     salvage: Salvage,
     note: Note,
+    /// What its reader needs: as much once more, and what it notes of it.
     memory_bytes: u64,
 }
 
@@ -186,8 +187,9 @@ impl Killed {
     /// Opens the file of a pool, which is untrusted.
     pub(super) fn open(file: &OwnedFd) -> Result<Self, TakeOverError> {
         let file = File::from(file.try_clone().map_err(TakeOverError::Broken)?);
-        let memory_bytes = file.metadata().map_err(TakeOverError::Broken)?.blocks() * 512;
+        let stored_bytes = file.metadata().map_err(TakeOverError::Broken)?.blocks() * 512;
         let salvage = Salvage::open(file).map_err(invalid)?;
+        let memory_bytes = stored_bytes + salvage.work_bytes().map_err(TakeOverError::Broken)?;
         let note = salvage.note().map_err(invalid)?.ok_or_else(|| invalid("it has no note of its disks"))?;
         let note: Note = serde_json::from_slice(&note).map_err(invalid)?;
         Ok(Self { salvage, note, memory_bytes })
@@ -209,7 +211,7 @@ impl Killed {
     ) -> Result<ImportedDisks, TakeOverError> {
         if let Some(memory) = Memory::available().filter(|memory| memory.bytes < self.memory_bytes) {
             let needed = pagefold_size::show(self.memory_bytes);
-            let what = format!("the memory of the server before has {needed}, and less is left: {memory}");
+            let what = format!("to read the memory of the server before takes {needed}, and less is left: {memory}");
             return Err(TakeOverError::Cannot(what));
         }
         let disks = self.note.disks.iter().map(|disk| {

@@ -578,14 +578,14 @@ impl<'a> Import<'a> {
     /// Counts what an entry leads to.
     fn count_reference(&self, number: u64) -> Result<(), ImportError> {
         let Core { storage, budget, .. } = &**self.core;
-        let (to, index) = match Entry::decode(storage.word(number).load(Relaxed)) {
+        let entry = Entry::decode(storage.word(number).load(Relaxed));
+        let (to, index) = match entry {
             Entry::Link(to) => (to, PartStorage::leaf_of(number).1),
             Entry::Shared { number, .. } => PartStorage::leaf_of(number),
             _ => return Ok(()),
         };
-        let is_shared = Entry::decode(storage.word(number).load(Relaxed)).is_shared();
         match self.leaves.get(to as usize) {
-            Some(&(_, layer)) if (layer == 0) == is_shared => {}
+            Some(&(_, layer)) if (layer == 0) == entry.is_shared() => {}
             _ => return invalid("a link to a leaf that does not exist, or a shared object of one"),
         }
         match Entry::decode(storage.words(to)[index].load(Relaxed)) {

@@ -22,6 +22,10 @@ use std::{
 };
 
 use pagefold_codec::PAGE_SIZE;
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
 
 use super::{
     DISKS, EMPTY, END, ExportError, HEADER, HOLE, HOLE_PART, HOLE_ROOT, LEAVES, LINK, NO_ROOT, NODE_ROOT, NODES,
@@ -42,6 +46,11 @@ use crate::{
 
 /// All entries of a leaf, a bit for each.
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
+
+/// Bytes of what is noted of a leaf, and of a node, when they are found. While a list or a map grows, there is
+/// also one of twice its length.
+const LEAF_WORK_BYTES: u64 = 3 * (size_of::<FoundLeaf>() + size_of::<[u32; 2]>() + 1) as u64;
+const NODE_WORK_BYTES: u64 = 3 * (size_of::<FoundNode>() + size_of::<[u32; 2]>() + 1) as u64;
 
 /// Identifies a disk in a pool's [file](crate::PoolConfig::kept_in).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +166,32 @@ impl Salvage {
             (Written::Nothing, Written::Nothing) => Ok(None),
             _ => invalid("none of its notes is whole"),
         }
+    }
+
+    /// Returns the most bytes of memory that [`write`](Self::write) takes, however many disks it writes. No
+    /// pool's limit counts them.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn work_bytes(&self) -> io::Result<u64> {
+        let Head { words_at, nodes_at, parts, .. } = self.head;
+        let [leaves, nodes] = [words_at, nodes_at].map(|at| self.data_bytes(at, parts * LEAF_BYTES as u64));
+        Ok((leaves? * LEAF_WORK_BYTES + nodes? * NODE_WORK_BYTES) / LEAF_BYTES as u64)
+    }
+
+    /// Returns how many bytes of a range of the file are in memory.
+    fn data_bytes(&self, start: u64, len_bytes: u64) -> io::Result<u64> {
+        let (mut at, end, mut found) = (start, start + len_bytes, 0);
+        while at < end {
+            let data = match seek(&self.file, SeekFrom::Data(at)) {
+                // There is none up to the end of the file.
+                Err(Errno::NXIO) => break,
+                result => result?.min(end),
+            };
+            at = seek(&self.file, SeekFrom::Hole(data))?.min(end);
+            found += at - data;
+        }
+        Ok(found)
     }
 
     /// Returns whether the disk existed when the process ended.

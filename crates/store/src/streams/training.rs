@@ -502,7 +502,8 @@ impl Training {
                     _ = self.leaving.compare_exchange(leaving, NONE, AcqRel, Relaxed);
                     return None;
                 }
-                if matches!(storage.entry(number), Some(Entry::Object { tables, .. }) if tables == leaving) {
+                let entry = storage.used_word(number).map(|word| Entry::decode(word.load(Acquire)));
+                if matches!(entry, Some(Entry::Object { tables, .. }) if tables == leaving) {
                     return Some(number);
                 }
             }

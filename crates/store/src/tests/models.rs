@@ -50,6 +50,8 @@ fn entry(at: u64) -> Entry {
 
 impl EntryCounter for World {
     fn replaced(&self, _: LayerId, _: Entry, _: Entry) {}
+
+    fn tables_replaced(&self, _: Entry, _: Entry) {}
 }
 
 impl World {

@@ -56,6 +56,9 @@ pub(crate) fn entry_below(place: u64) -> Entry {
 pub(crate) trait EntryCounter {
     /// Counts that `new` replaced `old` in a layer.
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry);
+
+    /// Counts the same for the tables of their objects. Others may get the number of tables that no entry has.
+    fn tables_replaced(&self, old: Entry, new: Entry);
 }
 
 /// The parts of a pool, and what is needed to create and free them.
@@ -166,12 +169,14 @@ impl<'a> Parts<'a> {
         self.storage.counts(number).map_or(0, |counts| counts[index].load(Relaxed))
     }
 
-    /// Replaces an entry that is held.
+    /// Replaces an entry that is held with one without an object of its own.
     pub(crate) fn replace(&self, number: Owner, locked: Locked<'_>, new: Entry) -> Entry {
-        let layer = self.storage.layer(number);
-        let old = locked.entry();
-        self.counts.replaced(layer, old, new);
-        locked.replace(new)
+        debug_assert!(new.object().is_none(), "its tables are counted too late");
+        // The leaf may lose its layer once it is not held.
+        self.counts.replaced(self.storage.layer(number), locked.entry(), new);
+        let old = locked.replace(new);
+        self.counts.tables_replaced(old, new);
+        old
     }
 
     /// Drops what `old` refers to, an entry that was removed from its leaf at `index`.
@@ -310,6 +315,7 @@ impl<'a> Parts<'a> {
         let shared = Entry::Shared { number, len_bytes };
         set_owner(PartStorage::leaf_of(number).0);
         self.counts.replaced(self.common.layer(), room.entry(), held);
+        self.counts.tables_replaced(room.entry(), held);
         room.replace(held);
         self.replace(leaf, locked, shared);
         Ok(shared)
@@ -369,5 +375,44 @@ impl<'a> Parts<'a> {
         roomy.remove(&leaf);
         self.storage.uses(leaf).store(0, Relaxed);
         self.drop_life(leaf);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::heap::Location;
+
+    /// A counter that looks at the word whose entry is replaced.
+    struct Looks<'a> {
+        leaves: &'a PartStorage,
+        seen: Cell<Option<Entry>>,
+    }
+
+    impl EntryCounter for Looks<'_> {
+        fn replaced(&self, _: LayerId, _: Entry, _: Entry) {}
+
+        fn tables_replaced(&self, _: Entry, _: Entry) {
+            self.seen.set(self.leaves.entry(0));
+        }
+    }
+
+    /// The number of tables may be another's once it is not counted, so no entry has it by then.
+    #[test]
+    fn tables_are_given_up_after_the_entry() {
+        let (leaves, budget) = (PartStorage::new(None).expect("address space"), Budget::new(u64::MAX, 1));
+        let layers = Layers::new(1).expect("address space");
+        let common = Common::new(layers.take(&budget).expect("no limit"));
+        let layer = layers.take(&budget).expect("no limit");
+        let counts = Looks { leaves: &leaves, seen: Cell::new(None) };
+        let parts = Parts { storage: &leaves, layers: &layers, budget: &budget, counts: &counts, common: &common };
+        let leaf = parts.take(layer, 0, NOTHING, Purpose::Keep).expect("no limit").number();
+        let object = Entry::Object { tables: 1, len_bytes: 100, at: Location::new(64) };
+        let lock = || Locked::lock(&leaves.words(leaf)[0]).expect("the leaf lives");
+        lock().replace(object);
+        assert_eq!(parts.replace(leaf, lock(), Entry::Empty), object);
+        assert_eq!(counts.seen.get(), Some(Entry::Empty));
     }
 }

@@ -154,6 +154,7 @@ impl PartStorage {
 
     /// Frees a leaf whose words are all [`GONE`].
     pub(crate) fn give(&self, number: Owner, budget: &Budget) {
+        self.lives(number).store(0, Relaxed);
         if let Some(counts) = self.leaves.all()[number as usize][COUNTS].load(Acquire).checked_sub(1) {
             self.give_counts(counts, budget);
         }
@@ -249,6 +250,13 @@ impl PartStorage {
     pub(crate) fn entry(&self, number: u64) -> Option<Entry> {
         let word = self.word(number).load(Acquire);
         (word != GONE).then(|| Entry::decode(word))
+    }
+
+    /// Returns an entry's word, or `None` if its leaf is unused. For threads that look at entries which may be
+    /// unused: where the words are in a file, a read takes memory for them that nothing counts or gives back.
+    #[inline]
+    pub(crate) fn used_word(&self, entry: u64) -> Option<&AtomicU64> {
+        (self.lives(Self::leaf_of(entry).0).load(Relaxed) > 0).then(|| self.word(entry))
     }
 
     /// Returns the entry of leaf `number` that names the object at `at`, at some moment during the
@@ -360,5 +368,32 @@ impl PartStorage {
             Some((leaf, index)) => Err(format!("a link to entry {index} of leaf {leaf}, which is unused")),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{fs::File, os::unix::fs::MetadataExt, sync::Arc};
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    /// A sweep over all entries does not allocate again what was given back.
+    #[test]
+    fn a_look_at_unused_entries_takes_no_memory_of_a_file() {
+        let file = Arc::new(File::from(memfd_create("words", MemfdFlags::CLOEXEC).expect("a file")));
+        let leaves = PartStorage::new(Some(&MemoryFile::new(Arc::clone(&file)))).expect("address space");
+        let budget = Budget::new(u64::MAX, 1);
+        let take = |_| leaves.take(LayerId::of(1), Entry::Empty, Purpose::Keep, &budget).expect("no limit");
+        let taken: Vec<PartId> = (0..1000).map(take).collect();
+        for leaf in taken {
+            leaves.words(leaf.number()).iter().for_each(|word| word.store(GONE, Relaxed));
+            leaves.give(leaf.number(), &budget);
+        }
+        let blocks = || file.metadata().expect("a file").blocks();
+        let before = blocks();
+        assert!((0..leaves.end()).all(|entry| leaves.used_word(entry).is_none()));
+        assert_eq!(blocks(), before);
     }
 }

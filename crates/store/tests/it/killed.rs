@@ -135,6 +135,8 @@ fn content_beyond_the_end_is_cut() {
     }
     let fork = disk.fork().expect("no limit");
     let salvage = Salvage::open(pool.file().expect("a file").try_clone().expect("a copy")).expect("a pool");
+    // Six leaves in five pages of memory, and nodes above them.
+    assert!((6 * 24..100 << 10).contains(&salvage.work_bytes().expect("a file")));
     for slots in [0, 1, 100, 128, 4096, 5000, 262_144, 270_000, 270_001] {
         let mut kept = described(&[&disk, &fork]);
         (kept[0].slots, kept[0].is_over) = (slots, false);
