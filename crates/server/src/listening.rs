@@ -722,10 +722,8 @@ mod tests {
             let folder = tempfile::tempdir().expect("a folder");
             let store = Arc::new(Names::default());
             let sockets = Sockets::new().unix(folder.path().join("nbd.sock")).store(Arc::clone(&store) as _);
-            let mut config = Config::default();
-            config.keep_memory = true;
-            config.limit = crate::MemoryLimit::Bytes(64 << 20);
-            let server = Server::new(config).expect("a server");
+            let limit = crate::MemoryLimit::Bytes(64 << 20);
+            let server = Server::new(Config { keep_memory: true, limit, ..Config::default() }).expect("a server");
             let mut listening = server.listen(sockets).expect("it listens");
             assert_eq!(store.0.lock().expect("no panic").len(), 1);
             listening.nbd = Some(Nbd::Thread(thread::spawn(end)));
