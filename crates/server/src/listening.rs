@@ -226,6 +226,8 @@ pub struct Listening {
     ending: Ending,
     /// Until it runs.
     nbd: Option<Nbd>,
+    /// Whether it has ended without being asked to.
+    has_failed: bool,
     transports: Arc<Started>,
     control: Option<Control>,
     // Ended before the files of its sockets are removed.
@@ -461,6 +463,7 @@ impl Server {
             server: self.clone(),
             ending,
             nbd: Some(nbd),
+            has_failed: false,
             transports: started,
             control,
             _metrics: exporting,
@@ -534,7 +537,10 @@ impl Listening {
     /// # Errors
     /// The system failed.
     pub fn run(&mut self) -> Result<(), Error> {
+        // A panic ends this too.
+        self.has_failed = true;
         let served = self.nbd.take().map_or(Ok(()), Nbd::run);
+        self.has_failed = served.is_err();
         if self.was_given() {
             return Ok(served?);
         }
@@ -549,10 +555,11 @@ impl Listening {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
-    /// Removes the disks' memory from the store, unless another process continues with it.
+    /// Removes the disks' memory from the store, unless another process continues with it, or could: this server
+    /// was not asked to end.
     fn discard(&self) {
         let is_left = |listened: &Listened| listened.giving.leaving.get().is_some();
-        if !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {
+        if !self.has_failed && !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {
             discard(&self.server);
         }
     }
@@ -656,5 +663,72 @@ fn refusal(why: &Refused) -> String {
         }
         Refused::Tls { peer, error } => format!("a client was refused: {peer}: TLS: {error}"),
         why => format!("a client was refused: {why:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        os::fd::BorrowedFd,
+        sync::{Mutex, PoisonError},
+    };
+
+    use super::*;
+    use crate::{Config, MemoryLimit};
+
+    /// The names of what is stored.
+    #[derive(Default)]
+    struct Names(Mutex<Vec<String>>);
+
+    impl Names {
+        fn change(&self, change: impl FnOnce(&mut Vec<String>)) -> io::Result<()> {
+            change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+            Ok(())
+        }
+    }
+
+    impl DescriptorStore for Names {
+        fn room(&self) -> usize {
+            8
+        }
+
+        fn begins_within(&self, _: Duration) {}
+
+        fn ends_within(&self, _: Duration) {}
+
+        fn keep(&self, name: &str, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.change(|names| names.push(name.to_owned()))
+        }
+
+        fn settle(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.change(|names| names.retain(|found| found != name))
+        }
+    }
+
+    /// Only a server that was asked to end gives its disks up.
+    #[test]
+    fn the_memory_of_a_server_that_fails_stays_in_its_store() {
+        type End = fn() -> Result<(), NbdError>;
+        let ends: [(End, usize); 3] =
+            [(|| Ok(()), 0), (|| Err(NbdError::NoListener), 1), (|| panic!("the server's thread panics"), 1)];
+        for (end, stored) in ends {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = Arc::new(Names::default());
+            let sockets = Sockets::new().unix(folder.path().join("nbd.sock")).store(Arc::clone(&store) as _);
+            let limit = MemoryLimit::Bytes(64 << 20);
+            let config = Config { keep_memory: true, limit, ..Config::default() };
+            let server = Server::new(config).expect("a server");
+            let mut listening = server.listen(sockets).expect("it listens");
+            assert_eq!(store.0.lock().expect("no panic").len(), 1);
+            listening.nbd = Some(Nbd::Thread(thread::spawn(end)));
+            let ended = thread::spawn(move || listening.run().is_ok()).join();
+            assert_eq!(matches!(ended, Ok(true)), stored == 0);
+            assert_eq!(store.0.lock().expect("no panic").len(), stored);
+        }
     }
 }
