@@ -27,7 +27,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::{Incoming, discard, keep, leave, note, replace},
+    handover::{Incoming, discard, free, keep, leave, note, replace},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -426,16 +426,18 @@ impl Server {
         let nbd = if let Some(incoming) = incoming {
             let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
             let (began, before) = (incoming.began(), incoming.process());
+            let keeps = self.0.disks.table().pool.file().is_some();
             let kept = if before.is_some() { note(self) } else { keep(self) };
             // From here on, the disks are only here: nothing may fail.
             let confirmed =
-                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(&|| gives_up.as_ref()?()));
+                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(keeps, &|| gives_up.as_ref()?()));
             if let Err(error) = confirmed {
                 drop(begin);
                 // The other process has its sockets.
                 let _ = thread.join();
                 return Err(error.into());
             }
+            free(self);
             // The thread waits for this, and clients for the thread.
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
