@@ -1,7 +1,7 @@
 //! The side of the process that continues.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io::{self, Read},
     os::{
@@ -15,7 +15,7 @@ use std::{
 use pagefold_codec::by_name;
 use pagefold_control::{Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
 use pagefold_disk::{BlockDevice, ImportedDisks, Pool, PoolConfig};
-use pagefold_serve::{Handed, SocketFile};
+use pagefold_serve::{Handed, ListenerState, SocketFile};
 use rustix::{
     fs::fstat,
     net::UCred,
@@ -568,6 +568,8 @@ fn make_disks(
     if asked != opened.len() {
         return Err(lacks());
     }
+    let sockets = record.listeners.iter().filter_map(|socket| Some((socket.export()?, socket)));
+    let sockets: HashMap<&str, &ListenerState> = sockets.collect();
     let mut rams = rams.into_iter();
     let mut bases = Vec::new();
     for (base, opened_as) in opened {
@@ -587,7 +589,7 @@ fn make_disks(
                 Backing::of_taken(ram, disk.kind == DiskKind::Snapshot, disk.limit_bytes)
             }
         };
-        add(server, record, disk, backing, base.and_then(Backing::as_base))?;
+        add(server, disk, sockets.get(&*disk.name).copied(), backing, base.and_then(Backing::as_base))?;
     }
     if rams.next().is_some() {
         return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
@@ -598,8 +600,8 @@ fn make_disks(
 /// Adds a disk with its origin and its limits.
 fn add(
     server: &Server,
-    record: &Record,
     disk: &DiskState,
+    socket: Option<&ListenerState>,
     backing: Backing,
     base: Option<&Arc<BaseDisk>>,
 ) -> Result<(), TakeOverError> {
@@ -609,10 +611,8 @@ fn add(
     let table = server.0.disks.table();
     let base = base.filter(|_| disk.kind != DiskKind::Base);
     let origin = disk.origin.as_ref().map(|name| Arc::new(DiskOrigin { name: name.clone(), base: base.cloned() }));
-    let path =
-        record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
-            Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
-        });
+    let path = socket
+        .and_then(|socket| Some(DiskSocket { path: socket.path()?.to_str()?.to_owned(), mode: None, group: None }));
     let origin_bytes = origin.as_ref().map_or(0, |origin| DiskOrigin::record_bytes(&origin.name));
     let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
     let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
