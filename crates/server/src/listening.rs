@@ -27,7 +27,7 @@ use crate::{
     ending::WhenStopping,
     error::no_thread,
     exporting::{Exporting, MetricsSocket, OpenMetrics},
-    handover::{Incoming, discard, keep, leave, note, replace},
+    handover::{Incoming, discard, free, keep, leave, note, replace},
     server::{ControlSocket, Giving, Listened, OpenedControl, WhenGiven},
     socket::ServedSocket,
     transport::{Obstacles, Started},
@@ -428,16 +428,18 @@ impl Server {
         let nbd = if let Some(incoming) = incoming {
             let PreparedNbd { thread, begin } = PreparedNbd::new(nbd)?;
             let (began, before) = (incoming.began(), incoming.process());
+            let keeps = self.0.disks.table().pool.file().is_some();
             let kept = if before.is_some() { note(self) } else { keep(self) };
             // From here on, only this process has the disks: nothing may fail.
             let confirmed =
-                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(&|| gives_up.as_ref()?()));
+                kept.map_err(TakeOverError::Cannot).and_then(|()| incoming.confirm(keeps, &|| gives_up.as_ref()?()));
             if let Err(error) = confirmed {
                 drop(begin);
                 // The other process has its sockets.
                 let _ = thread.join();
                 return Err(error.into());
             }
+            free(self);
             // The thread waits for this, and clients wait for the thread.
             let _ = begin.send(());
             let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -678,7 +680,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::Config;
+    use crate::{Config, MemoryLimit};
 
     /// The names of what is stored.
     #[derive(Default)]
@@ -716,14 +718,16 @@ mod tests {
     /// Only a server that was asked to end gives its disks up.
     #[test]
     fn the_memory_of_a_server_that_fails_stays_in_its_store() {
-        let ends: [(fn() -> Result<(), NbdError>, usize); 3] =
+        type End = fn() -> Result<(), NbdError>;
+        let ends: [(End, usize); 3] =
             [(|| Ok(()), 0), (|| Err(NbdError::NoListener), 1), (|| panic!("the server's thread panics"), 1)];
         for (end, stored) in ends {
             let folder = tempfile::tempdir().expect("a folder");
             let store = Arc::new(Names::default());
             let sockets = Sockets::new().unix(folder.path().join("nbd.sock")).store(Arc::clone(&store) as _);
-            let limit = crate::MemoryLimit::Bytes(64 << 20);
-            let server = Server::new(Config { keep_memory: true, limit, ..Config::default() }).expect("a server");
+            let limit = MemoryLimit::Bytes(64 << 20);
+            let config = Config { keep_memory: true, limit, ..Config::default() };
+            let server = Server::new(config).expect("a server");
             let mut listening = server.listen(sockets).expect("it listens");
             assert_eq!(store.0.lock().expect("no panic").len(), 1);
             listening.nbd = Some(Nbd::Thread(thread::spawn(end)));

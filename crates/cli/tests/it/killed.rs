@@ -11,12 +11,15 @@ use std::{
     process::Stdio,
     sync::Mutex,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{
     parked::{Manager, Service},
-    server::{Ended, make_image, pagefold},
+    server::{Ended, make_image, pagefold, wait},
+    take_over::Impostor,
 };
 
 /// A connection that may break.
@@ -195,29 +198,176 @@ fn disks_outlive_servers_that_are_killed_under_load() {
     manager.forgets_all();
 }
 
+impl Manager {
+    /// Starts a process that takes the service over.
+    fn takes_over(&self) -> Service {
+        let mut next = pagefold();
+        next.args(["serve", "--take-over", "--keep-memory", "--control"]).arg(self.path("control.sock"));
+        Service(Ended(next.stderr(Stdio::piped()).spawn().expect("it starts")))
+    }
+
+    fn write(&self, byte: u8) {
+        let mut client = Client::connect(&self.path("nbd.sock"), "a").expect("a disk");
+        client.write(0, &[byte; PAGE]).expect("a reply");
+    }
+
+    fn first_page(&self) -> [u8; PAGE] {
+        let mut page = [0; PAGE];
+        Client::connect(&self.path("nbd.sock"), "a").expect("a disk").read(0, &mut page).expect("a page");
+        page
+    }
+}
+
+/// The service manager has the memory of a process before that process serves.
+#[test]
+fn a_process_that_is_killed_right_after_a_take_over_has_left_its_disks() {
+    let manager = Manager::new();
+    let args = ["--keep-memory", "--export", "name=a,size=1M"];
+    let mut service = manager.start(&args);
+    for round in 1..5 {
+        let mut next = manager.takes_over();
+        wait(&mut service.0.0);
+        manager.write(round);
+        next.kill();
+        service = manager.start(&args);
+        assert_eq!(manager.first_page(), [round; PAGE]);
+    }
+    manager.keeps_the_memory(&service);
+}
+
+/// Whenever one of the two processes or both are killed, and the survivor a moment later, nothing that was
+/// acknowledged is lost.
+#[test]
+fn disks_outlive_processes_that_are_killed_during_a_take_over_under_load() {
+    let manager = Manager::new();
+    let args = ["--keep-memory", "--export", "name=a,size=1M"];
+    let (socket, base) = (manager.path("nbd.sock"), vec![0; PAGES as usize * PAGE]);
+    let disks = [("a", Mutex::new(vec![[0; 2]; PAGES as usize]))];
+    let mut service = manager.start(&args);
+    let (mut state, mut shortest, mut longest) = (7_u64, Duration::MAX, Duration::ZERO);
+    for round in 0..24_u64 {
+        thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let (socket, disks, first) = (&socket, &disks, (round + 1) << 24);
+                scope.spawn(move || load(socket, disks, client, first));
+            }
+            thread::sleep(Duration::from_millis(20));
+            let start = Instant::now();
+            let mut next = manager.takes_over();
+            let random = |state: &mut u64, below: u64| {
+                *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (*state >> 33) % below
+            };
+            if round < 3 {
+                // The others are killed within the time that this takes.
+                wait(&mut service.0.0);
+                (shortest, longest) = (shortest.min(start.elapsed()), longest.max(start.elapsed() * 3 / 2));
+            } else {
+                let between = (longest - shortest / 2).as_micros() as u64;
+                thread::sleep(shortest / 2 + Duration::from_micros(random(&mut state, between)));
+            }
+            match round % 3 {
+                0 => next.kill(),
+                1 => service.kill(),
+                _ => {}
+            }
+            // The survivor goes on for a while.
+            thread::sleep(Duration::from_millis(random(&mut state, 40)));
+            service.kill();
+            next.kill();
+        });
+        service = manager.start(&args);
+        verify(&socket, &disks, &base);
+        manager.keeps_the_memory(&service);
+    }
+}
+
+/// A new process of the test's own, of which the service manager has the memory until it ends.
+#[test]
+fn the_memory_of_a_process_that_does_not_serve_is_not_used() {
+    let manager = Manager::new();
+    let args = ["--keep-memory", "--export", "name=a,size=1M"];
+    let mut service = manager.start(&args);
+    let own = format!("pagefold-{}-pool", service.0.0.id());
+    let next = format!("pagefold-{}-pool", std::process::id());
+    let is_free = |name: &str| {
+        let store = manager.store();
+        let (_, file) = store.all.iter().find(|(found, _)| found == name).expect("it is stored");
+        rustix::fs::fstat(file).expect("a file").st_mode & 0o700 != 0
+    };
+    let memory = || {
+        let file = memfd_create("memory", MemfdFlags::CLOEXEC).expect("a file");
+        rustix::fs::fchmod(&file, rustix::fs::Mode::empty()).expect("a mode");
+        file
+    };
+    for step in 0..4 {
+        manager.write(step + 1);
+        let mut impostor = Impostor::begin(&manager.path("control.sock"), service.0.0.id(), true);
+        assert_eq!(impostor.message().0, 7);
+        impostor.send_memory(&memory());
+        if step == 1 {
+            // It begins once more.
+            impostor.send_memory(&memory());
+        }
+        impostor.all();
+        if step != 1 {
+            manager.keeps(&[own.clone(), next.clone()]);
+            assert!(is_free(&own) && !is_free(&next));
+        }
+        match step {
+            // It ends, or is killed before it is ready.
+            0 | 1 => drop(impostor),
+            // It does not hear that it may serve.
+            2 => {
+                impostor.shut_down_reading();
+                impostor.ready();
+            }
+            _ => {
+                impostor.ready();
+                assert_eq!(impostor.message().0, 5);
+                assert!(!is_free(&own) && is_free(&next));
+                break;
+            }
+        }
+        manager.keeps(std::slice::from_ref(&own));
+        assert!(is_free(&own), "step {step}");
+        assert_eq!(manager.first_page(), [step + 1; PAGE]);
+    }
+    wait(&mut service.0.0);
+}
+
+/// A server whose manager cannot store the memory of both goes on.
+#[test]
+fn a_server_is_taken_over_only_if_the_memory_of_both_is_kept() {
+    let manager = Manager::with_room(1);
+    let args = ["--keep-memory", "--export", "name=a,size=1M"];
+    let service = manager.start(&args);
+    manager.write(1);
+    let mut next = manager.takes_over();
+    assert!(!wait(&mut next.0.0).success());
+    let said = next.messages();
+    assert!(said.contains("FileDescriptorStoreMax="), "{said}");
+    assert_eq!(manager.first_page(), [1; PAGE]);
+    manager.keeps_the_memory(&service);
+}
+
 /// A process that was taken over does not come back, and the other one's disks outlive it.
 #[test]
 fn only_the_memory_of_the_process_that_served_last_is_used() {
     let manager = Manager::new();
     let args = ["--keep-memory", "--export", "name=a,size=1M"];
     let first = manager.start(&args);
-    let socket = manager.path("nbd.sock");
-    let write = |byte: u8| Client::connect(&socket, "a").expect("a disk").write(0, &[byte; PAGE]).expect("a reply");
-    write(1);
-    let mut next = pagefold();
-    next.args(["serve", "--take-over", "--keep-memory", "--control"]).arg(manager.path("control.sock"));
-    let mut next = Service(Ended(next.stderr(Stdio::piped()).spawn().expect("it starts")));
+    manager.write(1);
+    let mut next = manager.takes_over();
     let line = format!("MAINPID={}", next.0.0.id());
     manager.waits_for(&mut next, &line);
     manager.waits_for(&mut next, "READY=1");
     drop(first);
-    write(2);
+    manager.write(2);
     manager.keeps_the_memory(&next);
     next.kill();
     let service = manager.start(&args);
-    let mut page = [0; PAGE];
-    Client::connect(&socket, "a").expect("a disk").read(0, &mut page).expect("a page");
-    assert_eq!(page, [2; PAGE]);
+    assert_eq!(manager.first_page(), [2; PAGE]);
     manager.keeps_the_memory(&service);
 }
 

@@ -24,7 +24,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use pagefold_testing::programs;
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt::set_socket_passcred},
     process::Signal,
 };
 use tempfile::TempDir;
@@ -45,6 +45,8 @@ pub(crate) struct Store {
     loses: Option<&'static str>,
     /// It removes nothing.
     keeps_all: bool,
+    /// The service's process: from others, it takes no files.
+    main: u32,
     /// How many messages about files it handles before it falls silent.
     left: Option<usize>,
     /// Messages that were neither about files nor barriers.
@@ -64,9 +66,10 @@ impl Manager {
     }
 
     /// Makes one that stores at most `room` descriptors.
-    fn with_room(room: usize) -> Self {
+    pub(crate) fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = UnixDatagram::bind(folder.path().join("notify")).expect("a socket");
+        set_socket_passcred(&socket, true).expect("a socket");
         let listen = |name: &str| UnixListener::bind(folder.path().join(name)).expect("a socket").into();
         let sockets = vec![("nbd", listen("nbd.sock")), ("control", listen("control.sock"))];
         let store = Arc::new(Mutex::new(Store { room, ..Store::default() }));
@@ -101,7 +104,7 @@ impl Manager {
     /// stored last comes first.
     fn spawn(&self, args: &[&str]) -> Service {
         self.handles_all();
-        let store = self.store();
+        let mut store = self.store();
         let sockets = self.sockets.iter().map(|(name, file)| (*name, file));
         let all = sockets.chain(store.all.iter().rev().map(|(name, file)| (&**name, file)));
         let all: Vec<_> = all.map(|(name, file)| (name, file.try_clone().expect("a copy"))).collect();
@@ -113,8 +116,9 @@ impl Manager {
         command.env("NOTIFY_SOCKET", self.path("notify")).env("FDSTORE", store.room.to_string());
         let numbered = all.into_iter().zip(3..).map(|((_, parent_fd), child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(numbered.collect()).expect("numbers");
-        drop(store);
-        Service(Ended(command.spawn().expect("it starts")))
+        let service = Service(Ended(command.spawn().expect("it starts")));
+        store.main = service.0.0.id();
+        service
     }
 
     /// Starts a process that serves.
@@ -205,7 +209,7 @@ impl Service {
         said
     }
 
-    fn messages(&mut self) -> String {
+    pub(crate) fn messages(&mut self) -> String {
         let mut text = String::new();
         self.0.0.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
         text
@@ -222,14 +226,16 @@ fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
 fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
     loop {
         let mut text = [0; 4096];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let room = &mut [IoSliceMut::new(&mut text)];
         let Ok(got) = recvmsg(socket, room, &mut control, RecvFlags::CMSG_CLOEXEC) else { return };
-        let mut files = Vec::new();
+        let (mut files, mut sender) = (Vec::new(), 0);
         for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(some) = message {
-                files.extend(some);
+            match message {
+                RecvAncillaryMessage::ScmRights(some) => files.extend(some),
+                RecvAncillaryMessage::ScmCredentials(found) => sender = found.pid.as_raw_pid().unsigned_abs(),
+                _ => {}
             }
         }
         let text = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
@@ -237,7 +243,12 @@ fn handle(socket: &UnixDatagram, store: &Mutex<Store>) {
         let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or("stored").to_owned();
         let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
         if !(has("FDSTORE=1") || has("FDSTOREREMOVE=1") || has("BARRIER=1")) {
+            let main = text.lines().find_map(|line| line.strip_prefix("MAINPID=")?.parse().ok());
+            store.main = main.filter(|_| sender == store.main).unwrap_or(store.main);
             store.said.push_back(text);
+            continue;
+        }
+        if sender != store.main && !has("BARRIER=1") {
             continue;
         }
         if let Some(left) = &mut store.left {

@@ -2,11 +2,14 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{IoSlice, Read, Write},
+    mem::MaybeUninit,
+    net::Shutdown,
     os::{
-        fd::AsFd,
+        fd::{AsFd, OwnedFd},
         unix::net::{UnixDatagram, UnixStream},
     },
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -14,6 +17,7 @@ use std::{
 
 use pagefold_control::{Client as Control, Command as Ask, HandingOver};
 use pagefold_testing::programs;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
 use crate::{
@@ -96,14 +100,14 @@ fn clients_forks_and_snapshots_survive_three_take_overs() {
 }
 
 /// A new process of the test's own, which ends at some step.
-struct Impostor {
+pub(crate) struct Impostor {
     socket: UnixStream,
     _control: Control,
 }
 
 impl Impostor {
-    fn begin(server: &Server, ahead: bool) -> Self {
-        let mut control = Control::connect(&server.control(), Duration::from_secs(30)).expect("a server");
+    pub(crate) fn begin(control: &Path, pid: u32, ahead: bool) -> Self {
+        let mut control = Control::connect(control, Duration::from_secs(30)).expect("a server");
         let (own, other) = UnixStream::pair().expect("sockets");
         let deadline = Instant::now() + Duration::from_secs(60);
         let handing: HandingOver = loop {
@@ -115,13 +119,13 @@ impl Impostor {
                 begun => break begun.expect("it begins"),
             }
         };
-        assert_eq!(handing.pid, server.pid());
+        assert_eq!(handing.pid, pid);
         own.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         Self { socket: own, _control: control }
     }
 
     /// Receives a message; returns its kind and its length.
-    fn message(&mut self) -> (u32, usize) {
+    pub(crate) fn message(&mut self) -> (u32, usize) {
         let mut header = [0; 16];
         self.socket.read_exact(&mut header).expect("a header");
         assert_eq!(header[..4], *b"PFho");
@@ -132,13 +136,36 @@ impl Impostor {
         (kind, len)
     }
 
-    fn all(&mut self) {
+    pub(crate) fn all(&mut self) {
         while self.message() != (3, 0) {}
     }
 
     fn until(&mut self, kind: u32) {
         while self.message().0 != kind {}
     }
+
+    /// Sends its memory.
+    pub(crate) fn send_memory(&mut self, file: &OwnedFd) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        let header = header(9);
+        sendmsg(&self.socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL).expect("sent");
+    }
+
+    pub(crate) fn ready(&mut self) {
+        self.socket.write_all(&header(4)).expect("sent");
+    }
+
+    pub(crate) fn shut_down_reading(&self) {
+        self.socket.shutdown(Shutdown::Read).expect("a socket");
+    }
+}
+
+/// An empty message.
+fn header(kind: u32) -> Vec<u8> {
+    [&b"PFho"[..], &kind.to_le_bytes(), &0_u64.to_le_bytes()].concat()
 }
 
 /// The server goes on, with its clients, whatever becomes of a process before that has said that it is
@@ -150,10 +177,10 @@ fn a_new_process_that_ends_early_harms_no_client() {
     let client = load(&fio, server.folder(), &server.uri("busy"), 3);
     is_busy(&server, "busy");
     let garbage: Vec<u8> = (0..100_000_u32).map(|number| (number * 7) as u8).collect();
-    let unknown = [&b"PFho"[..], &77_u32.to_le_bytes(), &0_u64.to_le_bytes()].concat();
+    let unknown = header(77);
     // Each process may read the pool before the pause or not.
     for (ahead, step) in [false, true].into_iter().flat_map(|ahead| (0..9).map(move |step| (ahead, step))) {
-        let mut impostor = Impostor::begin(&server, ahead);
+        let mut impostor = Impostor::begin(&server.control(), server.pid(), ahead);
         match step {
             // It ends immediately, or within a message.
             0 => {}
@@ -210,7 +237,7 @@ fn a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause() {
         noise
     };
     fill(1);
-    let mut impostor = Impostor::begin(&server, true);
+    let mut impostor = Impostor::begin(&server.control(), server.pid(), true);
     assert_eq!(impostor.message().0, 7);
     assert_eq!(impostor.message().0, 3);
     // It reads no more for now, so the server waits to send the rest.
@@ -233,7 +260,7 @@ fn a_client_that_needs_the_memory_has_the_pool_sent_in_the_pause() {
     run(Command::new(&nbdcopy).arg(server.uri("kept")).arg(&back));
     assert!(fs::read(&back).expect("a file")[..4 << 20] == noise);
     // A server that is to stop does not wait for a process that reads no more.
-    let mut impostor = Impostor::begin(&server, true);
+    let mut impostor = Impostor::begin(&server.control(), server.pid(), true);
     assert_eq!((impostor.message().0, impostor.message().0), (7, 3));
     let (status, _) = server.end(rustix::process::Signal::TERM);
     assert!(status.success());

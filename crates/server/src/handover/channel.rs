@@ -14,9 +14,11 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    time::{Duration, Instant},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -59,12 +61,14 @@ pub(crate) enum Kind {
     Ahead = 7,
     /// What was sent of the pool is void: the record follows, and then the whole pool.
     Void = 8,
+    /// The file in memory in which the new process makes the pool, or no file.
+    Memory = 9,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
         let all = [Self::Record, Self::Descriptors, Self::Pool, Self::Ready, Self::Go, Self::Failed];
-        let all = all.into_iter().chain([Self::Ahead, Self::Void]);
+        let all = all.into_iter().chain([Self::Ahead, Self::Void, Self::Memory]);
         all.into_iter().find(|&kind| kind as u32 == number)
     }
 }
@@ -118,7 +122,7 @@ impl Channel {
         all.chunks(MOST_DESCRIPTORS).try_for_each(|some| self.send_with(Kind::Descriptors, &[], some))
     }
 
-    fn send_with(&self, kind: Kind, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send_with(&self, kind: Kind, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut header = [0; HEADER_BYTES];
         header[..4].copy_from_slice(&MAGIC);
         header[4..8].copy_from_slice(&(kind as u32).to_le_bytes());
@@ -148,6 +152,11 @@ impl Channel {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a message begins to arrive, or the other end is closed, within `time`.
+    pub(crate) fn is_readable_within(&self, time: Duration) -> bool {
+        wait_for(&[self.as_fd()], time)
     }
 
     /// Receives the next message. Memory is taken as its bytes arrive.
@@ -206,6 +215,20 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Waits until one of these is readable or has ended. Returns whether one is.
+pub(super) fn wait_for(all: &[BorrowedFd<'_>], time: Duration) -> bool {
+    let deadline = Instant::now() + time;
+    let mut polled: Vec<_> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut polled, Some(&left)) {
+            Err(Errno::INTR) => {}
+            result => return result.is_ok_and(|ready| ready > 0),
+        }
     }
 }
 

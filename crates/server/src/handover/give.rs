@@ -1,6 +1,7 @@
 //! Hands over the server of this process.
 
 use std::{
+    fs::File,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
@@ -20,6 +21,8 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
+    kept::{self, MEMORY},
+    next::Next,
     record::{self, Ahead, ControlState, DiskState, PoolState, Record, VERSION},
 };
 use crate::{
@@ -136,6 +139,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
     // When the pause begins, the time does again.
     let start = Mutex::new(Instant::now());
     let start_of = || start.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut next = Next::new(&listened.giving, pid);
     let (end, has_ended) = mpsc::channel::<()>();
     let is_late = AtomicBool::new(false);
     let given = thread::scope(|scope| {
@@ -151,10 +155,8 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
         };
         let watches = thread::Builder::new().name("hand-over-limit".to_owned()).spawn_scoped(scope, watch);
         watches.map_err(|error| format!("cannot start a thread: {error}"))?;
-        let give = || {
-            let broken = |error| format!("the other process does not receive: {error}");
-            let precopied = if ahead { precopy(server, listened, channel) } else { Ok(None) };
-            let mut precopied = precopied.map_err(broken)?;
+        let mut give = || {
+            let mut precopied = if ahead { precopy(server, listened, channel, &mut next)? } else { None };
             let asked = Instant::now();
             let commands =
                 control.get().map(|control| control.handle.pause(COMMANDS).ok_or("a command is in progress"));
@@ -170,7 +172,7 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             *start_of() = Instant::now();
             let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
             let ended = start_of().elapsed();
-            let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut())?;
+            let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut(), &mut next)?;
             // What was kept for the rounds is freed after clients use the other process.
             Ok((commands, paused, sent_bytes, ended, precopied))
         };
@@ -207,18 +209,25 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
 
 /// Sends most of the pool while the server serves. Returns what the rest needs, or `None` if all of it is
 /// to be sent in the pause.
-fn precopy(server: &Server, listened: &Listened, channel: &Channel) -> io::Result<Option<Precopy>> {
+fn precopy(
+    server: &Server,
+    listened: &Listened,
+    channel: &Channel,
+    next: &mut Next,
+) -> Result<Option<Precopy>, String> {
     let pool = &server.0.disks.table().pool;
     let Ok(precopy) = Precopy::begin(pool) else { return Ok(None) };
     let pool = PoolState { codec: pool.codec_name(), dedupe: server.0.dedupe };
     let (limit_bytes, tls) = (server.0.disks.limit_bytes(), listened.giving.tls);
     let bases = Found::of(server).bases.iter().filter_map(|base| base.record()).collect();
-    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls, bases };
-    channel.send(Kind::Ahead, &serde_json::to_vec(&ahead).map_err(io::Error::other)?)?;
+    let ahead = Ahead { version: VERSION, pool, limit_bytes, tls, stores: next.is_stored(), bases };
+    let text = serde_json::to_vec(&ahead).map_err(|error| error.to_string())?;
+    channel.send(Kind::Ahead, &text).map_err(broken)?;
+    next.arrives(channel)?;
     let mut precopied = Some(precopy);
     let (mut least_bytes, mut waits) = (u64::MAX, 0);
     for _ in 0..ROUNDS {
-        let sent_bytes = round(server, channel, &mut precopied)?;
+        let sent_bytes = round(server, channel, &mut precopied).map_err(broken)?;
         // Clients may write as fast as this sends.
         waits = if sent_bytes < least_bytes { 0 } else { waits + 1 };
         least_bytes = least_bytes.min(sent_bytes);
@@ -249,10 +258,16 @@ fn transfer(
     channel: &Channel,
     paused: &Paused,
     precopied: Option<&mut Precopy>,
+    next: &mut Next,
 ) -> Result<u64, String> {
-    let sent = send(server, listened, channel, paused.handed(), precopied);
-    let sent_bytes = sent.map_err(|error| format!("the other process does not receive: {error}"))??;
-    let message = channel.receive().map_err(|error| format!("the other process is not ready: {error}"))?;
+    let sent = send(server, listened, channel, paused.handed(), precopied, next.is_stored());
+    let sent_bytes = sent.map_err(broken)??;
+    let receive = || channel.receive().map_err(|error| format!("the other process is not ready: {error}"));
+    let mut message = receive()?;
+    while message.kind == Kind::Memory {
+        next.take(message)?;
+        message = receive()?;
+    }
     match message.kind {
         Kind::Ready => {}
         Kind::Failed => return Err(String::from_utf8_lossy(&message.bytes).into_owned()),
@@ -261,15 +276,29 @@ fn transfer(
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    // The other process has everything. If this one is killed here, the other one serves.
-    let kept = server.0.disks.table().pool.file();
-    kept.map_or(Ok(()), mark_taken).map_err(|error| format!("its memory cannot be marked: {error}"))?;
-    if let Err(error) = channel.send(Kind::Go, &[]) {
-        // It is this process's own file.
-        let _ = kept.map(mark_free);
-        return Err(format!("the other process has ended: {error}"));
+    let kept = kept::file(server);
+    let marked = next.free().and_then(|()| {
+        let marked = kept.map_or(Ok(()), mark_taken);
+        marked.map_err(|error| format!("its memory cannot be marked: {error}"))
+    });
+    let given = marked.and_then(|()| {
+        let sent = channel.send(Kind::Go, &[]);
+        sent.map_err(|error| format!("the other process has ended: {error}"))
+    });
+    match given {
+        Ok(()) => next.serves(),
+        Err(_) => {
+            // It is this process's own file. The clients have been answered nothing in between.
+            let _ = kept.map(mark_free);
+            next.forget();
+        }
     }
-    Ok(sent_bytes)
+    given.map(|()| sent_bytes)
+}
+
+/// Says that the connection to the other process broke.
+fn broken(error: io::Error) -> String {
+    format!("the other process does not receive: {error}")
 }
 
 /// The disks of the pool's stream, and their bases.
@@ -314,6 +343,7 @@ fn send(
     channel: &Channel,
     handed: &Handed<Shared>,
     precopied: Option<&mut Precopy>,
+    stores: bool,
 ) -> io::Result<Result<u64, String>> {
     // Clients may have needed the memory that the rounds took.
     let has_ended = precopied.as_ref().is_some_and(|precopy| precopy.has_ended());
@@ -322,16 +352,20 @@ fn send(
     }
     let found = Found::of(server);
     let giving = &listened.giving;
-    let record = match record(server, listened, handed, &found) {
+    let mut record = match record(server, listened, handed, &found) {
         Ok(record) => record,
         Err(why) => return Ok(Err(why)),
     };
+    record.stores = stores;
+    // Without a store it ends with this process.
+    let memory = kept::file(server).filter(|_| stores);
+    record.files.extend(memory.map(|_| MEMORY.to_owned()));
     let text = serde_json::to_vec(&record).map_err(io::Error::other)?;
     channel.send(Kind::Record, &text)?;
     let control = giving.control.get().map(|control| control.listener.as_fd());
     let sockets = handed.listeners.iter().map(|(_, fd)| fd).chain(handed.clients.iter().map(|(_, fd)| fd));
     let sockets = sockets.chain(handed.newcomers.iter().map(|(_, fd)| fd)).map(|fd| fd.as_fd());
-    let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd());
+    let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd()).chain(memory.map(File::as_fd));
     let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
     channel.send_descriptors(&all)?;
     let mut writer = PoolWriter::new(channel);
@@ -393,6 +427,7 @@ pub(super) fn record(
         uptime_ms: u64::try_from(listened.start.elapsed().as_millis()).unwrap_or(u64::MAX),
         start_time_ns: listened.start_time.duration_since(UNIX_EPOCH).ok().and_then(|at| at.as_nanos().try_into().ok()),
         tls: giving.tls,
+        stores: false,
         listeners: handed.listeners.iter().map(|(state, _)| state.clone()).collect(),
         clients: handed.clients.iter().map(|(state, _)| state.clone()).collect(),
         newcomers: handed.newcomers.iter().map(|(state, _)| state.clone()).collect(),

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Disks have what clients had written, as after `SIGKILL` of any program that writes to files. Connections
-//! are lost. A server that leaves its disks or is taken over marks the file before another process serves.
+//! are lost. A server that leaves its disks or is taken over marks the file before another process serves, whose
+//! own file is stored by then.
 
 use std::{
     fs::{self, File},
@@ -37,7 +38,7 @@ use super::{
 use crate::{
     Config, Observer, Server, TakeOverError,
     machine::Memory,
-    memory_file::{mark_taken, memory_file},
+    memory_file::{mark_free, mark_taken, memory_file},
     server::Listened,
     socket::ServedSocket,
 };
@@ -45,12 +46,16 @@ use crate::{
 /// The end of the file's name, after the process.
 pub(super) const POOL: &str = "pool";
 
+/// Name of the file among those that are handed over.
+pub(super) const MEMORY: &str = "memory";
+
 /// How often writing a note is tried, and the pause between two attempts.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// When a process that has taken a server over stores its file. Earlier, it may not know the
-/// service manager, or the service manager may not know that the process belongs to the service.
+/// When a process that has taken a server over stores its file, if that server did not. Earlier, it may
+/// not know the service manager, or the service manager may not know that the process belongs to the
+/// service.
 const PAUSES: [Duration; 3] = [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
 
 /// What the pool's file says about the server.
@@ -73,12 +78,9 @@ struct DiskNote {
     note: Vec<u8>,
 }
 
-/// Returns the configuration of a pool in a file, if that is asked for.
-pub(crate) fn in_file(config: &Config, pool: PoolConfig) -> io::Result<PoolConfig> {
-    if !config.keep_memory {
-        return Ok(pool);
-    }
-    Ok(pool.kept_in(memory_file("pagefold-pool")?))
+/// Makes the file of a pool, if that is asked for.
+pub(super) fn new_file(config: &Config) -> Result<Option<File>, TakeOverError> {
+    config.keep_memory.then(|| memory_file("pagefold-pool")).transpose().map_err(TakeOverError::Broken)
 }
 
 /// Returns the file of the server's pool.
@@ -135,6 +137,13 @@ pub(crate) fn begin(server: &Server) -> Result<(), String> {
     let kept = store.keep(&name(std::process::id()), file.as_fd()).and_then(|()| store.settle());
     kept.unwrap_or_else(|error| warn_of_loss(&server.0.observer, &error));
     Ok(())
+}
+
+/// Lets another process continue with the pool's file, if there is one. The process before does not any more.
+pub(crate) fn free(server: &Server) {
+    if let Some(Err(error)) = file(server).map(mark_free) {
+        tell(&server.0.observer, &error);
+    }
 }
 
 /// Stores the pool's file, if there is one, in place of that of the process `before`, which this process has

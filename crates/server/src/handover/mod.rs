@@ -4,6 +4,7 @@
 //! new process                                 running server
 //! connects to the control socket
 //! sends take-over with one end of a socket → checks what cannot be handed over; answers
+//! its memory, if the server stores it →
 //!                   ←     most of the pool        while it serves
 //!                                             pauses: no command, then no request is in progress
 //!                         record, descriptors,
@@ -22,6 +23,7 @@ mod bases;
 mod channel;
 mod give;
 mod kept;
+mod next;
 mod patient;
 mod record;
 mod store;
@@ -31,7 +33,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     give::begin,
-    kept::{begin as keep, discard, note, replace},
+    kept::{begin as keep, discard, free, note, replace},
     store::leave,
     take::{Incoming, Received, receive, restore},
 };

@@ -17,6 +17,9 @@ pub(crate) struct Ahead {
     pub(crate) pool: PoolState,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) tls: bool,
+    /// Whether the server stores the memory of the new process, which sends it then.
+    #[serde(default)]
+    pub(crate) stores: bool,
     /// The bases when the record is made; the new process opens them before the pause.
     #[serde(default)]
     pub(crate) bases: Vec<BaseRecord>,
@@ -46,6 +49,9 @@ pub(crate) struct Record {
     pub(crate) start_time_ns: Option<u64>,
     /// Whether clients can use TLS.
     pub(crate) tls: bool,
+    /// As in [`Ahead`].
+    #[serde(default)]
+    pub(crate) stores: bool,
     /// The descriptors belong to the following, in this order.
     pub(crate) listeners: Vec<ListenerState>,
     pub(crate) clients: Vec<ClientState>,

@@ -184,12 +184,13 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
         None => Ok(()),
     });
     if let Err(why) = kept {
-        // From here on, clients may get other answers.
-        let _ = store.remove(&name(&STATE));
-        state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
         if let Some(file) = kept::file(server) {
-            let _ = store.keep(&name(&kept::POOL), file.as_fd());
+            // Until it is stored, the state is all that there is.
+            let _ = store.keep(&name(&kept::POOL), file.as_fd()).and_then(|()| store.settle());
         }
+        // From here on, clients may get other answers.
+        state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
+        let _ = store.remove(&name(&STATE));
         return Err(why);
     }
     // From here on, the next process serves. It marks the file too.

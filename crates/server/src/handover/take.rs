@@ -1,10 +1,11 @@
 //! The side of the process that continues.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
+    fs::File,
     io::{self, Read},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     sync::Arc,
@@ -14,11 +15,9 @@ use std::{
 use pagefold_codec::by_name;
 use pagefold_control::{Client, ClientError, Code, Command, DiskSocket, HandingOver, check_name, split_snapshot_name};
 use pagefold_disk::{BlockDevice, ImportedDisks, Pool, PoolConfig};
-use pagefold_serve::{Handed, SocketFile};
+use pagefold_serve::{Handed, ListenerState, SocketFile};
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     fs::fstat,
-    io::Errno,
     net::UCred,
     process::{Pid, PidfdFlags, geteuid, pidfd_open},
 };
@@ -26,9 +25,9 @@ use rustix::{
 use super::{
     STEP,
     bases::{Opened, OpenedBases},
-    channel::{Channel, Kind, Message, PoolReader},
+    channel::{Channel, Kind, Message, PoolReader, wait_for},
     give::longest,
-    kept,
+    kept::{self, MEMORY},
     patient::Patient,
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
     store::{Left, LeftDisks, State, remove_all},
@@ -46,6 +45,10 @@ use crate::{
 
 /// How long the server's process may take to end after the connection to it broke.
 const END: Duration = Duration::from_secs(2);
+
+/// Why this process does not serve although the other one is gone.
+const KILLED: &str = "the server was killed before it gave its disks away; the next process that its service manager \
+                      starts continues with them";
 
 /// Interval between two checks whether this process gives up.
 const TICK: Duration = Duration::from_millis(50);
@@ -68,6 +71,8 @@ enum Origin {
         /// Readable when the process is gone.
         process: OwnedFd,
         pid: u32,
+        /// Its memory, if that outlives it.
+        memory: Option<OwnedFd>,
     },
     Store {
         store: Arc<dyn DescriptorStore>,
@@ -109,9 +114,10 @@ pub(crate) fn receive(client: &mut Client, config: Config) -> Result<Received, T
         // The server may be gone, or may have sent its reason for giving up.
         let _ = channel.send(Kind::Failed, error.to_string().as_bytes());
     })?;
-    let (parts, Sender { process, pid, at }) = parts;
-    let number = pid.as_raw_pid().unsigned_abs();
-    Ok(parts.received(Origin::Process { channel, process, pid: number }, Some(pid), at))
+    let (mut parts, Sender { process, pid, at }) = parts;
+    let memory = parts.belongings.take_file(MEMORY);
+    let origin = Origin::Process { channel, process, pid: pid.as_raw_pid().unsigned_abs(), memory };
+    Ok(parts.received(origin, Some(pid), at))
 }
 
 /// Continues the server that has left these files in a store. If the result is dropped, they stay
@@ -142,7 +148,8 @@ pub(crate) fn restore(
             let record = killed.record();
             check(record, &config)?;
             let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
-            let imported = killed.import(pool_config(&config, &record.pool, None)?, &mut made);
+            let pool = pool_config(&record.pool, None, kept::new_file(&config)?)?;
+            let imported = killed.import(pool, &mut made);
             let imported = imported.map_err(|error| bases.failed.take().unwrap_or(error))?;
             let server = make_server(config, record, Content { imported, bases })?;
             killed.complete(&server)?;
@@ -156,7 +163,8 @@ pub(crate) fn restore(
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
     let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
-    let imported = ImportedDisks::read(pool_config(&config, &record.pool, None)?, &mut stream, &mut made);
+    let pool = pool_config(&record.pool, None, kept::new_file(&config)?)?;
+    let imported = ImportedDisks::read(pool, &mut stream, &mut made);
     let imported =
         imported.map_err(|error| bases.failed.take().unwrap_or_else(|| TakeOverError::Cannot(error.to_string())))?;
     end_of(&mut stream)?;
@@ -276,9 +284,10 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, Sender), T
     }
     let imported = match (imported, &arrived.record) {
         (Some(imported), _) => imported,
-        (None, Some(Record { version, pool, limit_bytes, tls, bases, .. })) => {
+        (None, Some(Record { version, pool, limit_bytes, tls, stores, bases, .. })) => {
             let (pool, bases) = (pool.clone(), bases.clone());
-            let ahead = Ahead { version: *version, pool, limit_bytes: *limit_bytes, tls: *tls, bases };
+            let (limit_bytes, tls, stores) = (*limit_bytes, *tls, *stores);
+            let ahead = Ahead { version: *version, pool, limit_bytes, tls, stores, bases };
             let imported = read_pool(channel, &config, &ahead, &mut arrived)?;
             imported.ok_or_else(|| TakeOverError::Invalid("the pool is void".to_owned()))?
         }
@@ -378,18 +387,24 @@ impl Incoming {
     }
 
     /// Announces that this process can serve, and returns when it may: the other one never serves
-    /// again. Fails if `gives_up` returns a reason first.
-    pub(crate) fn confirm(self, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
-        self.confirm_within(STEP, gives_up)
+    /// again. Fails if `gives_up` returns a reason first. `keeps`: the memory of this process outlives
+    /// it.
+    pub(crate) fn confirm(self, keeps: bool, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
+        self.confirm_within(STEP, keeps, gives_up)
     }
 
     /// As `confirm`, but the answer may take `time`.
-    fn confirm_within(self, time: Duration, gives_up: &dyn Fn() -> Option<String>) -> Result<(), TakeOverError> {
+    fn confirm_within(
+        self,
+        time: Duration,
+        keeps: bool,
+        gives_up: &dyn Fn() -> Option<String>,
+    ) -> Result<(), TakeOverError> {
         if let Some(why) = gives_up() {
             return Err(TakeOverError::Cannot(why));
         }
-        let (channel, process) = match self.origin {
-            Origin::Process { channel, process, .. } => (channel, process),
+        let (channel, process, memory) = match self.origin {
+            Origin::Process { channel, process, memory, .. } => (channel, process, memory),
             Origin::Store { store, memory, names } => {
                 memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
                 // No process continues with a state that is marked, even if it is still there.
@@ -415,22 +430,12 @@ impl Incoming {
             Err(_) if let Some(why) = why => Err(TakeOverError::Cannot(why)),
             // The other process has not sent GO and can no longer send it. Unless it is gone, it
             // continues to serve.
-            Err(_) if wait_for(&[process.as_fd()], END) => Ok(()),
+            Err(_) if wait_for(&[process.as_fd()], END) => match memory {
+                // The manager does not know yet that this process is the service's, and has the memory of both.
+                Some(_) if keeps => Err(TakeOverError::Cannot(KILLED.to_owned())),
+                memory => memory.map_or(Ok(()), mark_taken).map_err(TakeOverError::Broken),
+            },
             Err(_) => Err(TakeOverError::NotGiven),
-        }
-    }
-}
-
-/// Waits until one of these is readable or has ended. Returns whether one is.
-fn wait_for(all: &[BorrowedFd<'_>], time: Duration) -> bool {
-    let deadline = Instant::now() + time;
-    let mut polled: Vec<_> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut polled, Some(&left)) {
-            Err(Errno::INTR) => {}
-            result => return result.is_ok_and(|ready| ready > 0),
         }
     }
 }
@@ -467,7 +472,14 @@ fn read_pool(
     ahead: &Ahead,
     arrived: &mut Arrived,
 ) -> Result<Option<Content>, TakeOverError> {
-    let pool = pool_config(config, &ahead.pool, ahead.limit_bytes)?;
+    let memory = kept::new_file(config)?;
+    if ahead.stores {
+        // The other process stores it, and marks it as free when this one is ready.
+        memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
+        let files: Vec<_> = memory.iter().map(File::as_fd).collect();
+        channel.send_with(Kind::Memory, &[], &files).map_err(TakeOverError::Broken)?;
+    }
+    let pool = pool_config(&ahead.pool, ahead.limit_bytes, memory)?;
     let mut failed = None;
     let mut add = |message| {
         arrived.add(message, config).map_err(|error| {
@@ -501,13 +513,13 @@ fn end_of(stream: &mut dyn Read) -> Result<(), TakeOverError> {
 }
 
 fn pool_config(
-    config: &Config,
     PoolState { codec, dedupe }: &PoolState,
     limit_bytes: Option<u64>,
+    memory: Option<File>,
 ) -> Result<PoolConfig, TakeOverError> {
     let codec = by_name(codec).map_err(|error| TakeOverError::Cannot(error.to_string()))?;
     let pool = PoolConfig::default().codec(codec).dedupe(*dedupe).memory_limit(limit_bytes.unwrap_or(u64::MAX));
-    kept::in_file(config, pool).map_err(TakeOverError::Broken)
+    Ok(memory.into_iter().fold(pool, PoolConfig::kept_in))
 }
 
 /// Makes the server with its disks.
@@ -559,6 +571,8 @@ fn make_disks(
     if asked != opened.len() {
         return Err(lacks());
     }
+    let sockets = record.listeners.iter().filter_map(|socket| Some((socket.export()?, socket)));
+    let sockets: HashMap<&str, &ListenerState> = sockets.collect();
     let mut rams = rams.into_iter();
     let mut bases = Vec::new();
     for (base, opened_as) in opened {
@@ -578,7 +592,7 @@ fn make_disks(
                 Backing::of_taken(ram, disk.kind == DiskKind::Snapshot, disk.limit_bytes)
             }
         };
-        add(server, record, disk, backing, base.and_then(Backing::as_base))?;
+        add(server, disk, sockets.get(&*disk.name).copied(), backing, base.and_then(Backing::as_base))?;
     }
     if rams.next().is_some() {
         return Err(TakeOverError::Invalid("the pool has more disks".to_owned()));
@@ -589,8 +603,8 @@ fn make_disks(
 /// Adds a disk with its origin and its limits.
 fn add(
     server: &Server,
-    record: &Record,
     disk: &DiskState,
+    socket: Option<&ListenerState>,
     backing: Backing,
     base: Option<&Arc<BaseDisk>>,
 ) -> Result<(), TakeOverError> {
@@ -600,10 +614,8 @@ fn add(
     let table = server.0.disks.table();
     let base = base.filter(|_| disk.kind != DiskKind::Base);
     let origin = disk.origin.as_ref().map(|name| Arc::new(DiskOrigin { name: name.clone(), base: base.cloned() }));
-    let path =
-        record.listeners.iter().find(|listener| listener.export() == Some(name)).and_then(|listener| {
-            Some(DiskSocket { path: listener.path()?.to_str()?.to_owned(), mode: None, group: None })
-        });
+    let path = socket
+        .and_then(|socket| Some(DiskSocket { path: socket.path()?.to_str()?.to_owned(), mode: None, group: None }));
     let origin_bytes = origin.as_ref().map_or(0, |origin| DiskOrigin::record_bytes(&origin.name));
     let record_bytes = RECORD_BYTES + origin_bytes + socket::asked_bytes(path.as_ref());
     let counted = Counted::record(&table.pool, name, record_bytes).map_err(invalid)?;
@@ -629,6 +641,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::memory_file::{is_free, memory_file};
 
     /// State received from a process, and the other end of its socket.
     fn incoming(process: &Child) -> (Incoming, Channel) {
@@ -636,7 +649,7 @@ mod tests {
         let [channel, other] = [own, other].map(|end| Channel::new(end.into()).expect("a channel"));
         let process = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).expect("a process");
         let (sockets, control, start, start_time) = (Handed::default(), None, Instant::now(), UNIX_EPOCH);
-        let origin = Origin::Process { channel, process, pid: 0 };
+        let origin = Origin::Process { channel, process, pid: 0, memory: None };
         (Incoming { origin, sockets, control, start, start_time, began: start }, other)
     }
 
@@ -646,48 +659,61 @@ mod tests {
         let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Go, &[]).expect("sent");
-        asks.confirm(&|| None).expect("it may serve");
+        asks.confirm(false, &|| None).expect("it may serve");
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
 
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Failed, b"no").expect("sent");
-        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Refused(why)) if why == "no"));
+        assert!(matches!(asks.confirm(false, &|| None), Err(TakeOverError::Refused(why)) if why == "no"));
 
         let (asks, other) = incoming(&other_process);
         other.send(Kind::Pool, &[]).expect("sent");
-        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::Invalid(_))));
+        assert!(matches!(asks.confirm(false, &|| None), Err(TakeOverError::Invalid(_))));
 
         // The other process has read that this one is ready, and sends nothing.
         let (asks, other) = incoming(&other_process);
         let end = std::thread::spawn(move || drop(other.receive()));
-        assert!(matches!(asks.confirm(&|| None), Err(TakeOverError::NotGiven)));
+        assert!(matches!(asks.confirm(false, &|| None), Err(TakeOverError::NotGiven)));
         end.join().expect("a message");
 
         // The other process is too slow: its later sends fail, so it continues to serve.
         let (asks, other) = incoming(&other_process);
-        assert!(matches!(asks.confirm_within(Duration::from_millis(1), &|| None), Err(TakeOverError::NotGiven)));
+        assert!(matches!(asks.confirm_within(Duration::from_millis(1), false, &|| None), Err(TakeOverError::NotGiven)));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
         assert!(other.send(Kind::Go, &[]).is_err());
 
         // It gives up before or after it is ready.
         let (asks, other) = incoming(&other_process);
-        assert!(matches!(asks.confirm(&|| Some("why".to_owned())), Err(TakeOverError::Cannot(why)) if why == "why"));
+        assert!(
+            matches!(asks.confirm(false, &|| Some("why".to_owned())), Err(TakeOverError::Cannot(why)) if why == "why")
+        );
         assert!(other.receive().is_err());
         let (asks, other) = incoming(&other_process);
         let asked = Cell::new(0);
         let gives_up = || (asked.replace(asked.get() + 1) > 0).then(|| "why".to_owned());
-        assert!(matches!(asks.confirm(&gives_up), Err(TakeOverError::Cannot(why)) if why == "why"));
+        assert!(matches!(asks.confirm(false, &gives_up), Err(TakeOverError::Cannot(why)) if why == "why"));
         assert_eq!(other.receive().expect("a message").kind, Kind::Ready);
         assert!(other.send(Kind::Go, &[]).is_err());
 
-        let (asks, other) = incoming(&other_process);
-        let end = std::thread::spawn(move || {
-            drop(other.receive());
-            other_process.kill().expect("a process");
-            other_process.wait().expect("an end");
-        });
-        asks.confirm(&|| None).expect("the other one is gone");
-        end.join().expect("an end");
+        // It ends. If a service manager has the memory of both, it starts another process.
+        for (is_kept, keeps) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut other_process = Command::new("sleep").arg("600").spawn().expect("a process");
+            let (mut asks, other) = incoming(&other_process);
+            let file = memory_file("memory").expect("a file");
+            if let (Origin::Process { memory, .. }, true) = (&mut asks.origin, is_kept) {
+                *memory = Some(file.try_clone().expect("a copy").into());
+            }
+            let end = std::thread::spawn(move || {
+                drop(other.receive());
+                other_process.kill().expect("a process");
+                other_process.wait().expect("an end");
+            });
+            assert_eq!(asks.confirm(keeps, &|| None).is_ok(), !(is_kept && keeps), "{is_kept} {keeps}");
+            assert_eq!(is_free(&file), !is_kept || keeps, "{is_kept} {keeps}");
+            end.join().expect("an end");
+        }
+        other_process.kill().expect("a process");
+        other_process.wait().expect("an end");
     }
 
     /// Random bytes are refused, and take no memory before they arrive.
