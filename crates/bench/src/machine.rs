@@ -40,7 +40,7 @@ pub(crate) fn process_tree(process: u32) -> anyhow::Result<Vec<u32>> {
     let mut parents: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").context("cannot list processes")? {
         let Ok(id) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // A process may end while it is looked at.
+        // A process may end before its status is read.
         let Ok(status) = fs::read_to_string(format!("/proc/{id}/status")) else { continue };
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
         parents.entry(parent.unwrap_or(0)).or_default().push(id);

@@ -1,5 +1,5 @@
-//! Memory of a pool's disks, by the pool's count and by the process's, and what remains of it after
-//! the disks are dropped.
+//! Memory of a pool's disks, as the pool counts it and as the system counts it for the process, and
+//! how much remains after the disks are dropped.
 
 use std::{thread, time::Duration};
 
@@ -28,7 +28,7 @@ impl Memory {
         Ok(Self { spent_bytes: pool.stats().spent_bytes, resident_bytes: anonymous_bytes()? })
     }
 
-    /// Returns it after the pool has returned what it can.
+    /// Returns the memory after the pool has returned what it can.
     fn settled(pool: &Pool) -> anyhow::Result<Self> {
         pool.compact();
         thread::sleep(QUIET);
@@ -43,8 +43,8 @@ impl Memory {
         ]
     }
 
-    /// Judges whether the process is back at its memory of `before`, after the disks made since
-    /// then were dropped, and reports how much more the pool spends.
+    /// Judges whether the process has as much memory as `before`, now that the disks made since
+    /// then are dropped, and reports how much more the pool spends.
     pub(crate) fn judge_after(output: &mut Output, case: &str, pool: &Pool, before: Self) -> anyhow::Result<()> {
         let after = Self::settled(pool)?;
         output.put(case, "spent_left_bytes", after.spent_bytes as f64 - before.spent_bytes as f64, "bytes");

@@ -1,4 +1,4 @@
-//! pagefold's store as the benches use it: the only file here that knows its interface.
+//! pagefold's store for the benches: only this file uses the store's interface.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Product {
         Ok(Self { disk: pool.disk(slots)?, pool })
     }
 
-    /// Makes one whose pool spends at most `limit_bytes`.
+    /// Makes an empty disk whose pool spends at most `limit_bytes`.
     pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec).memory_limit(limit_bytes))
     }

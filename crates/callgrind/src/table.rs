@@ -72,6 +72,9 @@ impl CountTable {
 /// Reports that nothing is compared, and why.
 pub(crate) fn skip(why: &str) -> anyhow::Result<()> {
     println!("SKIPPED: instructions: {why}");
-    ensure!(env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"), "instructions must run here: {why}");
+    ensure!(
+        env::var_os("PAGEFOLD_MUST_RUN").is_none_or(|value| value != "1"),
+        "PAGEFOLD_MUST_RUN is set, but instructions cannot be counted: {why}"
+    );
     Ok(())
 }

@@ -36,8 +36,8 @@ impl Tables {
         }
     }
 
-    /// Returns the dictionary, if there is one. Returns `None` for `pleat`, whose tables include
-    /// theirs.
+    /// Returns the dictionary, if there is one. Returns `None` for `pleat`, whose tables contain
+    /// the dictionary.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         match self {
             Self::Pleat(_) => None,

@@ -1,4 +1,4 @@
-//! Codecs and their tables: read back, trained, and the codec that tables belong to.
+//! Codecs and their tables: deserialisation, training, and the codec of given tables.
 
 use std::sync::Arc;
 

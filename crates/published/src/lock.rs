@@ -87,7 +87,7 @@ pub trait Lock {
     }
 }
 
-/// Waits until `attempt` succeeds, which depends on another thread: tries less and less often, then
+/// Waits until `attempt` succeeds, which depends on another thread. Tries less and less often, then
 /// yields the CPU between two tries.
 #[cfg(not(loom))]
 pub(crate) fn wait_until(mut attempt: impl FnMut() -> bool) {

@@ -11,7 +11,7 @@ use crate::{
     rest::Rest,
 };
 
-/// A new authorization may end before it is used, but seldom so often in a row.
+/// Maximum number of challenges in a row: a new authorization may expire before it is used.
 const MOST_CHALLENGES: u32 = 3;
 
 /// How requests for one object are addressed and authorized.
@@ -24,18 +24,18 @@ pub(crate) trait Access: Send + Sync {
         None
     }
 
-    /// Returns other headers for the server of the URL alone.
+    /// Returns other headers, only for the server of the URL.
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &[]
     }
 
-    /// Returns whether the server works, if that is noted.
+    /// Returns the record of the server's failures, if one is kept.
     fn rest(&self) -> Option<&Arc<Rest>> {
         None
     }
 
-    /// Learns from a reply that refuses an authorization how to authorize requests. Returns whether
-    /// the request may be repeated. `used` is the authorization that was refused.
+    /// Takes from a reply that refuses the authorization `used` how to authorize requests. Returns
+    /// whether the request may be repeated.
     fn challenged(
         &self,
         _client: &Client,
@@ -73,7 +73,7 @@ pub(crate) fn request(
         let used = access.authorization();
         let reply = client.send(method, &url, headers, &own_headers(access, used.as_ref()), body)?;
         challenges += 1;
-        // S3 sends 400 if a session has ended.
+        // S3 sends 400 if a session has expired.
         let refuses =
             matches!(reply.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST);
         if !refuses || challenges > MOST_CHALLENGES || !access.challenged(client, &reply, used.as_ref(), until)? {
@@ -83,7 +83,7 @@ pub(crate) fn request(
     }
 }
 
-/// Returns the headers for the server of an object alone.
+/// Returns the headers that only the server of an object gets.
 pub(crate) fn own_headers(access: &dyn Access, authorization: Option<&HeaderValue>) -> Vec<(HeaderName, HeaderValue)> {
     let others = access.headers().iter().filter(|(name, _)| authorization.is_none() || *name != header::AUTHORIZATION);
     let authorization = authorization.map(|value| (header::AUTHORIZATION, value.clone()));

@@ -10,11 +10,11 @@
 //! lock                 held while chunks are evicted; parts of it while traces are followed
 //! ```
 //!
-//! Each process that uses a blob has a shared lock on its `data`. Only who gets an exclusive one removes
-//! the directory, and renames it first.
+//! Each process that uses a blob holds a shared lock on its `data`. A process removes the directory
+//! only while it holds an exclusive lock, and renames it first.
 //!
-//! Nothing in it is trusted: each read of a chunk is compared with its sum. A torn write, a changed
-//! byte and an evicted chunk are therefore the same to a reader, and `used` is only a hint.
+//! The content is untrusted: each chunk that is read is compared with its sum. For a reader, a torn
+//! write, a changed byte and an evicted chunk are therefore the same, and `used` is only a hint.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -44,19 +44,20 @@ use crate::{
     verity::Tree,
 };
 
-/// The limit is checked whenever this number of bytes was stored, by which a process may exceed it.
+/// The limit is checked each time a process has stored this many bytes; the cache may exceed it by
+/// as many.
 const CHECKED_BYTES: u64 = 4 << 20;
 
-/// What the names of directories that are being removed begin with.
+/// The prefix of the names of directories that are being removed.
 const REMOVED: &str = ".removed-";
 
 /// The most attempts to open a blob's files while another process removes them.
 const MOST_TRIES: u32 = 20;
 
-/// Up to this many unmarked bytes of a blob are left on disk: parts of blocks.
+/// Up to this many unmarked bytes of a blob are not freed: they are parts of blocks.
 const MOST_UNMARKED_BYTES: u64 = 64 << 10;
 
-/// The marks of as many chunks as an index may have.
+/// Maximum bytes of marks: four for each chunk of the longest index.
 const MOST_MARKS_BYTES: u64 = MOST_INDEX_BYTES / 12;
 
 /// The longest manifest or name that is read.
@@ -113,7 +114,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Returns the sum that `location` led to when it was last asked for.
+    /// Returns the sum that `location` resolved to last time.
     pub(crate) fn name(&self, location: &str) -> Option<Sum> {
         let text = read_some(&self.name_path(location), MOST_DOCUMENT_BYTES)?;
         let (sum, of) = std::str::from_utf8(&text).ok()?.trim_end().split_once(' ')?;
@@ -141,8 +142,7 @@ impl Cache {
         self.write(&self.directory.join("manifests").join(Sum::of(bytes).hex()), bytes);
     }
 
-    /// Returns the index with this sum, or that of the tree that this sum stands for, if the cache holds
-    /// it.
+    /// Returns the index with this sum, or with the tree of this identity, if the cache holds it.
     pub(crate) fn index(&self, sum: Sum) -> Option<Index> {
         let bytes = read_some(&self.blob_path(sum).join("index"), MOST_INDEX_BYTES)?;
         if let Some(tree) = Tree::decode(&bytes) {
@@ -167,7 +167,7 @@ impl Cache {
         let _ = write();
     }
 
-    /// Returns the chunks of the blob whose index this is, which [`Self::index`] returned unless it
+    /// Returns the chunks of the blob with this index. The index is from [`Self::index`] unless it
     /// `is_new`.
     pub(crate) fn chunks(self: &Arc<Self>, sum: Sum, index: &Arc<Index>, is_new: bool) -> Result<Chunks> {
         let mut tries = 0;
@@ -207,7 +207,7 @@ impl Cache {
         Ok(Chunks { cache: Arc::clone(self), index: Arc::clone(index), data, used, is_writable })
     }
 
-    /// Returns what the cache holds, the blob that was used last at the end.
+    /// Returns what the cache holds, the most recently used blob last.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -249,8 +249,8 @@ impl Cache {
         Ok(blobs.flat_map(|(_, path)| files.map(|name| blocks_bytes(&path.join(name)))).sum())
     }
 
-    /// Evicts chunks, those first that were not used for the longest time, until the cache takes at
-    /// most `limit_bytes`. Blobs that no process uses and of which nothing is left are removed.
+    /// Evicts the least recently used chunks until the cache takes at most `limit_bytes`. Removes
+    /// blobs without chunks that no process uses.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -292,7 +292,7 @@ impl Cache {
     pub(crate) fn try_following(&self, of: Sum) -> Option<File> {
         let path = self.directory.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
-        // A byte of it stands for the image, wherever that is.
+        // One byte of the lock file represents the image.
         let at = of.0.first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes) & (i64::MAX >> 1));
         set_lock(&file, at, 1, libc::F_WRLCK).then_some(file)
     }
@@ -303,9 +303,9 @@ impl Cache {
         if limit_bytes > 0 && excess()? == 0 {
             return Ok(());
         }
-        // Their chunks may be among those that are evicted.
+        // Chunks of followed traces may be evicted.
         self.forget_followed();
-        // What no mark refers to is freed first.
+        // Data without a mark is freed first.
         let mut coldest = Vec::new();
         let mut blobs = Vec::new();
         for (sum, path) in self.blobs()? {
@@ -405,8 +405,8 @@ fn clear(path: &Path) {
     }
 }
 
-/// Frees what is between the marked chunks of a blob. Whole gaps are freed, since chunks need not end
-/// where blocks do.
+/// Frees the gaps between the marked chunks of a blob, each as a whole, since chunks need not end
+/// at block boundaries.
 fn sweep(path: &Path, index: &Index) {
     let marked = minutes(path, index.len()).into_iter().enumerate().filter(|(_, minute)| *minute > 0);
     let mut kept: Vec<_> = marked.map(|(chunk, _)| index.stored(chunk)).map(|range| (range.start, range.end)).collect();
@@ -422,7 +422,7 @@ fn sweep(path: &Path, index: &Index) {
     }
 }
 
-/// Frees a range. Where that is not possible, the file keeps its size.
+/// Frees a range. If the file system cannot do that, the file keeps its blocks.
 fn punch(file: &File, range: Range<u64>) {
     if !range.is_empty() {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -436,7 +436,7 @@ fn blocks_bytes(path: &Path) -> u64 {
 }
 
 impl Chunks {
-    /// Takes care that no process removes the blob. Returns whether it is there.
+    /// Keeps other processes from removing the blob. Returns whether the blob exists.
     fn keep(&self) -> bool {
         // File systems without locks never remove blobs either.
         let is_busy =
@@ -457,7 +457,7 @@ impl Chunks {
         }
     }
 
-    /// Reads a chunk, if the cache holds it as it should be.
+    /// Reads a chunk, if the cache holds it and its sum is right.
     pub(crate) fn read(&self, chunk: usize) -> Option<Vec<u8>> {
         let mut used = [0; 4];
         self.used.read_exact_at(&mut used, chunk as u64 * 4).ok()?;
@@ -480,14 +480,14 @@ impl Chunks {
 
     fn mark(&self, chunk: usize, minute: u32) {
         if self.is_writable {
-            // A hint that is wrong costs a read or a request.
+            // A wrong hint costs a read or a request.
             let _ = self.used.write_all_at(&minute.to_le_bytes(), chunk as u64 * 4);
         }
     }
 
     /// Stores a chunk. A full or read-only disk is not an error.
     pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
-        // Files that were removed nevertheless are not filled.
+        // If the files were removed nevertheless, nothing is written to them.
         let is_writable = self.is_writable && self.is_there();
         if is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
             self.mark(chunk, minute());
@@ -495,8 +495,8 @@ impl Chunks {
         }
     }
 
-    /// Waits until no other process fetches any of these chunks, and takes them. A process that
-    /// does not progress is not waited for longer than `until`.
+    /// Waits until no other process fetches any of these chunks, and locks them. Waits for a
+    /// process without progress until `until` at most.
     pub(crate) fn lock(&self, chunks: Range<usize>, until: Instant) -> Option<Lock<'_>> {
         if !self.is_writable {
             return None;
@@ -527,7 +527,7 @@ impl Chunks {
 /// Takes or gives back a lock of a part of a file. Returns false if another process has it.
 fn set_lock(file: &File, start: i64, len: i64, kind: i32) -> bool {
     let lock = flock_of(start, len, kind);
-    // File systems without locks have one fetch more, not an error.
+    // On file systems without locks, this costs an additional fetch and is not an error.
     !matches!(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&lock)), Err(nix::Error::EAGAIN | nix::Error::EACCES))
 }
 

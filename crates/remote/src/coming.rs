@@ -1,17 +1,17 @@
-//! What a trace is about to bring, and whether it does.
+//! The chunks that a trace announces, and whether they arrive in time.
 
 use std::{
     collections::HashSet,
     time::{Duration, Instant},
 };
 
-/// So long a read waits for chunks that a trace announced.
+/// How long a read waits for chunks that a trace announced.
 pub(crate) const ANNOUNCED: Duration = Duration::from_millis(500);
 
-/// A trace is given up if reads waited so often for chunks that did not come in time.
+/// A trace is given up after reads have waited this many times for chunks that were late.
 const MOST_LATE: u32 = 3;
 
-/// What a trace is about to bring of a blob.
+/// The chunks of a blob that a trace announces.
 #[derive(Default)]
 pub(crate) struct Coming {
     /// All chunks of the trace.
@@ -26,28 +26,29 @@ pub(crate) struct Coming {
 }
 
 impl Coming {
-    /// Returns what is about a trace that begins, with all of its chunks.
+    /// Returns the state at the beginning of a trace with these chunks.
     pub(crate) fn of(all: impl IntoIterator<Item = usize>) -> Self {
         Self { all: all.into_iter().collect(), ..Self::default() }
     }
 
-    /// Returns whether the trace says what is read after a chunk of it: nothing that it does not have.
+    /// Returns whether the trace is on time and contains the chunk: what is read after it is then
+    /// in the trace too.
     pub(crate) fn knows(&self, chunk: usize) -> bool {
         !self.is_late && self.all.contains(&chunk)
     }
 
-    /// Announces chunks instead of those before.
+    /// Announces these chunks in place of the previous ones.
     pub(crate) fn announce(&mut self, chunks: impl IntoIterator<Item = usize>, now: Instant) {
         self.chunks = chunks.into_iter().collect();
         self.moved = Some(now);
     }
 
-    /// Notes that a chunk arrived.
+    /// Records that a chunk arrived.
     pub(crate) fn arrived(&mut self, now: Instant) {
         (self.moved, self.is_late) = (Some(now), false);
     }
 
-    /// Notes that a chunk did not arrive in time.
+    /// Records that a chunk was late.
     pub(crate) fn missed(&mut self) {
         self.times_late += u32::from(!self.is_late);
         self.is_late = true;
@@ -74,8 +75,8 @@ impl Coming {
 mod tests {
     use super::*;
 
-    /// Reads that wait together are late together. What is late, or has not moved for a while, holds
-    /// nothing up.
+    /// Reads that wait at the same time count as late once. A trace that is late or has stalled
+    /// delays no read.
     #[test]
     fn what_is_late_is_not_waited_for() {
         let (mut coming, start) = (Coming::of([1, 2, 5]), Instant::now());

@@ -23,21 +23,21 @@ use crate::{
 /// Reads wait for chunks of the trace up to this many bytes ahead.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// Readahead skips up to this many bytes after that, because they will arrive.
+/// Readahead skips up to this many bytes after those, because the trace will bring them.
 const SOON_BYTES: u64 = 8 << 20;
 
-/// A trace that takes longer for a window is slower than reads without it.
+/// If a window of the trace takes longer than this, reads without the trace are faster.
 const LONGEST_WINDOW: Duration = Duration::from_secs(10);
 
-/// How long the response may take between its parts.
+/// How long the response may pause between two parts.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// The blobs of an image, by the sums of their indexes.
 pub(crate) type Blobs = Vec<(Sum, Weak<Blob>)>;
 
-/// Starts a thread that fetches along the trace that `find` returns the ways to. If the trace need not be
-/// followed again, the thread calls `ended`. It gets the blobs when they are open. It is only an aid: what
-/// fails is left to the reads.
+/// Starts a thread that fetches the chunks of a trace; `find` returns the ways to the trace. The
+/// thread receives the blobs once they are open, and calls `ended` if the trace need not be
+/// followed again. Failures are ignored: reads fetch what the thread does not.
 pub(crate) fn start(
     client: Arc<Client>,
     blobs: Receiver<Blobs>,
@@ -54,14 +54,14 @@ pub(crate) fn start(
     let _ = thread::Builder::new().name("trace".to_owned()).spawn(work);
 }
 
-/// What came of following a trace on one of the ways to it.
+/// The result of following a trace on one of the ways to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It brought what it can bring.
+    /// The trace was followed to its end.
     Done,
     /// It is not a trace of this image.
     Wrong,
-    /// Other ways may be better.
+    /// This way failed; another one may work.
     Failed,
     /// The image is closed.
     Closed,
@@ -98,7 +98,7 @@ fn follow(client: &Client, ways: &[Box<dyn Access>], blobs: &Receiver<Blobs>) ->
     false
 }
 
-/// Fetches along the trace at one place. `open` has the blobs, once they are.
+/// Fetches the chunks of the trace at one place. `open` holds the blobs once they are open.
 fn bring(
     client: &Client,
     access: &dyn Access,
@@ -134,7 +134,7 @@ fn bring(
     end.map_or_else(failed, |end| (end, None))
 }
 
-/// A body each part of which may take as long as a server may be silent.
+/// A body of which each part may take [`SILENCE`].
 struct Body {
     body: TimedBody,
 }
@@ -146,7 +146,7 @@ impl Read for Body {
     }
 }
 
-/// Takes the chunks as they arrive.
+/// Stores the chunks as they arrive.
 fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io::Result<End> {
     let find = |sum: &Sum| blobs.iter().find(|(of, _)| of == sum).map(|(_, blob)| blob);
     let known: Option<Vec<_>> = trace.blobs.iter().map(find).collect();
@@ -158,7 +158,7 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     }
     let mut total = 0;
     let mut touches = &trace.touches[..];
-    // Which of them are there is looked up once.
+    // Looks up once which chunks are in the cache.
     let mut there = 0;
     while !touches.is_empty() {
         let Some(open) = known.iter().map(|blob| blob.upgrade()).collect::<Option<Vec<_>>>() else {
@@ -195,8 +195,8 @@ fn arrive(trace: &Trace, body: &mut dyn Read, blobs: &[(Sum, Weak<Blob>)]) -> io
     Ok(End::Done)
 }
 
-/// Returns how many of the first touches have at most this many bytes together, at least one of them, and
-/// their bytes. `None` if a chunk does not exist.
+/// Returns how many touches from the front have at most `most_bytes` together, but at least one,
+/// and their bytes. Returns `None` if a chunk does not exist.
 fn first(touches: &[Touch], most_bytes: u64, len_of: impl Fn(&Touch) -> Option<u64>) -> Option<(usize, u64)> {
     let (mut count, mut bytes) = (0, 0);
     for touch in touches {

@@ -1,4 +1,5 @@
-//! HTTP/1.1 requests, with redirects followed here: credentials never follow one to another host.
+//! HTTP/1.1 requests. Redirects are followed here, so that credentials are never sent to another
+//! host.
 
 use std::{
     cell::Cell,
@@ -27,11 +28,12 @@ const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long a server may take until it responds, and between parts of a response.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// The same for a server that others stand in for: what it does not send they do.
+/// The same for a server that others can replace.
 const HASTY_CONNECT_TIME: Duration = Duration::from_secs(3);
 const HASTY_SILENCE: Duration = Duration::from_secs(5);
 
-/// How long a server may take until it responds to a body: a registry compares a blob with its sum.
+/// How long a server may take to respond after a request's body: a registry first compares a blob
+/// with its sum.
 const SILENCE_AFTER_BODY: Duration = Duration::from_secs(300);
 
 /// How long sending a request's body may take between parts.
@@ -42,10 +44,10 @@ const MOST_REDIRECTS: usize = 5;
 /// The longest time for which a server may ask to wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
-/// A body moves if this number of bytes arrives in time.
+/// A body makes progress if this number of bytes arrives in time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// A body that moves must have this rate on the average, after the time that each piece of it has.
+/// The minimum average rate of a body, in addition to the time limit for each piece.
 const LEAST_RATE: u64 = 8 << 10;
 
 /// The longest body that is read to its end only to keep the connection.
@@ -65,7 +67,7 @@ pub(crate) struct Client {
 struct Times {
     connect: Duration,
     silence: Duration,
-    /// When a request with its response must be over.
+    /// When a request and its response must be complete.
     end: Option<Instant>,
 }
 
@@ -83,7 +85,7 @@ pub(crate) struct Reply {
     /// Whether each server on the way was authenticated, or is this machine.
     pub(crate) is_authentic: bool,
     body: Body,
-    /// How long the request's body was sent.
+    /// How long sending the request's body took.
     moved: Duration,
 }
 
@@ -111,18 +113,19 @@ impl Client {
         Self { agent: config().build().into(), local: config().proxy(None).build().into(), times }
     }
 
-    /// Returns the client for a server that others stand in for: it has less time.
+    /// Returns the client for a server that others can replace, with shorter timeouts.
     pub(crate) fn hasty(&self) -> Self {
         let times = Times { connect: HASTY_CONNECT_TIME, silence: HASTY_SILENCE, ..self.times };
         Self { times, ..self.clone() }
     }
 
-    /// Returns the client whose requests and responses end at `end`, also if they make progress.
+    /// Returns the client whose requests and responses end at `end` even if they make progress.
     pub(crate) fn until(&self, end: Instant) -> Self {
         Self { times: Times { end: Some(end), ..self.times }, ..self.clone() }
     }
 
-    /// Sends one request. Follows redirects of GET and HEAD. Other servers do not get the `own` headers.
+    /// Sends one request. Follows redirects of GET and HEAD, without the `own` headers to other
+    /// servers.
     pub(crate) fn send(
         &self,
         method: &Method,
@@ -202,11 +205,11 @@ impl Reply {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// Returns the failure that a status stands for.
+    /// Returns the failure for a status.
     pub(crate) fn failure(&self, what: &str) -> Failure {
         let what = format!("{what}: {}", self.status);
         let passing = matches!(self.status.as_u16(), 408 | 425 | 429 | 500 | 502..=599);
-        // A date is rare, and the usual pauses do as well.
+        // Dates are rare and ignored: the usual pauses apply.
         let after = self.header(header::RETRY_AFTER).and_then(|seconds| seconds.trim().parse().ok());
         let after = after.map(|seconds| Duration::from_secs(seconds).min(LONGEST_WAIT)).filter(|_| passing);
         Failure { error: server(&self.url, &what), passing, after, moved: self.moved }
@@ -225,8 +228,8 @@ impl Reply {
         }
     }
 
-    /// Reads the whole body, of at most `most_bytes`. The time until `until` is also the time for
-    /// each piece of it, and for what is less than the least rate.
+    /// Reads the whole body, of at most `most_bytes`. The time until `until` is also the limit for
+    /// each piece and for falling below the minimum rate.
     pub(crate) fn read_all(self, most_bytes: u64, until: Instant) -> Result<Vec<u8>, Failure> {
         let limit = until.saturating_duration_since(Instant::now());
         let url = self.url.clone();
@@ -256,7 +259,7 @@ pub(crate) fn memory_bytes(bytes: &[u8]) -> Box<dyn Read + '_> {
     Box::new(Cursor::new(bytes))
 }
 
-/// A body that must arrive in time, also if it arrives byte by byte.
+/// A body that must arrive in time, even if bytes arrive one by one.
 pub(crate) struct TimedBody {
     body: ureq::BodyReader<'static>,
     until: Instant,
@@ -270,8 +273,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns when the next piece, which may take as long as `limit`, must be there for the least
-    /// rate.
+    /// Returns when the next piece, which may take `limit`, must have arrived for the minimum rate.
     fn latest(&self, limit: Duration) -> Instant {
         self.start + limit + Duration::from_secs((self.bytes + PIECE_BYTES as u64) / LEAST_RATE)
     }
@@ -283,8 +285,8 @@ impl TimedBody {
         self.until = (Instant::now() + limit).min(self.pace.latest(limit));
     }
 
-    /// Returns the failure of a read whose pieces may take as long as `limit`. A server that is too
-    /// slow is not asked again: it could continue so without end.
+    /// Returns the failure of a read whose pieces may take `limit`. A server that is too slow gets
+    /// no further request, since it could be slow forever.
     pub(crate) fn failure(&self, url: &Url, limit: Duration, error: &io::Error) -> Failure {
         if Instant::now() < self.pace.latest(limit) {
             return interrupted(url, error);
@@ -339,7 +341,7 @@ fn interrupted(url: &Url, error: &io::Error) -> Failure {
     Failure::passing(server(url, &format!("the response was interrupted: {error}")))
 }
 
-/// Returns whether what comes from a URL is what its server sent: no one on the way can change it.
+/// Returns whether data from a URL is authentic: no other machine can change it on the way.
 pub(crate) fn may_be_trusted(url: &Url) -> bool {
     url.scheme() == "https" || is_loopback(url)
 }
@@ -366,7 +368,7 @@ fn failure(url: &Url, error: &ureq::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// A body may stall for a while, but not continue slowly.
+    /// A body may stall for a while, but not stay slow.
     #[test]
     fn bodies_have_a_least_rate() {
         let limit = Duration::from_secs(60);

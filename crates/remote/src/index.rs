@@ -1,4 +1,4 @@
-//! Chunk indexes of erofs-image-spec: which bytes of a blob are a chunk, and their sums.
+//! Chunk indexes of erofs-image-spec: the range of each chunk in a blob, and its checksum.
 //!
 //! ```text
 //! 0   magic cd e4 ec 67     header, 32 bytes, little-endian
@@ -53,7 +53,7 @@ struct Chunk {
 pub struct Index {
     size_bytes: u64,
     chunks: Vec<Chunk>,
-    /// What has the sums instead.
+    /// The tree that has the sums instead of this index.
     tree: Option<Tree>,
 }
 

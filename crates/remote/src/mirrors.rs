@@ -16,7 +16,7 @@ use crate::{
     location::{Reference, is_loopback},
 };
 
-/// The directory of containerd's files. Each registry has one in it.
+/// The directory of containerd's files, with a directory for each registry.
 const HOSTS: &str = "/etc/containerd/certs.d";
 
 /// The directory for all registries that have none of their own.
@@ -25,7 +25,8 @@ const ANY_HOST: &str = "_default";
 /// Files that name mirrors of registries.
 #[derive(Clone, Debug, Default)]
 pub struct Mirrors {
-    /// As `registries.conf`. Later ones replace what earlier ones have for the same prefix.
+    /// Files in the format of `registries.conf`. Entries of later ones replace those of earlier
+    /// ones for the same prefix.
     registries: Vec<PathBuf>,
     hosts: Option<PathBuf>,
 }
@@ -37,19 +38,19 @@ pub(crate) struct Mirror {
     pub(crate) base: Url,
     /// The path of the repository there.
     pub(crate) repository: String,
-    /// The registry that it is asked for, if it has those of several.
+    /// The registry to name in requests, if the mirror serves several.
     pub(crate) namespace: Option<String>,
-    /// What it gets with each request.
+    /// Headers of each request.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) has: Has,
 }
 
-/// What a mirror is asked for.
+/// The requests that a mirror gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Has {
-    /// What a tag means.
+    /// Requests for what a tag refers to.
     pub(crate) tags: bool,
-    /// What has a sum.
+    /// Requests for content with a sum.
     pub(crate) sums: bool,
 }
 
@@ -62,7 +63,7 @@ impl Has {
 pub(crate) struct Places {
     /// In the order in which they are asked.
     pub(crate) mirrors: Vec<Mirror>,
-    /// Whether the last of them stands for the registry itself, which is not asked.
+    /// Whether the last one replaces the registry itself, which then gets no requests.
     pub(crate) is_replaced: bool,
     /// Where images are stored, if not in the registry itself.
     pub(crate) home: Option<Mirror>,
@@ -74,15 +75,15 @@ impl Mirrors {
         Self::default()
     }
 
-    /// Returns those that these files name: `registries` as `registries.conf`, and `hosts.toml` in
-    /// directories of `hosts` that are named after registries.
+    /// Returns the mirrors in these files: `registries` have the format of `registries.conf`, and
+    /// `hosts` has a directory with a `hosts.toml` for each registry.
     pub fn of_files(registries: Vec<PathBuf>, hosts: Option<PathBuf>) -> Self {
         Self { registries, hosts }
     }
 
     /// Returns those of the system and of the user, or of the environment.
     pub fn of_system() -> Self {
-        // They are read later, when the process may have left its directory.
+        // The files are read later, possibly from another working directory.
         let given = |name: &str| env::var_os(name).and_then(|path| path::absolute(path).ok());
         let variable = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let hosts = Some(given("PAGEFOLD_HOSTS_DIR").unwrap_or_else(|| HOSTS.into()));
@@ -114,7 +115,7 @@ impl Mirrors {
         let (registry, repository) = canonical(of);
         let mut places = self.of_registries(&format!("{registry}/{repository}"))?;
         let more = self.of_hosts(&registry, &repository)?;
-        // What stands for the registry itself is the last one.
+        // The replacement of the registry itself is the last one.
         let last = places.mirrors.len() - usize::from(places.is_replaced);
         let new: Vec<_> = more.mirrors.into_iter().filter(|new| !places.mirrors.contains(new)).collect();
         match (places.is_replaced, more.is_replaced) {
@@ -129,7 +130,7 @@ impl Mirrors {
         Ok(places)
     }
 
-    /// Returns what `registries.conf` has for an image of this name.
+    /// Returns the places that `registries.conf` gives for an image of this name.
     fn of_registries(&self, name: &str) -> Result<Places> {
         let mut best: Option<(usize, String, String, Places)> = None;
         for path in &self.registries {
@@ -142,7 +143,8 @@ impl Mirrors {
                     return Err(wrong("a [[registry]] has neither a prefix nor a location"));
                 };
                 let Some(end) = matched(prefix, name) else { continue };
-                // The longest match, of equal ones the first by name, and of equal names the last.
+                // The longest match; among equal lengths the first by name, among equal names the
+                // last.
                 if best.as_ref().is_some_and(|(before, of, ..)| (end, &**of) < (*before, prefix)) {
                     continue;
                 }
@@ -184,7 +186,7 @@ impl Mirrors {
         }
     }
 
-    /// Returns what `hosts.toml` has for a registry.
+    /// Returns the places that `hosts.toml` gives for a registry.
     fn of_hosts(&self, registry: &str, repository: &str) -> Result<Places> {
         let Some(hosts) = &self.hosts else { return Ok(Places::default()) };
         let other = registry.rsplit_once(':').map(|(host, port)| format!("{host}_{port}_"));
@@ -229,7 +231,7 @@ impl Mirrors {
     }
 }
 
-/// Returns a registry's name and the repository's, as configurations have them.
+/// Returns the names of the registry and of the repository, as configurations spell them.
 pub(crate) fn canonical(of: &Reference) -> (String, String) {
     match &*of.registry {
         "docker.io" | "index.docker.io" | "registry-1.docker.io" => {
@@ -282,8 +284,8 @@ fn host(text: &str, is_whole: bool) -> Option<Url> {
     Some(url)
 }
 
-/// Returns how much of an image's name a prefix stands for, as podman decides it: a host stands for all of
-/// its ports. One that begins with `*.` stands for the hosts of a domain.
+/// Returns how much of an image's name a prefix matches, by podman's rules: a host matches with any
+/// port, and `*.` at the front matches all hosts of a domain.
 fn matched(prefix: &str, name: &str) -> Option<usize> {
     let end = match prefix.strip_prefix('*').filter(|domain| domain.starts_with('.')) {
         Some(domain) => {
@@ -336,7 +338,7 @@ fn read(path: &Path) -> Result<Option<Document<String>>> {
         }
         Err(error) => return Err(failed(error)),
     };
-    // Its message would show the line, which may have a credential.
+    // The parser's message would show the line, which may contain a credential.
     let parsed = Document::parse(text).map_err(|error| {
         let what = format!("invalid TOML: {}", error.message());
         Error::Location { location: path.display().to_string(), what }
@@ -420,7 +422,7 @@ mod tests {
         assert_eq!(places(&all, "example.org/a"), (Vec::new(), false));
         assert_eq!(places(&all, "later.example/a"), (vec!["https://b.example/v2/ a".to_owned()], true));
         assert_eq!(places(&all, "later.example.net/a"), (Vec::new(), false));
-        // As podman has it.
+        // As in podman.
         let port = vec!["https://b.example:5000/v2/ a".to_owned()];
         assert_eq!(places(&all, "later.example:5000/a"), (port, true));
         assert_eq!(places(&all, "one.example.org:5000/a").0.len(), 2);
@@ -467,7 +469,7 @@ mod tests {
         assert_eq!(places(&all, "reg.example:5000/a"), (vec![only], true));
         let any = "https://any.example/v2/ a ns=other.example tags".to_owned();
         assert_eq!(places(&all, "other.example/a"), (vec![any], false));
-        // Both kinds of files: what replaces a registry stays the last one.
+        // With both kinds of files, the replacement of a registry is still the last place.
         let path = folder.path().join("registries.conf");
         let text = "[[registry]]\nprefix = \"other.example\"\nlocation = \"c.example\"\n";
         fs::write(&path, text).expect("a file");

@@ -1,4 +1,4 @@
-//! What begins when an image's chunks are missed first.
+//! Work that begins when a chunk of an image is first missing from the cache.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,12 +9,12 @@ type Begin = Box<dyn FnOnce() + Send>;
 pub(crate) struct Missed(Mutex<Option<Begin>>);
 
 impl Missed {
-    /// Sets what begins with the next request.
+    /// Sets the work that begins with the next request.
     pub(crate) fn then(&self, begin: impl FnOnce() + Send + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(begin));
     }
 
-    /// Notes that a chunk is requested.
+    /// Begins the work, since a chunk is requested.
     pub(crate) fn note(&self) {
         let begin = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(begin) = begin {

@@ -22,7 +22,8 @@ pub(crate) struct Failure {
     pub(crate) passing: bool,
     /// How long the server asks to wait.
     pub(crate) after: Option<Duration>,
-    /// The time in which bytes moved until then, which is not a time without progress.
+    /// The time until the failure during which bytes were transferred; it does not count as
+    /// waiting.
     pub(crate) moved: Duration,
 }
 
@@ -32,21 +33,22 @@ impl Failure {
     }
 }
 
-/// An error that stays.
+/// An error without further information is permanent.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self { error, passing: false, after: None, moved: Duration::ZERO }
     }
 }
 
-/// How long an image's opening waits for a server that cannot be reached: its name may be mistyped.
+/// How long the opening of an image waits for a server that cannot be reached: its name may be
+/// mistyped.
 const OPENING: Duration = Duration::from_secs(15);
 
 /// The time that remains for a request with its repetitions.
 pub(crate) struct Patience {
     /// How long failures are waited out.
     limit: Duration,
-    /// How long they are if the server does not ask to wait.
+    /// How long they are waited out if the server does not ask to wait.
     silent_limit: Duration,
     start: Instant,
     pause: Duration,
@@ -102,7 +104,7 @@ impl Patience {
     /// Returns the pause after a failure, or `None` if no time is left.
     fn next_pause(&mut self, after: Option<Duration>, moved: Duration, now: Instant) -> Option<Duration> {
         self.start += moved;
-        // Clients that failed together do not return together.
+        // A random share, so that clients that failed together do not retry together.
         let share = 75 + (RandomState::new().hash_one(0) % 50) as u32;
         let usual = self.pause * share / 100;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);

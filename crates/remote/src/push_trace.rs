@@ -1,4 +1,4 @@
-//! Storing traces with the images that they are of, and finding them.
+//! Stores traces with their images, and finds them.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{
 /// The media type of traces.
 const TRACE: &str = "application/vnd.pagefold.trace.v1";
 
-/// Which blob a manifest of a trace refers to: saves reading that manifest.
+/// The blob that a trace's manifest refers to, so that the manifest need not be read.
 const TRACE_BLOB: &str = "org.pagefold.trace.blob";
 
 /// Bytes that are read at a time.
@@ -47,11 +47,11 @@ impl Registry {
     }
 }
 
-/// Stores the trace in `file`, whose name is `path`, with the image at `location`. In a registry, that
-/// image must be there.
+/// Stores the trace in `file`, whose name is `path`, with the image at `location`. A registry must
+/// have the image already.
 ///
 /// # Errors
-/// [`Error`]; it is not a trace; in a registry also, it is the trace of another image.
+/// [`Error`]; the file is not a trace or, for a registry, is the trace of another image.
 pub fn push_trace(file: &File, path: &str, location: &Location, options: &PushOptions) -> Result<Pushed> {
     let failed = |source| Error::Io { path: path.to_owned(), source };
     let size_bytes = file.metadata().map_err(failed)?.len();
@@ -123,16 +123,16 @@ fn sum_of(file: &File, size_bytes: u64) -> std::io::Result<Sum> {
     }
 }
 
-/// Returns the time as RFC 3339 has it.
+/// Returns the current time in the format of RFC 3339.
 fn now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     date(seconds)
 }
 
-/// Returns a time in seconds since 1970 as RFC 3339 has it.
+/// Returns a time in seconds since 1970 in the format of RFC 3339.
 fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March, so that a leap day is the last one.
+    // Years begin in March here, so that a leap day is the last day.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -18,18 +18,19 @@ use crate::{
     rest::Turn,
 };
 
-/// A way to an object that lacks it is not tried for so long.
+/// How long a way to an object is not tried after the server there lacked it.
 const LACK: Duration = Duration::from_secs(60);
 
-/// Each piece of a body may take so long at most if there is another way.
+/// Maximum time for each piece of a body if there is another way.
 const MOST_PIECE_TIME: Duration = Duration::from_secs(10);
 
 /// An object whose ranges are read.
 pub(crate) struct Ranges {
     client: Arc<Client>,
-    /// For all ways but the last one.
+    /// The client for all ways but the last one.
     hasty: Client,
-    /// The ways to it, in the order in which they are tried. Only the last one's failures are failures.
+    /// The ways to the object, in the order in which they are tried. Only a failure of the last one
+    /// is reported.
     ways: Vec<Way>,
     /// The version that replies must have.
     version: Option<HeaderValue>,
@@ -38,7 +39,7 @@ pub(crate) struct Ranges {
 /// A way to an object.
 struct Way {
     access: Box<dyn Access>,
-    /// Where redirects led, which saves them until the server there refuses.
+    /// Where redirects led: used without following them again, until the server there refuses.
     direct: Mutex<Option<Url>>,
     avoided: Mutex<Avoided>,
 }
@@ -49,11 +50,12 @@ enum Avoided {
     #[default]
     No,
     Until(Instant),
-    /// Wrong bytes came from there.
+    /// The way returned wrong bytes.
     ForGood,
 }
 
-/// The right to use a way: that to ask its server, if one notes whether it works.
+/// The right to use a way. It includes a turn at the way's server, if that server's failures are
+/// recorded.
 type Using = Option<Turn>;
 
 impl Way {
@@ -76,7 +78,7 @@ impl Way {
         let now = Instant::now();
         let avoided = match (&failure.error, using) {
             (Error::Sum { .. } | Error::Tree { .. }, _) => Avoided::ForGood,
-            // Its other objects may fail, too.
+            // The server's other objects may fail too.
             (_, Some(turn)) if failure.passing => return turn.failed(now),
             _ => Avoided::Until(now + LACK),
         };
@@ -102,10 +104,10 @@ struct Asked {
 pub(crate) struct RangeBody {
     body: TimedBody,
     url: Url,
-    /// The number of the way that they come on.
+    /// The number of the way on which they arrive.
     way: usize,
     using: Using,
-    /// Each piece may take so long at most.
+    /// Maximum time for each piece.
     most_piece_time: Duration,
     /// The bytes of the range that are not read yet.
     left: u64,
@@ -123,7 +125,7 @@ impl Ranges {
         self.ways.last().expect("a way")
     }
 
-    /// Returns the number of ways, of which each is tried before the next one.
+    /// Returns the number of ways, which are tried in order.
     pub(crate) fn ways(&self) -> usize {
         self.ways.len()
     }
@@ -157,16 +159,16 @@ impl Ranges {
         Ok(RangeBody { url, way, using, most_piece_time, body, left, is_exact })
     }
 
-    /// Forgets where redirects led, after a body from there that was not as it should be.
+    /// Forgets where redirects led, after a wrong body from there.
     pub(crate) fn forget(&self, body: &RangeBody) {
         self.ways[body.way].forget();
     }
 
-    /// Notes that a body was not as it should be: where redirects led is forgotten, and other ways are
-    /// tried before this one. Returns the failure.
+    /// Records that a body was wrong: forgets where redirects led, and tries other ways before this
+    /// one. Returns the failure.
     ///
     /// # Errors
-    /// The failure, if it came on the last way.
+    /// The failure, if this was the last way.
     pub(crate) fn failed(&self, body: &mut RangeBody, failure: Failure) -> Result<Failure, Failure> {
         let way = &self.ways[body.way];
         way.forget();
@@ -215,7 +217,7 @@ impl Ranges {
                 }
                 Ok((reply, total))
             }
-            // The link may have expired: begin where it came from.
+            // The link may have expired: start again at the original URL.
             (Err(failure), Some(_)) => {
                 way.forget();
                 Err(Failure { passing: true, ..failure })

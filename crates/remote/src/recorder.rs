@@ -1,4 +1,4 @@
-//! Recording a trace: what a start reads of an image.
+//! Records a trace: what a start reads from an image.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,8 +16,8 @@ use crate::{
     trace::{MOST_BLOBS, Touch, Trace},
 };
 
-/// Notes which chunks of images are read first. Give it to [`Options`](crate::Options), and
-/// [write](Self::write) what it noted.
+/// Records which chunks of images are read, and in which order. Set it in
+/// [`Options`](crate::Options), and [write](Self::write) the trace at the end.
 #[derive(Default)]
 pub struct Recorder {
     log: Arc<Log>,
@@ -25,8 +25,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Returns how the next blob, which has this index, notes what is read of it. `None` if that is not
-    /// part of the trace.
+    /// Returns the recorder of reads for the next blob, whose index has this sum. Returns `None` if
+    /// the blob is not part of the trace.
     pub(crate) fn begin(&self, index: Sum) -> Option<Touches> {
         if self.log.is_started() {
             return None;
@@ -42,14 +42,14 @@ impl Recorder {
         }
     }
 
-    /// From now on, the time counts until nothing new is read: clients may come. What is opened later is
-    /// not part of the trace.
+    /// Clients may connect from now on: the time until nothing new is read begins. Images opened
+    /// later are not part of the trace.
     pub fn start(&self) {
         self.log.start();
     }
 
-    /// Returns whether something was read, and then nothing new for a second; or whether that has
-    /// lasted for 30 seconds.
+    /// Returns whether something was read and then nothing new for a second, or whether the start
+    /// has taken 30 seconds.
     pub fn is_over(&self) -> bool {
         self.log.is_over(Instant::now())
     }

@@ -1,5 +1,5 @@
-//! What refers to a manifest in a registry: with the API of version 1.1 of the protocol, or with the
-//! tag that stands for it in older registries.
+//! Manifests that refer to another manifest in a registry, found with the API of version 1.1 of the
+//! protocol, or with the tag that replaces it in older registries.
 
 use std::{collections::BTreeMap, thread, time::Instant};
 
@@ -39,7 +39,7 @@ pub(crate) struct Referrer {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A list of manifests, with all that others stored in it.
+/// A list of manifests, including the fields that other programs stored.
 struct Page {
     list: Value,
     len_bytes: u64,
@@ -55,10 +55,10 @@ pub(crate) struct NewReferrer<'a> {
 }
 
 impl Registry {
-    /// Returns what of this kind refers to a manifest.
+    /// Returns the referrers of this kind to a manifest.
     pub(crate) fn referrers(&self, of: Sum, kind: &str, until: Instant) -> Result<Vec<Referrer>, Failure> {
         let tagged = || self.list(&format!("manifests/{}", fallback_tag(of)), until);
-        // Both at the same time: each takes a while, and a start waits for what they lead to.
+        // Both requests at the same time: a start waits for their results.
         let (by_tag, found) = thread::scope(|scope| {
             let by_tag = thread::Builder::new().spawn_scoped(scope, tagged);
             let found = self.list(&format!("referrers/{of}?artifactType={kind}"), until);
@@ -69,7 +69,7 @@ impl Registry {
             Ok(Some(found)) => found,
             Ok(None) => by_tag?.unwrap_or_default(),
             Err(failure) if failure.passing => return Err(failure),
-            // Registries refuse what they do not know in several ways.
+            // Registries refuse an unknown API with several statuses.
             Err(failure) => by_tag?.ok_or(failure)?,
         };
         let parsed = found.into_iter().filter_map(|one| Referrer::deserialize(one).ok());
@@ -111,8 +111,9 @@ impl Registry {
         }
     }
 
-    /// Stores a manifest that refers to another. Its blobs are there already. Where the registry does
-    /// not list it itself, replaces those of its kind in the list under the tag. All else there stays.
+    /// Stores a manifest that refers to another; its blobs are stored already. If the registry does
+    /// not list it by itself, replaces those of its kind in the list under the tag and keeps the
+    /// rest of the list.
     pub(crate) fn refer(&self, new: &NewReferrer<'_>, until: Instant) -> Result<Vec<u8>, Failure> {
         let (subject, subject_bytes) = new.subject;
         let (blob, blob_bytes) = new.blob;
@@ -167,7 +168,7 @@ fn descriptor(kind: &str, sum: Sum, size: u64) -> serde_json::Value {
     json!({ "mediaType": kind, "digest": sum.to_string(), "size": size })
 }
 
-/// Returns the tag that stands for the list of what refers to a manifest.
+/// Returns the tag of the list of referrers to a manifest.
 fn fallback_tag(of: Sum) -> String {
     of.to_string().replace(':', "-")
 }

@@ -39,8 +39,8 @@ pub(crate) struct Registry {
     client: Arc<Client>,
     /// Where its images are stored.
     home: Arc<Server>,
-    /// Where they are read: from mirrors, and from the last one if all others lack something. That is
-    /// the registry itself, or what replaces it.
+    /// Where they are read, in order: mirrors first, and last the registry itself or its
+    /// replacement.
     readers: Vec<Arc<Server>>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Manifest {
     pub(crate) manifests: Vec<Descriptor>,
 }
 
-/// What a manifest refers to.
+/// A blob or manifest that a manifest refers to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -130,7 +130,7 @@ fn credentials_of(registry: &str) -> String {
 }
 
 impl Registry {
-    /// Returns the repository, whose images are read from mirrors.
+    /// Returns the repository; its images may be read from mirrors.
     pub(crate) fn new(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
         let wrong = |what: &str| Error::Location {
             location: Location::Oci(reference.clone()).to_string(),
@@ -138,7 +138,8 @@ impl Registry {
         };
         let (registry, repository) = canonical(reference);
         let mut url = base(&registry, "https");
-        // As docker does it. The port of a URL whose scheme changes would be lost if it were https's.
+        // As docker does. The URL is built again: a change of its scheme would lose the port of
+        // https.
         if url.as_ref().is_some_and(is_loopback) {
             url = base(&registry, "http");
         }
@@ -154,19 +155,19 @@ impl Registry {
         Ok(Self { client, home, readers })
     }
 
-    /// Returns the repository for storing: nothing is read from elsewhere.
+    /// Returns the repository for storing, without mirrors.
     pub(crate) fn for_storing(client: Arc<Client>, reference: &Reference, mirrors: &Mirrors) -> Result<Self> {
         let registry = Self::new(client, reference, mirrors)?;
         Ok(Self { readers: vec![Arc::clone(&registry.home)], ..registry })
     }
 
-    /// Returns the registry itself, or what replaces it.
+    /// Returns the registry itself, or its replacement.
     fn source(&self) -> &Arc<Server> {
         self.readers.last().expect("the registry itself or what replaces it")
     }
 
-    /// Returns the path of the repository that blobs are read from, if `other` stores blobs in another
-    /// one of the same registry.
+    /// Returns this repository's path if `other` stores in a different repository of the same
+    /// registry, so that the registry can take blobs over.
     pub(crate) fn mountable_from(&self, other: &Self) -> Option<&str> {
         let source = &self.source().place;
         (source.base == *other.base() && source.repository != other.home.place.repository)
@@ -186,12 +187,12 @@ impl Registry {
         self.home.place(rest)
     }
 
-    /// Returns a place at the registry itself, or at what replaces it.
+    /// Returns a place at the registry itself, or at its replacement.
     pub(crate) fn source_place(&self, rest: &str) -> Result<Place> {
         self.source().place(rest)
     }
 
-    /// Returns the place with a URL there, if it is there.
+    /// Returns the place for a URL, if it is at that server.
     pub(crate) fn source_place_of(&self, url: Url) -> Option<Place> {
         let source = self.source();
         same(&url, &source.place.base).then(|| Place { server: Arc::clone(source), url })
@@ -201,7 +202,8 @@ impl Registry {
         self.place(&format!("blobs/{sum}"))
     }
 
-    /// Returns the ways to a blob in the order in which they are tried. What comes must be verified.
+    /// Returns the ways to a blob in the order in which they are tried. The caller must verify the
+    /// bytes.
     pub(crate) fn ways(&self, sum: Sum) -> Result<Vec<Box<dyn Access>>> {
         let mut ways: Vec<Box<dyn Access>> = Vec::new();
         for (number, reader) in self.readers.iter().enumerate() {
@@ -212,9 +214,9 @@ impl Registry {
         Ok(ways)
     }
 
-    /// Returns the bytes of a manifest, and whether the way that they came is authenticated. If mirrors
-    /// send nothing, another one than that with the sum `of`, or what a tag means without being
-    /// authenticated, the last server is asked. Its bytes are not compared.
+    /// Returns the bytes of a manifest, and whether they came from an authenticated server. A
+    /// mirror's reply is used only if it has the sum `of` or, for a tag, if the mirror is
+    /// authenticated; otherwise the last server is asked, whose bytes are not compared.
     pub(crate) fn manifest(&self, last: &str, of: Option<Sum>, until: Instant) -> Result<(Vec<u8>, bool), Failure> {
         self.ask(&Method::GET, last, of.is_some(), until, |reply, until| {
             let is_authentic = reply.is_authentic;
@@ -224,8 +226,8 @@ impl Registry {
         })
     }
 
-    /// Returns what a tag means, without the manifest, if the first server that can be believed says so.
-    /// Registries that limit how many manifests one may read do not count these requests.
+    /// Returns the sum that a tag refers to, without the manifest, if the first trusted server
+    /// sends it. Registries with a limit for reading manifests do not count these requests.
     pub(crate) fn meaning(&self, tag: &str, until: Instant) -> Result<Option<(Sum, bool)>, Failure> {
         self.ask(&Method::HEAD, tag, false, until, |reply, _| {
             let sum = reply.header(HeaderName::from_static("docker-content-digest")).and_then(Sum::parse);
@@ -234,8 +236,8 @@ impl Registry {
         })
     }
 
-    /// Asks for a manifest: mirrors in their order, until one sends what is usable, as `read` says; then
-    /// the last server.
+    /// Requests a manifest from the mirrors in order, until `read` accepts a reply, then from the
+    /// last server.
     fn ask<T>(
         &self,
         method: &Method,
@@ -255,7 +257,7 @@ impl Registry {
         };
         for mirror in &self.readers[..self.readers.len() - 1] {
             let has = mirror.place.has;
-            // What a tag means is not believed without https.
+            // A reply about a tag is not trusted without https.
             let may_have = if is_sum { has.sums } else { has.tags && may_be_trusted(&mirror.place.base) };
             let Some(mut turn) = may_have.then(|| mirror.rest.turn(Instant::now())).flatten() else { continue };
             let end = until.min(Instant::now() + MIRROR_TIME);
@@ -302,7 +304,7 @@ impl Registry {
         match (reply.status, from) {
             (StatusCode::ACCEPTED, _) => {}
             (StatusCode::CREATED, Some(_)) => return Ok(false),
-            // The other repository may be out of the user's reach.
+            // The user may have no access to the other repository.
             (status, Some(_)) if status.is_client_error() && !reply.failure("").passing => {
                 reply.finish();
                 return self.upload(sum, body, None, until);
@@ -367,7 +369,7 @@ impl Access for Place {
         used: Option<&HeaderValue>,
         until: Instant,
     ) -> Result<bool, Failure> {
-        // Mirrors may be reached without https. Passwords and tokens are not sent so.
+        // Mirrors may be used without https, but without passwords and tokens.
         let may_be_asked = self.is_at_server(&refused.url) && may_be_trusted(&refused.url);
         if refused.status != StatusCode::UNAUTHORIZED || !may_be_asked {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! When a server that failed is asked again, if others stand in for it.
+//! When a failed server is tried again, if other servers can replace it.
 //!
 //! ```text
 //! works ── failure ──▶ rests ── time ──▶ is tried by one request at a time ── success ──▶ works
@@ -29,7 +29,7 @@ struct State {
     is_tried: bool,
 }
 
-/// The right to ask a server. The failure or the success of the request counts.
+/// The right to send a request to a server. The request's failure or success is recorded.
 #[derive(Debug)]
 pub(crate) struct Turn {
     rest: Arc<Rest>,
@@ -37,7 +37,8 @@ pub(crate) struct Turn {
 }
 
 impl Rest {
-    /// Returns the right to ask the server, unless it rests, or another request tries it.
+    /// Returns the right to send a request, unless the server rests or another request is trying
+    /// it.
     pub(crate) fn turn(self: &Arc<Self>, now: Instant) -> Option<Turn> {
         let mut state = self.lock();
         let is_trial = state.last.is_some();
@@ -54,13 +55,13 @@ impl Rest {
 }
 
 impl Turn {
-    /// Notes that the server sent all that it was asked for.
+    /// Records that the server answered the request completely.
     pub(crate) fn succeeded(&mut self) {
         self.is_trial = false;
         *self.rest.lock() = State::default();
     }
 
-    /// Notes that the server failed. Requests that fail together count once.
+    /// Records that the server failed. Concurrent requests that fail count once.
     pub(crate) fn failed(&mut self, now: Instant) {
         let mut state = self.rest.lock();
         if state.last.is_none_or(|(_, end)| now >= end) {
@@ -72,7 +73,7 @@ impl Turn {
     }
 }
 
-/// A trial that was given up says nothing: the next request may try the server.
+/// A trial that was abandoned has no result: the next request may try the server.
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.is_trial {

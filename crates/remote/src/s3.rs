@@ -56,8 +56,8 @@ impl Store {
         };
         let region = setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region").unwrap_or_else(|| "us-east-1".to_owned());
         let endpoint = setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url");
-        // Other servers seldom have a host name for each bucket, and no certificate covers a bucket
-        // whose name has dots.
+        // Servers other than Amazon's seldom have a host name for each bucket, and no certificate
+        // covers a bucket whose name has dots.
         let style = match endpoint {
             None if !bucket.contains('.') => UrlStyle::VirtualHost,
             _ => UrlStyle::Path,
@@ -76,7 +76,7 @@ impl Store {
         Ok(Self { bucket, credentials, variable })
     }
 
-    /// Looks up the credentials again: those of a session end.
+    /// Looks up the credentials again: those of a session expire.
     fn renew(&self) -> Result<()> {
         let (settings, _) = profile(&self.variable)?;
         let credentials = credentials_of(&self.variable, &settings);
@@ -141,7 +141,7 @@ impl Access for Object {
 
 type Settings = HashMap<String, String>;
 
-/// Returns the profile's part of the files of credentials and of settings.
+/// Returns the profile's settings from the files of credentials and of configuration.
 fn profile(variable: &Variable) -> Result<(Settings, Settings)> {
     let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());
     let path = |given: &str, usual: &str| {

@@ -24,16 +24,16 @@ use crate::{
 
 const MOST_TOKEN_BYTES: u64 = 1 << 20;
 
-/// A token is valid for so long if the server does not say it.
+/// The validity of a token if the server does not state it.
 const USUAL_VALID: Duration = Duration::from_secs(60);
 
-/// A token is used for at most so long.
+/// The longest time for which a token is used.
 const LONGEST_VALID: Duration = Duration::from_secs(24 * 3600);
 
-/// A token is renewed that much earlier than it ends.
+/// A token is renewed this long before it expires.
 const EARLIER: Duration = Duration::from_secs(5);
 
-/// The authorization for a registry, renewed when it ends.
+/// The authorization for a registry, renewed when it expires.
 pub(crate) struct Tokens {
     /// The name of the registry in docker's configuration.
     server: String,
@@ -62,7 +62,7 @@ impl Tokens {
         state.value.clone().filter(|_| state.until.is_none_or(|until| Instant::now() < until))
     }
 
-    /// Follows a challenge. Returns whether there is another authorization than the `used` one.
+    /// Answers a challenge. Returns whether there is now an authorization other than `used`.
     pub(crate) fn challenged(
         &self,
         client: &Client,
@@ -75,7 +75,7 @@ impl Tokens {
         if state.value.is_some() && state.value.as_ref() != used && state.until.is_none_or(|end| Instant::now() < end) {
             return Ok(true);
         }
-        // A credential helper may have another one than for the authorization that ended.
+        // A credential helper may return a new credential after the authorization expired.
         if state.credential.is_none() || state.value.is_some() {
             match (self.look_up)(&self.server) {
                 Ok(credential) => state.credential = Some(credential),
@@ -106,7 +106,7 @@ impl Tokens {
     }
 }
 
-/// Returns a header that is never shown.
+/// Returns a header that is never printed.
 fn secret(text: String, url: &Url) -> Result<HeaderValue, Failure> {
     let value = HeaderValue::try_from(text);
     let mut value = value.map_err(|_| server(url, "the token or password cannot be sent"))?;
@@ -131,7 +131,7 @@ impl Token {
     }
 }
 
-/// Asks the server that a challenge names for a token.
+/// Requests a token from the server that a challenge names.
 fn token(
     client: &Client,
     registry: &Url,
@@ -162,7 +162,7 @@ fn token(
             client.send(&Method::POST, &realm, &[(header::CONTENT_TYPE, kind)], &[], Some(&body))?
         }
         _ => {
-            // One for each repository.
+            // One field for each repository.
             fields.extend(scope.split_ascii_whitespace().map(|scope| ("scope", scope)));
             realm.query_pairs_mut().extend_pairs(fields);
             let authorization = match credential {
@@ -185,7 +185,7 @@ fn token(
     }
 }
 
-/// What a server asks for in `WWW-Authenticate`.
+/// The content of a `WWW-Authenticate` header.
 struct Challenge {
     /// In lower case.
     scheme: String,
@@ -220,7 +220,7 @@ impl Challenge {
     }
 }
 
-/// Returns what podman's and docker's configuration have for a registry.
+/// Returns the credential for a registry from podman's or docker's configuration.
 fn credential(server: &str) -> Result<Option<DockerCredential>> {
     let variable = |name: &str| env::var_os(name).map(PathBuf::from);
     let podman =
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(Challenge::parse("Basic").expect("a challenge").scheme, "basic");
     }
 
-    /// A password that a credential helper hands out may end as a token does.
+    /// A password from a credential helper may expire, as a token does.
     #[test]
     fn credentials_are_looked_up_again() {
         let web = pagefold_testing::web::Server::start(|_| {

@@ -9,19 +9,19 @@ use std::{
 
 use crate::trace::{MOST_CHUNKS, MOST_TRACE_BYTES, Touch};
 
-/// A start is over when it reads nothing new for so long: programs compute between reads.
+/// A start is over when it has read nothing new for this long: programs compute between reads.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A start is over after this time.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How a blob notes what is read of it.
+/// Records the reads of one blob.
 pub(crate) struct Touches {
     log: Arc<Log>,
     blob: u32,
 }
 
-/// What several blobs note together.
+/// The record that several blobs share.
 #[derive(Default)]
 pub(crate) struct Log(Mutex<State>);
 
@@ -30,7 +30,7 @@ struct State {
     touches: Vec<Touch>,
     seen: HashSet<Touch>,
     bytes: u64,
-    /// Whether what is read now is part of what ends.
+    /// Whether [`start`](Log::start) was called: from then on, reads count for the start's end.
     is_started: bool,
     /// Whether the trace was written.
     is_ended: bool,
@@ -40,12 +40,12 @@ struct State {
 }
 
 impl Log {
-    /// Returns how the blob with this number notes what is read of it.
+    /// Returns the recorder of reads for the blob with this number.
     pub(crate) fn of_blob(self: &Arc<Self>, blob: u32) -> Touches {
         Touches { log: Arc::clone(self), blob }
     }
 
-    /// From now on, the time counts until nothing new is read.
+    /// Begins the time until nothing new is read.
     pub(crate) fn start(&self) {
         self.lock().is_started = true;
     }
@@ -54,12 +54,12 @@ impl Log {
         self.lock().is_started
     }
 
-    /// Returns whether what began with the start has ended.
+    /// Returns whether the start is over.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.lock().is_over(now)
     }
 
-    /// Takes what was noted. Nothing more is.
+    /// Takes the record and stops recording.
     pub(crate) fn end(&self) -> Vec<Touch> {
         let mut state = self.lock();
         (state.is_ended, state.seen) = (true, HashSet::new());
@@ -72,7 +72,7 @@ impl Log {
 }
 
 impl Touches {
-    /// Notes that chunks are read. `bytes` returns the length of one.
+    /// Records that chunks are read. `bytes` returns the length of a chunk.
     pub(crate) fn add(&self, chunks: impl IntoIterator<Item = usize>, bytes: impl Fn(usize) -> u64) {
         let mut state = self.log.lock();
         let now = Instant::now();

@@ -10,7 +10,7 @@
 //! …   the bytes of these chunks, in the same order
 //! ```
 //!
-//! Nothing in it is trusted: bytes are compared with the sums of the image's own index.
+//! A trace is untrusted: its bytes are compared with the sums in the image's index.
 
 use std::{
     collections::HashSet,
@@ -19,13 +19,13 @@ use std::{
 
 use crate::sum::Sum;
 
-/// What the name of a file's trace ends with.
+/// The suffix of the name of a file's trace.
 pub const TRACE_SUFFIX: &str = ".trace";
 
 const MAGIC: [u8; 8] = *b"pgftrac1";
 const START_BYTES: usize = 16;
 
-/// An image and its devices.
+/// Maximum number of blobs: an image and its devices.
 pub(crate) const MOST_BLOBS: usize = 65;
 
 /// The most chunks of a trace.

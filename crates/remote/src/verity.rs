@@ -12,9 +12,10 @@
 //! 4096 levels of the tree    the one with the root's children first, the one of the image last
 //! ```
 //!
-//! The tree follows its image. A level has the sums of the blocks of the level below, 128 in a block; the
-//! last block ends with zeros. A sum is of the salt and a block. Only the last level is kept: the others
-//! follow from it, up to the root's sum, which the manifest has.
+//! The tree follows its image. A level has the sums of the blocks of the level below, 128 in a
+//! block; the last block is padded with zeros. A block's sum is SHA-256 of the salt and the block.
+//! Only the last level is kept: the others can be computed from it, up to the root's sum, which the
+//! manifest has.
 
 use sha2::{Digest as _, Sha256};
 
@@ -23,7 +24,7 @@ use crate::sum::Sum;
 /// The length of a block of the image and of the tree.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// The longest chunk that an image is read in.
+/// Maximum length of the chunks in which an image is read.
 const MOST_CHUNK_BYTES: u64 = 4 << 20;
 
 /// The longest tree that is read.
@@ -53,7 +54,8 @@ pub(crate) struct Tree {
 }
 
 impl TreePlace {
-    /// Returns what stands for the image, as the sum of a chunk index does: also for where each chunk is.
+    /// Returns an identity for the image and its division into chunks, as the sum of a chunk index
+    /// is one.
     pub(crate) fn identity(&self) -> Sum {
         Sum::of(format!("dm-verity {} {} {}", self.root, self.offset, self.chunk_bytes).as_bytes())
     }
@@ -86,7 +88,7 @@ fn levels(blocks: u64) -> Vec<u64> {
 }
 
 impl Tree {
-    /// Reads a superblock with the tree behind it, which have the length that `place` says.
+    /// Reads a superblock and the tree after it, whose total length `place` gives.
     ///
     /// # Errors
     /// What is wrong with them.
@@ -105,7 +107,7 @@ impl Tree {
         if number(64, 4) != BLOCK_BYTES || number(68, 4) != BLOCK_BYTES {
             return Err("the blocks of the dm-verity tree are not 4096 bytes long");
         }
-        // The root vouches for blocks, but not for their number, which decides what a level is.
+        // The root verifies the blocks but not their number, which determines the levels.
         if number(72, 8) != place.offset / BLOCK_BYTES {
             return Err("the dm-verity tree does not follow its image immediately");
         }
@@ -168,14 +170,14 @@ impl Tree {
             && blocks.zip(expected).all(|(block, sum)| block.len() as u64 == BLOCK_BYTES && self.sum(block) == sum)
     }
 
-    /// Returns the length of what is kept of the tree.
+    /// Returns the length of the kept part of the tree.
     pub(crate) fn kept_bytes(&self) -> u64 {
         (MAGIC.len() + SUM_BYTES + 8 + 8 + 2 + self.salt.len() + SUM_BYTES + self.sums.len()) as u64
     }
 
-    /// Encodes what is kept of the tree: the root's sum, where it starts, the length of chunks, the length
-    /// of the salt, the salt, the sum of all that, and the sums of the image's blocks, for which the root
-    /// vouches.
+    /// Encodes the kept part of the tree: the root's sum, the tree's start, the length of chunks,
+    /// the length of the salt, the salt, the sum of all these, and the sums of the image's blocks,
+    /// which the root verifies.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.place.root.0);
@@ -188,7 +190,7 @@ impl Tree {
         bytes
     }
 
-    /// Decodes what is kept of a tree. Its root is compared with its sum.
+    /// Decodes the kept part of a tree and compares the computed root with its sum.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (root, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
         let (offset, rest) = rest.split_first_chunk()?;
@@ -286,7 +288,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-        /// A changed byte of the image, the superblock or the tree is noticed, or says nothing.
+        /// A changed byte of the image, the superblock or the tree is detected, or has no meaning.
         #[test]
         fn changed_bytes(blocks in 1_usize..400, salt in proptest::collection::vec(any::<u8>(), 0..40),
                          at in any::<prop::sample::Index>(), change in 1_u8..) {
@@ -330,7 +332,7 @@ mod tests {
         assert_eq!(Tree::decode(&Tree::read(&odd, &good).expect("a tree").encode()), None);
     }
 
-    /// What a level is depends on the number of blocks, for which the root does not vouch.
+    /// The levels depend on the number of blocks, which the root does not verify.
     #[test]
     fn levels_are_not_images() {
         let (place, good) = tree_of(&image(200), b"s");

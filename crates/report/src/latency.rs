@@ -29,7 +29,7 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// Begins without operations.
+    /// Returns a histogram without operations.
     #[expect(clippy::new_without_default, reason = "it allocates")]
     pub fn new() -> Self {
         let counts = vec![0; STEPS * (u64::BITS - STEP_BITS + 1) as usize];

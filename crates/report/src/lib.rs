@@ -1,4 +1,4 @@
-//! What benches measure, and what is made of it.
+//! Figures of benches, and the pages and charts made from them.
 //!
 //! - [`Output`] takes a bench's figures. It prints lines of JSON, or tables, and which targets the
 //!   figures reach.

@@ -13,7 +13,7 @@ use crate::{line::Line, record::Record, targets::targets, words};
 /// How figures that are measured more than once are combined.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Rounds {
-    /// It is not: lines of JSON appear as they are measured.
+    /// Figures are measured once: lines of JSON appear as they are measured.
     Once,
     /// Its median counts, and ratios are of the same round.
     Median,
@@ -42,7 +42,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Makes one for the figures of a bench, and says what runs where.
+    /// Makes one for the figures of a bench, and prints the bench and the machine.
     pub fn new(bench: &'static str, json: bool, rounds: Rounds) -> Self {
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let command: Vec<String> = env::args().skip(1).collect();

@@ -42,7 +42,7 @@ where
         }
     }
 
-    /// The bench does not ask for it.
+    /// The bench does not use this.
     fn memory_bytes(&self) -> usize {
         0
     }

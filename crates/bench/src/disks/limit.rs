@@ -24,7 +24,7 @@ const FULL: f64 = 0.99;
 /// Duration of the writes in a round.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Writes between two checks of the clock, of the spent bytes, or for the end of the slots.
+/// Writes between two checks of the clock, the spent bytes or the remaining slots.
 const BATCH: u64 = 64;
 
 /// Lower bound for a compressed page of this bench's data. A pool has one slot for each 64 bytes of
@@ -129,7 +129,7 @@ pub(super) fn run(
 fn filled(codec: &str, data: &Data, limit_bytes: u64, spent_bytes: u64, threads: usize) -> anyhow::Result<Filled> {
     let slots_most = limit_bytes / OBJECT_BYTES_LEAST;
     let product = Product::limited(slots_most, by_name(codec)?, limit_bytes)?;
-    // Threads take batches of slots until one of them sees that enough is spent.
+    // Threads take batches of slots until one of them finds that the pool spends enough.
     let (next, end) = (AtomicU64::new(0), AtomicU64::new(slots_most / BATCH * BATCH));
     let refused = AtomicU64::new(0);
     let fill_latencies = Mutex::new(Latencies::new());

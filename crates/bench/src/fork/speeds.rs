@@ -1,6 +1,6 @@
-//! Speeds of devices that take turns every few milliseconds, by one thread: a fork's reads of its base
-//! next to the image library's, writes to a fork next to a plain disk's, reads with many snapshots
-//! below, and equal pages stored once.
+//! Speeds of devices that take turns every few milliseconds, by one thread: a fork's reads of its
+//! base compared with the image library's, writes to a fork compared with a plain disk's, reads
+//! with many snapshots below, and equal pages stored once.
 
 use std::{fs::File, mem, ops::Range};
 
@@ -39,7 +39,8 @@ fn disk_of(pool: &Pool, data: &Data, pages: u64) -> anyhow::Result<RamDisk> {
 /// A reader of the base at given offsets.
 type Read<'a> = Box<dyn FnMut(u64, &mut Page) -> anyhow::Result<()> + 'a>;
 
-/// Reads all of the base, and as much as the cache holds, with none and 1 % of the pages changed.
+/// Reads all of the base, and a part that the cache holds; each with no page changed and with 1 %
+/// of them changed.
 pub(super) fn reads(output: &mut Output, base: &BaseFiles, rounds: usize) -> anyhow::Result<()> {
     let pages = base.len_bytes / PAGE_BYTES;
     let cached = (CACHE_BYTES as u64 / 4).min(base.len_bytes) / PAGE_BYTES;

@@ -1,5 +1,5 @@
-//! Forks with the same files installed in each through the kernel's ext4, compared with qcow2
-//! overlays that get the same.
+//! Forks into which the same files are copied through the kernel's ext4, compared with qcow2
+//! overlays into which they are copied too.
 
 use std::{path::Path, process::Command, thread, time::Instant};
 
@@ -61,12 +61,12 @@ pub(super) fn run(output: &mut Output, pagefold: &Path, base: &BaseFiles, args: 
     Ok(())
 }
 
-/// Whether the installed files are compared: in the first disk and in the last.
+/// Whether the copied files are compared: only in the first disk and in the last.
 fn is_looked_at(number: usize, args: &Args) -> bool {
     number == 0 || number + 1 == args.workers
 }
 
-/// Mounts the base itself, which does not change it.
+/// Mounts the base itself; the base does not change.
 fn can_mount(base: &BaseFiles) -> anyhow::Result<()> {
     ensure!(Path::new("/dev/fuse").exists(), "this kernel has no FUSE");
     for program in ["nbdfuse", "qemu-img", "qemu-nbd", "fusermount3"] {

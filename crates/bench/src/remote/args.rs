@@ -18,25 +18,25 @@ pub(crate) struct Args {
     /// Root directory of a system with /usr/bin/python3 [default: files of this system]
     #[arg(long, value_name = "DIR")]
     pub(super) data: Option<PathBuf>,
-    /// About the MiB of this system's files
+    /// Approximate MiB of this system's files
     #[arg(long, default_value_t = 500)]
     pub(super) mib: u64,
-    /// Files of the disk whose metadata is scanned
+    /// Number of files on the disk whose metadata is scanned
     #[arg(long, default_value_t = 50_000, value_parser = crate::count)]
     pub(super) files: usize,
-    /// Codec of the images, as 'pagefold pack' has it
+    /// Codec of the images, as for 'pagefold pack'
     #[arg(long, default_value = "zstd")]
     pub(super) codec: String,
-    /// Servers that share a cache
+    /// Number of servers that share a cache
     #[arg(long, default_value_t = 10, value_parser = crate::count)]
     pub(super) servers: usize,
-    /// Forks of each of them
+    /// Number of forks of each server
     #[arg(long, default_value_t = 10, value_parser = crate::count)]
     pub(super) forks: usize,
-    /// Milliseconds that each request waits
+    /// Delay of each request in milliseconds
     #[arg(long, default_value_t = 20)]
     pub(super) delay_ms: u64,
-    /// Megabits that pass in a second
+    /// Bandwidth in megabits per second
     #[arg(long, default_value_t = 200.0)]
     pub(super) megabits: f64,
     /// Number of rounds; times are medians

@@ -1,5 +1,5 @@
-//! Forks that are pushed, each above the one before: what is sent of them, and how fast the last one is
-//! read, compared with a flat image of the same disk.
+//! A chain of forks that are pushed: how much of each is sent, and how fast the last one is read,
+//! compared with a flat image of the same disk.
 
 use std::{
     fs::{self, File},
@@ -24,21 +24,21 @@ use super::{
 };
 use crate::{client::Nbd, load::Random, speeds::Speeds};
 
-/// Bytes that the first fork writes, and that each of those above it does.
+/// Bytes that the first fork writes, and bytes that each later one writes.
 const FIRST_BYTES: u64 = 47 << 20;
 const NEXT_BYTES: u64 = 2 << 20;
 
 /// The longest write.
 const WRITE_BYTES: u64 = 64 << 10;
 
-/// Forks, one above the other.
+/// Number of forks in the chain.
 const DEPTH: u64 = 10;
 
 /// Turns of each image per round, and reads per turn.
 const CHUNKS: u64 = 20;
 const CHUNK_READS: u64 = 200;
 
-/// The decoded clusters that are kept: few of those that are read.
+/// The cache of decoded clusters: room for few of those that are read.
 const CACHE_BYTES: usize = 16 << 20;
 
 pub(super) fn run(
@@ -97,7 +97,7 @@ fn output_of(pagefold: &Path, cache: &Path, served: Option<&Served>, args: &[&st
     Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
 }
 
-/// Writes what the disk has elsewhere, a part here and a part there.
+/// Writes content from elsewhere on the disk, at random places.
 fn write(served: &Served, job: &str, bytes: u64, raw: &File, random: &mut Random) -> anyhow::Result<()> {
     let pages = raw.metadata()?.len() / PAGE_SIZE as u64;
     let mut client = Nbd::connect(&served.server().socket(), job)?;
@@ -108,7 +108,7 @@ fn write(served: &Served, job: &str, bytes: u64, raw: &File, random: &mut Random
         buf.resize(len as usize * PAGE_SIZE, 0);
         let mut place = || random.below(pages - len + 1) * PAGE_SIZE as u64;
         raw.read_exact_at(&mut buf, place())?;
-        // A copy of what is there would change nothing.
+        // If source and target are the same place, a plain copy would change nothing.
         buf.chunks_mut(PAGE_SIZE).for_each(|page| page[0] ^= 1);
         client.write(place(), &buf)?;
         left -= len * PAGE_SIZE as u64;
@@ -116,7 +116,7 @@ fn write(served: &Served, job: &str, bytes: u64, raw: &File, random: &mut Random
     Ok(())
 }
 
-/// Returns the bytes of what changed, packed, with its index.
+/// Returns the bytes of the packed changes with their index.
 fn own_bytes(
     run: &dyn Fn(&[&str], bool) -> anyhow::Result<String>,
     job: &str,

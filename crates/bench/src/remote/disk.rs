@@ -1,5 +1,5 @@
-//! The disks that are read: ext4 with the files of a system that has Python, and one with many
-//! files; raw, packed, and as peers store them.
+//! The disks that are read, raw, packed and as peers store them: an ext4 disk with the files of a
+//! system that has Python, and one with many files.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Servers that share a cache, each with forks that read the same: who sends what how often.
+//! Servers that share a cache, each with forks that read the same data: how often each part is
+//! fetched, and from where.
 
 use std::{collections::HashMap, ops::Range, path::Path, thread};
 
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{client::Nbd, load::Random};
 
-/// Reads of each fork, if what a guest reads is not known.
+/// Number of reads of each fork if a guest's reads are not known.
 const READS: usize = 300;
 
 /// Bytes of such a read.
@@ -86,8 +87,9 @@ fn read(socket: &Path, fork: &str, reads: &[Range<u64>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of ranges of blobs, and those that would be fetched if each were fetched once.
-/// The range that is the same for all servers is that of the index, which each server reads.
+/// Returns the bytes of all fetched ranges of blobs, and the bytes if each range were fetched once.
+/// The last range, if it is fetched several times, is the index, which each server reads; it does
+/// not count.
 fn chunk_bytes(passed: &[Passed]) -> (u64, u64) {
     let mut counts = HashMap::<_, u64>::new();
     let ranges = || passed.iter().filter_map(|one| Some((&one.path, one.range.clone()?)));

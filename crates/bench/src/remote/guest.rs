@@ -18,20 +18,20 @@ use tempfile::TempDir;
 
 use crate::{loop_device::LoopDevice, nbdfuse::DiskFile, server::Server};
 
-/// What the guest runs.
+/// The program that the guest runs.
 const PROGRAM: [&str; 3] = ["/usr/bin/python3", "-c", "print('ready')"];
 
 /// A mounted disk, given back on drop.
 pub(super) struct Guest {
     root: TempDir,
     is_mounted: bool,
-    /// After the mount, which uses it.
+    /// Dropped after the mount, which uses it.
     device: LoopDevice,
-    /// After the device, which uses it.
+    /// Dropped after the device, which uses it.
     _disk: DiskFile,
 }
 
-/// Says whether this machine can be such a guest.
+/// Checks whether this machine can be such a guest.
 pub(super) fn is_possible() -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "mounting needs root");
     ensure!(Path::new("/dev/fuse").exists(), "this kernel has no FUSE");
@@ -64,7 +64,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Looks at all names and their metadata. Returns how many there are.
+    /// Reads all names and their metadata. Returns how many there are.
     pub(super) fn scan(&self) -> anyhow::Result<usize> {
         scan(self.root.path())
     }
@@ -84,7 +84,8 @@ fn scan(folder: &Path) -> anyhow::Result<usize> {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // What a program of the guest or of this machine still looks at is busy for a moment.
+        // The mount is busy for a moment if a program of the guest or of this machine still reads
+        // it.
         if self.is_mounted {
             (0..100).any(|_| succeeds(Command::new("umount").arg(self.root.path())) || pause());
         }

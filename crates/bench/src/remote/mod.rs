@@ -127,8 +127,8 @@ fn put_sizes(out: &mut Output, name: &str, disk: &Disk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures from the start of a server to the first output of Python in a guest, on a host that has
-/// nothing, and on one that has read the same before.
+/// Measures the time from the start of a server to the first output of Python in a guest, on a host
+/// with an empty cache, and on one that has read the same before.
 fn first_output(
     args: &Args,
     away: &Away<'_>,
@@ -185,8 +185,8 @@ fn first_output(
     Ok(())
 }
 
-/// Measures a scan of all names and their metadata, on a host that has nothing, and again by a guest
-/// that has nothing on the same host.
+/// Measures a scan of all names and their metadata, on a host with an empty cache, and again by a
+/// new guest on the same host.
 fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
     for subject in args.subjects() {
         let (mut cold, mut warm) = (Vec::new(), Vec::new());
@@ -226,7 +226,7 @@ fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> a
     Ok(())
 }
 
-/// Measures the share of the sums in a cold read of everything.
+/// Measures the share of checksums in the CPU time of a cold read of everything.
 fn sums(away: &Away<'_>, disk: &Disk, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
     let cache = TempDir::new_in(scratch)?;
     let mut fetch = away.fetch(cache.path()).stdout(std::process::Stdio::null()).spawn()?;
@@ -234,7 +234,7 @@ fn sums(away: &Away<'_>, disk: &Disk, scratch: &Path, out: &mut Output) -> anyho
     let id = fetch.id();
     let mut processor = 0.0;
     let status = loop {
-        // Of a process that has ended and is not waited for, the time is known too.
+        // The time can still be read between the process's exit and the wait for it.
         processor = machine::cpu_seconds(id).unwrap_or(processor);
         match fetch.try_wait()? {
             Some(status) => break status,
@@ -253,7 +253,7 @@ fn sums(away: &Away<'_>, disk: &Disk, scratch: &Path, out: &mut Output) -> anyho
     Ok(())
 }
 
-/// Returns how many bytes of chunks one thread sums in a second.
+/// Returns how many bytes of chunks one thread checksums in a second.
 fn bytes_a_second() -> f64 {
     let chunk = vec![7; 64 << 10];
     let start = Instant::now();

@@ -30,7 +30,7 @@ const MOST_LINES: usize = 200;
 pub(super) struct Distance {
     /// How long each request waits.
     pub(super) delay: Duration,
-    /// The bytes that all responses together may take each second.
+    /// The bytes per second of all responses together.
     pub(super) bytes_a_second: f64,
 }
 
@@ -71,13 +71,13 @@ struct Shared {
 
 #[derive(Default)]
 struct Log {
-    /// The number of the first request that is not taken yet.
+    /// The number of the first request that [`take`](Proxy::take) has not returned yet.
     first: usize,
     requests: Vec<Passed>,
 }
 
 impl Log {
-    /// Returns the number of the request.
+    /// Adds a request and returns its number.
     fn add(&mut self, request: Passed) -> usize {
         self.requests.push(request);
         self.first + self.requests.len() - 1
@@ -113,7 +113,7 @@ impl Proxy {
                     break;
                 }
                 let shared = Arc::clone(&of_thread);
-                // A client or a server that leaves ends its connection alone.
+                // A client or a server that disconnects ends only its own connection.
                 thread::spawn(move || drop(shared.serve(&client)));
             }
         });
@@ -124,7 +124,7 @@ impl Proxy {
         self.address
     }
 
-    /// Returns what passed since the last call.
+    /// Returns the requests that passed since the last call.
     pub(super) fn take(&self) -> Vec<Passed> {
         lock(&self.shared.passed).take()
     }
@@ -138,7 +138,7 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    /// Answers one request of a connection, and ends it.
+    /// Answers one request of a connection, then closes the connection.
     fn serve(&self, client: &TcpStream) -> io::Result<()> {
         client.set_nodelay(true)?;
         let mut requests = BufReader::new(client.try_clone()?);
@@ -230,7 +230,7 @@ impl Shared {
 /// The first line and the headers of a request or a response.
 struct Head {
     first: String,
-    /// The other lines, of which several may have one name.
+    /// The other lines; several may have the same name.
     lines: Vec<String>,
     /// By names in lower case.
     headers: HashMap<String, String>,
@@ -275,7 +275,7 @@ impl Head {
         Some(first.parse().ok()?..last.parse::<u64>().map_or(u64::MAX, |last| last + 1))
     }
 
-    /// Returns its text, with which the connection ends after one request.
+    /// Returns its text, changed so that the connection closes after one request.
     fn closing(&self) -> Vec<u8> {
         let stays = |line: &&String| {
             let name = line.split(':').next().unwrap_or_default();
@@ -294,7 +294,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// Asks for a range over a connection of its own.
+    /// Requests a range over a new connection.
     fn ask(address: SocketAddr, range: &str) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         write!(stream, "GET /a?b HTTP/1.1\r\nHost: x\r\nRange: bytes={range}\r\nConnection: close\r\n\r\n").unwrap();

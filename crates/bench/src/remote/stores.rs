@@ -14,7 +14,7 @@ use anyhow::{Context, bail, ensure};
 use pagefold_report::tool;
 use tempfile::TempDir;
 
-/// The bucket that an S3 server has.
+/// The bucket of an S3 server.
 pub(super) const BUCKET: &str = "disks";
 
 /// How long a server may take to start.

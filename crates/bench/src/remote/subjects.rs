@@ -56,7 +56,7 @@ impl Subject {
         }
     }
 
-    /// Returns a case of it that has targets.
+    /// Returns the name of a case that has targets.
     pub(super) fn case(self, case: &str) -> String {
         format!("{case}/{}", self.name())
     }
@@ -84,9 +84,9 @@ pub(super) struct Away<'a> {
     registry: Proxy,
     s3: Option<Proxy>,
     web: Proxy,
-    /// The location in the registry with its sum, as the proxy has it.
+    /// The location in the registry with its checksum, through the proxy.
     location: String,
-    /// Another repository with the same image, on this machine itself.
+    /// Another repository with the same image, without the proxy.
     near_traced: String,
     /// The same through the proxy.
     traced: String,
@@ -111,7 +111,7 @@ impl Served {
 }
 
 impl<'a> Away<'a> {
-    /// Stores a disk in the registry, the S3 server, and for peers in `folder`.
+    /// Stores a disk in the registry, on the S3 server and, for peers, in `folder`.
     pub(super) fn new(
         pagefold: &'a Path,
         folder: &'a Path,
@@ -151,7 +151,7 @@ impl<'a> Away<'a> {
         })
     }
 
-    /// Returns what passed since the last call.
+    /// Returns the requests that passed since the last call.
     pub(super) fn passed(&self) -> Vec<Passed> {
         [Some(&self.registry), self.s3.as_ref(), Some(&self.web)].into_iter().flatten().flat_map(Proxy::take).collect()
     }
@@ -167,8 +167,8 @@ impl<'a> Away<'a> {
         }
     }
 
-    /// Records what a guest reads when it does this work, and stores the trace with the image that has
-    /// one. Returns the trace's bytes.
+    /// Records what a guest reads during `work`, and stores the trace with the image that is to
+    /// have one. Returns the trace's length.
     pub(super) fn record(&self, work: impl FnOnce(&Guest) -> anyhow::Result<()>) -> anyhow::Result<u64> {
         let files = TempDir::new_in(self.folder)?;
         let (cache, trace) = (files.path().join("cache"), files.path().join("trace"));
@@ -272,7 +272,7 @@ impl<'a> Away<'a> {
     }
 }
 
-/// Returns what the S3 server at an address wants to know.
+/// Returns the environment variables that access to the S3 server needs.
 fn environment(s3: Option<std::net::SocketAddr>) -> Vec<(&'static str, String)> {
     let Some(address) = s3 else { return Vec::new() };
     vec![

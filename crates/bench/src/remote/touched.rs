@@ -1,4 +1,4 @@
-//! Which bytes of a packed disk reads need, if nothing else is read with them.
+//! Which bytes of a packed disk are needed for given reads, without any read ahead.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use pagefold_base::{Base, Cache, Options};
 use pagefold_disk::BlockDevice;
 use pagefold_storage::{ReadAt, Storage, StoredFile};
 
-/// A file that notes what is read of it.
+/// A file that records which ranges are read.
 struct Noted {
     file: StoredFile,
     reads: Arc<Mutex<Vec<Range<u64>>>>,
@@ -56,7 +56,7 @@ pub(super) fn bytes(packed: &Path, reads: &[Range<u64>]) -> anyhow::Result<u64> 
     Ok(union_bytes(all))
 }
 
-/// Returns the bytes that are in one range at least.
+/// Returns the bytes that are in at least one range.
 pub(super) fn union_bytes(mut ranges: Vec<Range<u64>>) -> u64 {
     ranges.sort_unstable_by_key(|range| range.start);
     let (mut bytes, mut at) = (0, 0);

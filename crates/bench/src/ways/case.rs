@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(super) struct Measured {
     /// Requests per second.
     pub(super) rate: f64,
-    /// The 99th percentile of the latency; NaN if the client does not say it.
+    /// The 99th percentile of the latency; NaN if the client does not report it.
     pub(super) p99_us: f64,
 }
 

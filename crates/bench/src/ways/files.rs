@@ -63,7 +63,7 @@ pub(super) fn read_page(path: &Path, number: u64) -> anyhow::Result<[u8; PAGE_SI
     Ok(page)
 }
 
-/// Reads random pages of a file of which the kernel has none.
+/// Reads random pages of a file of which nothing is in the page cache.
 pub(super) fn first_touches(path: &Path) -> anyhow::Result<Latencies> {
     let file = File::open(path)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -78,8 +78,8 @@ pub(super) fn first_touches(path: &Path) -> anyhow::Result<Latencies> {
     Ok(latencies)
 }
 
-/// Reads a file in order, of which the kernel has nothing. Returns the gigabytes for each second of
-/// processor time of this process and the server's.
+/// Reads a file in order, of which nothing is in the page cache. Returns the gigabytes per second
+/// of CPU time of this process and the server together.
 pub(super) fn in_order(path: &Path, server: u32) -> anyhow::Result<f64> {
     let mut file = File::open(path)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;

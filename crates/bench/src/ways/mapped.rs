@@ -21,7 +21,8 @@ pub(crate) struct Args {
     len_bytes: usize,
 }
 
-/// Maps a file, touches its start and says how much memory that took; ends with its standard input.
+/// Maps a file, touches its start and prints how much memory that took; exits when its standard
+/// input ends.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let file = File::open(&args.file)?;
     let own = || anyhow::Ok(memory_bytes("self", "VmPTE")? + memory_bytes("self", "RssAnon")?);

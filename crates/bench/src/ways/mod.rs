@@ -1,5 +1,5 @@
-//! `pagefold-bench ways`: the ways to a disk other than NBD on a socket of this machine, and the same
-//! requests to the servers that users have today.
+//! `pagefold-bench ways`: ways to access a disk other than NBD on a socket of this machine,
+//! compared with the servers that users have today.
 
 mod case;
 mod files;
@@ -121,7 +121,7 @@ fn first_byte(setup: &Setup, rounds: usize, out: &mut Output) -> anyhow::Result<
     Ok(())
 }
 
-/// Measures the file of a base: reads that find nothing in memory, and reads in order.
+/// Measures the file of a base: reads of pages that are in no cache, and reads in order.
 fn base(setup: &Setup, out: &mut Output) -> anyhow::Result<()> {
     let served = setup.start_base()?;
     let touches = files::first_touches(&served.path)?;

@@ -70,7 +70,7 @@ fn drive(
         let now = Instant::now();
         while queue.in_flight() < case.depth && now < end {
             let at = random.below(pages) * PAGE_SIZE as u64;
-            // Another page's content: what is written changes.
+            // Another page's content, so that the write changes the page.
             let from = random.below(pages) as usize * PAGE_SIZE;
             let operation = match case.is_write {
                 true => Operation::Write(at, &content[from..from + PAGE_SIZE]),

@@ -12,7 +12,7 @@ use pagefold_report::tool;
 
 use super::case::{Case, Measured};
 
-/// An export, and where the certificates are: the authority's and the server's.
+/// An export, and the folder of the authority's and the server's certificates.
 pub(super) struct Export {
     pub(super) socket: PathBuf,
     pub(super) name: &'static str,

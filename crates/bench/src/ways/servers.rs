@@ -94,7 +94,7 @@ pub(super) struct Setup {
     tmpfs: TempDir,
 }
 
-/// What a client uses.
+/// How a client reaches the disk.
 enum Way {
     Path(PathBuf),
     Socket(PathBuf),
@@ -297,7 +297,7 @@ impl Disk {
     }
 }
 
-/// Waits until a transport has made a file or a socket. A file that is mounted over is empty.
+/// Waits until a transport has made a file or a socket. The file that it mounts over is empty.
 fn wait_for(path: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     while !fs::metadata(path).is_ok_and(|found| !found.is_file() || found.len() > 0) {

@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// A device that is summed says so to those above it.
+    /// A device whose checksum is known passes it on to the devices above it.
     #[test]
     fn sums_are_made_once() {
         let read = Arc::<AtomicU64>::default();

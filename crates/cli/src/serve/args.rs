@@ -192,7 +192,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE|none", value_parser = parse_limit)]
     pub(super) memory_limit: Option<MemoryLimit>,
 
-    /// Most memory for what is kept of bases, within the limit: decoded clusters, and compressed pages
+    /// Maximum memory for cached content of bases, within the limit: decoded clusters, and compressed pages
     /// that make room for disks; by default, a quarter of the limit
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(super) base_cache: Option<u64>,
@@ -234,7 +234,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) exit_with_parent: bool,
 
-    /// Continue the server that runs in this place, and end it: with its disks, clients, sockets and limits.
+    /// Take over from the running server, which then exits: its disks, clients, sockets and limits.
     /// Options that describe these have no effect
     #[arg(long, conflicts_with_all = ["run", "vhost_user", "files_in"])]
     pub(super) take_over: bool,
@@ -248,7 +248,7 @@ pub(crate) struct Args {
     #[arg(long, hide = true, requires = "detach")]
     pub(super) announce: bool,
 
-    /// Be its third process, the child of this one, until that has ended
+    /// Be the third process of `background.rs`, a child of the process with this ID
     #[arg(long, hide = true, requires = "announce", value_name = "PID")]
     pub(super) orphan: Option<u32>,
 

@@ -30,8 +30,8 @@ pub(super) const PLAIN: u8 = 2 << 6;
 const PLAIN_SHARE: usize = 10;
 /// Minimum number of literals for a separate code: with fewer, its description is too long.
 const OWN_FROM: usize = 256;
-/// No separate code is tried if the cheapest set takes fewer eighths of a bit per literal: then it
-/// fits.
+/// If the cheapest set takes fewer eighths of a bit per literal than this, it fits well and no
+/// separate code is tried.
 const OWN_EIGHTHS: usize = 44;
 /// A description is rarely shorter than this many bytes.
 const OWN_LEAST: usize = 40;
@@ -209,7 +209,7 @@ impl OwnCode {
         let least = sample.bytes() + OWN_LEAST;
         let other = match set {
             Some((set, cost)) if Self::worth_it(least, sample.scaled(cost)) => {
-                // Contexts reduce it.
+                // With contexts, literals take fewer bits than without.
                 sample.scaled(8 * set.bits(literals, step))
             }
             Some(_) => return false,

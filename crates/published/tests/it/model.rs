@@ -96,9 +96,9 @@ fn stamp_of(page: &Page) -> u64 {
     stamp
 }
 
-/// Each thread has slots of its own, which hold what it wrote there, and shares slots with all
-/// others: a page found there is complete, and its writer did not write it before the last page of
-/// that writer that this thread saw in that slot.
+/// Each thread has slots of its own, which hold what it wrote there, and shares other slots with
+/// all threads. A page in a shared slot is complete, and is not older than the page of the same
+/// writer that this thread last saw in that slot.
 fn threads_find_what_they_wrote<L: EntryLock>() {
     let shared_from = THREADS * OWN_SLOTS;
     with_every_store::<L>(shared_from + SHARED_SLOTS, |store, which| {

@@ -406,7 +406,7 @@ impl<'a> Import<'a> {
         let core = self.core;
         let (layer, level, count) = (fields.u32()?, u32::from(fields.u8()?), fields.u8()?);
         if layer == 0 || !(1..=levels(SLOTS_MAX)).contains(&level) {
-            return invalid("a node of a level or a layer that cannot be");
+            return invalid("a node of an invalid level or layer");
         }
         let id = self.layer(layer)?.id;
         let node = core.storage.take_node(id, NOTHING, Purpose::Move, &core.budget)?;
