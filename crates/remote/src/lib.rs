@@ -27,6 +27,7 @@ mod early;
 mod error;
 mod file;
 mod follow;
+mod gaps;
 mod http;
 mod image;
 mod index;
