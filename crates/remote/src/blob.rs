@@ -1,11 +1,11 @@
 //! An image in a blob, whose chunks are fetched when they are read first.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{HashMap, hash_map::Entry},
     io,
     ops::Range,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -19,11 +19,13 @@ use crate::{
     coming::{ANNOUNCED, Coming},
     cut::READ_TOGETHER_BYTES,
     error::{Error, Result},
+    gaps::Gaps,
     index::Index,
     location::shown,
     missed::Missed,
     patience::{Failure, Patience},
     ranges::{RangeBody, Ranges},
+    recent::{Bytes, Recent},
     touches::Touches,
 };
 
@@ -42,13 +44,8 @@ const MOST_AHEAD: usize = 6;
 /// A read's chunks are in memory together, up to about this many bytes.
 const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 
-/// The chunks that were read last stay in memory, up to this many bytes.
-const RECENT_BYTES: usize = 16 << 20;
-
 /// So often in a row a chunk may differ from its sum. Then the server's file is another one.
 const MOST_WRONG_SUMS: u32 = 3;
-
-type Bytes = Arc<[u8]>;
 
 /// An image in a blob on a server. Reads fetch the chunks that are missing, and compare each chunk
 /// with its sum before the first byte of it is used, also if it comes from the cache.
@@ -63,6 +60,10 @@ pub struct Blob {
     /// How long failures are waited out.
     limit: Duration,
     noted: Noted,
+    /// The blob itself, for threads that fetch what nothing waits for.
+    itself: Weak<Blob>,
+    /// What was read, and what was fetched between that.
+    gaps: Mutex<Gaps>,
     /// What a trace will bring.
     coming: Mutex<Coming>,
     recent: Mutex<Recent>,
@@ -86,6 +87,8 @@ pub struct Fetched {
 pub(crate) struct Noted {
     /// What is read.
     pub(crate) touches: Option<Touches>,
+    /// What is requested with the index: no trace needs it.
+    pub(crate) opening: Vec<Range<u64>>,
     /// That something is requested.
     pub(crate) missed: Arc<Missed>,
 }
@@ -106,8 +109,10 @@ impl Blob {
         is_verified: bool,
         limit: Duration,
         noted: Noted,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|itself| Self {
+            itself: itself.clone(),
+            gaps: Mutex::default(),
             name,
             index,
             ranges,
@@ -121,7 +126,7 @@ impl Blob {
             gate: Gate::default(),
             requests: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
-        }
+        })
     }
 
     /// Returns the image's index.
@@ -165,7 +170,7 @@ impl Blob {
 
     fn has(&self, chunk: usize) -> bool {
         let is_stored = || self.chunks.as_ref().is_some_and(|chunks| chunks.marked(chunk..chunk + 1) == [true]);
-        lock(&self.recent).chunks.contains_key(&chunk) || is_stored()
+        lock(&self.recent).has(chunk) || is_stored()
     }
 
     /// Begins with a trace that has these chunks: what one before announced is not waited for.
@@ -206,6 +211,22 @@ impl Blob {
         // The chunk is not locked: other processes do not wait for what may take long to arrive.
         let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
         (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
+    }
+
+    /// Takes the bytes that one request brought from `start` of the blob: the whole chunks in them that
+    /// are as they should be.
+    pub(crate) fn offer(&self, start: u64, bytes: &[u8]) {
+        self.requests.fetch_add(1, Relaxed);
+        for chunk in self.index.around(start..start.saturating_add(bytes.len() as u64)) {
+            let range = self.index.range(chunk);
+            let part =
+                range.start.checked_sub(start).and_then(|from| bytes.get(from as usize..(range.end - start) as usize));
+            if let Some(part) = part.filter(|_| self.index.stored(chunk) == range)
+                && let Some(claim) = self.claim(chunk)
+            {
+                claim.land(part.to_vec());
+            }
+        }
     }
 
     /// Calls `each` with the chunks around a range, in batches that may be in memory.
@@ -448,8 +469,48 @@ impl Blob {
         Ok(())
     }
 
+    /// Notes that chunks are read, and fetches what lies between those of them that are missing and
+    /// others that were read.
+    fn fill_gaps(&self, wanted: &[usize]) {
+        if self.ranges.is_none() {
+            return;
+        }
+        let missing: Vec<_> = wanted.iter().copied().filter(|chunk| self.lacks(*chunk)).collect();
+        let mut gaps = lock(&self.gaps);
+        let found = gaps.around(&missing, |chunk| self.index.range(chunk), |chunk| self.lacks(chunk));
+        wanted.iter().for_each(|chunk| gaps.note(*chunk, &self.index.range(*chunk)));
+        drop(gaps);
+        if let Some(blob) = self.itself.upgrade().filter(|_| !found.is_empty()) {
+            let work = move || blob.fetch_chunks(found, Need::Ahead);
+            let _ = thread::Builder::new().name("gaps".to_owned()).spawn(work);
+        }
+    }
+
+    /// Fetches chunks, in order, that may be read soon. Skips those that a trace brings or makes needless.
+    fn fetch_chunks(&self, mut wanted: Vec<usize>, need: Need) {
+        {
+            let (coming, now) = (lock(&self.coming), Instant::now());
+            // The reader is in the first of them, or before it.
+            let is_known =
+                wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
+            wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
+        }
+        let mut wanted = &wanted[..];
+        while !wanted.is_empty() {
+            let (batch, rest) = self.split_batch(wanted);
+            // Reads get the error, if it stays.
+            let _ = self.load(batch.iter().copied(), need);
+            wanted = rest;
+        }
+    }
+
     fn touch(&self, chunks: impl IntoIterator<Item = usize>) {
         if let Some(touches) = &self.noted.touches {
+            let is_opening = |chunk: &usize| {
+                let range = self.index.range(*chunk);
+                self.noted.opening.iter().any(|part| part.start <= range.start && range.end <= part.end)
+            };
+            let chunks = chunks.into_iter().filter(|chunk| !is_opening(chunk));
             touches.add(chunks, |chunk| self.chunk_bytes(chunk).unwrap_or(0));
         }
     }
@@ -487,6 +548,7 @@ impl ReadAt for Blob {
         for chunk in self.index.around(offset.min(end)..end) {
             let Some(bytes) = lock(&self.recent).get(chunk) else { break };
             self.touch([chunk]);
+            lock(&self.gaps).note(chunk, &self.index.range(chunk));
             filled += copy(&bytes, self.index.range(chunk).start, &mut buf[filled..], offset + filled as u64);
         }
         filled
@@ -503,6 +565,7 @@ impl ReadAt for Blob {
         self.touch(wanted.iter().copied());
         wanted.sort_unstable();
         wanted.dedup();
+        self.fill_gaps(&wanted);
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
             let (batch, rest) = self.split_batch(wanted);
@@ -523,20 +586,7 @@ impl ReadAt for Blob {
         let mut wanted: Vec<_> = ranges.iter().flat_map(|range| self.index.around(end(range))).collect();
         wanted.sort_unstable();
         wanted.dedup();
-        {
-            let (coming, now) = (lock(&self.coming), Instant::now());
-            // The reader is in the first of them, or before it.
-            let is_known =
-                wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
-            wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
-        }
-        let mut wanted = &wanted[..];
-        while !wanted.is_empty() {
-            let (batch, rest) = self.split_batch(wanted);
-            // Reads get the error, if it stays.
-            let _ = self.load(batch.iter().copied(), Need::Now);
-            wanted = rest;
-        }
+        self.fetch_chunks(wanted, Need::Now);
     }
 }
 
@@ -633,40 +683,6 @@ impl Claim<'_> {
             lock(&blob.coming).arrived(Instant::now());
         }
         is_right
-    }
-}
-
-/// The chunks that were used last.
-#[derive(Default)]
-struct Recent {
-    chunks: HashMap<usize, (u64, Bytes)>,
-    order: BTreeMap<u64, usize>,
-    bytes: usize,
-    turn: u64,
-}
-
-impl Recent {
-    fn get(&mut self, chunk: usize) -> Option<Bytes> {
-        let (turn, bytes) = self.chunks.get_mut(&chunk)?;
-        self.order.remove(turn);
-        self.turn += 1;
-        *turn = self.turn;
-        self.order.insert(self.turn, chunk);
-        Some(Arc::clone(bytes))
-    }
-
-    fn add(&mut self, chunk: usize, bytes: Bytes) {
-        self.turn += 1;
-        self.bytes += bytes.len();
-        self.order.insert(self.turn, chunk);
-        if let Some((turn, before)) = self.chunks.insert(chunk, (self.turn, bytes)) {
-            self.order.remove(&turn);
-            self.bytes -= before.len();
-        }
-        while self.bytes > RECENT_BYTES {
-            let Some((_, coldest)) = self.order.pop_first() else { break };
-            self.bytes -= self.chunks.remove(&coldest).map_or(0, |(_, bytes)| bytes.len());
-        }
     }
 }
 

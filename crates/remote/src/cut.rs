@@ -4,12 +4,15 @@
 //! is fetched for its own clusters alone, and a short one for few others. Each chunk costs 48 bytes
 //! of the index, which is fetched as a whole.
 
-use std::{collections::HashSet, io, ops::Range};
+use std::{collections::HashSet, io, ops::ControlFlow, ops::Range};
 
-use pagefold_erofs::{FileKind, Image};
+use pagefold_erofs::{FileKind, Image, Inode};
 use pagefold_storage::ReadAt;
 
-use crate::index::{Index, Indexing};
+use crate::{
+    index::{Index, Indexing},
+    range_text::fitting,
+};
 
 /// Cuts are at multiples of this, if clusters do not decide.
 const UNIT_BYTES: u64 = 4096;
@@ -38,6 +41,8 @@ pub struct Clusters {
     places: Vec<u64>,
     /// Where the image ends according to its superblock; 0 if the superblock does not say.
     image_bytes: u64,
+    /// What opening the image reads. Chunks start where these ranges do.
+    opening: Vec<Range<u64>>,
 }
 
 impl Clusters {
@@ -69,12 +74,29 @@ impl Clusters {
         let mut places: Vec<_> = places.into_iter().collect();
         places.sort_unstable();
         let superblock = image.superblock();
-        Self { places, image_bytes: superblock.blocks.saturating_mul(superblock.block_bytes()) }
+        let image_bytes = superblock.blocks.saturating_mul(superblock.block_bytes());
+        Self { places, image_bytes, opening: opening(image) }
     }
 
     /// Returns where the image ends. More may follow it in its file.
     pub(crate) fn image_bytes(&self) -> u64 {
         self.image_bytes
+    }
+
+    /// Returns the ranges of whole chunks that opening the image reads, in order: as many as may be
+    /// announced.
+    pub(crate) fn opening(&self, index: &Index) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for part in &self.opening {
+            let chunks = index.around(part.clone()).filter(|chunk| index.stored(*chunk) == index.range(*chunk));
+            for chunk in chunks.map(|chunk| index.range(chunk)) {
+                match ranges.last_mut() {
+                    Some(last) if chunk.start <= last.end => last.end = last.end.max(chunk.end),
+                    _ => ranges.push(chunk),
+                }
+            }
+        }
+        fitting(&ranges)
     }
 
     /// Returns the end of the chunk that starts at `start`.
@@ -90,7 +112,8 @@ impl Clusters {
                 _ => (start + target_bytes) / UNIT_BYTES * UNIT_BYTES,
             }
         };
-        end.min(size_bytes)
+        let opened = self.opening.iter().map(|part| part.start / UNIT_BYTES * UNIT_BYTES);
+        opened.filter(|at| *at > start).fold(end.min(size_bytes), u64::min)
     }
 
     /// Returns the chunks of an image of `size_bytes`.
@@ -106,6 +129,23 @@ impl Clusters {
             Some(range)
         })
     }
+}
+
+/// Returns what opening an image reads, in order: its superblock, its root directory, and the metadata of
+/// the file in it, if there is only one. What cannot be found is left out.
+fn opening(image: &Image) -> Vec<Range<u64>> {
+    let Ok(root) = image.root() else { return Vec::new() };
+    let superblock = 0..UNIT_BYTES;
+    let mut found = Vec::new();
+    let _ = image.for_each_entry_from(&root, 0, |entry, _| {
+        found.extend((entry.name != *b"." && entry.name != *b"..").then_some(entry.nid));
+        if found.len() > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let only = if let [nid] = found[..] { image.inode(nid).ok() } else { None };
+    let place = |inode: Inode| image.file(&inode).and_then(|file| file.metadata_place()).ok().flatten();
+    let mut parts: Vec<_> = [Some(superblock), place(root), only.and_then(place)].into_iter().flatten().collect();
+    parts.sort_unstable_by_key(|part| part.start);
+    parts
 }
 
 /// Makes the index of an image.
@@ -143,7 +183,7 @@ mod tests {
             places.dedup();
             let size_bytes = places.last().copied().unwrap_or(0) / 2 + rest;
             let mut at = 0;
-            for chunk in (Clusters { places, image_bytes: 0 }).chunks(size_bytes) {
+            for chunk in (Clusters { places, ..Clusters::default() }).chunks(size_bytes) {
                 prop_assert!(chunk.start == at && chunk.end > at && chunk.end - at <= MOST_CHUNK_BYTES);
                 at = chunk.end;
             }
@@ -153,7 +193,7 @@ mod tests {
 
     #[test]
     fn chunks_are_whole_clusters() {
-        let clusters = Clusters { places: vec![20_000, 40_000, 60_000, 70_000, 700_000], image_bytes: 0 };
+        let clusters = Clusters { places: vec![20_000, 40_000, 60_000, 70_000, 700_000], ..Clusters::default() };
         let chunks: Vec<_> = clusters.chunks(800_000).map(|chunk| chunk.end).take(6).collect();
         assert_eq!(chunks, [40_000, 70_000, 700_000, 745_472, 794_624, 800_000]);
     }

@@ -6,6 +6,7 @@ use crate::{
     cut::usual_bytes,
     error::{Error, Result},
     index::MOST_INDEX_BYTES,
+    range_text::{number, parse, parse_all},
     registry::{Descriptor, MANIFEST_LIST, Manifest, Platform},
     sum::Sum,
     verity::{BLOCK_BYTES, TreePlace},
@@ -22,6 +23,8 @@ pub(crate) const INDEX_TARGET: &str = "org.erofs.chunk-index.target";
 pub(crate) const TREE_ROOT: &str = "org.erofs.dmverity.root_digest";
 pub(crate) const TREE_OFFSET: &str = "org.erofs.dmverity.hash_offset";
 pub(crate) const TREE_BLOCK: &str = "org.erofs.dmverity.block_size";
+/// What opening the image reads, as `START:END,START:END`: whole chunks, requested together with the index.
+pub(crate) const OPENING: &str = "org.pagefold.opening";
 pub(crate) const ROLE: &str = "org.erofs.role";
 pub(crate) const DEVICE: &str = "device";
 
@@ -35,6 +38,8 @@ pub(crate) struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) index: Option<IndexPlace>,
     pub(crate) tree: Option<TreePlace>,
+    /// What opening the image reads. Nothing depends on it but when it is requested.
+    pub(crate) opening: Vec<Range<u64>>,
 }
 
 impl Layer {
@@ -159,7 +164,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
         }
         let index = match (note(INDEX_RANGE), note(INDEX_DIGEST)) {
             (Some(range), Some(digest)) if note(INDEX_TYPE).is_none_or(|kind| kind == INDEX) => {
-                let range = parse_range(range, descriptor.size);
+                let range = parse(range, descriptor.size, MOST_INDEX_BYTES);
                 let range = range.ok_or("the range of a chunk index is invalid")?;
                 let sum = Sum::parse(digest).ok_or("the digest of a chunk index is not SHA-256")?;
                 Some(IndexPlace::Inside(range, sum))
@@ -170,7 +175,9 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
             (Some(root), Some(offset)) => Some(tree(root, offset, note(TREE_BLOCK), descriptor.size)?),
             _ => None,
         };
-        found.push((Layer { blob: sum(descriptor)?, size_bytes: descriptor.size, index, tree }, is_device));
+        let opening = note(OPENING).map_or_else(Vec::new, |text| parse_all(text, descriptor.size));
+        let (blob, size_bytes) = (sum(descriptor)?, descriptor.size);
+        found.push((Layer { blob, size_bytes, index, tree, opening }, is_device));
     }
     let (image, is_device) = found.pop().ok_or("the manifest has no layers")?;
     if is_device {
@@ -195,21 +202,6 @@ fn tree(root: &str, offset: &str, block: Option<&str>, size_bytes: u64) -> Resul
     let offset = number(offset).filter(|offset| *offset < size_bytes);
     let offset = offset.ok_or("the offset of a dm-verity tree is invalid")?;
     Ok(TreePlace { root, offset, chunk_bytes: usual_bytes(offset) })
-}
-
-/// Parses `START[:END]` in a blob of `size_bytes`.
-fn parse_range(text: &str, size_bytes: u64) -> Option<Range<u64>> {
-    let range = match text.split_once(':') {
-        Some((start, end)) => number(start)?..number(end)?,
-        None => number(text)?..size_bytes,
-    };
-    let fits = range.start < range.end && range.end <= size_bytes && range.end - range.start <= MOST_INDEX_BYTES;
-    fits.then_some(range)
-}
-
-/// Parses digits alone.
-fn number(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|_| text.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -258,7 +250,13 @@ mod tests {
         let manifest = include_bytes!("../vectors/manifest.json");
         let Ok(Contents::Layers(found)) = contents(manifest, "x") else { panic!("an image") };
         let place = IndexPlace::Inside(12_388..blob.len() as u64, Sum::of(index));
-        let layer = Layer { blob: Sum::of(&blob), size_bytes: blob.len() as u64, index: Some(place), tree: None };
+        let layer = Layer {
+            blob: Sum::of(&blob),
+            size_bytes: blob.len() as u64,
+            index: Some(place),
+            tree: None,
+            opening: Vec::new(),
+        };
         assert_eq!(found, Layers { devices: Vec::new(), image: layer });
     }
 

@@ -45,14 +45,15 @@ impl Part {
     /// # Errors
     /// The image cannot be read.
     pub fn of_image(image: Arc<dyn ReadAt>, clusters: &Clusters) -> io::Result<Self> {
-        if let Some(part) = Self::with_own_index(&image, clusters.image_bytes())? {
+        if let Some(part) = Self::with_own_index(&image, clusters)? {
             return Ok(part);
         }
-        let (mut sum, size_bytes, index) = indexed(&*image, clusters)?;
+        let (mut sum, index) = indexed(&*image, clusters)?;
+        let (size_bytes, opening, index) = (index.size_bytes(), clusters.opening(&index), index.encode());
         sum.add(&index);
         let end = size_bytes + index.len() as u64;
         let place = IndexPlace::Inside(size_bytes..end, Sum::of(&index));
-        let layer = Layer { blob: sum.sum(), size_bytes: end, index: Some(place), tree: None };
+        let layer = Layer { blob: sum.sum(), size_bytes: end, index: Some(place), tree: None, opening };
         Ok(Self { layer, content: Content::Here { bytes: image, index, is_appended: true } })
     }
 
@@ -66,17 +67,19 @@ impl Part {
         if !tag.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
             return Self::of_image(device, clusters);
         }
-        if let Some(part) = Self::with_own_index(&device, clusters.image_bytes())? {
+        if let Some(part) = Self::with_own_index(&device, clusters)? {
             return Ok(part);
         }
-        let (sum, size_bytes, index) = indexed(&*device, clusters)?;
+        let (sum, index) = indexed(&*device, clusters)?;
+        let (size_bytes, opening, index) = (index.size_bytes(), clusters.opening(&index), index.encode());
         let place = IndexPlace::Apart(Sum::of(&index), index.len() as u64);
-        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None };
+        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None, opening };
         Ok(Self { layer, content: Content::Here { bytes: device, index, is_appended: false } })
     }
 
-    /// Returns a blob that ends with the right index of the image in it, which has `image_bytes`.
-    fn with_own_index(blob: &Arc<dyn ReadAt>, image_bytes: u64) -> io::Result<Option<Self>> {
+    /// Returns a blob that ends with the right index of the image in it.
+    fn with_own_index(blob: &Arc<dyn ReadAt>, clusters: &Clusters) -> io::Result<Option<Self>> {
+        let image_bytes = clusters.image_bytes();
         let size_bytes = blob.len_bytes()?;
         let index_bytes = size_bytes.saturating_sub(image_bytes);
         if image_bytes == 0 || !(1..=MOST_INDEX_BYTES).contains(&index_bytes) {
@@ -98,8 +101,9 @@ impl Part {
             sum.add(&bytes);
         }
         sum.add(&encoded);
+        let opening = clusters.opening(&index);
         let place = IndexPlace::Inside(image_bytes..size_bytes, Sum::of(&encoded));
-        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None };
+        let layer = Layer { blob: sum.sum(), size_bytes, index: Some(place), tree: None, opening };
         let content = Content::Here { bytes: Arc::clone(blob), index: encoded, is_appended: false };
         Ok(Some(Self { layer, content }))
     }
@@ -139,11 +143,11 @@ impl Part {
     }
 }
 
-/// Returns the unfinished sum of an image, its length and its encoded index.
-fn indexed(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<(Summing, u64, Vec<u8>)> {
+/// Returns the unfinished sum of an image, and its index.
+fn indexed(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<(Summing, Index)> {
     let mut sum = Summing::default();
     let index = index_with(image, clusters, &mut |bytes| sum.add(bytes))?;
-    Ok((sum, index.size_bytes(), index.encode()))
+    Ok((sum, index))
 }
 
 /// Returns a reader of an image's bytes, independent of others.

@@ -15,13 +15,14 @@ use crate::{
     http::{Client, Outgoing, memory_bytes},
     image::{
         CONTAINERD_LAYER, DEVICE, INDEX, INDEX_DIGEST, INDEX_RANGE, INDEX_TARGET, IndexPlace, LAYER, MOST_DEVICES,
-        ROLE, TREE_BLOCK, TREE_OFFSET, TREE_ROOT,
+        OPENING, ROLE, TREE_BLOCK, TREE_OFFSET, TREE_ROOT,
     },
     index::MOST_INDEX_BYTES,
     location::{Location, Reference},
     mirrors::Mirrors,
     part::{Content, Download, Part, image_bytes},
     patience::Patience,
+    range_text,
     ranges::Ranges,
     registry::{CONFIG, Descriptor, MANIFEST, Manifest, Registry},
     remote::{INDEX_SUFFIX, PATIENCE},
@@ -259,6 +260,9 @@ fn descriptors(part: &Part, is_device: bool, media_types: MediaTypes) -> Vec<Des
         note(TREE_ROOT, tree.root.to_string());
         note(TREE_OFFSET, tree.offset.to_string());
         note(TREE_BLOCK, BLOCK_BYTES.to_string());
+    }
+    if !part.layer.opening.is_empty() {
+        note(OPENING, range_text::text(&part.layer.opening));
     }
     match &part.layer.index {
         Some(IndexPlace::Inside(range, sum)) => {

@@ -16,6 +16,7 @@ use crate::{
     access::{Access, Public, request},
     blob::{Blob, Noted},
     cache::Cache,
+    early::Early,
     error::{Error, Result},
     follow::{self, Blobs},
     http::{Client, may_be_trusted, server},
@@ -283,7 +284,7 @@ impl Opener<'_> {
                 }
             },
         };
-        let image = self.blob(sum, index, is_new, vec![access("")]);
+        let image = self.blob(sum, index, is_new, vec![access("")], &[]);
         if !is_new || pinned.is_none() {
             following = follow(sum);
         }
@@ -338,11 +339,19 @@ impl Opener<'_> {
         let version = ranges.version().map_or_else(String::new, |version| format!("{version:?}"));
         let identity = format!("unverified:{}:{size_bytes}:{version}", self.name());
         let image = Blob::new(self.name(), index, Some(ranges), None, false, self.options.patience, Noted::default());
-        Ok(Remote::new(Arc::new(image), identity))
+        Ok(Remote::new(image, identity))
     }
 
     /// Returns the blob with this index, which is not from the cache if it `is_new`.
-    fn blob(&self, sum: Sum, index: Index, is_new: bool, ways: Vec<Box<dyn Access>>) -> Arc<Blob> {
+    /// `opening` is requested with the index.
+    fn blob(
+        &self,
+        sum: Sum,
+        index: Index,
+        is_new: bool,
+        ways: Vec<Box<dyn Access>>,
+        opening: &[Range<u64>],
+    ) -> Arc<Blob> {
         let index = Arc::new(index);
         // A cache that has no room costs requests, not the image.
         let chunks = self.cache().and_then(|cache| cache.chunks(sum, &index, is_new).ok());
@@ -350,8 +359,8 @@ impl Opener<'_> {
         let recorder = self.options.recorder.as_ref();
         let touches = recorder.and_then(|recorder| recorder.begin(sum));
         let number = touches.as_ref().map(|touches| touches.number());
-        let noted = Noted { touches, missed: Arc::clone(&self.missed) };
-        let blob = Arc::new(Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, noted));
+        let noted = Noted { touches, opening: opening.to_vec(), missed: Arc::clone(&self.missed) };
+        let blob = Blob::new(self.name(), index, ranges, chunks, true, self.options.patience, noted);
         if let (Some(recorder), Some(number)) = (recorder, number) {
             recorder.add(number, &blob);
         }
@@ -517,10 +526,12 @@ impl Opener<'_> {
         }
         let cached = self.cache().and_then(|cache| cache.index(sum));
         let is_new = cached.is_none();
+        let mut early = Early::default();
         let index = match cached {
             Some(index) => index,
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
+                early = Early::request(&self.client, || registry.ways(layer.blob), &layer.opening);
                 let ranges = Ranges::new(Arc::clone(&self.client), registry.ways(of)?);
                 self.patience().repeat(|until| self.fetch_index(&ranges, &range, layer, until))?
             }
@@ -531,7 +542,8 @@ impl Opener<'_> {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
             return Err(Error::Index { name: self.name(), what });
         }
-        let image = self.blob(sum, index, is_new, registry.ways(layer.blob)?);
+        let image = self.blob(sum, index, is_new, registry.ways(layer.blob)?, &layer.opening);
+        early.land(&image);
         Ok(Remote::new(image, sum.to_string()))
     }
 

@@ -12,7 +12,7 @@ use super::together::ReadPart;
 use super::zmap::CompressedMap;
 use crate::cache::{Buffers, Content, FileId, Segments, Workers, room_bytes};
 use crate::error::Result;
-use crate::format::{Extent, Place};
+use crate::format::{Extent, IN_BOX, Place};
 use crate::readahead::{Ahead, AheadFile, Ready};
 
 /// How [`File::cluster_bytes`] samples: the number of positions, the number of places in which they
@@ -67,6 +67,13 @@ impl File {
     /// them are decoded.
     pub fn index_bytes(&self) -> u64 {
         self.data.map.as_ref().map_or(0, CompressedMap::decoded_bytes)
+    }
+
+    /// Returns the range of the image with the file's metadata: its inode, indexes and inline data.
+    /// `None` if it is in a metadata box.
+    pub fn metadata_place(&self) -> Result<Option<Range<u64>>> {
+        let start = self.data.inode.offset;
+        Ok(if start < IN_BOX { Some(start..self.data.record_end()?) } else { None })
     }
 
     /// Returns the file's inode.

@@ -55,6 +55,7 @@ impl Contents {
         let annotations = json!({
             "org.erofs.chunk-index.range": format!("{}:{}", image.len(), blob.len()),
             "org.erofs.chunk-index.digest": Sum::of(&index).to_string(),
+            "org.pagefold.opening": "0:49152,98304:147456",
         });
         Self::new(image, blob, &annotations)
     }

@@ -1,6 +1,7 @@
 //! Remote images, as servers of all kinds and moods send them.
 
 mod caching;
+mod early;
 mod faults;
 mod flips;
 mod hostile;
