@@ -142,7 +142,7 @@ pub(crate) fn begin(server: &Server) -> Result<(), String> {
 /// Lets another process continue with the pool's file, if there is one. The process before does not any more.
 pub(crate) fn free(server: &Server) {
     if let Some(Err(error)) = file(server).map(mark_free) {
-        tell(&server.0.observer, &error);
+        warn_of_loss(&server.0.observer, &error);
     }
 }
 
