@@ -19,7 +19,7 @@ pub(super) fn whole(record: &Record, command: &str) -> anyhow::Result<String> {
     text.push_str("\n## The sources' tables\n\n");
     paragraph(
         &mut text,
-        "Machines differ: compare rows and columns of one side with each other, not a figure with its neighbour. \
+        "Machines differ: compare rows and columns within one side, not the two sides. \
          Tables of many rows show the means of their groups.",
     );
     published::write(&mut text, record)?;

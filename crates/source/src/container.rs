@@ -263,7 +263,7 @@ impl Files<'_> {
         let (content, size) = self.file(&blob.path)?;
         ensure!(
             size <= MOST_DOCUMENT_BYTES,
-            "{} has {size} bytes, more than the {MOST_DOCUMENT_BYTES} of a document",
+            "{} has {size} bytes; a document may have at most {MOST_DOCUMENT_BYTES}",
             blob.path
         );
         let mut bytes = vec![0; size as usize];

@@ -271,8 +271,9 @@ impl Core {
         })
     }
 
-    /// Returns whether a longer object is admitted once objects that are kept for readers, or wait to be
-    /// freed, are free: with many CPUs, more than pages may grow.
+    /// Frees the objects that are kept for readers or wait to be freed, and returns whether a
+    /// longer object is then admitted. With many CPUs, these objects take more memory than pages
+    /// may grow by.
     #[cold]
     fn admits_at_last(&self, grows_bytes: u64, kept: &mut Kept) -> bool {
         self.streams.release_all(Some(kept), |word| self.free(Entry::decode(word)));

@@ -23,7 +23,7 @@ fuzz_target!(|data: &[u8]| {
             use Lz4Matches::{Long, LongMost, Longest, Most, Short};
             let matches = [Most, Short, Long, LongMost, Longest][usize::from(sizes[2] >> 5) % 5];
             let (taken, len) = encoder.compress_fill(&input, &mut out, matches).expect("room for something");
-            // No block has certain lengths, so one byte may be left; otherwise the output is full.
+            // The output is full, except for one byte if no block can have its exact length.
             assert!(
                 taken == input.len() || len + 1 >= room,
                 "{len} of {room} bytes filled by {taken} of {}",

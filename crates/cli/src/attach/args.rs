@@ -39,8 +39,8 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(super) timeout: u32,
 
-    /// Attach nothing: connect as many NBD devices as are missing until COUNT wait for disks of this disk's
-    /// size. 'attach' of such a disk, as of a fork, takes one of them
+    /// Attach nothing, but connect NBD devices in advance, until COUNT are ready for disks of this
+    /// disk's size. 'attach' of such a disk, as of a fork, takes one of them
     #[arg(long, value_name = "COUNT", conflicts_with = "via", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) spare: Option<u16>,
 

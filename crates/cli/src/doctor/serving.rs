@@ -36,7 +36,7 @@ const FAULTS: [Fault; 2] = [
         from: (6, 12),
         before: (6, 13),
         what: "the kernel may fault when a server ends while a ublk device is in use",
-        advice: "'pagefold detach' a device before its server ends, or 'pagefold attach --via nbd'",
+        advice: "detach devices with 'pagefold detach' before their server ends, or use 'pagefold attach --via nbd'",
     },
     Fault {
         from: (6, 18),

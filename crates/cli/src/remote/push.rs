@@ -37,8 +37,8 @@ pub(crate) struct Args {
     #[arg(value_name = "LOCATION", required_unless_present = "trace")]
     second: Option<String>,
 
-    /// Store with the image what 'pagefold serve --record' wrote: the next start on another machine
-    /// fetches along it
+    /// Store this trace, written by 'pagefold serve --record', with the image: the next start on
+    /// another machine fetches the same chunks ahead
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 

@@ -26,7 +26,7 @@ fn a_server_has_the_disks_of_its_file() {
         socket.display(),
     );
     let config = file(&folder, &text);
-    // As valid as it is served.
+    // The check prints what the server would use.
     let said = run(pagefold().args(["serve", "--check-config", "--config", &config]));
     for words in
         ["codec         lz4", "memory limit  64 MiB", "disk          'scratch', 1 MiB", "fork          'job-3', 8 KiB"]

@@ -149,7 +149,8 @@ mod x86 {
         /// [`BACK`] bytes can be read before `p` and before `p - offset`, and the CPU has AVX2.
         #[inline(always)]
         unsafe fn backward(p: *const u8, offset: usize) -> usize {
-            // SAFETY: the 32 bytes are the BACK ones before `p`, which the caller lets be read.
+            // SAFETY: the 32 bytes are the BACK bytes before `p`, which can be read (upheld by the
+            // caller).
             unsafe { differences32(p.sub(BACK), offset) }.leading_zeros() as usize
         }
     }

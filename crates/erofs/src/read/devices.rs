@@ -160,7 +160,7 @@ fn check(number: u16, source: &dyn ReadAt, len_bytes: u64, wanted: Identity) -> 
         Identity::Image(_) => match image_in(source, len_bytes)? {
             Some(found) if found == wanted => Ok(()),
             Some(found) => wrong(format!("is the image {found}, but the image expects the image {wanted}")),
-            None => wrong(format!("is not an EROFS image, but the image expects the image {wanted}")),
+            None => wrong(format!("is not an EROFS image; the image expects EROFS image {wanted} here")),
         },
         Identity::Blob(sum) => {
             let found = match source.blob_sha256() {

@@ -234,8 +234,8 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         bytes[at] ^= 1;
     });
     craft("inode overlaps another", &|bytes| {
-        // The inode of an empty file, placed over another file's indexes: after the map header and
-        // the first six.
+        // Puts the inode of an empty file over another file's indexes, after the map header and the
+        // first six indexes.
         let empty: [u8; 32] = bytes[inode_of("text-0")..][..32].try_into().unwrap();
         let inside = inode_of("text-40000") + 64;
         bytes[inside..inside + 32].copy_from_slice(&empty);

@@ -60,7 +60,7 @@ struct Clients {
 }
 
 impl InstantReader {
-    /// Connects to the server of an instant.
+    /// Connects to the server that serves an instant.
     pub(super) fn connect_to(instant: &Instant) -> Result<Self> {
         let (export, size_bytes) = (instant.export.clone(), instant.size_bytes);
         let way = Way::of(instant)?;

@@ -250,7 +250,7 @@ impl World {
         self.free_all(tree.end(self.parts()));
     }
 
-    /// Moves the object at `from` as compaction does, which knows only the leaf.
+    /// Moves the object at `from` as compaction does: it knows the entry's leaf, but not the disk.
     fn relocate(&self, from: u64, to: u64, retired: &mut Vec<u64>) {
         if let Some(locked) = self.storage.try_lock(0, Location::new(from)) {
             self.fill(to, self.value(from));
