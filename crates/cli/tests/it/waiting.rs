@@ -30,8 +30,9 @@ fn waits(server: &Server) -> bool {
 
 /// Starts a server whose disk `a` cannot hold the image in its directory, and an nbdcopy that waits
 /// while it writes the image there.
-fn start(nbdcopy: &std::path::Path) -> (Server, Ended) {
-    let server = Server::start(&["--memory-limit", "8M", "--when-full", "wait", "--export", "name=a,size=32M"]);
+fn start(nbdcopy: &std::path::Path, args: &[&str]) -> (Server, Ended) {
+    let full = ["--memory-limit", "8M", "--when-full", "wait", "--export", "name=a,size=32M"];
+    let server = Server::start(&[&full[..], args].concat());
     let image = server.folder().join("image");
     make_image(&image, 32);
     let copy = Command::new(nbdcopy).arg(&image).arg(server.uri("a")).stderr(Stdio::null()).spawn().expect("nbdcopy");
@@ -42,10 +43,12 @@ fn start(nbdcopy: &std::path::Path) -> (Server, Ended) {
 #[test]
 fn a_client_goes_on_when_the_limit_is_raised() {
     let Some([nbdcopy]) = programs("a_client_goes_on_when_the_limit_is_raised", ["nbdcopy"]) else { return };
-    let (server, mut copy) = start(&nbdcopy);
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    let logged = || fs::read_to_string(&log).expect("a log");
+    let (server, mut copy) = start(&nbdcopy, &["--log-file", log.to_str().expect("a plain path")]);
     assert!(run(&mut server.ask(&["stat"])).contains("for room within the limit"));
-    // Long enough for the log line about it.
-    thread::sleep(Duration::from_millis(2500));
+    wait_until("a line about waiting", || logged().contains("disk 'a': writes wait for room"));
     assert!(copy.0.try_wait().expect("a child").is_none(), "nbdcopy did not wait");
     run(&mut server.ask(&["limit", "none"]));
     assert!(wait(&mut copy.0).success());
@@ -54,9 +57,9 @@ fn a_client_goes_on_when_the_limit_is_raised() {
     let image = server.folder().join("image");
     assert!(fs::read(back).expect("a file") == fs::read(image).expect("a file"), "other bytes");
     assert_eq!(server.total("waiting_requests"), 0);
-    // The server looks for clients that wait once a second.
-    thread::sleep(Duration::from_millis(1500));
-    let (_, messages) = server.end(Signal::TERM);
+    wait_until("a line about its end", || logged().contains("disk 'a': writes no longer wait"));
+    assert!(server.end(Signal::TERM).0.success());
+    let messages = logged();
     assert_eq!(messages.matches("disk 'a': writes wait for room").count(), 1, "{messages}");
     assert_eq!(messages.matches("disk 'a': writes no longer wait").count(), 1, "{messages}");
 }
@@ -64,7 +67,7 @@ fn a_client_goes_on_when_the_limit_is_raised() {
 #[test]
 fn no_client_waits_for_one_that_was_killed() {
     let Some([nbdcopy]) = programs("no_client_waits_for_one_that_was_killed", ["nbdcopy"]) else { return };
-    let (server, copy) = start(&nbdcopy);
+    let (server, copy) = start(&nbdcopy, &[]);
     drop(copy);
     wait_until("the end of waiting", || !waits(&server));
     assert!(server.end(Signal::TERM).0.success());
@@ -73,7 +76,7 @@ fn no_client_waits_for_one_that_was_killed() {
 #[test]
 fn a_client_of_a_disk_that_is_removed_waits_no_longer() {
     let Some([nbdcopy]) = programs("a_client_of_a_disk_that_is_removed_waits_no_longer", ["nbdcopy"]) else { return };
-    let (server, mut copy) = start(&nbdcopy);
+    let (server, mut copy) = start(&nbdcopy, &[]);
     run(&mut server.ask(&["remove", "a", "--force"]));
     assert!(!wait(&mut copy.0).success());
     assert_eq!(server.total("waiting_requests"), 0);
@@ -83,7 +86,7 @@ fn a_client_of_a_disk_that_is_removed_waits_no_longer() {
 #[test]
 fn a_server_ends_while_clients_wait() {
     let Some([nbdcopy]) = programs("a_server_ends_while_clients_wait", ["nbdcopy"]) else { return };
-    let (server, mut copy) = start(&nbdcopy);
+    let (server, mut copy) = start(&nbdcopy, &[]);
     let begin = Instant::now();
     let (status, _) = server.end(Signal::TERM);
     assert!(status.success(), "{status}");
