@@ -89,4 +89,4 @@ pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;
 pub use socket::{parse_group, parse_mode};
 pub use taken::Taken;
-pub use transport::{Devices, Host, Transport};
+pub use transport::{Devices, DiskFiles, Host, Transport};

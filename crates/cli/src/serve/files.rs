@@ -1,10 +1,13 @@
 //! Disks as files: `--files`.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-use pagefold_files::{Files, Log, Options, file_name};
+use pagefold_files::{Files, Log, Options, Paths};
 use pagefold_serve::Permissions;
-use pagefold_server::{Host, Level, Transport, TransportError};
+use pagefold_server::{DiskFiles, Host, Level, Transport, TransportError};
 
 /// Serves the disks as files in a directory.
 pub(crate) struct Directory {
@@ -36,15 +39,27 @@ impl Transport for Directory {
         let mounted = Files::mount(host.exports().clone(), host.executor(), &self.path, options, ended);
         let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
         host.observer().log(Level::Info, &format!("files in {}", mounted.directory().display()));
-        let directory = mounted.directory().to_owned();
-        let shown = directory.display().to_string();
+        let shown = mounted.directory().display().to_string();
         host.announce_obstacle(move || Some(format!("disks are files in '{shown}', which cannot be handed over")));
-        host.announce_files(move |disk| Some(directory.join(&*file_name(disk)?)));
+        host.announce_files(Announced(mounted.paths()));
         self.mounted = Some(mounted);
         Ok(())
     }
 
     fn stop(&mut self) {
         self.mounted = None;
+    }
+}
+
+/// What the server knows of the files.
+struct Announced(Paths);
+
+impl DiskFiles for Announced {
+    fn of(&self, disk: &str) -> Option<PathBuf> {
+        self.0.of(disk)
+    }
+
+    fn end(&self, file: &Path) -> bool {
+        self.0.refuse_waiting(file)
     }
 }
