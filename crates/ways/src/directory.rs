@@ -1,7 +1,7 @@
-//! Disks as files: `--files`.
+//! Disks as files in a directory.
 
 use std::{
-    io,
+    fmt, io,
     path::{Path, PathBuf},
 };
 
@@ -9,16 +9,25 @@ use pagefold_files::{Files, Log, Options, Paths};
 use pagefold_serve::Permissions;
 use pagefold_server::{DiskFiles, Host, Level, Transport, TransportError};
 
-/// Serves the disks as files in a directory.
-pub(crate) struct Directory {
+/// Shows each disk as a file in a directory, through FUSE.
+pub struct Directory {
     path: PathBuf,
     permissions: Permissions,
     mounted: Option<Files>,
 }
 
 impl Directory {
-    pub(crate) fn new(path: PathBuf, permissions: Permissions) -> Self {
-        Self { path, permissions, mounted: None }
+    /// Shows the disks in the directory `path`, which is created if it does not exist, and must be
+    /// empty.
+    /// `permissions` are those of the files.
+    pub fn new(path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        Self { path: path.into(), permissions, mounted: None }
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
