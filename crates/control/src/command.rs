@@ -122,7 +122,7 @@ pub enum Command {
     },
     /// Lets no request of a block device wait for room, so that the kernel can end it.
     EndDevice {
-        /// The device's path.
+        /// The device's path, or that of the file below a loop device.
         device: String,
         /// The process that has connected it, if it is an NBD device that was not spare: its connections
         /// are closed.

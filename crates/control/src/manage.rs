@@ -98,8 +98,8 @@ pub trait Manage: Send + Sync {
     /// Returns why no further such devices should be made; with `why`, sets it first.
     fn device_fault(&self, why: Option<String>) -> DeviceFault;
 
-    /// Lets no request of a block device wait for room, and closes the connections of the process that has
-    /// connected it.
+    /// Lets no request of a block device, or of a disk's file, wait for room, and closes the
+    /// connections of the process that has connected it.
     fn end_device(&self, device: &str, pid: Option<u32>) -> DeviceEnding;
 
     /// Makes an export that is not yet a disk's. It ends with its last connection.

@@ -35,7 +35,7 @@ impl Reply {
 
 /// Replies to a change of an open file.
 pub(crate) struct Answer {
-    client: Arc<Client>,
+    file: Arc<OpenFile>,
     /// Whether the device is flushed before the reply.
     syncs: bool,
     started: Started,
@@ -45,9 +45,9 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// Begins a change of `len_bytes`.
-    pub(crate) fn new(file: &OpenFile, operation: Operation, len_bytes: u64, reply: Reply) -> Self {
+    pub(crate) fn new(file: &Arc<OpenFile>, operation: Operation, len_bytes: u64, reply: Reply) -> Self {
         let started = file.client.access().activity.begin(operation, len_bytes);
-        Self { client: Arc::clone(&file.client), syncs: false, started, reply: Some(reply) }
+        Self { file: Arc::clone(file), syncs: false, started, reply: Some(reply) }
     }
 
     /// Flushes the device after the change if `syncs`.
@@ -56,23 +56,32 @@ impl Answer {
     }
 
     fn sync(&self) -> Result<(), Failed> {
-        match self.client.device() {
+        match self.file.client.device() {
             Some(device) if self.syncs => Ok(device.flush()?),
             _ => Ok(()),
+        }
+    }
+
+    fn errno(&self, failed: &Failed) -> Errno {
+        match failed {
+            // No change of a file that continues waits for room.
+            Failed::Ended if !self.file.has_ended() => Errno::ENOSPC,
+            failed => Errno::from_i32(failed.errno()),
         }
     }
 }
 
 impl Completion for Answer {
     fn client(&self) -> &Arc<Client> {
-        &self.client
+        &self.file.client
     }
 
     fn done(&mut self, result: Result<(), Failed>) {
         let result = result.and_then(|()| self.sync());
-        self.client.access().activity.end(self.started, result.is_ok());
+        self.file.client.access().activity.end(self.started, result.is_ok());
+        let result = result.map_err(|failed| self.errno(&failed));
         if let Some(reply) = self.reply.take() {
-            reply.send(result.map_err(|failed| Errno::from_i32(failed.errno())));
+            reply.send(result);
         }
     }
 }

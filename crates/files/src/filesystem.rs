@@ -79,12 +79,13 @@ fn write(file: &Arc<OpenFile>, offset: u64, data: &[u8], syncs: bool, reply: Rep
     }
     let data = &data[..len];
     let answer = Answer::new(file, Operation::Write, len as u64, Reply::Written(reply, len as u32)).synced(syncs);
-    let access = file.client.access();
-    let Some(start) = access.rate.begin(len as u64) else { return run(file, Change::write(offset, data), answer) };
+    let Some(start) = file.client.access().rate.begin(len as u64) else {
+        return run(file, Change::write(offset, data), answer);
+    };
     match data.keep(file.client.share()) {
         Ok(payload) => file.run_at(start, move || Change::write(offset, payload).finish(answer)),
         Err(data) => {
-            access.rate.wait_until(start, &|| file.client.has_ended() || access.is_closed());
+            file.pace(start);
             run(file, Change::write(offset, data), answer);
         }
     }
@@ -226,7 +227,7 @@ impl Filesystem for ExportFilesystem {
             if read_only && (empties || flags.acc_mode() != OpenAccMode::O_RDONLY) {
                 return reply.error(Errno::EROFS);
             }
-            let (handle, file) = match self.open.open(&export) {
+            let (handle, file) = match self.open.open(number, &export) {
                 Ok(opened) => opened,
                 Err(errno) => return reply.error(errno),
             };

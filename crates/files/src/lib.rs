@@ -19,6 +19,6 @@ mod read;
 mod seek;
 mod tree;
 
-pub use mount::{Files, Options};
+pub use mount::{Files, Options, Paths};
 pub use name::of_export as file_name;
 pub use pagefold_mount::Log;

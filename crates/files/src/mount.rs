@@ -12,7 +12,13 @@ use std::{
 use pagefold_executor::{Executor, Exports, Memory, THREAD_BYTES, Taken};
 use pagefold_mount::{Log, Mount, Options as MountOptions, Unmounter};
 
-use crate::{filesystem::ExportFilesystem, open::OpenFiles, read::Buffers, tree::Tree};
+use crate::{
+    filesystem::ExportFilesystem,
+    name,
+    open::OpenFiles,
+    read::Buffers,
+    tree::{self, Tree},
+};
 
 /// The longest read and write, which is also the most that Linux asks for.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
@@ -49,15 +55,43 @@ impl Default for Options {
 /// Exports that are mounted as files. Dropping this unmounts them: requests of files that are still
 /// open fail from then on.
 pub struct Files {
-    directory: PathBuf,
+    paths: Paths,
     unmounter: Unmounter,
-    open: Arc<OpenFiles>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Files").field("directory", &self.directory).finish_non_exhaustive()
+        f.debug_struct("Files").field("directory", &self.paths.directory).finish_non_exhaustive()
+    }
+}
+
+/// Where exports are files. It may outlive the mount.
+#[derive(Clone)]
+pub struct Paths {
+    directory: PathBuf,
+    exports: Exports,
+    open: Arc<OpenFiles>,
+}
+
+impl fmt::Debug for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paths").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}
+
+impl Paths {
+    /// Returns the path of an export's file, unless its name is too long for one.
+    pub fn of(&self, export: &str) -> Option<PathBuf> {
+        Some(self.directory.join(&*name::of_export(export)?))
+    }
+
+    /// Lets changes of a file no longer wait for room: those that wait, and those that would, fail with
+    /// ENOSPC. Wherever it is opened later, changes wait again. Returns whether there is such a file.
+    pub fn refuse_waiting(&self, file: &Path) -> bool {
+        let name = file.file_name().filter(|_| file.parent() == Some(&*self.directory));
+        let found = name.and_then(|name| tree::find(&self.exports, name));
+        found.inspect(|(number, _)| self.open.refuse_waiting(*number)).is_some()
     }
 }
 
@@ -98,7 +132,7 @@ impl Files {
         let open = Arc::new(OpenFiles::new(Arc::clone(executor)));
         let buffers = Arc::new(Buffers::new(threads, request_bytes)?);
         let mount = Mount::new(at, &mount_options, |poller| ExportFilesystem {
-            tree: Tree::new(exports, mode, group, log),
+            tree: Tree::new(exports.clone(), mode, group, log),
             open: Arc::clone(&open),
             buffers,
             request_bytes: request_bytes as u32,
@@ -106,6 +140,7 @@ impl Files {
         })?;
         let (directory, unmounter) = (mount.directory().to_owned(), mount.unmounter());
         let serving = Arc::clone(&open);
+        let paths = Paths { directory, exports, open };
         let serve = move || {
             let _taken = taken;
             let served = mount.serve();
@@ -115,12 +150,17 @@ impl Files {
         };
         let thread = thread::Builder::new().name("files".to_owned()).spawn(serve);
         let thread = thread.inspect_err(|_| drop(unmounter.unmount()))?;
-        Ok(Self { directory, unmounter, open, thread: Some(thread) })
+        Ok(Self { paths, unmounter, thread: Some(thread) })
     }
 
     /// Returns the directory, without symbolic links.
     pub fn directory(&self) -> &Path {
-        &self.directory
+        &self.paths.directory
+    }
+
+    /// Returns where the files are.
+    pub fn paths(&self) -> Paths {
+        self.paths.clone()
     }
 
     /// Unmounts the files. Requests of files that are open fail from now on.
@@ -128,7 +168,7 @@ impl Files {
     /// # Errors
     /// The directory cannot be unmounted.
     pub fn stop(&self) -> io::Result<()> {
-        self.open.end();
+        self.paths.open.end();
         self.unmounter.unmount()
     }
 }

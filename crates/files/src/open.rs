@@ -4,12 +4,15 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
     time::Instant,
 };
 
-use fuser::{Errno, FileHandle};
+use fuser::{Errno, FileHandle, INodeNo};
 use pagefold_executor::{Client, ClientLimits, Device, Executor, Export, OpenError, Scratch};
 
 /// Threads of the executor for one open file, and bytes of the buffers of changes that wait: as for
@@ -25,6 +28,9 @@ type Work = Box<dyn FnOnce(&mut Scratch) + Send>;
 /// An open file.
 pub(crate) struct OpenFile {
     pub(crate) client: Arc<Client>,
+    number: INodeNo,
+    /// It was closed, or the mount ends. The client ends earlier if no change may wait for room.
+    ended: AtomicBool,
     /// Requests that must wait because of the rate of the export's clients. `None` if there are none,
     /// else a thread runs them in turn.
     paced: Mutex<Option<VecDeque<(Instant, Paced)>>>,
@@ -59,10 +65,27 @@ impl OpenFile {
     /// # Errors
     /// ESHUTDOWN once the export has been removed, or the server is stopping.
     pub(crate) fn device(&self) -> Result<Arc<Device>, Errno> {
-        if self.client.has_ended() {
+        if self.has_ended() {
             return Err(Errno::ESHUTDOWN);
         }
         self.client.device().ok_or(Errno::ESHUTDOWN)
+    }
+
+    /// Returns whether further requests fail.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    /// Lets requests fail from now on, and those that wait for room.
+    fn end(&self) {
+        self.ended.store(true, Release);
+        self.client.end();
+    }
+
+    /// Waits until `start`, when the rate of the export's clients allows the next request.
+    pub(crate) fn pace(&self, start: Instant) {
+        let access = self.client.access();
+        access.rate.wait_until(start, &|| self.has_ended() || access.is_closed());
     }
 
     /// Runs `work` at `start`, after other work that waits. One thread waits for all work of the
@@ -142,9 +165,7 @@ impl Pacing {
                 return;
             };
             drop(paced);
-            let client = &self.file.client;
-            let access = client.access();
-            access.rate.wait_until(start, &|| client.has_ended() || access.is_closed());
+            self.file.pace(start);
             work();
         }
     }
@@ -173,18 +194,19 @@ impl OpenFiles {
         Self { executor, files: RwLock::default(), next: AtomicU64::new(0), ended: AtomicBool::new(false) }
     }
 
-    /// Opens an export's file.
+    /// Opens the file with this number, which is that of `export`.
     ///
     /// # Errors
     /// ESTALE if the export was removed; EUSERS if it has as many clients as its quota allows; ENFILE
     /// if the memory limit leaves no room for another; ESHUTDOWN if the server is stopping.
-    pub(crate) fn open(&self, export: &Export) -> Result<(FileHandle, Arc<OpenFile>), Errno> {
+    pub(crate) fn open(&self, number: INodeNo, export: &Export) -> Result<(FileHandle, Arc<OpenFile>), Errno> {
         let client = Client::open(&self.executor, export, LIMITS).map_err(|error| match error {
             OpenError::Full(_) => Errno::EUSERS,
             OpenError::Memory | OpenError::ServerFull(_) => Errno::ENFILE,
             _ => Errno::ESTALE,
         })?;
-        let file = Arc::new(OpenFile { client, paced: Mutex::default(), queue: Mutex::default() });
+        let (ended, paced, queue) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        let file = Arc::new(OpenFile { client, number, ended, paced, queue });
         let handle = self.next.fetch_add(1, Relaxed);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         // Checked under the lock, so that `end` finds all others.
@@ -208,8 +230,15 @@ impl OpenFiles {
     pub(crate) fn close(&self, handle: FileHandle) {
         let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
         if let Some(file) = closed {
-            file.client.end();
+            file.end();
         }
+    }
+
+    /// Lets no request of the file with this number wait for room, in any place where it is open: those that
+    /// wait, and those that would, fail with ENOSPC.
+    pub(crate) fn refuse_waiting(&self, number: INodeNo) {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.values().filter(|file| file.number == number).for_each(|file| file.client.end());
     }
 
     /// Returns whether requests fail because of [`end`](Self::end).
@@ -221,7 +250,7 @@ impl OpenFiles {
     pub(crate) fn end(&self) {
         let files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         self.ended.store(true, Relaxed);
-        files.values().for_each(|file| file.client.end());
+        files.values().for_each(|file| file.end());
     }
 }
 
@@ -238,7 +267,7 @@ mod tests {
         let pool = Pool::new(PoolConfig::default()).expect("a pool");
         let export = Export::new("a", Arc::new(RamDisk::new(&pool, 4096).expect("a disk")));
         let executor = Arc::new(Executor::new(threads, Memory::new(u64::MAX, None)));
-        OpenFiles::new(executor).open(&export).expect("a client").1
+        OpenFiles::new(executor).open(INodeNo(2), &export).expect("a client").1
     }
 
     /// Work that panics ends the work queued behind it, but not later work.

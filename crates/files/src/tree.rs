@@ -78,8 +78,8 @@ impl Tree {
 
     /// Returns the attributes of the file with this name.
     pub(crate) fn find(&self, name: &OsStr) -> Option<FileAttr> {
-        let (number, export) = self.exports.get_numbered(&name::to_export(name)?)?;
-        if export.is_hidden() { None } else { self.attributes(inode(number), &export) }
+        let (file, export) = find(&self.exports, name)?;
+        self.attributes(file, &export)
     }
 
     fn attributes(&self, file: INodeNo, export: &Export) -> Option<FileAttr> {
@@ -155,6 +155,12 @@ impl Tree {
         });
         (files, bytes)
     }
+}
+
+/// Returns the export whose file has this name, and the file's number.
+pub(crate) fn find(exports: &Exports, name: &OsStr) -> Option<(INodeNo, Arc<Export>)> {
+    let (number, export) = exports.get_numbered(&name::to_export(name)?)?;
+    (!export.is_hidden()).then_some((inode(number), export))
 }
 
 /// Returns the number of the file of the export with this number.

@@ -30,6 +30,7 @@ mod existing;
 mod image_format;
 mod inputs;
 mod new_file;
+mod pid_file;
 
 pub use destination::Destination;
 pub use device::Device;
@@ -39,3 +40,4 @@ pub use existing::Written;
 pub use image_format::ImageFormat;
 pub use inputs::Inputs;
 pub use new_file::NewFile;
+pub use pid_file::PidFile;

@@ -21,7 +21,8 @@
 //! Each module uses only those above it, which a test checks:
 //!
 //! ```text
-//! observer, config, error, process, machine, counted    the machine and the configuration
+//! observer, config, error, process, machine, counted,
+//! descriptor_store, service_manager, memory_file         the machine and the configuration
 //! events                                                what has happened
 //! client_memory, socket, bases                          the clients' share; sockets; files
 //! backing                                               what a disk is
@@ -64,6 +65,7 @@ mod metrics;
 mod observer;
 mod process;
 mod server;
+mod service_manager;
 mod socket;
 mod table;
 mod taken;
@@ -87,6 +89,7 @@ pub use pagefold_control::{
 #[cfg(feature = "tls")]
 pub use pagefold_serve::{Certificates, CertificatesError};
 pub use server::Server;
+pub use service_manager::ServiceManager;
 pub use socket::{parse_group, parse_mode};
 pub use taken::Taken;
-pub use transport::{Devices, Host, Transport};
+pub use transport::{Devices, DiskFiles, Host, Transport};

@@ -237,11 +237,14 @@ impl Manage for Server {
     }
 
     fn end_device(&self, device: &str, pid: Option<u32>) -> DeviceEnding {
-        let is_served = self.devices().is_ok_and(|devices| devices.end(Path::new(device)));
-        let close = |pid| self.0.listened.get().map_or(0, |listened| listened.server.disconnect(pid));
-        let closed = pid.map_or(0, close);
-        self.0.observer.info(&format!("{device} is being detached"));
-        DeviceEnding { served: is_served || closed > 0 }
+        let path = Path::new(device);
+        let is_device = self.devices().is_ok_and(|devices| devices.end(path));
+        let listened = self.0.listened.get();
+        let is_file = listened.is_some_and(|listened| listened.files.end(path));
+        let closed = pid.and_then(|pid| Some(listened?.server.disconnect(pid))).unwrap_or(0);
+        let what = if is_file { "the device over " } else { "" };
+        self.0.observer.info(&format!("{what}{device} is being detached"));
+        DeviceEnding { served: is_device || is_file || closed > 0 }
     }
 
     fn take_over(&self, socket: OwnedFd, ahead: bool) -> Result<HandingOver, Failure> {

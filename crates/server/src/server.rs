@@ -23,7 +23,7 @@ use crate::{
     in_use::words,
     machine,
     memory_file::memory_file,
-    transport::{DeviceServer, FilePaths, Obstacles, Started},
+    transport::{DeviceServer, FileServer, Obstacles, Started},
 };
 
 /// A server of disks: compressed RAM disks, files as read-only disks, and forks and snapshots of
@@ -54,7 +54,7 @@ pub(crate) struct Listened {
     pub(crate) ending: Ending,
     /// Whether clients on TCP and vsock must have certificates.
     pub(crate) verifies_peers: bool,
-    pub(crate) files: Arc<FilePaths>,
+    pub(crate) files: Arc<FileServer>,
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,

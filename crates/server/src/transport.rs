@@ -31,16 +31,26 @@ pub trait Transport: Send {
     fn stop(&mut self);
 }
 
-/// Returns the path of a disk as a file.
-type FileOf = Box<dyn Fn(&str) -> Option<PathBuf> + Send + Sync>;
+/// Disks as files.
+pub trait DiskFiles: Send + Sync {
+    /// Returns the path of the disk with this name, if it has one.
+    fn of(&self, disk: &str) -> Option<PathBuf>;
 
-/// Where disks are files, once a transport has announced it.
+    /// Lets no change of a file that is open wait for room. Returns whether this transport has the file.
+    fn end(&self, file: &Path) -> bool;
+}
+
+/// The disks as files, once a transport has announced them.
 #[derive(Default)]
-pub(crate) struct FilePaths(OnceLock<FileOf>);
+pub(crate) struct FileServer(OnceLock<Box<dyn DiskFiles>>);
 
-impl FilePaths {
+impl FileServer {
     pub(crate) fn of(&self, disk: &str) -> Option<PathBuf> {
-        self.0.get().and_then(|of| of(disk))
+        self.0.get()?.of(disk)
+    }
+
+    pub(crate) fn end(&self, file: &Path) -> bool {
+        self.0.get().is_some_and(|files| files.end(file))
     }
 }
 
@@ -126,7 +136,7 @@ pub struct Host {
     pub(crate) limits: ClientLimits,
     pub(crate) observer: Observer,
     pub(crate) ending: Ending,
-    pub(crate) files: Arc<FilePaths>,
+    pub(crate) files: Arc<FileServer>,
     pub(crate) devices: Arc<DeviceServer>,
     pub(crate) obstacles: Arc<Obstacles>,
 }
@@ -158,11 +168,10 @@ impl Host {
         &self.ending
     }
 
-    /// Announces that disks are files: `of` returns the path of the one with that name, if it has one.
-    /// Only the first transport that announces files is heard.
-    pub fn announce_files(&self, of: impl Fn(&str) -> Option<PathBuf> + Send + Sync + 'static) {
+    /// Announces that disks are files. Only the first transport that does is heard.
+    pub fn announce_files(&self, files: impl DiskFiles + 'static) {
         // Others keep their files to themselves.
-        let _ = self.files.0.set(Box::new(of));
+        let _ = self.files.0.set(Box::new(files));
     }
 
     /// Announces what serves disks as block devices. Only the first transport that does is heard.

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path};
 
 /// Each module uses only those before it.
-const ORDER: [&str; 34] = [
+const ORDER: [&str; 35] = [
     "observer",
     "config",
     "error",
@@ -12,6 +12,7 @@ const ORDER: [&str; 34] = [
     "machine",
     "counted",
     "descriptor_store",
+    "service_manager",
     "memory_file",
     "client_memory",
     "socket",

@@ -14,7 +14,7 @@ use pagefold_control::{Command, DeviceEnding};
 use super::connection::OURS;
 use crate::peer::Peer;
 
-/// How long the kernel may take to disconnect a device before the server is asked to help.
+/// How long the kernel may take before the server is asked to help.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Disconnects an NBD device. The kernel first sends a request to the server, which cannot receive it while
@@ -22,21 +22,29 @@ const STUCK: Duration = Duration::from_secs(1);
 pub(super) fn disconnect(number: u32, peer: &Peer) -> anyhow::Result<()> {
     let identifier = nbd::devices()?.into_iter().find(|device| device.number == number).map(|found| found.identifier);
     let pid = identifier.as_deref().and_then(process_of);
+    let ask = move || Ok(Nbd::open().and_then(|nbd| nbd.disconnect(number))?);
+    unless_stuck(ask, || end_waiting(peer, &nbd::path(number), pid))
+}
+
+/// Calls `ask`, which asks the kernel. If that takes long, calls `help` and continues to wait.
+pub(super) fn unless_stuck<T: Send + 'static>(
+    ask: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    help: impl FnOnce(),
+) -> anyhow::Result<T> {
     let (sender, receiver) = mpsc::channel();
-    let ask = move || drop(sender.send(Nbd::open().and_then(|nbd| nbd.disconnect(number))));
-    thread::Builder::new().spawn(ask)?;
+    thread::Builder::new().spawn(move || drop(sender.send(ask())))?;
     let result = match receiver.recv_timeout(STUCK) {
         Err(RecvTimeoutError::Timeout) => {
-            end_waiting(peer, &nbd::path(number), pid);
+            help();
             receiver.recv()
         }
         result => result.map_err(|_| mpsc::RecvError),
     };
-    Ok(result.context("the thread that asks the kernel has ended")??)
+    result.context("the thread that asks the kernel has ended")?
 }
 
-/// Asks the server not to let requests of a device wait for room. If the device is named by its
-/// path, its server may be another one, or gone.
+/// Asks the server not to let requests of a device, or of the file below one, wait for room. If the
+/// device is named by its path, its server may be another one, or gone.
 pub(super) fn end_waiting(peer: &Peer, device: &Path, pid: Option<u32>) {
     let device = device.display().to_string();
     let ask = || -> anyhow::Result<DeviceEnding> { Ok(peer.connect_now()?.call(&Command::EndDevice { device, pid })?) };

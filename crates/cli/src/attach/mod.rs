@@ -23,7 +23,7 @@ pub(crate) use self::args::AttachArgs;
 use self::{
     args::Way,
     connection::{OURS, address, connect_nbd, open_nbd},
-    ending::disconnect,
+    ending::{disconnect, end_waiting, unless_stuck},
 };
 use crate::{output::output, peer::Peer, report::print};
 
@@ -37,8 +37,8 @@ const PAUSE: Duration = Duration::from_millis(10);
   pagefold detach job-1
   pagefold detach /dev/nbd0
 
-A loop device in use, such as by a mounted file system, is removed when that use ends. The requests of \
-an NBD device in use fail from now on.")]
+A loop device in use, such as by a mounted file system, is removed when that use ends, and no longer waits \
+for room. The requests of an NBD device in use fail from now on.")]
 pub(crate) struct DetachArgs {
     /// Disks, or paths of devices: these need no server
     #[arg(required = true, value_name = "NAME|DEVICE")]
@@ -155,24 +155,44 @@ fn stays_served(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<bool> {
 
 pub(crate) fn detach(args: &DetachArgs) -> anyhow::Result<()> {
     for name in &args.names {
-        let devices = if name.starts_with('/') {
-            vec![device_at(Path::new(name))?]
+        let (devices, file) = if name.starts_with('/') {
+            (vec![device_at(Path::new(name))?], None)
         } else {
             let (disk, all) = find(&args.peer, name)?;
-            let devices = devices_of(&disk, &all)?;
+            let file = disk.file.clone();
+            // While all its threads wait for room, the server does not say which file is below a device.
+            let free = || {
+                let below = file.as_deref().map(Path::new).filter(|file| is_below_loop(file));
+                below.into_iter().for_each(|file| end_waiting(&args.peer, file, None));
+            };
+            let devices = unless_stuck(move || devices_of(&disk, &all), free)?;
             ensure!(!devices.is_empty(), "'{name}' is not attached");
-            devices.into_iter().map(|(device, _)| device).collect()
+            (devices.into_iter().map(|(device, _)| device).collect(), file)
         };
         for device in devices {
             let done = match device.way {
                 Way::Ublk => ublk::detach(device.number, &args.peer),
                 Way::Nbd => disconnect(device.number, &args.peer),
-                Way::Loop => loop_device::detach(device.number).map_err(Into::into),
+                Way::Loop => detach_loop(device.number, file.as_deref(), &args.peer),
             };
             done.with_context(|| format!("cannot detach {}", device.path().display()))?;
         }
     }
     Ok(())
+}
+
+/// Returns whether a loop device was made of a file with this path.
+fn is_below_loop(file: &Path) -> bool {
+    loop_device::devices().is_ok_and(|devices| devices.iter().any(|device| device.file == file))
+}
+
+/// Detaches a loop device over `file`, or over what the kernel says that its file was called.
+fn detach_loop(number: u32, file: Option<&str>, peer: &Peer) -> anyhow::Result<()> {
+    let called = || Some(loop_device::devices().ok()?.into_iter().find(|device| device.number == number)?.file);
+    let file = file.map(PathBuf::from).or_else(called);
+    // What the last user of the device has written may find no room.
+    file.iter().for_each(|file| end_waiting(peer, file, None));
+    Ok(loop_device::detach(number)?)
 }
 
 /// Returns a disk of a server, and all of them.

@@ -4,18 +4,11 @@ mod args;
 mod child;
 pub(crate) mod config;
 mod descriptors;
-mod devices;
-mod files;
 mod huge_pages;
-mod notify;
 mod options;
-mod pid_file;
 mod place;
-mod spares;
 mod starting;
-mod store;
 mod swap;
-mod vhost_user;
 
 use std::{
     path::Path,
@@ -25,8 +18,10 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use pagefold_output::PidFile;
 use pagefold_serve::Passed;
-use pagefold_server::{Address, Ending, Server};
+use pagefold_server::{Address, Ending, Server, ServiceManager};
+use pagefold_ways::{BlockDevices, Directory, SocketDirectory};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 pub(crate) use self::args::Args;
@@ -34,15 +29,9 @@ use self::{
     args::absolute,
     child::Running,
     config::AtStart,
-    devices::BlockDevices,
-    files::Directory,
     huge_pages::set_huge_pages,
-    notify::Manager,
-    pid_file::PidFile,
     place::Place,
     starting::{new_server, serve_files},
-    store::ManagersStore,
-    vhost_user::SocketDirectory,
 };
 pub(crate) use self::{
     descriptors::needed as needed_descriptors,
@@ -70,7 +59,9 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.exit_with_parent && !follow_parent()? {
         return Ok(ExitCode::SUCCESS);
     }
-    let pid_file = args.pid_file.as_deref().map(|path| PidFile::check(&absolute(path))).transpose()?;
+    let check =
+        |path: &Path| PidFile::check(&absolute(path)).with_context(|| format!("cannot write {}", path.display()));
+    let pid_file = args.pid_file.as_deref().map(check).transpose()?;
     args.open_log(log)?;
     if let Some(warning) = descriptors::allow(args.max_connections, args.limits()) {
         log.warn(&warning);
@@ -80,7 +71,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     if args.swap {
         swap::prepare(log)?;
     }
-    let manager = Manager::of_environment();
+    let manager = ServiceManager::of_environment();
     if args.keep_memory && !args.take_over && manager.store_room() == 0 {
         return Err(misuse(anyhow!(
             "--keep-memory: there is no service manager that stores file descriptors for this process (NOTIFY_SOCKET, \
@@ -127,7 +118,7 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         sockets = sockets.obstacle(|| Some("it runs the command of --run".to_owned()));
     } else if !args.swap {
         // Between the two processes, no server would serve pages of swap that the system may need.
-        sockets = sockets.store(Arc::new(ManagersStore::new(manager.clone())));
+        sockets = sockets.store(manager.store());
     }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
@@ -186,7 +177,11 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let _ = to_signals.send(ending.clone());
     or_go_on(recording.as_ref().map_or(Ok(()), |recording| recording.start()))?;
     let mut written = None;
-    or_go_on(pid_file.map_or(Ok(()), |file| PidFile::write(file).map(|file| written = Some(file))))?;
+    let write = |file| {
+        written = Some(PidFile::write(file)?);
+        Ok(())
+    };
+    or_go_on(pid_file.map_or(Ok(()), write))?;
     let main = if args.take_over { format!("MAINPID={}\n", std::process::id()) } else { String::new() };
     manager.notify(&format!("{main}READY=1"));
     if args.announce {

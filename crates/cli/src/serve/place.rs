@@ -13,14 +13,12 @@ use std::{
 use anyhow::{Context, anyhow};
 use pagefold_control::Client;
 use pagefold_serve::Passed;
-use pagefold_server::{Belongings, Certificates, Config, DescriptorStore, Sockets, TakeOverError, Taken};
+use pagefold_server::{Belongings, Certificates, Config, ServiceManager, Sockets, TakeOverError, Taken};
 use tempfile::TempDir;
 
 use super::{
     args::Args,
-    notify::Manager,
     options::{MetricsArg, TlsArg, VsockArg},
-    store::ManagersStore,
 };
 use crate::{
     report::misuse,
@@ -49,7 +47,7 @@ pub(super) struct Place {
     _temporary: Option<TempDir>,
     /// What another server has, until it has ended.
     taken: Option<OfTaken>,
-    manager: Manager,
+    manager: ServiceManager,
 }
 
 struct OfTaken {
@@ -74,14 +72,14 @@ fn of_the_process(sockets: Sockets, args: &Args, certificates: Option<Arc<Certif
 
 impl Place {
     /// Uses the sockets that the service manager has passed.
-    fn of_passed(mut passed: Option<Passed>, manager: Manager) -> Self {
+    fn of_passed(mut passed: Option<Passed>, manager: ServiceManager) -> Self {
         let control = passed.as_mut().and_then(|passed| passed.take_unix(PASSED_CONTROL));
         let passed = passed.filter(|passed| !passed.is_empty());
         Self { passed, control, directory: None, _temporary: None, taken: None, manager }
     }
 
     /// Claims the place. From now on, other commands wait for this server.
-    pub(super) fn claim(args: &Args, passed: Option<Passed>, manager: Manager) -> anyhow::Result<Self> {
+    pub(super) fn claim(args: &Args, passed: Option<Passed>, manager: ServiceManager) -> anyhow::Result<Self> {
         let mut place = Self::of_passed(passed, manager);
         if place.passed.is_none() || (args.control.is_none() && place.control.is_none()) {
             let (directory, temporary) = args.directory()?;
@@ -105,9 +103,12 @@ impl Place {
     }
 
     /// Continues the server that has left these files in the service manager's store.
-    pub(super) fn restore(stored: Vec<(String, OwnedFd)>, config: Config, manager: &Manager) -> anyhow::Result<Taken> {
-        let store = Arc::new(ManagersStore::new(manager.clone())) as Arc<dyn DescriptorStore>;
-        Taken::from_store(stored, &store, config).map_err(|error| match error {
+    pub(super) fn restore(
+        stored: Vec<(String, OwnedFd)>,
+        config: Config,
+        manager: &ServiceManager,
+    ) -> anyhow::Result<Taken> {
+        Taken::from_store(stored, &manager.store(), config).map_err(|error| match error {
             TakeOverError::NoCertificates => misuse(anyhow!("{error}: give --tls-certificates DIR")),
             TakeOverError::Lost(_) => {
                 anyhow!("{error}; to begin with empty disks, start the service once more")
@@ -117,7 +118,7 @@ impl Place {
     }
 
     /// Begins the place of a server that continues another one.
-    pub(super) fn of_taken(taken: &mut Taken, passed: Option<Passed>, manager: Manager) -> Self {
+    pub(super) fn of_taken(taken: &mut Taken, passed: Option<Passed>, manager: ServiceManager) -> Self {
         let mut belongings = taken.take_belongings();
         let lock = belongings.take_file(LOCK).zip(belongings.text(DIRECTORY));
         let lock = lock.map(|(lock, directory)| (directory.into(), lock.into()));

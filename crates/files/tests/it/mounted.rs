@@ -11,7 +11,7 @@ use std::{
 
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_executor::{Executor, Export, Exports, Memory};
-use pagefold_files::{Files, Options};
+use pagefold_files::{Files, Options, Paths};
 use pagefold_testing::{programs, skip, skip_for_good};
 use tempfile::TempDir;
 
@@ -62,6 +62,11 @@ impl Mounted {
     /// Unmounts.
     pub(crate) fn unmount(&mut self) {
         self.files = None;
+    }
+
+    /// Returns where the files are.
+    pub(crate) fn paths(&self) -> Paths {
+        self.files.as_ref().expect("a mount").paths()
     }
 
     /// Adds a disk.

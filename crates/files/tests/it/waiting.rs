@@ -85,3 +85,49 @@ fn writes_wait_for_room() {
     mounted.unmount();
     waiting.join().expect("a thread").expect_err("the server is gone");
 }
+
+/// More writes wait than there is memory for their data, so that they keep all threads of the mount.
+#[test]
+fn no_change_waits_once_it_is_refused() {
+    let Some(mounted) = Mounted::with_limit("no_change_waits_once_it_is_refused", LIMIT_BYTES) else { return };
+    let waits = Arc::new(Waits::new(&Arc::new(Room::default())));
+    let disk = Arc::new(RamDisk::new(&mounted.pool, DISK_BYTES).expect("a disk"));
+    let patient = Arc::new(Patient::new(Arc::clone(&disk), Arc::clone(&waits)));
+    mounted.exports.add(Export::new("disk", Arc::clone(&patient) as _)).expect("a new name");
+    mounted.disk("other", DISK_BYTES);
+    let (file, other) = (mounted.open("disk"), mounted.open("other"));
+    let full = fill(|at, data| disk.write(at, data).err().map(|error| error.errno()));
+    let write = |at: u64| {
+        let file = file.try_clone().expect("a descriptor");
+        thread::spawn(move || file.write_all_at(&noise(1 << 20, at), at))
+    };
+    let writers: Vec<_> = (0..20).map(|number| write(full + (number << 20))).collect();
+    until("writes wait", || waits.count() >= 10);
+    let paths = mounted.paths();
+    for no_file in ["missing", "disk/x", "..", ""] {
+        assert!(!paths.refuse_waiting(&mounted.path(no_file)), "{no_file}");
+    }
+    assert!(paths.refuse_waiting(&mounted.path("disk")));
+    let is_full = |error: std::io::Error| error.raw_os_error() == Some(Errno::NOSPC.raw_os_error());
+    for writer in writers {
+        assert!(is_full(writer.join().expect("a thread").expect_err("no room")));
+    }
+    assert_eq!(waits.count(), 0);
+
+    // The open file continues as if its disk did not wait.
+    let mut back = vec![0; 1 << 16];
+    file.read_exact_at(&mut back, 0).expect("data");
+    assert!(back == noise(1 << 16, 0));
+    assert!(is_full(file.write_all_at(&noise(1 << 20, 3), full).expect_err("no room")));
+    punch(&file, 0, 4 << 20);
+    file.write_all_at(&noise(1 << 16, 4), full).expect("room");
+    other.read_exact_at(&mut back, 0).expect("another file");
+
+    // Where it is opened later, it waits again.
+    fill(|at, data| disk.write(at, data).err().map(|error| error.errno()));
+    let again = mounted.open("disk");
+    let waiting = thread::spawn(move || again.write_all_at(&noise(1 << 20, 5), 60 << 20));
+    until("a write waits", || waits.count() >= 1);
+    patient.discard(0, 8 << 20).expect("zeros");
+    waiting.join().expect("a thread").expect("room");
+}

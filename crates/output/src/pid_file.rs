@@ -5,34 +5,46 @@ use std::{
     io::Write,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    thread,
+    process, thread,
     time::Duration,
 };
 
-use anyhow::Context;
-use pagefold_output::{Draft, Inputs, NewFile, Written};
 use tempfile::NamedTempFile;
+
+use crate::{
+    draft::Draft,
+    error::{During, Result},
+    existing::Written,
+    inputs::Inputs,
+    new_file::NewFile,
+};
 
 /// How often, and with which pause, the directory's lock is tried.
 const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// A file with the process id, removed when this value is dropped.
-pub(super) struct PidFile(PathBuf);
+/// A file with the id of this process, removed when this value is dropped.
+#[derive(Debug)]
+pub struct PidFile(PathBuf);
 
 impl PidFile {
-    /// Checks that the file can be written, and that no other file is replaced than one of a server.
-    pub(super) fn check(path: &Path) -> anyhow::Result<NewFile> {
-        let checked = NewFile::at(path, Written::ProcessId, false, &Inputs::default());
-        checked.with_context(|| format!("cannot write {}", path.display()))
+    /// Checks that the file can be written.
+    ///
+    /// # Errors
+    /// It cannot, or it would replace another file than one of a server.
+    pub fn check(path: &Path) -> Result<NewFile> {
+        NewFile::at(path, Written::ProcessId, false, &Inputs::default())
     }
 
     /// Writes the file. It gets its name once it is complete, so readers never see a part of it.
-    pub(super) fn write(file: NewFile) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// It cannot be written, or its name has another file now.
+    pub fn write(file: NewFile) -> Result<Self> {
         let failed = || format!("cannot write {}", file.path().display());
-        let mut draft = NamedTempFile::new_in(file.folder()).with_context(failed)?;
-        writeln!(draft, "{}", std::process::id()).with_context(failed)?;
-        draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).with_context(failed)?;
+        let mut draft = NamedTempFile::new_in(file.folder()).during(failed)?;
+        writeln!(draft, "{}", process::id()).during(failed)?;
+        draft.as_file().set_permissions(fs::Permissions::from_mode(0o644)).during(failed)?;
         let _lock = lock(file.folder());
         file.take(Draft::Named(draft))?;
         Ok(Self(file.path().to_owned()))
@@ -43,7 +55,7 @@ impl Drop for PidFile {
     fn drop(&mut self) {
         let _lock = self.0.parent().and_then(lock);
         // Another server's file is left alone. A missing file needs no removal.
-        let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string());
+        let own = fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == process::id().to_string());
         if own {
             let _ = fs::remove_file(&self.0);
         }

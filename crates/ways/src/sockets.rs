@@ -1,10 +1,11 @@
-//! Disks for virtual machines: `--vhost-user`.
+//! Disks for virtual machines, each on a socket.
 //!
 //! A disk's socket has the name of the disk and `.sock`, except that `/` and `%` are escaped as `%2F`
 //! and `%25`, as in URIs. The socket of a disk without a name is `%.sock`.
 
 use std::{
     collections::HashMap,
+    fmt,
     fs::DirBuilder,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -22,8 +23,9 @@ use pagefold_vhost_user::{Config, Event, Listening, Server};
 /// Interval between two looks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves each disk on a vhost-user socket in a directory.
-pub(super) struct SocketDirectory {
+/// Serves each disk on a vhost-user socket in a directory. Each takes an open file: a program that serves
+/// many disks raises the limit of open files.
+pub struct SocketDirectory {
     path: PathBuf,
     permissions: Permissions,
     serving: Option<Serving>,
@@ -37,8 +39,16 @@ struct Serving {
 }
 
 impl SocketDirectory {
-    pub(super) fn new(path: PathBuf, permissions: Permissions) -> Self {
-        Self { path, permissions, serving: None }
+    /// Serves the disks in the directory `path`, which is created if it does not exist. `permissions` are
+    /// those of the sockets.
+    pub fn new(path: impl Into<PathBuf>, permissions: Permissions) -> Self {
+        Self { path: path.into(), permissions, serving: None }
+    }
+}
+
+impl fmt::Debug for SocketDirectory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SocketDirectory").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

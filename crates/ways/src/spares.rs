@@ -1,5 +1,5 @@
 //! Exports to which NBD devices of the kernel are connected before they have a disk. Connecting one
-//! takes the kernel longer than everything else of `pagefold attach`.
+//! takes the kernel longer than everything else of giving a disk a device.
 
 use std::{
     fs::File,
@@ -29,7 +29,7 @@ const PATIENCE: u32 = 400;
 
 /// The exports that are or were spare, and are connected.
 #[derive(Clone, Default)]
-pub(super) struct Spares(Arc<Shared>);
+pub(crate) struct Spares(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -60,7 +60,7 @@ struct Bound {
 
 impl Spares {
     /// Returns whether the server has spare exports.
-    pub(super) fn exist(&self) -> bool {
+    pub(crate) fn exist(&self) -> bool {
         !self.lock().is_empty()
     }
 
@@ -69,7 +69,7 @@ impl Spares {
     }
 
     /// Adds an export, which ends with its last connection, and returns its name.
-    pub(super) fn add(&self, host: &Host, size_bytes: u64) -> Result<String, String> {
+    pub(crate) fn add(&self, host: &Host, size_bytes: u64) -> Result<String, String> {
         let mut all = self.lock();
         if all.iter().filter(|entry| entry.spare.bound.get().is_none()).count() >= MOST_FREE {
             return Err(format!("{MOST_FREE} devices wait for disks already"));
@@ -124,7 +124,7 @@ impl Spares {
     }
 
     /// Makes an export a disk's, unless another is.
-    pub(super) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
+    pub(crate) fn bind(&self, host: &Host, disk: &Arc<Export>, bind: &BindSpare) -> Result<(), String> {
         let all = self.lock();
         let entry = all.iter().find(|entry| *entry.export.name() == *bind.export);
         let entry = entry.ok_or("no device waits for a disk under this name")?;
@@ -151,19 +151,19 @@ impl Spares {
     }
 
     /// Ends the export that a device is connected to. Returns whether there is one.
-    pub(super) fn end(&self, host: &Host, device: &Path) -> bool {
+    pub(crate) fn end(&self, host: &Host, device: &Path) -> bool {
         let all = self.lock();
         let is_it = |entry: &&Entry| entry.spare.bound.get().is_some_and(|bound| bound.path == device);
         all.iter().find(is_it).inspect(|entry| drop(host.exports().remove(&entry.export.name()))).is_some()
     }
 
     /// Returns the path of the device that serves this disk.
-    pub(super) fn of(&self, disk: &Arc<Export>) -> Option<PathBuf> {
+    pub(crate) fn of(&self, disk: &Arc<Export>) -> Option<PathBuf> {
         Self::find(&self.lock(), |of| Arc::ptr_eq(of, disk))
     }
 
     /// Returns the path of the device that serves the disk with this name.
-    pub(super) fn of_name(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn of_name(&self, name: &str) -> Option<PathBuf> {
         // A disk that was removed may have the name of another.
         Self::find(&self.lock(), |disk| *disk.name() == *name && disk.size_bytes().is_some())
     }

@@ -1,7 +1,8 @@
-//! Disks as block devices, which `pagefold attach` creates: those of the kernel's ublk driver, and those
-//! of its NBD client that are connected in advance.
+//! Disks as block devices, which clients of the control socket create: those of the kernel's ublk
+//! driver, and those of its NBD client that are connected in advance.
 
 use std::{
+    fmt,
     fs::File,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -13,14 +14,21 @@ use pagefold_executor::Export;
 use pagefold_server::{BindSpare, Devices, Host, NewDevice, Transport, TransportError};
 use pagefold_ublk::{Layout, Served, path};
 
-use super::spares::Spares;
+use crate::spares::Spares;
 
 /// Interval between two looks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves the devices that it gets.
+/// Serves the block devices that clients of the control socket have created, as `pagefold attach`
+/// does.
 #[derive(Default)]
-pub(super) struct BlockDevices(Option<List>);
+pub struct BlockDevices(Option<List>);
+
+impl fmt::Debug for BlockDevices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockDevices").finish_non_exhaustive()
+    }
+}
 
 /// The devices that are served.
 #[derive(Clone)]

@@ -1,47 +1,117 @@
-//! The service manager's store of file descriptors, which outlives this process: `FDSTORE=1` of
-//! `sd_notify(3)`.
+//! The service manager of a process, such as systemd, using the protocol of `sd_notify(3)`: what
+//! the process reports to it, and the descriptors that it stores, which outlive the process
+//! (`FDSTORE=1`).
 
 use std::{
+    env,
+    ffi::{OsStr, OsString},
     io::{self, ErrorKind, IoSlice, Read},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd},
-        unix::net::UnixDatagram,
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
     },
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
-use pagefold_server::DescriptorStore;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
-use super::notify::Manager;
+use crate::DescriptorStore;
 
-/// How long the manager may take to receive a message, and to have handled all of them.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a manager may take to receive a notification.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it may take to receive a message of the store, and to have handled all of them.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
 const ALL: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
+/// The service manager of a server, if it has one. All clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceManager(Arc<ManagerState>);
+
+#[derive(Debug, Default)]
+struct ManagerState {
+    /// The name of its socket.
+    socket: OnceLock<OsString>,
+    /// How many descriptors it stores for the service.
+    room: OnceLock<usize>,
+}
+
+impl ServiceManager {
+    /// Returns the manager that has started this process.
+    pub fn of_environment() -> Self {
+        let manager = Self::default();
+        // Nothing is set yet.
+        env::var_os("NOTIFY_SOCKET").into_iter().for_each(|socket| _ = manager.0.socket.set(socket));
+        // systemd says so from version 254 on; the package's unit does for earlier ones.
+        let room = env::var("FDSTORE").ok().and_then(|room| room.parse().ok());
+        room.into_iter().for_each(|room| _ = manager.0.room.set(room));
+        manager
+    }
+
+    /// Uses the socket of another server, and its manager's store, unless this process has its own.
+    pub fn take(&self, socket: &str, room: usize) {
+        let _ = self.0.socket.set(socket.into());
+        let _ = self.0.room.set(room);
+    }
+
+    /// Returns the name of its socket.
+    pub fn socket(&self) -> Option<&OsStr> {
+        self.0.socket.get().map(|socket| &**socket)
+    }
+
+    /// Returns how many descriptors it stores for this service; 0 if it stores none, or does not say so.
+    pub fn store_room(&self) -> usize {
+        self.0.room.get().copied().filter(|_| self.socket().is_some()).unwrap_or(0)
+    }
+
+    /// Returns its store of descriptors.
+    pub fn store(&self) -> Arc<dyn DescriptorStore> {
+        Arc::new(ManagersStore { manager: self.clone(), socket: Mutex::default() })
+    }
+
+    /// Returns the address of its socket.
+    fn address(&self) -> io::Result<Option<SocketAddr>> {
+        let Some(name) = self.socket() else { return Ok(None) };
+        let address = match name.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+            path => SocketAddr::from_pathname(OsStr::from_bytes(path)),
+        };
+        address.map(Some)
+    }
+
+    /// Sends `state` to it. Failures are ignored: it has its own timeout.
+    pub fn notify(&self, state: &str) {
+        if let (Ok(Some(address)), Ok(socket)) = (self.address(), UnixDatagram::unbound()) {
+            // A manager that does not receive does not delay the server for long.
+            let _ = socket.set_write_timeout(Some(PATIENCE));
+            let _ = socket.send_to_addr(state.as_bytes(), &address);
+        }
+    }
+}
+
 /// The store of the service manager that runs this server.
-pub(super) struct ManagersStore {
-    manager: Manager,
+struct ManagersStore {
+    manager: ServiceManager,
     /// Connected with the first message: before, the manager may not be known.
     socket: Mutex<Option<UnixDatagram>>,
 }
 
 impl ManagersStore {
-    pub(super) fn new(manager: Manager) -> Self {
-        Self { manager, socket: Mutex::default() }
-    }
-
     fn connect(&self) -> io::Result<UnixDatagram> {
         let address = self.manager.address()?.ok_or(io::ErrorKind::NotFound)?;
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(STORE_PATIENCE))?;
         Ok(socket)
     }
 
