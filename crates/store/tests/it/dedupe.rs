@@ -127,6 +127,12 @@ fn a_disks_limit_counts_what_it_shares() {
 /// tables.
 #[test]
 fn shared_objects_are_compacted_and_made_again() {
+    // Numbers in a row, and where each begins.
+    let (mut numbers, mut starts) = (Vec::new(), Vec::new());
+    for number in 0..12_000 * 31 + PAGE_SIZE {
+        starts.push(numbers.len());
+        numbers.extend(number.to_string().into_bytes());
+    }
     for codec in ["lz4", "fold", "pleat"] {
         let codec = by_name(codec).expect("a codec");
         let pool = Pool::new(PoolConfig::default().codec(codec).dedupe(true)).expect("a pool");
@@ -149,11 +155,8 @@ fn shared_objects_are_compacted_and_made_again() {
         // Different pages, for which other tables are trained.
         for round in 0..2 {
             for slot in 0..12_000 {
-                let mut page = [0; PAGE_SIZE];
-                page.iter_mut()
-                    .zip((slot * 31 + round..).flat_map(|n| n.to_string().into_bytes()))
-                    .for_each(|(to, from)| *to = from);
-                first.write(12_000 + slot, &page).expect("no limit");
+                let page = numbers[starts[slot * 31 + round]..].first_chunk().expect("a page of numbers");
+                first.write(12_000 + slot as u64, page).expect("no limit");
             }
         }
         for slot in (0..12_000).step_by(3) {
