@@ -211,7 +211,7 @@ impl Fill {
 const FORM_SHIFT: u32 = 56;
 const HALVES: u64 = 8;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 
