@@ -1,4 +1,4 @@
-//! An image in a blob, whose chunks are fetched when they are read first.
+//! An image in a blob, whose chunks are fetched when they are first read.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -32,23 +32,25 @@ use crate::{
 /// The longest range of one request.
 const MOST_RANGE_BYTES: u64 = 4 << 20;
 
-/// The longest range of a request for chunks that no reader waits for. Reads go between.
+/// The longest range of a request for chunks that no reader waits for: requests of readers go
+/// between two of these.
 const MOST_AHEAD_BYTES: u64 = 512 << 10;
 
 /// The most requests for one blob at a time.
 const MOST_REQUESTS: usize = 8;
 
-/// As many of them may be for chunks that are not needed yet.
+/// The most of them for chunks that no reader waits for.
 const MOST_AHEAD: usize = 6;
 
-/// A read's chunks are in memory together, up to about this many bytes.
+/// About the most bytes of a read's chunks that are in memory together.
 const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 
-/// So often in a row a chunk may differ from its sum. Then the server's file is another one.
+/// How often in a row a chunk may differ from its sum, until the server's file counts as a
+/// different one.
 const MOST_WRONG_SUMS: u32 = 3;
 
-/// An image in a blob on a server. Reads fetch the chunks that are missing, and compare each chunk
-/// with its sum before the first byte of it is used, also if it comes from the cache.
+/// An image in a blob on a server. Reads fetch missing chunks. Each chunk, also one from the cache,
+/// is compared with its sum before its first byte is used.
 pub struct Blob {
     name: String,
     index: Arc<Index>,
@@ -60,11 +62,11 @@ pub struct Blob {
     /// How long failures are waited out.
     limit: Duration,
     noted: Noted,
-    /// The blob itself, for threads that fetch what nothing waits for.
+    /// The blob itself, for threads that fetch chunks which no reader waits for.
     itself: Weak<Blob>,
-    /// What was read, and what was fetched between that.
+    /// The chunks that were read, and those fetched between them.
     gaps: Mutex<Gaps>,
-    /// What a trace will bring.
+    /// The chunks that a trace announces.
     coming: Mutex<Coming>,
     recent: Mutex<Recent>,
     flights: Mutex<HashMap<usize, Arc<Flight>>>,
@@ -73,7 +75,7 @@ pub struct Blob {
     fetched_bytes: AtomicU64,
 }
 
-/// What was fetched so far.
+/// Counts of what was fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
     /// Requests for ranges, with their repetitions.
@@ -82,18 +84,18 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
-/// What notes how a blob is used.
+/// The observers of a blob's use.
 #[derive(Default)]
 pub(crate) struct Noted {
-    /// What is read.
+    /// The recorder of reads.
     pub(crate) touches: Option<Touches>,
-    /// What is requested with the index: no trace needs it.
+    /// The ranges that are requested with the index: traces leave them out.
     pub(crate) opening: Vec<Range<u64>>,
-    /// That something is requested.
+    /// Work that begins with the first request.
     pub(crate) missed: Arc<Missed>,
 }
 
-/// Whether somebody waits for a chunk.
+/// Whether a reader waits for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     Now,
@@ -134,13 +136,13 @@ impl Blob {
         &self.index
     }
 
-    /// Returns what was fetched since the blob was opened.
+    /// Returns the counts since the blob was opened.
     pub fn fetched(&self) -> Fetched {
         Fetched { requests: self.requests.load(Relaxed), bytes: self.fetched_bytes.load(Relaxed) }
     }
 
-    /// Fetches all chunks that the cache lacks. Reads of others go first. `progress` gets the bytes
-    /// of the image that are there.
+    /// Fetches all chunks that the cache lacks; readers' requests go first. Calls `progress` with
+    /// the bytes of the image that the cache has.
     ///
     /// # Errors
     /// As for a read.
@@ -152,7 +154,7 @@ impl Blob {
         })
     }
 
-    /// Returns these chunks. Reads of others go first.
+    /// Returns these chunks; readers' requests go first.
     pub(crate) fn read_chunks(&self, chunks: Vec<usize>) -> Result<Vec<(usize, Bytes)>> {
         self.load(chunks, Need::Ahead)
     }
@@ -163,7 +165,7 @@ impl Blob {
         Some(range.end - range.start)
     }
 
-    /// Returns whether a chunk is missing. One that does not exist is not.
+    /// Returns whether a chunk exists and is missing.
     pub(crate) fn lacks(&self, chunk: usize) -> bool {
         chunk < self.index.len() && !self.has(chunk)
     }
@@ -173,7 +175,7 @@ impl Blob {
         lock(&self.recent).has(chunk) || is_stored()
     }
 
-    /// Begins with a trace that has these chunks: what one before announced is not waited for.
+    /// Begins to follow a trace with these chunks, in place of what an earlier one announced.
     pub(crate) fn begin_trace(&self, chunks: impl IntoIterator<Item = usize>) {
         *lock(&self.coming) = Coming::of(chunks);
     }
@@ -183,23 +185,24 @@ impl Blob {
         self.begin_trace([]);
     }
 
-    /// Announces chunks that arrive soon. Readahead skips them; reads do not wait for them.
+    /// Announces chunks that will arrive soon: readahead skips them, but reads do not wait for
+    /// them.
     pub(crate) fn announce(&self, chunks: impl IntoIterator<Item = usize>) {
         lock(&self.coming).announce(chunks, Instant::now());
     }
 
-    /// Returns whether what a trace announced came late too often.
+    /// Returns whether announced chunks were late too often.
     pub(crate) fn gives_trace_up(&self) -> bool {
         lock(&self.coming).is_hopeless()
     }
 
-    /// Waits until no read waits for its turn.
+    /// Waits while reads wait for a request of theirs to begin.
     pub(crate) fn let_reads_go(&self) {
         drop(self.gate.enter(Need::Ahead));
     }
 
-    /// Announces that a chunk, which must exist, is about to arrive: reads of it wait for a moment.
-    /// Returns `None` if it is there, or somebody fetches it.
+    /// Announces that an existing chunk is about to arrive, so that reads of it wait for a moment.
+    /// Returns `None` if it is in the cache or being fetched.
     pub(crate) fn claim(&self, chunk: usize) -> Option<Claim<'_>> {
         let landing = match lock(&self.flights).entry(chunk) {
             Entry::Occupied(_) => return None,
@@ -208,13 +211,14 @@ impl Blob {
                 Landing { blob: self, chunk, flight: Arc::clone(vacant.insert(flight)) }
             }
         };
-        // The chunk is not locked: other processes do not wait for what may take long to arrive.
+        // The chunk is not locked: it may take long to arrive, and other processes would wait for
+        // it.
         let is_fetched = self.chunks.as_ref().is_some_and(|chunks| chunks.is_locked(chunk));
         (!is_fetched && !self.has(chunk)).then_some(Claim { landing })
     }
 
-    /// Takes the bytes that one request brought from `start` of the blob: the whole chunks in them that
-    /// are as they should be.
+    /// Takes bytes of the blob, from `start` on, that one request returned: stores the whole chunks
+    /// in them whose sums are right.
     pub(crate) fn offer(&self, start: u64, bytes: &[u8]) {
         self.requests.fetch_add(1, Relaxed);
         for chunk in self.index.around(start..start.saturating_add(bytes.len() as u64)) {
@@ -229,7 +233,7 @@ impl Blob {
         }
     }
 
-    /// Calls `each` with the chunks around a range, in batches that may be in memory.
+    /// Calls `each` with the chunks around a range, in batches that fit in memory.
     fn each_batch(&self, range: Range<u64>, each: &mut dyn FnMut(Range<usize>) -> Result<()>) -> Result<()> {
         let chunks = self.index.around(range);
         let mut start = chunks.start;
@@ -245,7 +249,7 @@ impl Blob {
         Ok(())
     }
 
-    /// Splits off the first chunks, as many as may be in memory together.
+    /// Splits off a batch: the first chunks, as many as may be in memory together.
     fn split_batch<'a>(&self, wanted: &'a [usize]) -> (&'a [usize], &'a [usize]) {
         let mut bytes = 0;
         let fits = |chunk: &&usize| {
@@ -256,11 +260,11 @@ impl Blob {
         wanted.split_at(wanted.iter().take_while(fits).count())
     }
 
-    /// Returns chunks, all or none.
+    /// Returns all of these chunks, or an error.
     fn load(&self, chunks: impl IntoIterator<Item = usize>, need: Need) -> Result<Vec<(usize, Bytes)>> {
         let (mut there, failed) = self.try_load(chunks, need)?;
         if !failed.is_empty() {
-            // Others asked for more, or gave up: their failure need not be that of these chunks.
+            // Other threads requested more, or gave up: their failure may not concern these chunks.
             let (more, failed) = self.try_load(failed.into_iter().map(|(chunk, _)| chunk), need)?;
             if let Some((_, what)) = failed.first() {
                 return Err(self.failed(what));
@@ -278,7 +282,7 @@ impl Blob {
         need: Need,
     ) -> Result<(Vec<(usize, Bytes)>, Vec<(usize, String)>)> {
         let (mut there, mut mine, mut others) = (Vec::new(), Vec::new(), Vec::new());
-        // For all chunks together.
+        // One deadline for all chunks.
         let latest = Instant::now() + ANNOUNCED;
         let is_late = lock(&self.coming).is_late();
         {
@@ -339,7 +343,8 @@ impl Blob {
                 None => runs.push(vec![landing]),
             }
         }
-        // More threads than requests would only wait. Where none can be made, this one does it all.
+        // More threads than requests would only wait. If none can be started, this one fetches
+        // everything.
         let helpers = runs.len().min(MOST_REQUESTS).saturating_sub(1);
         let runs = Mutex::new(runs.into_iter());
         let work = || {
@@ -418,7 +423,7 @@ impl Blob {
         Ok(fetched)
     }
 
-    /// Requests adjacent chunks, once on each way. Adds those that arrive as they should be to `fetched`.
+    /// Requests adjacent chunks, once on each way. Adds those with right sums to `fetched`.
     fn stream(
         &self,
         ranges: &Ranges,
@@ -435,7 +440,7 @@ impl Blob {
             let Err(failure) = self.receive(&mut body, left, patience, fetched) else { return Ok(()) };
             tries -= 1;
             match ranges.failed(&mut body, failure) {
-                // A way may be tried again after a while: that takes patience.
+                // A way may be tried again after a while, as long as patience lasts.
                 Ok(failure) if tries == 0 => return Err(Failure { passing: true, ..failure }),
                 Ok(_) => {}
                 Err(failure) => return Err(failure),
@@ -469,8 +474,8 @@ impl Blob {
         Ok(())
     }
 
-    /// Notes that chunks are read, and fetches what lies between those of them that are missing and
-    /// others that were read.
+    /// Records that chunks are read. Fetches the gaps between the missing ones and chunks that were
+    /// read before.
     fn fill_gaps(&self, wanted: &[usize]) {
         if self.ranges.is_none() {
             return;
@@ -486,11 +491,12 @@ impl Blob {
         }
     }
 
-    /// Fetches chunks, in order, that may be read soon. Skips those that a trace brings or makes needless.
+    /// Fetches chunks, in order, that may be read soon. Skips those that a trace brings or
+    /// excludes.
     fn fetch_chunks(&self, mut wanted: Vec<usize>, need: Need) {
         {
             let (coming, now) = (lock(&self.coming), Instant::now());
-            // The reader is in the first of them, or before it.
+            // The reader is at the first of them, or before it.
             let is_known =
                 wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
             wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));
@@ -498,7 +504,7 @@ impl Blob {
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
             let (batch, rest) = self.split_batch(wanted);
-            // Reads get the error, if it stays.
+            // An error is ignored here: reads of these chunks report it if it persists.
             let _ = self.load(batch.iter().copied(), need);
             wanted = rest;
         }
@@ -515,7 +521,7 @@ impl Blob {
         }
     }
 
-    /// Lets others fetch the chunk that a flight is for.
+    /// Lets other threads fetch the chunk of a flight.
     fn leave(&self, chunk: usize, flight: &Arc<Flight>) {
         if let Entry::Occupied(entry) = lock(&self.flights).entry(chunk)
             && Arc::ptr_eq(entry.get(), flight)
@@ -590,8 +596,8 @@ impl ReadAt for Blob {
     }
 }
 
-/// Copies what `bytes`, which are at `start`, have of `buf`, which begins at `offset`. Returns the
-/// number of bytes.
+/// Copies the common part of `bytes`, which are at `start`, and `buf`, which begins at `offset`.
+/// Returns its length.
 fn copy(bytes: &[u8], start: u64, buf: &mut [u8], offset: u64) -> usize {
     let Some(from) = offset.checked_sub(start).and_then(|skipped| bytes.get(usize::try_from(skipped).ok()?..)) else {
         return 0;
@@ -601,12 +607,12 @@ fn copy(bytes: &[u8], start: u64, buf: &mut [u8], offset: u64) -> usize {
     len
 }
 
-/// A chunk that is being fetched. Others wait for it.
+/// A chunk that is being fetched, for which other threads wait.
 #[derive(Default)]
 struct Flight {
     state: Mutex<Option<Result<Bytes, String>>>,
     landed: Condvar,
-    /// Whether reads need not wait long, as no reader requested the chunk alone.
+    /// Whether the chunk is only announced: reads wait for it only for a while.
     is_announced: bool,
 }
 
@@ -651,7 +657,8 @@ impl Landing<'_> {
         bytes
     }
 
-    /// Ends the flight without its chunk. Those who waited may try again, so they do not find it then.
+    /// Ends the flight without its chunk. It is removed first, so that threads that waited can try
+    /// again.
     fn fail(&self, what: &str) {
         self.blob.leave(self.chunk, &self.flight);
         self.flight.fail(what);
@@ -670,7 +677,7 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// Takes the chunk's bytes. Returns whether they are as they should be.
+    /// Takes the chunk's bytes. Returns whether their sum is right.
     pub(crate) fn land(mut self, bytes: Vec<u8>) -> bool {
         let Landing { blob, chunk, .. } = self.landing;
         blob.fetched_bytes.fetch_add(bytes.len() as u64, Relaxed);
@@ -686,7 +693,7 @@ impl Claim<'_> {
     }
 }
 
-/// Limits the requests at a time. Those that somebody waits for go first.
+/// Limits concurrent requests. Those that a reader waits for go first.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -722,7 +729,7 @@ impl Gate {
         }
         state.inside += 1;
         drop(state);
-        // The last of those that wait for a reader may let others in.
+        // When the last waiting reader has begun, other requests may begin.
         self.left.notify_all();
         Permit(self, need)
     }

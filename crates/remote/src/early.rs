@@ -1,7 +1,8 @@
 //! What opening an image reads, requested together with the index: opening then waits once for all of it.
 //!
-//! The manifest says what that is, and nothing of it is trusted: bytes are compared with the sums of the
-//! index when that has arrived. What is wrong, late or not sent is requested again when it is read.
+//! The manifest lists the ranges, and none of the bytes are trusted: they are compared with the
+//! sums of the index once that has arrived. Bytes that are wrong, late or missing are requested
+//! again when they are read.
 
 use std::{
     ops::Range,
@@ -18,12 +19,13 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Requests for parts of a blob.
 #[derive(Default)]
 pub(crate) struct Early {
-    /// Where each part starts, and what brings its bytes.
+    /// Where each part starts, and the channel on which its bytes arrive.
     coming: Vec<(u64, mpsc::Receiver<Vec<u8>>)>,
 }
 
 impl Early {
-    /// Requests parts of a blob, of which `ways` returns the ways to it. What fails is left to the reads.
+    /// Requests parts of a blob; `ways` returns the ways to it. Failures are ignored: reads request
+    /// the parts again.
     pub(crate) fn request(
         client: &Arc<Client>,
         ways: impl Fn() -> Result<Vec<Box<dyn Access>>>,
@@ -46,7 +48,7 @@ impl Early {
         Self { coming: parts.iter().filter_map(begin).collect() }
     }
 
-    /// Gives what arrives soon to the blob.
+    /// Gives the bytes that arrive in time to the blob.
     pub(crate) fn land(self, blob: &Blob) {
         let latest = Instant::now() + ANNOUNCED;
         for (start, coming) in self.coming {

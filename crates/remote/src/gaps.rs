@@ -1,4 +1,5 @@
-//! What lies between chunks that are read: what was stored together is read together.
+//! Gaps between chunks that are read are fetched too: content that was stored together is read
+//! together.
 //!
 //! ```text
 //! read before:   #                 #
@@ -11,13 +12,14 @@ use std::{
     ops::Range,
 };
 
-/// The longest gap that is fetched: it takes little longer than a request to a server far away.
+/// The longest gap that is fetched: its transfer takes little longer than a request to a distant
+/// server.
 const MOST_GAP_BYTES: u64 = 768 << 10;
 
-/// The most bytes of gaps that no reader has wanted yet, besides as many as some reader has.
+/// Maximum bytes of gaps not read yet, in addition to as many as were read.
 const FREE_BYTES: u64 = 1 << 20;
 
-/// Which chunks were read, and which were fetched because they lie between those.
+/// The chunks that were read, and the chunks in gaps between them that were fetched.
 #[derive(Default)]
 pub(crate) struct Gaps {
     read: BTreeSet<usize>,
@@ -29,7 +31,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// Notes that a chunk is read, which is `range` of the image.
+    /// Records that the chunk at `range` of the image is read.
     pub(crate) fn note(&mut self, chunk: usize, range: &Range<u64>) {
         if self.read.insert(chunk) && self.unread.remove(&chunk) {
             let len = range.end - range.start;
@@ -38,8 +40,8 @@ impl Gaps {
         }
     }
 
-    /// Returns the chunks to fetch with `missing` ones: those between them and chunks that were read
-    /// before. `range` returns the range of a chunk, `lacks` whether it must be fetched.
+    /// Returns the chunks to fetch with the `missing` ones: those between them and chunks that were
+    /// read before. `range` returns the range of a chunk, `lacks` whether it must be fetched.
     pub(crate) fn around(
         &mut self,
         missing: &[usize],
@@ -98,20 +100,20 @@ mod tests {
 
     #[test]
     fn what_lies_between_comes_along() {
-        // All of a part of the image, in leaps.
+        // All chunks of a part of the image, not in order.
         let dense: Vec<_> = (0..300).map(|step| 1000 + step * 7 % 300).collect();
         let (waits, unread) = scan(&dense);
         assert!(waits <= 200 && unread == 0, "{waits} waits, {unread} unread");
         // In order, there are no gaps.
         assert_eq!(scan(&(0..500).collect::<Vec<_>>()), (500, 0));
-        // Far from each other.
+        // Chunks far from each other.
         assert_eq!(scan(&(0..500).map(|step| step * 20).collect::<Vec<_>>()), (500, 0));
     }
 
     proptest! {
-        /// Whatever is read, at most 1 MiB more is fetched for nothing than was of use.
+        /// Whatever is read, the unread bytes exceed the useful ones by at most 1 MiB.
         #[test]
-        fn few_bytes_are_in_vain(chunks in proptest::collection::vec(0_usize..3000, 0..600)) {
+        fn few_gap_bytes_are_unread(chunks in proptest::collection::vec(0_usize..3000, 0..600)) {
             let read = chunks.iter().collect::<HashSet<_>>().len();
             let (waits, unread) = scan(&chunks);
             prop_assert!(waits <= read);
