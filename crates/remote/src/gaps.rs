@@ -111,7 +111,7 @@ mod tests {
     proptest! {
         /// Whatever is read, at most 1 MiB more is fetched for nothing than was of use.
         #[test]
-        fn few_bytes_are_in_vain(chunks in proptest::collection::vec(0_usize..3000, 0..600)) {
+        fn few_bytes_are_not_read(chunks in proptest::collection::vec(0_usize..3000, 0..600)) {
             let read = chunks.iter().collect::<HashSet<_>>().len();
             let (waits, unread) = scan(&chunks);
             prop_assert!(waits <= read);

@@ -30,7 +30,7 @@ enum Answer {
     Endless,
 }
 
-/// A registry with one image, which answers the first request for each part as it is told.
+/// A registry with one image, which answers the first request for each part as a test decides.
 struct Registry {
     server: Server,
     image: Vec<u8>,
