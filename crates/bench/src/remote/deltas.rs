@@ -20,7 +20,8 @@ use tempfile::TempDir;
 use super::{
     args::Args,
     disk::Disk,
-    subjects::{Away, BASE, Served, Subject},
+    setting::Setting,
+    subjects::{BASE, Served, Subject},
 };
 use crate::{client::Nbd, load::Random, speeds::Speeds};
 
@@ -41,14 +42,8 @@ const CHUNK_READS: u64 = 200;
 /// The cache of decoded clusters: room for few of those that are read.
 const CACHE_BYTES: usize = 16 << 20;
 
-pub(super) fn run(
-    args: &Args,
-    away: &Away<'_>,
-    disk: &Disk,
-    pagefold: &Path,
-    scratch: &Path,
-    out: &mut Output,
-) -> anyhow::Result<()> {
+pub(super) fn run(setting: &Setting<'_>, out: &mut Output) -> anyhow::Result<()> {
+    let Setting { args, away, disk, pagefold, scratch, .. } = *setting;
     let folder = TempDir::new_in(scratch)?;
     let cache = folder.path().join("cache");
     let served = away.own(Subject::Registry, &cache, &[])?;

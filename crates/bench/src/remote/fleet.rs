@@ -7,13 +7,7 @@ use anyhow::{Context, ensure};
 use pagefold_report::Output;
 use tempfile::TempDir;
 
-use super::{
-    args::Args,
-    disk::Disk,
-    proxy::Passed,
-    subjects::{Away, Subject},
-    touched,
-};
+use super::{proxy::Passed, setting::Setting, subjects::Subject, touched};
 use crate::{client::Nbd, load::Random};
 
 /// Number of reads of each fork if a guest's reads are not known.
@@ -22,14 +16,8 @@ const READS: usize = 300;
 /// Bytes of such a read.
 const READ_BYTES: u64 = 16 << 10;
 
-pub(super) fn run(
-    args: &Args,
-    away: &Away<'_>,
-    disk: &Disk,
-    reads: &[Range<u64>],
-    scratch: &Path,
-    out: &mut Output,
-) -> anyhow::Result<()> {
+pub(super) fn run(setting: &Setting<'_>, out: &mut Output) -> anyhow::Result<()> {
+    let Setting { args, away, disk, reads, scratch, .. } = *setting;
     let cache = TempDir::new_in(scratch)?;
     let reads = match reads {
         [] => some_reads(std::fs::metadata(&disk.raw)?.len()),

@@ -7,15 +7,12 @@ mod disk;
 mod fleet;
 mod guest;
 mod proxy;
+mod setting;
 mod stores;
 mod subjects;
 mod touched;
 
-use std::{
-    ops::Range,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use pagefold_remote::Sum;
@@ -26,6 +23,7 @@ use self::{
     disk::{Disk, Packing},
     guest::Guest,
     proxy::{Distance, Passed},
+    setting::Setting,
     stores::Store,
     subjects::{Away, Subject, qcow2_path},
 };
@@ -79,14 +77,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     put_sizes(&mut out, "python", &disk)?;
     let away = Away::new(&program, scratch.path(), "python", &disk, stores, distance)?;
-    let mut reads = Vec::new();
-    if let Err(error) = guest::is_possible() {
-        out.skip("first-output", error);
-    } else {
-        reads = guest::reads(&disk.raw, Guest::python).context("what Python reads")?;
+    let can_guest = guest::is_possible().map_err(|error| out.skip("first-output", error)).is_ok();
+    let reads = match can_guest {
+        true => guest::reads(&disk.raw, Guest::python).context("what Python reads")?,
+        false => Vec::new(),
+    };
+    let setting =
+        Setting { args, away: &away, disk: &disk, reads: &reads, pagefold: &program, scratch: scratch.path() };
+    if can_guest {
         if args.has_case("first-output") {
             record(args, "first-output", &away, Guest::python, &mut out);
-            first_output(args, &away, &disk, &reads, scratch.path(), &mut out)?;
+            first_output(&setting, &mut out)?;
         }
         if args.has_case("metadata") {
             let files = Disk::with_files(args.files, &packing)?;
@@ -96,17 +97,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             }
             let away = Away::new(&program, scratch.path(), "files", &files, stores, distance)?;
             record(args, "metadata", &away, |guest| guest.scan().map(drop), &mut out);
-            metadata(args, &away, scratch.path(), &mut out)?;
+            metadata(&Setting { away: &away, disk: &files, ..setting }, &mut out)?;
         }
     }
     if args.has_case("fleet") {
-        fleet::run(args, &away, &disk, &reads, scratch.path(), &mut out)?;
+        fleet::run(&setting, &mut out)?;
     }
     if args.has_case("push") || args.has_case("chain") {
-        deltas::run(args, &away, &disk, &program, scratch.path(), &mut out)?;
+        deltas::run(&setting, &mut out)?;
     }
     if args.has_case("sums") {
-        sums(&away, &disk, scratch.path(), &mut out)?;
+        sums(&setting, &mut out)?;
     }
     Ok(())
 }
@@ -129,14 +130,8 @@ fn put_sizes(out: &mut Output, name: &str, disk: &Disk) -> anyhow::Result<()> {
 
 /// Measures the time from the start of a server to the first output of Python in a guest, on a host
 /// with an empty cache, and on one that has read the same before.
-fn first_output(
-    args: &Args,
-    away: &Away<'_>,
-    disk: &Disk,
-    reads: &[Range<u64>],
-    scratch: &Path,
-    out: &mut Output,
-) -> anyhow::Result<()> {
+fn first_output(setting: &Setting<'_>, out: &mut Output) -> anyhow::Result<()> {
+    let Setting { args, away, disk, reads, scratch, .. } = *setting;
     let touched = touched::bytes(&disk.packed, reads)? as f64;
     out.put("first-output", "touched_bytes", touched, "bytes");
     out.put("first-output", "reads", reads.len() as f64, "");
@@ -187,7 +182,8 @@ fn first_output(
 
 /// Measures a scan of all names and their metadata, on a host with an empty cache, and again by a
 /// new guest on the same host.
-fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
+fn metadata(setting: &Setting<'_>, out: &mut Output) -> anyhow::Result<()> {
+    let Setting { args, away, scratch, .. } = *setting;
     for subject in args.subjects() {
         let (mut cold, mut warm) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
@@ -227,7 +223,8 @@ fn metadata(args: &Args, away: &Away<'_>, scratch: &Path, out: &mut Output) -> a
 }
 
 /// Measures the share of checksums in the CPU time of a cold read of everything.
-fn sums(away: &Away<'_>, disk: &Disk, scratch: &Path, out: &mut Output) -> anyhow::Result<()> {
+fn sums(setting: &Setting<'_>, out: &mut Output) -> anyhow::Result<()> {
+    let Setting { away, disk, scratch, .. } = *setting;
     let cache = TempDir::new_in(scratch)?;
     let mut fetch = away.fetch(cache.path()).stdout(std::process::Stdio::null()).spawn()?;
     let start = Instant::now();
