@@ -117,8 +117,7 @@ impl ImageArgs {
         inputs
     }
 
-    /// Opens an image's storage. Other files are refused, with an error that names well-known formats
-    /// and places where an image may be.
+    /// Opens an image's storage. [Other files](check) are refused.
     fn open_storage(&self, path: &Path) -> anyhow::Result<Arc<dyn Storage>> {
         let shown = || pagefold_storage::shown(path);
         let is_file = !Location::of(path).is_url();
@@ -130,27 +129,37 @@ impl ImageArgs {
                 Some(place) => format!("{} (for a path in an image, write {place})", shown()),
                 None => shown(),
             })?;
-        let len = file.len_bytes().with_context(shown)?;
-        let offset = self.offset;
-        if offset > 0 {
-            ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
-        }
-        if Format::Erofs.is_in(&*file, offset).with_context(shown)? {
-            return Ok(file);
-        }
-        let there = if offset == 0 { String::new() } else { format!(" at byte {offset}") };
-        let found = Signature::of(&*file, offset).with_context(shown)?;
-        let what = match found {
-            Some(found) => format!("it is {}", found.described(path)),
-            None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
-        };
-        let joint = if found.is_some() { ';' } else { ':' };
-        // The content of other files is not that of a disk.
-        let is_disk = found.is_none_or(|found| matches!(found.kind(), Kind::Disk));
-        let places = if is_disk && is_file { places::found(&*file, offset, len) } else { Vec::new() };
-        let advice = places::advice(&places);
-        bail!("{}{there} is not an EROFS image{joint} {what}{advice}", shown());
+        check(path, &*file, self.offset)?;
+        Ok(file)
     }
+}
+
+/// Checks that there is an image at `offset` of the storage of this name.
+///
+/// # Errors
+/// They name well-known formats, and places where an image may be.
+pub(crate) fn check(path: &Path, storage: &dyn Storage, offset: u64) -> anyhow::Result<()> {
+    let shown = || pagefold_storage::shown(path);
+    let len = storage.len_bytes().with_context(shown)?;
+    if offset > 0 {
+        ensure!(offset < len, "--offset {offset} is past the end of {}, which has {len} bytes", shown());
+    }
+    if Format::Erofs.is_in(storage, offset).with_context(shown)? {
+        return Ok(());
+    }
+    let there = if offset == 0 { String::new() } else { format!(" at byte {offset}") };
+    let found = Signature::of(storage, offset).with_context(shown)?;
+    let what = match found {
+        Some(found) => format!("it is {}", found.described(path)),
+        None => format!("no EROFS magic number at byte {}", offset.saturating_add(1024)),
+    };
+    let joint = if found.is_some() { ';' } else { ':' };
+    // The content of other files is not that of a disk.
+    let is_disk = found.is_none_or(|found| matches!(found.kind(), Kind::Disk));
+    let is_file = !Location::of(path).is_url();
+    let places = if is_disk && is_file { places::found(storage, offset, len) } else { Vec::new() };
+    let advice = places::advice(&places);
+    bail!("{}{there} is not an EROFS image{joint} {what}{advice}", shown());
 }
 
 /// Returns `IMAGE:/PATH` for a path below a file, as if the file were a directory.

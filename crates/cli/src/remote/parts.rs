@@ -13,7 +13,10 @@ use pagefold_erofs::{Error, Image, ReadAt};
 use pagefold_remote::{Clusters, Part, Remote, Sum};
 use pagefold_storage::Storage;
 
-use crate::storage::{self, RemoteArgs};
+use crate::{
+    image,
+    storage::{self, RemoteArgs},
+};
 
 /// An image, and the devices with the rest of its data.
 pub(crate) struct Opened {
@@ -28,6 +31,7 @@ impl Opened {
     pub(crate) fn open(name: &Path, devices: &[PathBuf], remote: &RemoteArgs) -> anyhow::Result<Self> {
         let shown = || pagefold_storage::shown(name);
         let storage = storage::open(name, remote).with_context(shown)?;
+        image::check(name, &*storage, 0)?;
         let devices = match devices {
             [] => storage.devices().with_context(shown)?,
             given => {
@@ -36,7 +40,7 @@ impl Opened {
             }
         };
         let boxed = devices.iter().map(|device| Box::new(Arc::clone(device)) as Box<dyn ReadAt>).collect();
-        let image = image(&storage, boxed).map_err(|error| match error {
+        let image = opened(&storage, boxed).map_err(|error| match error {
             Error::Devices(_) => {
                 anyhow!("{}: {error} (give each device with --device, in the order of the image's table)", shown())
             }
@@ -82,7 +86,7 @@ fn part(device: &Arc<dyn Storage>, tag: &[u8; 64], below: &VecDeque<Summed>) -> 
         return Ok(part);
     }
     let below = || below.iter().map(|device| Box::new(device.clone()) as Box<dyn ReadAt>).collect();
-    let image = image(device, Vec::new()).or_else(|_| image(device, below()));
+    let image = opened(device, Vec::new()).or_else(|_| opened(device, below()));
     // A device need not be an image.
     let clusters = image.map(|image| Clusters::of(&image)).unwrap_or_default();
     Ok(Part::of_device(Arc::clone(device) as Arc<dyn ReadAt>, tag, &clusters)?)
@@ -123,7 +127,7 @@ fn of_registry(storage: &Arc<dyn Storage>) -> Option<Part> {
     Part::of_remote(storage.downcast_ref::<Remote>()?)
 }
 
-fn image(storage: &Arc<dyn Storage>, devices: Vec<Box<dyn ReadAt>>) -> Result<Image, Error> {
+fn opened(storage: &Arc<dyn Storage>, devices: Vec<Box<dyn ReadAt>>) -> Result<Image, Error> {
     Image::open_with_devices(Arc::clone(storage), devices, Image::DEFAULT_CACHE_BYTES)
 }
 

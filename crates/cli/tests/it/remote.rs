@@ -212,6 +212,33 @@ fn errors_say_what_to_do() {
     assert_eq!(output(cached(cache.path()).args(["ls", "--unverified", &web.url("/tree.erofs")])), "file\nsmall\n");
 }
 
+/// A raw disk is read from afar as it is. For the rest, errors say what to do.
+#[test]
+fn disks_that_are_not_packed() {
+    let (folder, bytes) = images();
+    let at = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+    for command in [vec!["index"], vec!["push"]] {
+        let message = run_to_fail(pagefold().args(&command).arg(at("disk.img")).args(match command[0] {
+            "push" => vec!["oci://127.0.0.1:1/x"],
+            _ => Vec::new(),
+        }));
+        assert!(message.contains("disk.img is not an EROFS image"), "{message}");
+    }
+    let web = web(folder.path());
+    let cache = TempDir::new().expect("a folder");
+    let server = Server::start(&["--memory-limit", "64M", "--unverified", &web.url("/disk.img")]);
+    if let Some([nbdcopy]) = pagefold_testing::programs("remote", ["nbdcopy"]) {
+        output(Command::new(nbdcopy).arg(server.uri("disk")).arg(at("copy")));
+        assert!(fs::read(at("copy")).expect("a file")[..bytes.len()] == bytes);
+    }
+    assert!(server.end(Signal::TERM).0.success());
+    let Some([qemu_img]) = pagefold_testing::programs("remote", ["qemu-img"]) else { return };
+    output(Command::new(qemu_img).args(["convert", "-O", "qcow2", &at("disk.img"), &at("disk.qcow2")]));
+    let serve = ["serve", "--unverified", &web.url("/disk.qcow2")];
+    let message = run_to_fail(cached(cache.path()).args(serve).arg("--dir").arg(folder.path()));
+    assert!(message.contains("download it, or push what 'pagefold pack' makes of it"), "{message}");
+}
+
 /// Passwords and signatures do not appear in errors, whatever command gets the URL.
 #[test]
 fn errors_show_no_secret() {
