@@ -21,8 +21,8 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
-    kept::{self, MEMORY},
     next::Next,
+    pool_file::{self, MEMORY},
     record::{self, Ahead, ControlState, DiskState, PoolState, Record, VERSION},
 };
 use crate::{
@@ -276,7 +276,7 @@ fn transfer(
     if listened.ending.has_begun() {
         return Err("the server is stopping".to_owned());
     }
-    let kept = kept::file(server);
+    let kept = pool_file::file(server);
     let marked = next.free().and_then(|()| {
         let marked = kept.map_or(Ok(()), mark_taken);
         marked.map_err(|error| format!("its memory cannot be marked: {error}"))
@@ -358,7 +358,7 @@ fn send(
     };
     record.stores = stores;
     // Without a store it ends with this process.
-    let memory = kept::file(server).filter(|_| stores);
+    let memory = pool_file::file(server).filter(|_| stores);
     record.files.extend(memory.map(|_| MEMORY.to_owned()));
     let text = serde_json::to_vec(&record).map_err(io::Error::other)?;
     channel.send(Kind::Record, &text)?;

@@ -28,26 +28,21 @@ use std::{
 };
 
 use pagefold_disk::{ImportError, ImportedDisks, KeptDisk, Pool, PoolConfig, Salvage, kept_disks};
-use pagefold_serve::{Handed, Passed, Permissions};
+use pagefold_serve::{Handed, Permissions};
 use serde::{Deserialize, Serialize};
 
 use super::{
     give::{Found, record},
+    pool_file::{file, name},
     record::{Kind, Record},
 };
 use crate::{
-    Config, Observer, Server, TakeOverError,
+    Observer, Server, TakeOverError,
     machine::Memory,
-    memory_file::{mark_free, mark_taken, memory_file},
+    memory_file::{mark_free, mark_taken},
     server::Listened,
     socket::ServedSocket,
 };
-
-/// The end of the file's name, after the process.
-pub(super) const POOL: &str = "pool";
-
-/// Name of the file among those that are handed over.
-pub(super) const MEMORY: &str = "memory";
 
 /// How often writing a note is tried, and the pause between two attempts.
 const ATTEMPTS: u32 = 5;
@@ -76,21 +71,6 @@ struct DiskNote {
     limit_bytes: u64,
     is_over: bool,
     note: Vec<u8>,
-}
-
-/// Makes the file of a pool, if that is asked for.
-pub(super) fn new_file(config: &Config) -> Result<Option<File>, TakeOverError> {
-    config.keep_memory.then(|| memory_file("pagefold-pool")).transpose().map_err(TakeOverError::Broken)
-}
-
-/// Returns the file of the server's pool.
-pub(super) fn file(server: &Server) -> Option<&File> {
-    server.0.disks.table().pool.file()
-}
-
-/// Returns the name of a process's file in the store.
-pub(super) fn name(process: u32) -> String {
-    Passed::name_of(process, POOL)
 }
 
 /// If the pool is in a file, notes there which disks exist now. Fails with the reason.

@@ -25,6 +25,7 @@ mod give;
 mod kept;
 mod next;
 mod patient;
+mod pool_file;
 mod record;
 mod store;
 mod take;

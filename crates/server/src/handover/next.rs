@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     channel::{Channel, Kind, Message},
-    kept,
+    pool_file,
 };
 use crate::{
     DescriptorStore,
@@ -46,7 +46,7 @@ pub(super) struct Next {
 impl Next {
     pub(super) fn new(giving: &Giving, process: u32) -> Self {
         let store = giving.store.clone().filter(|store| store.room() > 0);
-        Self { store, name: kept::name(process), file: None }
+        Self { store, name: pool_file::name(process), file: None }
     }
 
     /// Returns whether the server stores the memory, if it is sent.

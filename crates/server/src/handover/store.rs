@@ -35,7 +35,8 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
 use super::{
     give::{COMMANDS, Found, REQUESTS, lack, lack_of_memory, longest_pause, record},
-    kept::{self, Killed},
+    kept::Killed,
+    pool_file,
     record::Record,
 };
 use crate::{
@@ -85,7 +86,7 @@ pub(crate) fn leave(server: &Server, why: &str) -> bool {
     }
     server.0.observer.info(&format!("{why}, leaving disks and clients to the next process"));
     store.ends_within(longest(server));
-    let lost = Lost { store: Arc::clone(store), is_kept: kept::file(server).is_some() };
+    let lost = Lost { store: Arc::clone(store), is_kept: pool_file::file(server).is_some() };
     lost.says("the server was killed while it left them");
     let fails = |server: &Server, lost: &Lost, error: &str| {
         lost.forget();
@@ -184,9 +185,9 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
         None => Ok(()),
     });
     if let Err(why) = kept {
-        if let Some(file) = kept::file(server) {
+        if let Some(file) = pool_file::file(server) {
             // Until it is stored, the state is all that there is.
-            let _ = store.keep(&name(&kept::POOL), file.as_fd()).and_then(|()| store.settle());
+            let _ = store.keep(&name(&pool_file::POOL), file.as_fd()).and_then(|()| store.settle());
         }
         // From here on, clients may get other answers.
         state.mark_taken().map_err(|error| format!("{why}; the state cannot be marked: {error}"))?;
@@ -194,7 +195,7 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
         return Err(why);
     }
     // From here on, the next process serves. It marks the file too.
-    let _ = kept::file(server).map(mark_taken);
+    let _ = pool_file::file(server).map(mark_taken);
     let observer = &server.0.observer;
     if left_out > 0 {
         observer.warn(&format!("{left_out} clients lose their connections, which cannot be kept"));
@@ -252,7 +253,7 @@ fn keep(
         all.try_for_each(|(number, file)| store.keep(&name(&number), file))
     });
     // The next process would have the pool three times.
-    let others = [LOST, kept::POOL];
+    let others = [LOST, pool_file::POOL];
     let kept = kept.and_then(|()| others.iter().try_for_each(|other| store.remove(&name(other))));
     let kept = kept.and_then(|()| store.settle());
     kept.map_err(|error| format!("the service manager does not keep them: {error}"))
@@ -407,7 +408,7 @@ impl Left {
             let Some((process, what)) = Passed::parts_of(&name) else { continue };
             match what {
                 LOST => lost = Some(text_of(file)),
-                STATE | kept::POOL => {
+                STATE | pool_file::POOL => {
                     was_any = true;
                     // If a state is not marked, no server has served since it was stored.
                     if is_free(&file) {

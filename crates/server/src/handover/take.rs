@@ -27,8 +27,8 @@ use super::{
     bases::{Opened, OpenedBases},
     channel::{Channel, Kind, Message, PoolReader, wait_for},
     give::longest,
-    kept::{self, MEMORY},
     patient::Patient,
+    pool_file::{self, MEMORY},
     record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
     store::{Left, LeftDisks, State, remove_all},
 };
@@ -148,7 +148,7 @@ pub(crate) fn restore(
             let record = killed.record();
             check(record, &config)?;
             let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
-            let pool = pool_config(&record.pool, None, kept::new_file(&config)?)?;
+            let pool = pool_config(&record.pool, None, pool_file::new_file(&config)?)?;
             let imported = killed.import(pool, &mut made);
             let imported = imported.map_err(|error| bases.failed.take().unwrap_or(error))?;
             let server = make_server(config, record, Content { imported, bases })?;
@@ -163,7 +163,7 @@ pub(crate) fn restore(
     let files = Left::numbered(left.files, counts(&record).iter().sum())?;
     let mut stream = state.pool();
     let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
-    let pool = pool_config(&record.pool, None, kept::new_file(&config)?)?;
+    let pool = pool_config(&record.pool, None, pool_file::new_file(&config)?)?;
     let imported = ImportedDisks::read(pool, &mut stream, &mut made);
     let imported =
         imported.map_err(|error| bases.failed.take().unwrap_or_else(|| TakeOverError::Cannot(error.to_string())))?;
@@ -472,7 +472,7 @@ fn read_pool(
     ahead: &Ahead,
     arrived: &mut Arrived,
 ) -> Result<Option<Content>, TakeOverError> {
-    let memory = kept::new_file(config)?;
+    let memory = pool_file::new_file(config)?;
     if ahead.stores {
         // The other process stores it, and marks it as free when this one is ready.
         memory.iter().try_for_each(mark_taken).map_err(TakeOverError::Broken)?;
