@@ -5,7 +5,7 @@ use std::{
     io,
     ops::Range,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -19,7 +19,6 @@ use crate::{
     coming::{ANNOUNCED, Coming},
     cut::READ_TOGETHER_BYTES,
     error::{Error, Result},
-    gaps::Gaps,
     index::Index,
     location::shown,
     missed::Missed,
@@ -62,10 +61,6 @@ pub struct Blob {
     /// How long failures are waited out.
     limit: Duration,
     noted: Noted,
-    /// The blob itself, for threads that fetch chunks which no reader waits for.
-    itself: Weak<Blob>,
-    /// The chunks that were read, and those fetched between them.
-    gaps: Mutex<Gaps>,
     /// The chunks that a trace announces.
     coming: Mutex<Coming>,
     recent: Mutex<Recent>,
@@ -112,9 +107,7 @@ impl Blob {
         limit: Duration,
         noted: Noted,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|itself| Self {
-            itself: itself.clone(),
-            gaps: Mutex::default(),
+        Arc::new(Self {
             name,
             index,
             ranges,
@@ -474,23 +467,6 @@ impl Blob {
         Ok(())
     }
 
-    /// Records that chunks are read. Fetches the gaps between the missing ones and chunks that were
-    /// read before.
-    fn fill_gaps(&self, wanted: &[usize]) {
-        if self.ranges.is_none() {
-            return;
-        }
-        let missing: Vec<_> = wanted.iter().copied().filter(|chunk| self.lacks(*chunk)).collect();
-        let mut gaps = lock(&self.gaps);
-        let found = gaps.around(&missing, |chunk| self.index.range(chunk), |chunk| self.lacks(chunk));
-        wanted.iter().for_each(|chunk| gaps.note(*chunk, &self.index.range(*chunk)));
-        drop(gaps);
-        if let Some(blob) = self.itself.upgrade().filter(|_| !found.is_empty()) {
-            let work = move || blob.fetch_chunks(found, Need::Ahead);
-            let _ = thread::Builder::new().name("gaps".to_owned()).spawn(work);
-        }
-    }
-
     /// Fetches chunks, in order, that may be read soon. Skips those that a trace brings or
     /// excludes.
     fn fetch_chunks(&self, mut wanted: Vec<usize>, need: Need) {
@@ -554,7 +530,6 @@ impl ReadAt for Blob {
         for chunk in self.index.around(offset.min(end)..end) {
             let Some(bytes) = lock(&self.recent).get(chunk) else { break };
             self.touch([chunk]);
-            lock(&self.gaps).note(chunk, &self.index.range(chunk));
             filled += copy(&bytes, self.index.range(chunk).start, &mut buf[filled..], offset + filled as u64);
         }
         filled
@@ -571,7 +546,6 @@ impl ReadAt for Blob {
         self.touch(wanted.iter().copied());
         wanted.sort_unstable();
         wanted.dedup();
-        self.fill_gaps(&wanted);
         let mut wanted = &wanted[..];
         while !wanted.is_empty() {
             let (batch, rest) = self.split_batch(wanted);

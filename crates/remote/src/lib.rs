@@ -27,7 +27,6 @@ mod early;
 mod error;
 mod file;
 mod follow;
-mod gaps;
 mod http;
 mod image;
 mod index;
