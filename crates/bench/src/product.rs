@@ -1,6 +1,6 @@
 //! pagefold's store for the benches: only this file uses the store's interface.
 
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 use pagefold_codec::{Codec, Fold, Page};
 use pagefold_store::{Disk, Error, Pool, PoolConfig};
@@ -36,6 +36,11 @@ impl Product {
     /// Makes an empty disk whose pool spends at most `limit_bytes`.
     pub(crate) fn limited(slots: u64, codec: Arc<dyn Codec>, limit_bytes: u64) -> anyhow::Result<Self> {
         Self::with(slots, PoolConfig::default().codec(codec).memory_limit(limit_bytes))
+    }
+
+    /// Makes one whose pool is in a file in memory.
+    pub(crate) fn kept_in(slots: u64, codec: Arc<dyn Codec>, file: File) -> anyhow::Result<Self> {
+        Self::with(slots, PoolConfig::default().codec(codec).kept_in(file))
     }
 
     /// Writes a page. Returns false if the limit leaves no room for it.

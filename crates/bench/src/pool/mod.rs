@@ -1,12 +1,14 @@
 //! `pagefold-bench pool`: the memory of compressed pages in the product's store (`mosaic`) and in
 //! the kernel's zram, after filling, during churn and after discards; and the speed and memory of
-//! its allocator compared with xvmalloc and xcfmalloc.
+//! its allocator compared with xvmalloc and xcfmalloc; and a pool in a file in memory compared with one in
+//! private memory.
 //!
 //! Those two run in the small store of `pagefold-published`. Apart from the allocator, it differs from
 //! the product in its handling of zeros (no object; the product keeps every same-filled page in its
 //! entry), and in its table and streams, which count in `spent_bytes`.
 
 mod experiment;
+mod kept;
 mod memory;
 mod speed;
 
@@ -55,6 +57,8 @@ enum PoolBench {
     Speed,
     /// The experiment with which xcfmalloc was proposed
     Experiment,
+    /// Speed and memory of a pool in a file in memory, as with `serve --keep-memory`
+    Kept,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -75,6 +79,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             }
             if args.parts.contains(&PoolBench::Speed) {
                 speed::run(&mut output, &*by_name(codec)?, first, &threads)?;
+            }
+            if args.parts.contains(&PoolBench::Kept) {
+                kept::run(&mut output, codec, first)?;
             }
         }
     }
