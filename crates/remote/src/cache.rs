@@ -7,7 +7,7 @@
 //! manifests/DIGITS     a registry's manifest
 //! names/DIGITS         the sum that a location led to
 //! followed/DIGITS      empty: the trace of the image with this sum need not be followed
-//! lock                 held while chunks are evicted; parts of it while traces are followed
+//! lock                 held while chunks are evicted; parts of it while traces are followed and images opened
 //! ```
 //!
 //! Each process that uses a blob holds a shared lock on its `data`. A process removes the directory
@@ -96,6 +96,20 @@ pub(crate) struct Chunks {
 pub(crate) struct Lock<'a> {
     chunks: &'a Chunks,
     range: Range<usize>,
+}
+
+/// A right that one process at a time can take, and has until this is dropped. One byte of the lock file
+/// represents it.
+pub(crate) struct Right {
+    lock: File,
+    at: i64,
+}
+
+impl Right {
+    /// Returns whether this process has the right now.
+    pub(crate) fn try_take(&self) -> bool {
+        set_lock(&self.lock, self.at, 1, libc::F_WRLCK)
+    }
 }
 
 impl Cache {
@@ -289,12 +303,23 @@ impl Cache {
 
     /// Takes the right to follow the trace of an image until the result is dropped, unless another
     /// process has it, or the cache cannot be written.
-    pub(crate) fn try_following(&self, of: Sum) -> Option<File> {
+    pub(crate) fn try_following(&self, of: Sum) -> Option<Right> {
+        self.right(of).filter(Right::try_take)
+    }
+
+    /// Returns the right to request what opening the image with this index reads, or `None` if the
+    /// cache cannot be written.
+    pub(crate) fn right_to_open(&self, of: Sum) -> Option<Right> {
+        self.right(Sum::of(&[b"opening", &of.0[..]].concat()))
+    }
+
+    fn right(&self, of: Sum) -> Option<Right> {
         let path = self.directory.join("lock");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
-        // One byte of the lock file represents the image.
-        let at = of.0.first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes) & (i64::MAX >> 1));
-        set_lock(&file, at, 1, libc::F_WRLCK).then_some(file)
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
+        Some(Right {
+            lock,
+            at: of.0.first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes) & (i64::MAX >> 1)),
+        })
     }
 
     fn evict(&self, limit_bytes: u64) -> Result<()> {

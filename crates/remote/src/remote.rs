@@ -524,16 +524,17 @@ impl Opener<'_> {
         if of == layer.blob && range.end > layer.size_bytes {
             return Err(wrong("the dm-verity tree of a layer exceeds it"));
         }
-        let cached = self.cache().and_then(|cache| cache.index(sum));
+        let cache = self.cache().map(|cache| &**cache);
+        let cached = cache.and_then(|cache| cache.index(sum));
         let is_new = cached.is_none();
-        let mut early = Early::default();
-        let index = match cached {
-            Some(index) => index,
+        let (index, early) = match cached {
+            Some(index) => (index, Early::elsewhere(cache, sum)),
             None if self.options.is_offline => return Err(Error::Offline(self.name())),
             None => {
-                early = Early::request(&self.client, || registry.ways(layer.blob), &layer.opening);
+                let early = Early::request(&self.client, || registry.ways(layer.blob), &layer.opening, cache, sum);
                 let ranges = Ranges::new(Arc::clone(&self.client), registry.ways(of)?);
-                self.patience().repeat(|until| self.fetch_index(&ranges, &range, layer, until))?
+                let index = self.patience().repeat(|until| self.fetch_index(&ranges, &range, layer, until))?;
+                (index, early)
             }
         };
         // What is in the cache may be longer than the manifest says.
@@ -543,7 +544,9 @@ impl Opener<'_> {
             return Err(Error::Index { name: self.name(), what });
         }
         let image = self.blob(sum, index, is_new, registry.ways(layer.blob)?, &layer.opening);
-        early.land(&image);
+        if let Some(early) = early {
+            early.land(&image);
+        }
         Ok(Remote::new(image, sum.to_string()))
     }
 

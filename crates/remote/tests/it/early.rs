@@ -2,10 +2,12 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex},
+    sync::{Arc, Barrier, Mutex},
+    thread,
+    time::Duration,
 };
 
-use pagefold_remote::{Location, Options, Remote, Sum, open};
+use pagefold_remote::{Cache, Location, Options, Remote, Sum, open};
 use pagefold_storage::ReadAt;
 use pagefold_testing::web::{Reply, Server, Stall};
 use serde_json::json;
@@ -20,6 +22,8 @@ const OPENING: [Range<usize>; 2] = [0..49_152, 1_474_560..1_572_864];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Right,
+    /// The right bytes after a while.
+    Late,
     WrongBytes,
     Missing,
     Failure,
@@ -67,6 +71,7 @@ impl Registry {
             let mut reply = Reply::file(request, &blob);
             match first.map_or(Answer::Right, |part| answers[part]) {
                 Answer::Right => {}
+                Answer::Late => reply.delay = Duration::from_millis(100),
                 Answer::WrongBytes => reply.body.iter_mut().step_by(30_000).for_each(|byte| *byte ^= 1),
                 Answer::Missing => return Reply::status(404),
                 Answer::Failure => return Reply::status(503).with("retry-after", 0),
@@ -82,8 +87,14 @@ impl Registry {
     }
 
     fn open(&self) -> Remote {
+        self.open_with(None)
+    }
+
+    fn open_with(&self, cache: Option<Cache>) -> Remote {
         let url = format!("oci://{}/a/b@{}", self.server.address, self.manifest);
-        open(&Location::parse(&url).expect("a location"), &Options::default()).expect("an image")
+        let mut options = Options::default();
+        options.cache = cache.map(Arc::new);
+        open(&Location::parse(&url).expect("a location"), &options).expect("an image")
     }
 
     /// Reads a part. Returns the number of requests for it.
@@ -102,22 +113,26 @@ impl Drop for Registry {
     }
 }
 
+/// Returns the annotation of both parts.
+fn opening() -> String {
+    OPENING.map(|part| format!("{}:{}", part.start, part.end)).join(",")
+}
+
 /// The parts come with the index if they are right. Otherwise, each costs the request that a read makes
 /// anyhow, and no byte of the wrong ones is used.
 #[test]
 fn what_opening_reads_comes_with_the_index() {
     use Answer::*;
-    let opening = OPENING.map(|part| format!("{}:{}", part.start, part.end)).join(",");
-    let kinds = [Right, WrongBytes, Missing, Failure, WholeFile, OtherRange, Cut, Stalled, Endless];
+    let kinds = [Right, Late, WrongBytes, Missing, Failure, WholeFile, OtherRange, Cut, Stalled, Endless];
     for (number, answer) in kinds.into_iter().enumerate() {
         let answers = [answer, kinds[(number * 4 + 2) % kinds.len()]];
-        let registry = Registry::start(answers, &opening);
+        let registry = Registry::start(answers, &opening());
         let remote = registry.open();
         // The manifest, the index and both parts.
         assert_eq!(registry.server.requests().len(), 4, "{answers:?}");
         for (part, answer) in OPENING.into_iter().zip(answers) {
             // An endless body has the right bytes in front.
-            let expected = usize::from(!matches!(answer, Right | Endless));
+            let expected = usize::from(!matches!(answer, Right | Late | Endless));
             assert_eq!(registry.read(&remote, part), expected, "{answer:?}");
         }
         registry.read(&remote, 0..registry.image.len());
@@ -137,4 +152,30 @@ fn invalid_parts_are_not_requested() {
     let registry = Registry::start([Answer::Right; 2], "1:49152,1474560:1523713");
     let remote = registry.open();
     assert_eq!((registry.read(&remote, 1_474_560..1_523_712), registry.read(&remote, 0..49_152)), (0, 1));
+}
+
+/// Servers that open the image at the same time and share a cache request each part once, also if the one that
+/// requests it is slow.
+#[test]
+fn servers_with_one_cache_request_the_parts_once() {
+    let registry = Registry::start([Answer::Late, Answer::Right], &opening());
+    let folder = tempfile::tempdir().expect("a folder");
+    let begin = Barrier::new(6);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let cache = Cache::open(folder.path(), 1 << 30).expect("a cache");
+                begin.wait();
+                let remote = registry.open_with(Some(cache));
+                for part in OPENING {
+                    registry.read(&remote, part);
+                }
+            });
+        }
+    });
+    let requests = registry.server.requests();
+    let requested = requests.iter().filter_map(|request| request.range()).map(|range| range.start as usize);
+    let mut parts: Vec<_> = requested.filter(|start| OPENING.iter().any(|part| part.start == *start)).collect();
+    parts.sort_unstable();
+    assert_eq!(parts, OPENING.map(|part| part.start));
 }
