@@ -92,4 +92,4 @@ pub use server::Server;
 pub use service_manager::ServiceManager;
 pub use socket::{parse_group, parse_mode};
 pub use taken::Taken;
-pub use transport::{Devices, DiskFiles, Host, Transport};
+pub use transport::{Devices, DiskFiles, HandedTransport, Host, TakenTransport, Transport};

@@ -49,6 +49,7 @@ pub struct Sockets {
     control: Option<ControlPlace>,
     metrics: Vec<MetricsSocket>,
     transports: Vec<Box<dyn Transport>>,
+    taken_transports: Vec<Box<dyn Transport>>,
     obstacles: Obstacles,
     when_stopping: Option<WhenStopping>,
     when_given: Option<WhenGiven>,
@@ -164,6 +165,15 @@ impl Sockets {
     #[must_use]
     pub fn transport(mut self, transport: impl Transport + 'static) -> Self {
         self.transports.push(Box::new(transport));
+        self
+    }
+
+    /// Continues a transport of the server that this one takes over, made from what
+    /// [`Taken::take_transports`](crate::Taken::take_transports) has returned. It is started before
+    /// the other server ends, and [goes on](Transport::go_on) afterwards.
+    #[must_use]
+    pub fn taken_transport(mut self, transport: impl Transport + 'static) -> Self {
+        self.taken_transports.push(Box::new(transport));
         self
     }
 
@@ -315,6 +325,7 @@ impl Server {
             control,
             metrics,
             transports,
+            taken_transports,
             obstacles,
             when_stopping,
             when_given,
@@ -392,6 +403,8 @@ impl Server {
             obstacles: Arc::new(obstacles),
         };
         let started = Arc::<Started>::default();
+        // Until the other process ends, it serves what these continue.
+        let taken = started.start_taken(taken_transports, &host)?;
         let mut later = transports;
         if incoming.is_none() {
             later.drain(..).try_for_each(|transport| started.start(transport, &host))?;
@@ -442,6 +455,7 @@ impl Server {
             free(self);
             // The thread waits for this, and clients wait for the thread.
             let _ = begin.send(());
+            taken.begin();
             let ms = began.elapsed().as_secs_f64() * 1e3;
             self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
             if let Some(before) = before {
@@ -456,6 +470,7 @@ impl Server {
             }
             Nbd::Thread(thread)
         } else {
+            taken.begin();
             keep(self).map_err(Error::Keep)?;
             Nbd::Here(Box::new(nbd))
         };

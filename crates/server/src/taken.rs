@@ -5,7 +5,7 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc};
 use pagefold_control::Client;
 
 use crate::{
-    Belongings, Config, DescriptorStore, Error, Listening, Server, Sockets, TakeOverError,
+    Belongings, Config, DescriptorStore, Error, Listening, Server, Sockets, TakeOverError, TakenTransport,
     handover::{Received, receive, restore},
 };
 
@@ -52,6 +52,12 @@ impl Taken {
     /// Takes the other state that the other server has handed over.
     pub fn take_belongings(&mut self) -> Belongings {
         std::mem::take(&mut self.0.belongings)
+    }
+
+    /// Takes the transports that the other server has handed over. A program that does not continue one
+    /// must not [listen](Self::listen): its clients would wait forever.
+    pub fn take_transports(&mut self) -> Vec<TakenTransport> {
+        std::mem::take(&mut self.0.transports)
     }
 
     /// Listens where the other server has listened, which ends. Further addresses are opened, too.

@@ -5,11 +5,13 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
 
 use pagefold_control::{BindSpare, NewDevice};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, OpenError};
-use pagefold_serve::ServerHandle;
+use pagefold_serve::{ServerHandle, Shared};
+use serde_json::Value;
 
 use crate::{Ending, Observer, TransportError};
 
@@ -29,6 +31,53 @@ pub trait Transport: Send {
     /// done, or once [`Ending::is_forced`]. Called once, unless `start` failed, when the server
     /// ends; the disks still exist.
     fn stop(&mut self);
+
+    /// Lets requests end, and begins no other, until [`go_on`](Self::go_on) or
+    /// [`give_away`](Self::give_away). Returns what another process needs to continue, or `None` if
+    /// there is nothing to continue. The default returns `None`.
+    ///
+    /// # Errors
+    /// Requests have not ended after `patience`, or cannot be handed over; says why. It serves.
+    fn pause(&mut self, patience: Duration) -> Result<Option<HandedTransport>, String> {
+        let _ = patience;
+        Ok(None)
+    }
+
+    /// Ends a pause, or begins to serve what it has taken over. It cannot fail: only this process
+    /// serves the clients.
+    fn go_on(&mut self) {}
+
+    /// Ends, but leaves clients to another process, which has what was handed over, or from which
+    /// this was taken over.
+    fn give_away(&mut self) {}
+}
+
+/// What a transport that pauses hands over to another process.
+pub struct HandedTransport {
+    /// By this, the other process knows which transport can continue it.
+    pub name: &'static str,
+    /// Everything but descriptors. A field that a later version adds needs a default.
+    pub state: Value,
+    /// Those that belong to the state.
+    pub descriptors: Vec<Shared>,
+}
+
+/// What another process has handed over. A transport that is made from this is passed to
+/// [`Sockets::taken_transport`](crate::Sockets::taken_transport).
+#[derive(Debug)]
+pub struct TakenTransport {
+    /// The name that its transport has given.
+    pub name: String,
+    /// Unchecked.
+    pub state: Value,
+    /// Those that belong to the state, unchecked.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl fmt::Debug for HandedTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandedTransport").field("name", &self.name).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 /// Disks as files.
@@ -201,7 +250,57 @@ impl fmt::Debug for Host {
 #[derive(Default)]
 pub(crate) struct Started(Mutex<Vec<Box<dyn Transport>>>);
 
+/// Transports that pause. They continue when this is dropped.
+pub(crate) struct PausedTransports<'a> {
+    started: &'a Started,
+    pub(crate) handed: Vec<HandedTransport>,
+}
+
+impl PausedTransports<'_> {
+    /// Leaves all clients to another process.
+    pub(crate) fn give_away(self) {
+        self.started.give_away();
+    }
+}
+
+impl Drop for PausedTransports<'_> {
+    fn drop(&mut self) {
+        self.started.go_on();
+    }
+}
+
+/// Transports that continue those of another process, and wait. They are given away when this is dropped.
+pub(crate) struct WaitingTransports<'a>(Option<&'a Started>);
+
+impl WaitingTransports<'_> {
+    /// Lets them serve.
+    pub(crate) fn begin(mut self) {
+        if let Some(started) = self.0.take() {
+            started.go_on();
+        }
+    }
+}
+
+impl Drop for WaitingTransports<'_> {
+    fn drop(&mut self) {
+        if let Some(started) = self.0 {
+            started.give_away();
+        }
+    }
+}
+
 impl Started {
+    /// Starts transports that continue those of another process. If one cannot, none does.
+    pub(crate) fn start_taken(
+        &self,
+        transports: Vec<Box<dyn Transport>>,
+        host: &Host,
+    ) -> Result<WaitingTransports<'_>, TransportError> {
+        let waiting = WaitingTransports(Some(self));
+        transports.into_iter().try_for_each(|transport| self.start(transport, host))?;
+        Ok(waiting)
+    }
+
     /// Starts a transport.
     pub(crate) fn start(&self, mut transport: Box<dyn Transport>, host: &Host) -> Result<(), TransportError> {
         transport.start(host)?;
@@ -211,6 +310,26 @@ impl Started {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn Transport>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets all of them pause. If one cannot, all continue.
+    pub(crate) fn pause(&self, patience: Duration) -> Result<PausedTransports<'_>, String> {
+        let mut paused = PausedTransports { started: self, handed: Vec::new() };
+        let deadline = Instant::now() + patience;
+        for transport in self.lock().iter_mut() {
+            paused.handed.extend(transport.pause(deadline.saturating_duration_since(Instant::now()))?);
+        }
+        Ok(paused)
+    }
+
+    /// Lets them continue, or begin.
+    pub(crate) fn go_on(&self) {
+        self.lock().iter_mut().for_each(|transport| transport.go_on());
+    }
+
+    /// Ends them, and leaves their clients to another process.
+    pub(crate) fn give_away(&self) {
+        self.lock().drain(..).for_each(|mut transport| transport.give_away());
     }
 
     /// Stops them. When this returns, they have stopped, even if another thread is stopping them.

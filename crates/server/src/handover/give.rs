@@ -16,17 +16,17 @@ use std::{
 
 use pagefold_control::{Batch, Code, Failure, HandingOver};
 use pagefold_disk::{ExportError, Precopy, RamDisk, export_disks, finish_disks, precopy_disks};
-use pagefold_serve::{Handed, PauseError, Paused, Shared};
+use pagefold_serve::{Handed, PauseError, Shared};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
     channel::{Channel, Kind, PoolWriter},
     next::Next,
     pool_file::{self, MEMORY},
-    record::{self, Ahead, ControlState, DiskState, PoolState, Record, VERSION},
+    record::{self, Ahead, ControlState, DiskState, PoolState, Record, TransportState, VERSION},
 };
 use crate::{
-    Server,
+    HandedTransport, Server,
     backing::BaseDisk,
     disk::Disk,
     machine::Memory,
@@ -171,16 +171,18 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
             }
             *start_of() = Instant::now();
             let paused = listened.server.pause(REQUESTS).map_err(|error: PauseError| error.to_string())?;
+            let transports = listened.giving.transports.pause(REQUESTS)?;
             let ended = start_of().elapsed();
-            let sent_bytes = transfer(server, listened, channel, &paused, precopied.as_mut(), &mut next)?;
+            let pause = Pause { sockets: paused.handed(), transports: &transports.handed };
+            let sent_bytes = transfer(server, listened, channel, &pause, precopied.as_mut(), &mut next)?;
             // What was kept for the rounds is freed after clients use the other process.
-            Ok((commands, paused, sent_bytes, ended, precopied))
+            Ok((commands, paused, transports, sent_bytes, ended, precopied))
         };
         let given = give();
         drop(end);
         given
     });
-    let (commands, paused, sent_bytes, ended, _precopied) =
+    let (commands, paused, transports, sent_bytes, ended, _precopied) =
         given.map_err(|why| match is_late.load(Ordering::SeqCst) {
             _ if listened.ending.has_begun() => "the server is stopping".to_owned(),
             true => format!("it has taken more than {} s", most.as_secs()),
@@ -203,8 +205,15 @@ fn give(server: &Server, listened: &Listened, channel: &Channel, pid: u32, ahead
     if let Some(commands) = commands {
         commands.give_away();
     }
+    transports.give_away();
     paused.give_away();
     Ok(())
+}
+
+/// What is handed over of a server that pauses.
+pub(super) struct Pause<'a> {
+    pub(super) sockets: &'a Handed<Shared>,
+    pub(super) transports: &'a [HandedTransport],
 }
 
 /// Sends most of the pool while the server serves. Returns what the rest needs, or `None` if all of it is
@@ -256,11 +265,11 @@ fn transfer(
     server: &Server,
     listened: &Listened,
     channel: &Channel,
-    paused: &Paused,
+    pause: &Pause<'_>,
     precopied: Option<&mut Precopy>,
     next: &mut Next,
 ) -> Result<u64, String> {
-    let sent = send(server, listened, channel, paused.handed(), precopied, next.is_stored());
+    let sent = send(server, listened, channel, pause, precopied, next.is_stored());
     let sent_bytes = sent.map_err(broken)??;
     let receive = || channel.receive().map_err(|error| format!("the other process is not ready: {error}"));
     let mut message = receive()?;
@@ -344,7 +353,7 @@ fn send(
     server: &Server,
     listened: &Listened,
     channel: &Channel,
-    handed: &Handed<Shared>,
+    pause: &Pause<'_>,
     precopied: Option<&mut Precopy>,
     stores: bool,
 ) -> io::Result<Result<u64, String>> {
@@ -355,7 +364,7 @@ fn send(
     }
     let found = Found::of(server);
     let giving = &listened.giving;
-    let mut record = match record(server, listened, handed, &found) {
+    let mut record = match record(server, listened, pause, &found) {
         Ok(record) => record,
         Err(why) => return Ok(Err(why)),
     };
@@ -366,10 +375,12 @@ fn send(
     let text = serde_json::to_vec(&record).map_err(io::Error::other)?;
     channel.send(Kind::Record, &text)?;
     let control = giving.control.get().map(|control| control.listener.as_fd());
-    let sockets = handed.listeners.iter().map(|(_, fd)| fd).chain(handed.clients.iter().map(|(_, fd)| fd));
-    let sockets = sockets.chain(handed.newcomers.iter().map(|(_, fd)| fd)).map(|fd| fd.as_fd());
+    let Handed { listeners, clients, newcomers, .. } = pause.sockets;
+    let sockets = listeners.iter().map(|(_, fd)| fd).chain(clients.iter().map(|(_, fd)| fd));
+    let sockets = sockets.chain(newcomers.iter().map(|(_, fd)| fd)).map(|fd| fd.as_fd());
     let files = giving.belongings.files.iter().map(|(_, file)| file.as_fd()).chain(memory.map(File::as_fd));
-    let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).collect();
+    let transports = pause.transports.iter().flat_map(|transport| &transport.descriptors).map(|fd| fd.as_fd());
+    let all: Vec<BorrowedFd<'_>> = sockets.chain(control).chain(files).chain(transports).collect();
     channel.send_descriptors(&all)?;
     let mut writer = PoolWriter::new(channel);
     let exported = match precopied.filter(|_| !has_ended) {
@@ -382,12 +393,8 @@ fn send(
     Ok(Ok(writer.end()?))
 }
 
-pub(super) fn record(
-    server: &Server,
-    listened: &Listened,
-    handed: &Handed<Shared>,
-    found: &Found,
-) -> Result<Record, String> {
+pub(super) fn record(server: &Server, listened: &Listened, pause: &Pause<'_>, found: &Found) -> Result<Record, String> {
+    let Pause { sockets: handed, transports } = *pause;
     let (disks, giving) = (&server.0.disks, &listened.giving);
     let table = disks.table();
     let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
@@ -437,5 +444,6 @@ pub(super) fn record(
         control,
         files: giving.belongings.files.iter().map(|(name, _)| name.clone()).collect(),
         texts: giving.belongings.texts.clone(),
+        transports: transports.iter().map(TransportState::of).collect(),
     })
 }

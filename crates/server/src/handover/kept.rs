@@ -32,7 +32,7 @@ use pagefold_serve::{Handed, Permissions};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    give::{Found, record},
+    give::{Found, Pause, record},
     pool_file::{file, name},
     record::{Kind, Record},
 };
@@ -93,7 +93,7 @@ fn write_note(server: &Server, listened: &Listened) -> Result<(), String> {
     // Notes are written one after the other, so that the last one has all changes.
     let _turn = table.noting();
     let found = Found::of(server);
-    let mut record = record(server, listened, &Handed::default(), &found)?;
+    let mut record = record(server, listened, &Pause { sockets: &Handed::default(), transports: &[] }, &found)?;
     (record.control, record.files) = (None, Vec::new());
     let kept = kept_disks(&found.stored()).ok_or("a disk is not in the file")?;
     let disks = kept.into_iter().map(|KeptDisk { key, slots, limit_bytes, is_over, note, .. }| DiskNote {

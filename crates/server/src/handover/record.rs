@@ -7,6 +7,8 @@ use pagefold_control::{BaseRecord, DiskQuota};
 use pagefold_serve::{ClientState, ListenerState, NewcomerState};
 use serde::{Deserialize, Serialize};
 
+use crate::HandedTransport;
+
 /// The version of the record and of the messages.
 pub(crate) const VERSION: u32 = 1;
 
@@ -60,6 +62,26 @@ pub(crate) struct Record {
     pub(crate) files: Vec<String>,
     #[serde(default)]
     pub(crate) texts: Vec<(String, String)>,
+    /// Ways to the disks besides NBD.
+    #[serde(default)]
+    pub(crate) transports: Vec<TransportState>,
+}
+
+/// A transport.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct TransportState {
+    pub(crate) name: String,
+    /// As the transport defines it.
+    pub(crate) state: serde_json::Value,
+    /// How many descriptors belong to it.
+    pub(crate) descriptors: usize,
+}
+
+impl TransportState {
+    pub(crate) fn of(handed: &HandedTransport) -> Self {
+        let HandedTransport { name, state, descriptors } = handed;
+        Self { name: (*name).to_owned(), state: state.clone(), descriptors: descriptors.len() }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -34,7 +34,7 @@ use pagefold_serve::{Handed, Passed, Shared};
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
 use super::{
-    give::{COMMANDS, Found, REQUESTS, lack, lack_of_memory, longest_pause, record},
+    give::{COMMANDS, Found, Pause, REQUESTS, lack, lack_of_memory, longest_pause, record},
     kept::Killed,
     pool_file,
     record::Record,
@@ -174,7 +174,8 @@ fn park(server: &Server, listened: &Listened, lost: &Lost) -> Result<(), String>
     let paused = listened.server.pause_without(REQUESTS).map_err(|error| error.to_string())?;
     let (handed, left_out) = what_stays(listened, paused.handed(), store.room())?;
     let found = Found::of(server);
-    let mut record = record(server, listened, &handed, &found)?;
+    let pause = Pause { sockets: &handed, transports: &[] };
+    let mut record = record(server, listened, &pause, &found)?;
     record.control = record.control.filter(|control| !control.is_passed);
     let pool = &server.0.disks.table().pool;
     let state = State::write(&record, &why_not, |out| {

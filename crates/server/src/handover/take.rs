@@ -29,11 +29,11 @@ use super::{
     give::longest,
     patient::Patient,
     pool_file::{self, MEMORY},
-    record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, VERSION},
+    record::{Ahead, ControlState, DiskState, Kind as DiskKind, PoolState, Record, TransportState, VERSION},
     store::{Left, LeftDisks, State, remove_all},
 };
 use crate::{
-    Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, WhenFull,
+    Belongings, Config, DescriptorStore, MemoryLimit, Server, TakeOverError, TakenTransport, WhenFull,
     backing::{Backing, BaseDisk},
     counted::Counted,
     disk::{Disk, Origin as DiskOrigin, RECORD_BYTES},
@@ -88,6 +88,7 @@ pub(crate) struct Received {
     pub(crate) server: Server,
     pub(crate) incoming: Incoming,
     pub(crate) belongings: Belongings,
+    pub(crate) transports: Vec<TakenTransport>,
     pub(crate) program: String,
     /// The process, unless it has ended.
     pub(crate) pid: Option<Pid>,
@@ -160,7 +161,7 @@ pub(crate) fn restore(
     };
     let (state, record) = State::read(state)?;
     check(&record, &config)?;
-    let files = Left::numbered(left.files, counts(&record).iter().sum())?;
+    let files = Left::numbered(left.files, count(&record))?;
     let mut stream = state.pool();
     let mut made = |pool: &Pool| bases.open(pool, &record.bases, &config);
     let pool = pool_config(&record.pool, None, pool_file::new_file(&config)?)?;
@@ -186,6 +187,7 @@ struct Parts {
     sockets: Handed<OwnedFd>,
     control: Option<(ControlState, OwnedFd)>,
     belongings: Belongings,
+    transports: Vec<TakenTransport>,
     start: Instant,
     start_time: SystemTime,
     program: String,
@@ -225,7 +227,7 @@ impl Arrived {
                     return Err(TakeOverError::Invalid("descriptors are missing".to_owned()));
                 }
                 self.descriptors.extend(message.descriptors);
-                if self.descriptors.len() > counts(record).iter().sum::<usize>() {
+                if self.descriptors.len() > count(record) {
                     return Err(TakeOverError::Invalid("more descriptors than sockets".to_owned()));
                 }
             }
@@ -236,7 +238,7 @@ impl Arrived {
     }
 
     fn is_complete(&self) -> bool {
-        self.record.as_ref().is_some_and(|record| self.descriptors.len() == counts(record).iter().sum::<usize>())
+        self.record.as_ref().is_some_and(|record| self.descriptors.len() == count(record))
     }
 }
 
@@ -253,9 +255,17 @@ fn check(record: &Record, config: &Config) -> Result<(), TakeOverError> {
 }
 
 /// Returns the number of descriptors of each kind, in their order.
-fn counts(record: &Record) -> [usize; 5] {
-    let control = usize::from(record.control.is_some());
-    [record.listeners.len(), record.clients.len(), record.newcomers.len(), control, record.files.len()]
+fn counts(record: &Record) -> [usize; 6] {
+    let Record { listeners, clients, newcomers, control, files, transports, .. } = record;
+    // A sum that cannot be is that of a record that cannot be completed.
+    let of_transports = transports.iter().fold(0, |sum: usize, state| sum.saturating_add(state.descriptors));
+    let control = usize::from(control.is_some());
+    [listeners.len(), clients.len(), newcomers.len(), control, files.len(), of_transports]
+}
+
+/// Returns the number of all descriptors.
+fn count(record: &Record) -> usize {
+    counts(record).iter().fold(0, |sum: usize, count| sum.saturating_add(*count))
 }
 
 fn check_version(version: u32, tls: bool, config: &Config) -> Result<(), TakeOverError> {
@@ -307,7 +317,7 @@ fn receive_parts(channel: &Channel, config: Config) -> Result<(Parts, Sender), T
 impl Parts {
     /// Joins a record with its descriptors. Only those of clients may be missing.
     fn of(record: Record, server: Server, descriptors: Vec<Option<OwnedFd>>) -> Result<Self, TakeOverError> {
-        let [listeners, clients, newcomers, control, files] = counts(&record);
+        let [listeners, clients, newcomers, control, files, of_transports] = counts(&record);
         let mut descriptors = descriptors.into_iter();
         let mut next = |count: usize| descriptors.by_ref().take(count).collect::<Vec<_>>();
         let needed = |what: &str, all: Vec<Option<OwnedFd>>| {
@@ -323,6 +333,11 @@ impl Parts {
         let control = record.control.zip(needed("the control socket", next(control))?.pop());
         let files = record.files.into_iter().zip(needed("the lock of the server's directory", next(files))?).collect();
         let belongings = Belongings { files, texts: record.texts };
+        let mut descriptors = needed("a descriptor of a transport", next(of_transports))?.into_iter();
+        let taken = record.transports.into_iter().map(|TransportState { name, state, descriptors: count }| {
+            TakenTransport { name, state, descriptors: descriptors.by_ref().take(count).collect() }
+        });
+        let transports = taken.collect();
         let now = Instant::now();
         let uptime = Duration::from_millis(record.uptime_ms);
         let start = now.checked_sub(uptime).unwrap_or(now);
@@ -333,14 +348,14 @@ impl Parts {
             None => SystemTime::now().checked_sub(uptime),
         };
         let start_time = start_time.unwrap_or(UNIX_EPOCH);
-        Ok(Self { server, sockets, control, belongings, start, start_time, program: record.program })
+        Ok(Self { server, sockets, control, belongings, transports, start, start_time, program: record.program })
     }
 
     fn received(self, origin: Origin, pid: Option<Pid>, began: Instant) -> Received {
-        let Self { server, sockets, control, belongings, start, start_time, program } = self;
+        let Self { server, sockets, control, belongings, transports, start, start_time, program } = self;
         let lost = sockets.left_out;
         let incoming = Incoming { origin, sockets, control, start, start_time, began };
-        Received { server, incoming, belongings, program, pid, lost, was_killed: false }
+        Received { server, incoming, belongings, transports, program, pid, lost, was_killed: false }
     }
 }
 
