@@ -90,6 +90,16 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new((idle, place)))))
     }
 
+    /// As `open`, for a client that another process has served. It gets a place even above the quota.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn reopen(executor: &Arc<Executor>, export: &Export, limits: ClientLimits) -> Result<Arc<Self>, OpenError> {
+        let access = export.reopen().ok_or(OpenError::Removed)?;
+        let idle = executor.memory().take_idle().ok_or(OpenError::Memory)?;
+        Ok(Self::made(executor, access, limits, Some(Box::new(idle))))
+    }
+
     /// Creates a client of an export that is open, and whose minimum of memory the caller counts.
     pub fn of_access(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits) -> Arc<Self> {
         Self::made(executor, access, limits, None)

@@ -8,10 +8,12 @@
 //! - Files of other exports bypass the page cache, so that they agree with other transports. Shared
 //!   maps of them work, but show changes that were made elsewhere only after they are mapped again.
 //! - An open file is a client of its export.
+//! - Another process can continue: [`Files::pause`], [`Files::taken`].
 #![forbid(unsafe_code)]
 
 mod answer;
 mod filesystem;
+mod handover;
 mod mount;
 mod name;
 mod open;
@@ -19,6 +21,7 @@ mod read;
 mod seek;
 mod tree;
 
+pub use handover::Handed;
 pub use mount::{Files, Options, Paths};
 pub use name::of_export as file_name;
 pub use pagefold_mount::Log;

@@ -2,8 +2,9 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -15,9 +16,14 @@ use std::{
 use fuser::{Errno, FileHandle, INodeNo};
 use pagefold_executor::{Client, ClientLimits, Device, Executor, Export, OpenError, Scratch};
 
+use crate::handover::OpenState;
+
 /// Threads of the executor for one open file, and bytes of the buffers of changes that wait: as for
 /// a connection.
 const LIMITS: ClientLimits = ClientLimits { threads: 16, memory_bytes: 8 << 20 };
+
+/// Handles of files that another process has opened are smaller.
+const MAX_TAKEN_HANDLES: u64 = 1 << 63;
 
 /// Work of an open file that waits for its turn.
 type Paced = Box<dyn FnOnce() + Send>;
@@ -60,6 +66,11 @@ impl Drop for Running<'_> {
 }
 
 impl OpenFile {
+    fn new(client: Arc<Client>, number: INodeNo) -> Arc<Self> {
+        let (ended, paced, queue) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Arc::new(Self { client, number, ended, paced, queue })
+    }
+
     /// Returns the device.
     ///
     /// # Errors
@@ -183,15 +194,67 @@ impl Drop for Pacing {
 /// All open files of a mount.
 pub(crate) struct OpenFiles {
     executor: Arc<Executor>,
-    files: RwLock<HashMap<u64, Arc<OpenFile>>>,
+    /// By their handles. `None`: the disk was dropped before another process handed the file over.
+    files: RwLock<HashMap<u64, Option<Arc<OpenFile>>>>,
     next: AtomicU64,
+    /// Closed files that had requests in progress.
+    closed: Mutex<Vec<Weak<OpenFile>>>,
     /// No file may be opened any more.
     ended: AtomicBool,
 }
 
 impl OpenFiles {
     pub(crate) fn new(executor: Arc<Executor>) -> Self {
-        Self { executor, files: RwLock::default(), next: AtomicU64::new(0), ended: AtomicBool::new(false) }
+        let (files, closed) = (RwLock::default(), Mutex::default());
+        Self { executor, files, next: AtomicU64::new(0), closed, ended: AtomicBool::new(false) }
+    }
+
+    /// Opens what another process had open. `export` returns the export of a file with this number, if it
+    /// still exists.
+    ///
+    /// # Errors
+    /// Memory is too short for all of them, or the handles are not what such a process had.
+    pub(crate) fn taken(
+        executor: Arc<Executor>,
+        states: &[OpenState],
+        next: u64,
+        export: impl Fn(INodeNo) -> Option<Arc<Export>>,
+    ) -> io::Result<Self> {
+        let mut files = HashMap::new();
+        for &OpenState { handle, number, waits } in states {
+            let client = match export(INodeNo(number)).map(|export| Client::reopen(&executor, &export, LIMITS)) {
+                Some(Ok(client)) => Some(client),
+                None | Some(Err(OpenError::Removed)) => None,
+                Some(Err(error)) => return Err(io::Error::new(io::ErrorKind::OutOfMemory, error)),
+            };
+            client.iter().filter(|_| !waits).for_each(|client| client.end());
+            let file = client.map(|client| OpenFile::new(client, INodeNo(number)));
+            if handle >= next || next > MAX_TAKEN_HANDLES || files.insert(handle, file).is_some() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the handles of open files are wrong"));
+            }
+        }
+        Ok(Self { files: RwLock::new(files), next: AtomicU64::new(next), ..Self::new(executor) })
+    }
+
+    /// Returns what another process needs to continue, and the next handle.
+    pub(crate) fn states(&self) -> (Vec<OpenState>, u64) {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let states = files.iter().map(|(&handle, file)| OpenState {
+            handle,
+            number: file.as_ref().map_or(0, |file| file.number.0),
+            waits: file.as_ref().is_none_or(|file| !file.client.has_ended()),
+        });
+        (states.collect(), self.next.load(Relaxed))
+    }
+
+    /// Returns the number of a file that has requests in progress. Each of them has the file until its reply
+    /// is sent.
+    pub(crate) fn busy(&self) -> Option<INodeNo> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let busy = files.values().flatten().find(|file| Arc::strong_count(file) > 1).map(|file| file.number);
+        drop(files);
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.or_else(|| closed.iter().find_map(Weak::upgrade).map(|file| file.number))
     }
 
     /// Opens the file with this number, which is that of `export`.
@@ -205,32 +268,35 @@ impl OpenFiles {
             OpenError::Memory | OpenError::ServerFull(_) => Errno::ENFILE,
             _ => Errno::ESTALE,
         })?;
-        let (ended, paced, queue) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        let file = Arc::new(OpenFile { client, number, ended, paced, queue });
+        let file = OpenFile::new(client, number);
         let handle = self.next.fetch_add(1, Relaxed);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         // Checked under the lock, so that `end` finds all others.
         if self.ended.load(Relaxed) {
             return Err(Errno::ESHUTDOWN);
         }
-        files.insert(handle, Arc::clone(&file));
+        files.insert(handle, Some(Arc::clone(&file)));
         Ok((FileHandle(handle), file))
     }
 
     /// Returns an open file.
     ///
     /// # Errors
-    /// EBADF if there is none.
+    /// EBADF if there is none; ESHUTDOWN if its disk was dropped.
     pub(crate) fn get(&self, handle: FileHandle) -> Result<Arc<OpenFile>, Errno> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
-        files.get(&handle.0).cloned().ok_or(Errno::EBADF)
+        files.get(&handle.0).ok_or(Errno::EBADF)?.clone().ok_or(Errno::ESHUTDOWN)
     }
 
     /// Closes a file. Its requests that are in progress continue.
     pub(crate) fn close(&self, handle: FileHandle) {
         let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
-        if let Some(file) = closed {
-            file.end();
+        let Some(file) = closed.flatten() else { return };
+        file.end();
+        if Arc::strong_count(&file) > 1 {
+            let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            closed.retain(|file| file.strong_count() > 0);
+            closed.push(Arc::downgrade(&file));
         }
     }
 
@@ -238,7 +304,7 @@ impl OpenFiles {
     /// wait, and those that would, fail with ENOSPC.
     pub(crate) fn refuse_waiting(&self, number: INodeNo) {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
-        files.values().filter(|file| file.number == number).for_each(|file| file.client.end());
+        files.values().flatten().filter(|file| file.number == number).for_each(|file| file.client.end());
     }
 
     /// Returns whether requests fail because of [`end`](Self::end).
@@ -250,7 +316,7 @@ impl OpenFiles {
     pub(crate) fn end(&self) {
         let files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         self.ended.store(true, Relaxed);
-        files.values().for_each(|file| file.end());
+        files.values().flatten().for_each(|file| file.end());
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 use fuser::{FileAttr, FileType, INodeNo};
 use pagefold_executor::{Export, Exports};
 use pagefold_mount::Log;
-use rustix::process::{getegid, geteuid};
+use rustix::process::geteuid;
 
 use crate::name;
 
@@ -45,13 +45,13 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(exports: Exports, mode: u32, group: Option<u32>, log: Log) -> Self {
+    pub(crate) fn new(exports: Exports, mode: u32, group: u32, made: SystemTime, log: Log) -> Self {
         Self {
             exports,
             mode: (mode & 0o666) as u16,
             uid: geteuid().as_raw(),
-            gid: group.unwrap_or_else(|| getegid().as_raw()),
-            made: SystemTime::now(),
+            gid: group,
+            made,
             log,
             logged: AtomicU64::new(0),
         }
@@ -59,7 +59,7 @@ impl Tree {
 
     /// Returns the export whose file has this number, unless it was removed.
     pub(crate) fn export(&self, file: INodeNo) -> Option<Arc<Export>> {
-        self.exports.numbered(file.0.checked_sub(RESERVED + 1)?).filter(|export| !export.is_hidden())
+        export(&self.exports, file)
     }
 
     /// Returns the attributes of the directory.
@@ -155,6 +155,11 @@ impl Tree {
         });
         (files, bytes)
     }
+}
+
+/// Returns the export whose file has this number, unless it was removed.
+pub(crate) fn export(exports: &Exports, file: INodeNo) -> Option<Arc<Export>> {
+    exports.numbered(file.0.checked_sub(RESERVED + 1)?).filter(|export| !export.is_hidden())
 }
 
 /// Returns the export whose file has this name, and the file's number.

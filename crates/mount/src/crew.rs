@@ -18,8 +18,9 @@
 //! or never finish: they must not block others.
 
 use std::cell::RefCell;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The number of answers with a thread to spare after which one more thread rests.
 const SPARE: u32 = 16;
@@ -36,12 +37,14 @@ thread_local! {
 
 /// The threads that answer requests.
 ///
-/// Invariant: `threads - resting - at_work` threads wait on the device. This is at least one,
-/// unless all threads are busy or a request waits for at most two ticks.
+/// Invariant: `threads - resting - at_work - held` threads wait on the device. This is at least one,
+/// unless all threads are busy, a request waits for at most two ticks, or the crew pauses.
 pub(crate) struct Crew {
     threads: usize,
     state: Mutex<CrewState>,
     bell: Condvar,
+    /// Wakes the thread that waits until all are held.
+    still: Condvar,
 }
 
 struct CrewState {
@@ -60,6 +63,13 @@ struct CrewState {
     watch: Watch,
     /// A thread has ended, because the device is gone or because of a panic.
     ended: bool,
+    /// Threads are held when they have answered, and those that rest stay there.
+    paused: bool,
+    held: usize,
+    /// Pauses that have begun.
+    pauses: u64,
+    /// Why the threads that wait on the device cannot be woken.
+    failed: Option<io::Error>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -76,6 +86,7 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.0.lock().ended = true;
         self.0.bell.notify_all();
+        self.0.still.notify_all();
     }
 }
 
@@ -83,6 +94,11 @@ impl CrewState {
     /// Returns whether no thread waits on the device although some rest.
     fn lacks(&self, threads: usize) -> bool {
         self.resting > 0 && self.at_work + self.resting >= threads
+    }
+
+    /// Returns whether no thread waits on the device or is at work.
+    fn is_still(&self, threads: usize) -> bool {
+        self.held + self.resting >= threads
     }
 }
 
@@ -98,8 +114,12 @@ impl Crew {
             spare: SPARE * threads as u32,
             watch: Watch::Off,
             ended: false,
+            paused: false,
+            held: 0,
+            pauses: 0,
+            failed: None,
         };
-        Arc::new(Self { threads, state: Mutex::new(state), bell: Condvar::new() })
+        Arc::new(Self { threads, state: Mutex::new(state), bell: Condvar::new(), still: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, CrewState> {
@@ -143,6 +163,9 @@ impl Crew {
         let mut state = self.lock();
         state.at_work -= 1;
         state.spare = state.spare.saturating_add(1);
+        if state.paused {
+            return self.hold(state);
+        }
         let others = self.threads.saturating_sub(state.resting + state.at_work + 1);
         if state.known == self.threads && others > 0 && state.spare >= SPARE {
             state.spare -= SPARE;
@@ -150,11 +173,80 @@ impl Crew {
         }
     }
 
+    /// Lets threads be held from now on when they have answered. Returns the number of the pause.
+    pub(crate) fn pause(&self) -> u64 {
+        let mut state = self.lock();
+        (state.paused, state.failed) = (true, None);
+        state.pauses += 1;
+        state.pauses
+    }
+
+    /// Returns whether this pause has not ended, and threads wait on the device or are at work.
+    pub(crate) fn awaits(&self, pause: u64) -> bool {
+        let state = self.lock();
+        state.paused && state.pauses == pause && !state.ended && !state.is_still(self.threads)
+    }
+
+    /// Lets a thread that [waits until all are held](Self::wait_until_still) know that they cannot be.
+    pub(crate) fn fail(&self, pause: u64, error: io::Error) {
+        let mut state = self.lock();
+        if state.pauses == pause {
+            state.failed = Some(error);
+            self.still.notify_all();
+        }
+    }
+
+    /// Waits until all threads are held or rest. Returns `false` if one has ended.
+    ///
+    /// # Errors
+    /// That has not happened until `deadline`, or cannot happen.
+    pub(crate) fn wait_until_still(&self, deadline: Instant) -> io::Result<bool> {
+        let mut state = self.lock();
+        loop {
+            if state.ended {
+                return Ok(false);
+            }
+            if state.is_still(self.threads) {
+                return Ok(true);
+            }
+            if let Some(error) = state.failed.take() {
+                return Err(error);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            state = self.still.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends a pause.
+    pub(crate) fn go_on(&self) {
+        self.lock().paused = false;
+        self.bell.notify_all();
+    }
+
+    /// Holds a thread that has answered.
+    fn hold<'a>(&'a self, mut state: MutexGuard<'a, CrewState>) {
+        state.held += 1;
+        if state.is_still(self.threads) {
+            self.still.notify_all();
+        }
+        while state.paused && !state.ended {
+            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.held -= 1;
+    }
+
     fn rest<'a>(&'a self, mut state: MutexGuard<'a, CrewState>, waits: impl Fn() -> bool) {
         state.resting += 1;
         // The number of requests started when the watch last checked.
         let mut watch = None;
         while !state.ended {
+            if state.paused {
+                state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
             if state.called > 0 {
                 state.called -= 1;
                 break;
@@ -181,7 +273,7 @@ impl Crew {
                 drop(state);
                 let waiting = waits();
                 state = self.lock();
-                if waiting && state.begun == seen {
+                if waiting && state.begun == seen && !state.paused {
                     break;
                 }
             }
@@ -304,5 +396,51 @@ mod tests {
         }
         let state = crew.lock();
         assert_eq!((state.known, state.resting), (1, 0));
+    }
+
+    /// Requests come in while threads are held, and are answered afterwards.
+    #[test]
+    fn all_are_held_in_a_pause() {
+        let (crew, send, threads) = crew();
+        let (answered, answers) = channel();
+        let ask = |number: usize| {
+            let answered = answered.clone();
+            send(Box::new(move || answered.send(number).unwrap()));
+        };
+        for round in 0..20 {
+            if round % 2 == 1 {
+                ask_alone(&crew, &send);
+            }
+            let pause = crew.pause();
+            // Each wakes a thread, unless all are held in between.
+            let (mut asked, mut seen) = (0, 0);
+            while crew.awaits(pause) {
+                ask(asked);
+                asked += 1;
+                while seen < asked && crew.awaits(pause) {
+                    seen += answers.try_iter().count();
+                    thread::yield_now();
+                }
+            }
+            assert!(crew.wait_until_still(Instant::now()).unwrap());
+            seen += answers.try_iter().count();
+            ask(asked);
+            asked += 1;
+            assert!(answers.try_recv().is_err(), "a thread does not rest");
+            crew.go_on();
+            (seen..asked).for_each(|number| assert_eq!(answers.recv_timeout(PATIENCE), Ok(number)));
+        }
+        let pause = crew.pause();
+        crew.fail(pause - 1, io::ErrorKind::NotFound.into());
+        crew.fail(pause, io::ErrorKind::NotConnected.into());
+        let failed = crew.wait_until_still(Instant::now() + PATIENCE).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::NotConnected);
+        let late = crew.wait_until_still(Instant::now()).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        crew.go_on();
+        drop(send);
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }

@@ -2,14 +2,18 @@
 //! `fusermount3` permits, without root.
 //!
 //! A file system is a [`fuser::Filesystem`] that answers each request within [`Poller::answer`].
-#![forbid(unsafe_code)]
 
 mod crew;
 mod log;
 mod mount;
+mod pause;
+mod place;
 mod poller;
+mod replace;
+mod session;
 mod table;
 
 pub use log::Log;
 pub use mount::{Mount, Options, Unmounter};
+pub use pause::Pauser;
 pub use poller::Poller;

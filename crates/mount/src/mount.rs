@@ -2,16 +2,17 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use fuser::{Config, Filesystem, MountOption, Session, SessionACL};
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
 
+use crate::pause::Pauser;
+use crate::place::{MountPoint, unmount_topmost};
 use crate::poller::Poller;
+use crate::session::continued;
 use crate::table::{Mounted, escape, mounts_at};
 
 /// The default minimum number of threads: while one waits for the disk, others continue.
@@ -101,21 +102,15 @@ fn processors() -> usize {
 pub struct Mount<F: Filesystem> {
     session: Session<F>,
     place: MountPoint,
+    poller: Arc<Poller>,
+    /// The descriptors that [`serve`](Self::serve) will need are there.
+    reserved: Vec<OwnedFd>,
 }
 
 /// Unmounts a [`Mount`], from any thread.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     place: MountPoint,
-}
-
-/// A mount in the system's mount table.
-#[derive(Clone, Debug)]
-struct MountPoint {
-    at: PathBuf,
-    id: Option<u64>,
-    /// The file system's device number.
-    device: Option<String>,
 }
 
 impl<F: Filesystem> Mount<F> {
@@ -144,7 +139,34 @@ impl<F: Filesystem> Mount<F> {
             let _ = fs::write(setting, options.read_ahead_kib.to_string());
         }
         let (id, device) = mounted.map(|mounted| (mounted.id, mounted.device)).unzip();
-        Ok(Self { session, place: MountPoint { at, id, device } })
+        Ok(Self { session, place: MountPoint { at, id, device }, poller, reserved: Vec::new() })
+    }
+
+    /// Continues a mount of another process, which has [paused](Pauser) it, or ended. `device` is its
+    /// device, `at` and `number` where it is and which. Of the options, only `allow_other` and the number of
+    /// threads have an effect. Dropping the result does not unmount.
+    ///
+    /// # Errors
+    /// This is not the device of a mount, or another one is there, as where this process has another view of
+    /// the file systems.
+    pub fn taken(
+        at: &Path,
+        number: &str,
+        device: OwnedFd,
+        options: &Options,
+        make: impl FnOnce(Arc<Poller>) -> F,
+    ) -> io::Result<Self> {
+        let place = MountPoint::find(at, number)?;
+        let poller = Arc::new(Poller::new(processors(), options.thread_count()));
+        let session = continued(make(Arc::clone(&poller)), &device, options.config())?;
+        let reserved = (1..options.thread_count()).map(|_| device.try_clone()).collect::<io::Result<_>>()?;
+        poller.watch(device);
+        Ok(Self { session, place, poller, reserved })
+    }
+
+    /// Returns a handle that lets the mount pause while it is served.
+    pub fn pauser(&self) -> Pauser {
+        Pauser::new(Arc::clone(&self.poller), self.place.clone())
     }
 
     /// Returns a handle that unmounts this mount while it is served.
@@ -163,6 +185,7 @@ impl<F: Filesystem> Mount<F> {
     /// # Errors
     /// The kernel's device failed, or a thread panicked. The file system is then unmounted.
     pub fn serve(self) -> io::Result<()> {
+        drop(self.reserved);
         let mut background = self.session.spawn()?;
         let done = std::mem::replace(&mut background.guard, std::thread::spawn(|| Ok(())));
         // When fuser's mount handle is dropped, it unmounts the directory again although the mount
@@ -194,30 +217,10 @@ impl Unmounter {
         let number = number.ok_or(io::ErrorKind::NotFound)?;
         fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1")
     }
-}
 
-impl MountPoint {
-    fn unmount(&self) -> io::Result<()> {
-        let mounts = mounts_at(&self.at)?;
-        if !mounts.iter().any(|mounted| Some(mounted.id) == self.id) {
-            return Ok(());
-        }
-        if mounts.last().map(|mounted| mounted.id) != self.id {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "something else is mounted on top of it"));
-        }
-        unmount_topmost(&self.at)
-    }
-}
-
-/// Unmounts what is mounted topmost on a directory, lazily if it is busy.
-fn unmount_topmost(at: &Path) -> io::Result<()> {
-    match unmount(at, UnmountFlags::empty()) {
-        Err(Errno::BUSY) => Ok(unmount(at, UnmountFlags::DETACH)?),
-        Err(Errno::PERM) => {
-            let status = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(at).status()?;
-            if status.success() { Ok(()) } else { Err(io::Error::other(format!("fusermount3: {status}"))) }
-        }
-        result => Ok(result?),
+    /// Returns the number of the mount's file system.
+    pub fn number(&self) -> Option<&str> {
+        self.place.device.as_deref()
     }
 }
 

@@ -77,6 +77,16 @@ impl Poller {
         self.linger();
     }
 
+    /// Returns the threads that call [`answer`](Self::answer).
+    pub(crate) fn crew(&self) -> &Arc<Crew> {
+        &self.crew
+    }
+
+    /// Returns the device.
+    pub(crate) fn device(&self) -> Option<&OwnedFd> {
+        self.device.get()
+    }
+
     /// Returns whether a request waits or the device is gone.
     fn waits(&self) -> bool {
         let look = |device| poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&Timespec::default()));
