@@ -2,17 +2,25 @@
 
 use std::{
     fmt, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
 
-use pagefold_files::{Files, Log, Options, Paths};
+use pagefold_files::{Files, Handed, Log, Options, Paths};
 use pagefold_serve::Permissions;
-use pagefold_server::{DiskFiles, Host, Level, Transport, TransportError};
+use pagefold_server::{DiskFiles, HandedTransport, Host, Level, TakenTransport, Transport, TransportError};
+
+/// By this, another process knows that it continues files.
+pub(crate) const NAME: &str = "files";
 
 /// Shows each disk as a file in a directory, through FUSE.
 pub struct Directory {
     path: PathBuf,
     permissions: Permissions,
+    /// What another process has mounted, with its device.
+    taken: Option<(Handed, OwnedFd)>,
     mounted: Option<Files>,
 }
 
@@ -21,7 +29,20 @@ impl Directory {
     /// empty.
     /// `permissions` are those of the files.
     pub fn new(path: impl Into<PathBuf>, permissions: Permissions) -> Self {
-        Self { path: path.into(), permissions, mounted: None }
+        Self { path: path.into(), permissions, taken: None, mounted: None }
+    }
+
+    /// Continues the files of another process.
+    ///
+    /// # Errors
+    /// This is not the state of such files.
+    pub fn taken(taken: TakenTransport) -> Result<Self, TransportError> {
+        let TakenTransport { state, mut descriptors, .. } = taken;
+        let handed: Handed = serde_json::from_value(state).map_err(|error| format!("the state of files: {error}"))?;
+        let device = descriptors.pop().filter(|_| descriptors.is_empty());
+        let device = device.ok_or("files have one descriptor, their device")?;
+        let path = handed.directory().to_owned();
+        Ok(Self { path, permissions: Permissions::default(), taken: Some((handed, device)), mounted: None })
     }
 }
 
@@ -45,11 +66,14 @@ impl Transport for Directory {
             }
             Err(error) => ended_to.log(Level::Error, &format!("the files in '{shown}' failed: {error}")),
         };
-        let mounted = Files::mount(host.exports().clone(), host.executor(), &self.path, options, ended);
-        let mounted = mounted.map_err(|error| format!("cannot mount files on '{}': {error}", self.path.display()))?;
+        let (exports, executor, path) = (host.exports().clone(), host.executor(), self.path.display());
+        let mounted = match self.taken.take() {
+            Some((handed, device)) => Files::taken(exports, executor, &handed, device, options, ended)
+                .map_err(|error| format!("cannot continue the files in '{path}': {error}"))?,
+            None => Files::mount(exports, executor, &self.path, options, ended)
+                .map_err(|error| format!("cannot mount files on '{path}': {error}"))?,
+        };
         host.observer().log(Level::Info, &format!("files in {}", mounted.directory().display()));
-        let shown = mounted.directory().display().to_string();
-        host.announce_obstacle(move || Some(format!("disks are files in '{shown}', which cannot be handed over")));
         host.announce_files(Announced(mounted.paths()));
         self.mounted = Some(mounted);
         Ok(())
@@ -57,6 +81,25 @@ impl Transport for Directory {
 
     fn stop(&mut self) {
         self.mounted = None;
+    }
+
+    fn pause(&mut self, patience: Duration) -> Result<Option<HandedTransport>, String> {
+        let Some(files) = &mut self.mounted else { return Ok(None) };
+        let Some((handed, device)) = files.pause(patience)? else { return Ok(None) };
+        // Its directory has a name of UTF-8.
+        let state = serde_json::to_value(handed).map_err(|error| {
+            files.go_on();
+            error.to_string()
+        })?;
+        Ok(Some(HandedTransport { name: NAME, state, descriptors: vec![Arc::new(device)] }))
+    }
+
+    fn go_on(&mut self) {
+        self.mounted.iter_mut().for_each(Files::go_on);
+    }
+
+    fn give_away(&mut self) {
+        self.mounted.take().into_iter().for_each(Files::give_away);
     }
 }
 

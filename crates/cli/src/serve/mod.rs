@@ -20,8 +20,8 @@ use std::{
 use anyhow::{Context, anyhow};
 use pagefold_output::PidFile;
 use pagefold_serve::Passed;
-use pagefold_server::{Address, Ending, Server, ServiceManager};
-use pagefold_ways::{BlockDevices, Directory, SocketDirectory};
+use pagefold_server::{Address, Ending, Server, ServiceManager, Taken};
+use pagefold_ways::{BlockDevices, Directory, SocketDirectory, is_files, taken as continue_transport};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 pub(crate) use self::args::Args;
@@ -120,11 +120,16 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         // Between the two processes, no server would serve pages of swap that the system may need.
         sockets = sockets.store(manager.store());
     }
+    let transports = taken.as_mut().map(Taken::take_transports).unwrap_or_default();
+    let continues_files = transports.iter().any(is_files);
+    for transport in transports {
+        sockets = sockets.taken_transport(continue_transport(transport).map_err(|error| anyhow!("{error}"))?);
+    }
     if let Some(directory) = &args.vhost_user {
         descriptors::allow_most();
         sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
     }
-    if let Some(path) = &args.files_in {
+    if let Some(path) = args.files_in.as_ref().filter(|_| !continues_files) {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
     }
     sockets = sockets.transport(BlockDevices::default());

@@ -50,7 +50,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    fn is_mounted(&self) -> bool {
+    pub(crate) fn is_mounted(&self) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("the table of mounts");
         mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == self.0.path()))
     }

@@ -23,6 +23,7 @@ mod extracting;
 mod fairness;
 mod file_system;
 mod files;
+mod files_taken_over;
 mod fio;
 mod forks;
 mod formats;
