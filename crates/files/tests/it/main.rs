@@ -5,5 +5,6 @@ mod rules;
 mod same_bytes;
 mod sharing;
 mod storage;
+mod taken;
 mod tools;
 mod waiting;

@@ -2,16 +2,17 @@
 
 use std::{
     fs::{File, OpenOptions},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
     thread,
     time::{Duration, Instant},
 };
 
 use pagefold_disk::{BlockDevice, Pool, PoolConfig, RamDisk};
 use pagefold_executor::{Executor, Export, Exports, Memory};
-use pagefold_files::{Files, Options, Paths};
+use pagefold_files::{Files, Handed, Options, Paths};
 use pagefold_testing::{programs, skip, skip_for_good};
 use tempfile::TempDir;
 
@@ -21,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Exports that are mounted.
 pub(crate) struct Mounted {
     // Dropped before the directory that it is mounted on.
-    files: Option<Files>,
+    files: Option<Mutex<Files>>,
     pub(crate) exports: Exports,
     pub(crate) pool: Pool,
     folder: TempDir,
@@ -44,7 +45,7 @@ impl Mounted {
         let folder = TempDir::new().expect("a folder");
         let mut mounted = Self { files: None, exports: Exports::new(), pool, folder };
         match mounted.mount() {
-            Ok(files) => mounted.files = Some(files),
+            Ok(files) => mounted.files = Some(Mutex::new(files)),
             Err(error) => {
                 assert!(!rustix::process::geteuid().is_root(), "root cannot mount: {error}");
                 skip(test, &error.to_string());
@@ -59,6 +60,17 @@ impl Mounted {
         Files::mount(self.exports.clone(), &executor, &self.folder.path().join("files"), Options::default(), |_| ())
     }
 
+    /// Returns the mount.
+    pub(crate) fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.as_ref().expect("a mount").lock().expect("no panic")
+    }
+
+    /// Continues with what was handed over, with threads and memory of its own.
+    pub(crate) fn continued(exports: &Exports, handed: &Handed, device: OwnedFd) -> std::io::Result<Files> {
+        let executor = Arc::new(Executor::new(64, Memory::new(64 << 20, None)));
+        Files::taken(exports.clone(), &executor, handed, device, Options::default(), |_| ())
+    }
+
     /// Unmounts.
     pub(crate) fn unmount(&mut self) {
         self.files = None;
@@ -66,7 +78,7 @@ impl Mounted {
 
     /// Returns where the files are.
     pub(crate) fn paths(&self) -> Paths {
-        self.files.as_ref().expect("a mount").paths()
+        self.files().paths()
     }
 
     /// Adds a disk.
