@@ -63,7 +63,7 @@ pub enum TakeOverError {
     /// The other server has sent an invalid record.
     #[error("what the server hands over is not valid: {0}")]
     Invalid(String),
-    /// This program cannot continue with something.
+    /// This program cannot continue something that was handed over.
     #[error("this program cannot continue: {0}")]
     Cannot(String),
     /// Its clients can use TLS, and this program has no certificates.

@@ -214,7 +214,7 @@ impl Sockets {
         self
     }
 
-    /// Hands these over with the server.
+    /// Hands these files and texts over with the server.
     #[must_use]
     pub fn belongings(mut self, belongings: Belongings) -> Self {
         self.belongings = belongings;
@@ -257,7 +257,7 @@ enum Nbd {
 }
 
 impl Nbd {
-    /// Returns when it has ended, and runs it if it is not running yet.
+    /// Waits until the server has ended. Runs it if it is not running yet.
     fn run(self) -> Result<(), NbdError> {
         match self {
             Self::Here(server) => server.run(),
@@ -403,7 +403,7 @@ impl Server {
             obstacles: Arc::new(obstacles),
         };
         let started = Arc::<Started>::default();
-        // Until the other process ends, it serves what these continue.
+        // Until the other process ends, it serves the clients of these transports.
         let taken = started.start_taken(taken_transports, &host)?;
         let mut later = transports;
         if incoming.is_none() {
@@ -461,8 +461,8 @@ impl Server {
             if let Some(before) = before {
                 replace(self, before);
             }
-            // Their clients change the disks, with which the other process could continue until
-            // now.
+            // Started only now, because their clients change the disks: until here, the other
+            // process could have continued with them.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
                     self.0.observer.error(&format!("the disks are served without it: {error}"));
@@ -575,8 +575,8 @@ impl Listening {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
-    /// Removes the disks' memory from the store, unless another process continues with it, or could: this server
-    /// was not asked to end.
+    /// Removes the disks' memory from the store. Keeps it if another process continues with it, or
+    /// may do so because this server was not asked to end.
     fn discard(&self) {
         let is_left = |listened: &Listened| listened.giving.leaving.get().is_some();
         if !self.has_failed && !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {

@@ -195,7 +195,7 @@ impl Manage for Server {
         for address in self.addresses() {
             match address {
                 Address::Unix(path) => instant.sockets.extend(path.to_str().map(str::to_owned)),
-                // Those who read instants do not use TLS.
+                // Readers of instants do not use TLS.
                 Address::Tcp { address, tls: false, .. } => instant.addresses.push(address.to_string()),
                 Address::Tcp { .. } | Address::Vsock { .. } => {}
             }

@@ -1,8 +1,7 @@
 //! A server's metrics. `docs/metrics.md` describes each.
 //!
-//! Values are read as they are. Only the list of disks is walked, in parts, so that a server with
-//! many disks is not delayed for long. All samples of a family stand together, as the formats
-//! demand.
+//! The list of disks is read in parts, so that a server with many disks is not delayed for long;
+//! all other values are read directly. All samples of a family are adjacent, as the formats demand.
 
 use std::time::UNIX_EPOCH;
 

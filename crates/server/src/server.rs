@@ -58,7 +58,7 @@ pub(crate) struct Listened {
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
-    /// The same by the clock of the system, which may be set.
+    /// The same by the system's clock, which may be changed.
     pub(crate) start_time: SystemTime,
     pub(crate) giving: Giving,
 }
