@@ -38,7 +38,7 @@ pub(crate) struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) index: Option<IndexPlace>,
     pub(crate) tree: Option<TreePlace>,
-    /// What opening the image reads. Nothing depends on it but when it is requested.
+    /// What opening the image reads. It only determines when these ranges are requested.
     pub(crate) opening: Vec<Range<u64>>,
 }
 
@@ -54,8 +54,8 @@ impl Layer {
 /// Where an index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IndexPlace {
-    /// In the blob of the image. The sum may be missing: then that of the blob says nothing about it
-    /// either, and it is not used.
+    /// The index is in the blob of the image. Its sum may be missing. The blob's sum does not
+    /// verify it then either, so the index is not used.
     Inside(Range<u64>, Sum),
     /// A blob of its own.
     Apart(Sum, u64),

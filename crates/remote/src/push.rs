@@ -42,7 +42,8 @@ pub struct PushOptions {
     pub media_types: MediaTypes,
     /// How long failures of a server are waited out.
     pub patience: Duration,
-    /// Mirrors of registries: where something else replaces one, that is meant.
+    /// Mirrors of registries. Where one of them replaces a registry, images are stored in the
+    /// replacement.
     pub mirrors: Arc<Mirrors>,
 }
 
@@ -245,7 +246,7 @@ impl Storing<'_> {
     }
 }
 
-/// Returns the layers of a manifest that a part becomes.
+/// Returns the descriptors of a part's layers for a manifest.
 fn descriptors(part: &Part, is_device: bool, media_types: MediaTypes) -> Vec<Descriptor> {
     let media_type = match media_types {
         MediaTypes::Spec => LAYER,
