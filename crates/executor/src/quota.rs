@@ -40,7 +40,8 @@ pub struct RateLimit {
 #[derive(Debug, Default)]
 struct RateLimitState {
     bytes_per_second: Option<u64>,
-    /// When the requests so far are paid for; `None` if there were none.
+    /// When the bytes of all requests so far have been paid for at the rate; `None` if there were
+    /// none.
     paid: Option<Instant>,
 }
 
