@@ -9,7 +9,7 @@ use pagefold_storage::{Location, ReadAt};
 
 use crate::Format;
 
-/// What a format is for this program.
+/// What this program can do with a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The bytes of a raw disk: a partition table or a file system.
@@ -251,7 +251,7 @@ impl Signature {
     /// Returns the format that a file name extension stands for.
     pub fn of_extension(extension: impl AsRef<OsStr>) -> Option<&'static Self> {
         let extension = extension.as_ref();
-        // In lower case, Z stands for nothing.
+        // Lower-case `z` is not an extension of compressed data.
         let is = |known: &str| if known == "Z" { extension == "Z" } else { extension.eq_ignore_ascii_case(known) };
         SIGNATURES.iter().find(|signature| signature.extensions.iter().any(|known| is(known)))
     }
@@ -464,7 +464,7 @@ mod tests {
                 assert_eq!(found.name, signature.name);
                 let shifted = [vec![7; 1000], bytes.clone()].concat();
                 assert_eq!(Signature::of(&shifted, 1000).expect("memory"), Some(signature));
-                // Without its last byte, it is not there.
+                // Without its last byte, the magic number is not found.
                 assert_ne!(name_of(&bytes[..at + magic.len() - 1]), Some(signature.name), "{mark:?}");
             }
         }
