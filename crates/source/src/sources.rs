@@ -24,8 +24,8 @@ const STANDARD_INPUT: &str = "standard input";
 pub struct Options {
     /// Which files of a directory or an archive are taken, with which owners and times.
     pub scan: ScanOptions,
-    /// The only source is a disk of this format, whatever its content and name; with
-    /// [`Format::Raw`], a directory is its files.
+    /// Treats the only source as a disk of this format, whatever its content and name say. With
+    /// [`Format::Raw`], a directory is still taken as its files.
     pub format: Option<Format>,
     /// The platform of the image to take from a container archive or layout that holds several; by
     /// default, that of this machine.
