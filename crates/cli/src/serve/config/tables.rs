@@ -118,7 +118,7 @@ impl Tables {
 }
 
 impl AtStart {
-    /// Returns the same disks without sockets of their own, which a server that runs may have.
+    /// Returns the same disks without sockets of their own: a running server may have these open.
     pub(super) fn without_sockets(&self) -> Self {
         let Tables { disks, bases, forks } = &self.0;
         let disks = disks.iter().map(|disk| disk.with(Add { socket: None, ..disk.what.clone() }));
