@@ -59,7 +59,7 @@ pub struct Options {
     pub mirrors: Arc<Mirrors>,
     /// How long failures of a server are waited out until a read fails.
     pub patience: Duration,
-    /// What notes which chunks are read first. It is for one image.
+    /// Records which chunks are read first. A recorder is for one image.
     pub recorder: Option<Arc<Recorder>>,
     /// Whether a thread fetches along the newest trace of the image, if it has one.
     pub follows_traces: bool,
