@@ -258,7 +258,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
         (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
         _ => writeln!(
             out,
-            "    trained {}: {} it helped, {} not",
+            "    trained {}, which helped {} and did not help {}",
             times(trained + useless),
             times(trained),
             times(useless)

@@ -230,7 +230,7 @@ fn damaged_or_hostile_images_are_refused() {
     // no image.
     let config = layout.document(&json!({ "values": 1 }));
     layout.index(&[layout.document(&json!({ "config": config, "layers": [] }))]);
-    layout.refused(&[&oci], "something else than an image");
+    layout.refused(&[&oci], "something other than a container image");
     let config = layout.document(&json!({ "os": "linux", "architecture": "amd64", "rootfs": { "diff_ids": [] } }));
     let layers = [layout.blob(&good[0].0)];
     layout.index(&[layout.document(&json!({ "config": config, "layers": layers }))]);
