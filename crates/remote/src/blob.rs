@@ -312,7 +312,7 @@ impl Blob {
                 None => {
                     lock(&self.coming).missed();
                     self.leave(chunk, &flight);
-                    failed.push((chunk, "it does not arrive".to_owned()));
+                    failed.push((chunk, "it did not arrive in time".to_owned()));
                 }
             }
         }

@@ -133,9 +133,9 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
     for (number, descriptor) in descriptors.iter().enumerate() {
         let note = |key: &str| descriptor.annotations.get(key).map(String::as_str);
         if descriptor.media_type == INDEX {
-            let (layer, _) = found.last_mut().ok_or("a chunk index follows no layer")?;
+            let (layer, _) = found.last_mut().ok_or("no layer precedes a chunk index")?;
             if note(INDEX_TARGET).is_some_and(|target| target != layer.blob.to_string()) {
-                return Err("a chunk index follows another layer than it names".to_owned());
+                return Err("a chunk index does not follow the layer that it names".to_owned());
             }
             if descriptor.size > MOST_INDEX_BYTES {
                 return Err("the chunk index exceeds 64 MiB".to_owned());
@@ -184,7 +184,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
         return Err("the last layer is a device, which nothing refers to".to_owned());
     }
     if found.iter().any(|(_, is_device)| !is_device) {
-        return Err("the image has several layers to stack, which only a container runtime does".to_owned());
+        return Err("the image has several layers, which only a container runtime can stack".to_owned());
     }
     if found.len() > MOST_DEVICES {
         return Err(format!("the image has more than {MOST_DEVICES} devices"));
@@ -265,7 +265,7 @@ mod tests {
         let none = json!({});
         for (layers, what) in [
             (vec![], "no layers"),
-            (vec![layer(INDEX, 1, &none)], "follows no layer"),
+            (vec![layer(INDEX, 1, &none)], "no layer precedes"),
             (vec![layer("application/vnd.oci.image.layer.v1.tar+gzip", 1, &none)], "not an EROFS image"),
             (vec![layer("application/vnd.erofs+zstd", 1, &none)], "compressed as a whole"),
             (vec![layer(LAYER, 1, &json!({ROLE: "device"}))], "device"),

@@ -564,7 +564,7 @@ impl Opener<'_> {
             let Err(failure) = read else { return read };
             ranges.failed(&mut body, failure)?;
         }
-        Err(Failure::passing(server(&ranges.url(), "the server and its mirrors fail in turn")))
+        Err(Failure::passing(server(&ranges.url(), "the server and all its mirrors failed")))
     }
 
     fn read_index(&self, bytes: &[u8], layer: &Layer) -> Result<Index, Failure> {
