@@ -263,7 +263,7 @@ impl Negotiation {
         };
         let room = negotiation.room();
         if received.len() >= room.len() {
-            return Err(AdoptError::Invalid("more of a message was received than can be unanswered"));
+            return Err(AdoptError::Invalid("the received part of a message is longer than possible"));
         }
         if let Some(start) = room.get_mut(..received.len()) {
             start.copy_from_slice(&received);

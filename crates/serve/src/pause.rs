@@ -25,8 +25,8 @@ pub(crate) const LAST: Duration = Duration::from_secs(75);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
-    /// It does not run, or stops.
-    #[error("the server does not run, or stops")]
+    /// It is not running, or it is stopping.
+    #[error("the server is not running, or is stopping")]
     NotRunning,
     /// Another thread has paused it.
     #[error("the server is paused already")]
