@@ -70,10 +70,10 @@ pub enum TakeOverError {
     #[error("clients of the running server may use TLS, which needs certificates")]
     NoCertificates,
     /// The previous server has ended and could not leave its disks.
-    #[error("the disks of the server before are lost: {0}")]
+    #[error("the disks of the previous server are lost: {0}")]
     Lost(String),
     /// The server has not announced its end, and its process still exists.
-    #[error("the server has not given its disks away")]
+    #[error("the previous server has not handed over its disks")]
     NotGiven,
 }
 

@@ -457,7 +457,7 @@ impl Server {
             let _ = begin.send(());
             taken.begin();
             let ms = began.elapsed().as_secs_f64() * 1e3;
-            self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
+            self.0.observer.debug(&format!("began to serve {ms:.1} ms after it received the list of disks"));
             if let Some(before) = before {
                 replace(self, before);
             }
@@ -465,7 +465,7 @@ impl Server {
             // process could have continued with them.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
-                    self.0.observer.error(&format!("the disks are served without it: {error}"));
+                    self.0.observer.error(&format!("the disks are served without this transport: {error}"));
                 }
             }
             Nbd::Thread(thread)
@@ -670,7 +670,7 @@ fn refusal(why: &Refused) -> String {
             "a client was refused: all {limit} connections that the server allows are in use; raise the number with \
              'pagefold limit --connections N'"
         ),
-        Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
+        Refused::Accept(error) => format!("cannot accept clients; they wait until others disconnect: {error}"),
         Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
         Refused::Memory => {
             "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"
