@@ -154,7 +154,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
             || (descriptor.media_type.starts_with("application/vnd.erofs.layer")
                 && !descriptor.media_type.contains('+'));
         if descriptor.media_type.ends_with("+zstd") {
-            return Err(format!("layer {number} is compressed as a whole, which cannot be read in parts"));
+            return Err(format!("layer {number} is compressed as a whole, so it cannot be read in parts"));
         }
         if !is_erofs && !is_device {
             return Err(format!(
@@ -276,7 +276,7 @@ mod tests {
                 "64 devices",
             ),
             (vec![layer(LAYER, 1, &json!({ROLE: "x"}))], "role"),
-            (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "another layer"),
+            (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "does not follow"),
             (vec![layer(LAYER, 1, &json!({INDEX_RANGE: "50:101", INDEX_DIGEST: Sum::of(b"").to_string()}))], "range"),
             (vec![layer(LAYER, 1, &json!({TREE_ROOT: "x", TREE_OFFSET: "50"}))], "root digest"),
             (vec![layer(LAYER, 1, &json!({TREE_ROOT: "0".repeat(64), TREE_OFFSET: "100"}))], "offset"),
