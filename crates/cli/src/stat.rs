@@ -266,7 +266,8 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     }
     match get(figures, "codec_tables").saturating_sub(1) {
         0 => Ok(()),
-        kept => writeln!(out, "    {} for {kept} of them in memory", size::show(bytes)),
+        1 => writeln!(out, "    {} of memory for the trained tables", size::show(bytes)),
+        kept => writeln!(out, "    {} of memory for {kept} sets of trained tables", size::show(bytes)),
     }
 }
 

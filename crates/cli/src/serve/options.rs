@@ -24,7 +24,7 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     for part in text.split(',') {
         let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
         if key == "codec" {
-            return Err("all disks have the server's codec: give --codec".to_owned());
+            return Err("the codec applies to all disks of a server: give --codec".to_owned());
         }
         let index = KNOWN.iter().position(|known| *known == key);
         let index = index.ok_or_else(|| format!("unknown key '{key}'; known keys: {}", KNOWN.join(", ")))?;

@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
         let entries = document.entries(table, kind_word(kind));
         let known: Vec<_> = own.iter().copied().chain(COMMON).collect();
         if let Some(entry) = entries.iter().find(|entry| !known.contains(&entry.key)) {
-            let codec = if entry.key == "codec" { "all disks have the server's codec; " } else { "" };
+            let codec = if entry.key == "codec" { "the codec applies to all disks of a server; " } else { "" };
             return Err(entry.wrong(format!("unknown key; {codec}known keys of [[{kind}]]: {}", known.join(", "))));
         }
         Ok(Self { document, table, kind, entries, sockets })
