@@ -32,7 +32,7 @@ pub enum Error {
     /// The server cannot listen for clients that ask for metrics.
     #[error("cannot serve metrics on {address}")]
     Metrics {
-        /// Where it cannot.
+        /// The address that cannot be used.
         address: SocketAddr,
         /// The cause.
         source: io::Error,
@@ -51,7 +51,7 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeOverError {
-    /// The server cannot be asked, or refuses.
+    /// The server cannot be reached, or refuses.
     #[error(transparent)]
     Asking(#[from] ClientError),
     /// The server has found that something cannot be handed over.

@@ -235,7 +235,7 @@ impl fmt::Debug for Sockets {
 pub struct Listening {
     server: Server,
     ending: Ending,
-    /// Until it runs.
+    /// The NBD server, until it runs.
     nbd: Option<Nbd>,
     /// Whether it has ended without being asked to.
     has_failed: bool,
@@ -381,7 +381,8 @@ impl Server {
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let start_time = SystemTime::now();
-        // Another process has these.
+        // A server that continues another one opens its metrics' sockets later: the other process
+        // still has them.
         let is_new = incoming.is_none();
         let opened_metrics = if is_new { Some(OpenMetrics::open(&metrics)?) } else { None };
         let control = match incoming.as_mut().map(Incoming::take_control).transpose()?.flatten() {

@@ -134,7 +134,11 @@ impl Server {
         } = disks.pool_stats();
         gauge(text, "pagefold_stored_bytes", "Bytes of the pages stored, before compression.", orig_data_size);
         gauge(text, "pagefold_compressed_bytes", "Bytes of the same pages, compressed.", compr_data_size);
-        let mut family = text.family("pagefold_pages", Kind::Gauge, "Pages that are stored in a special way.");
+        let mut family = text.family(
+            "pagefold_pages",
+            Kind::Gauge,
+            "Pages that are same-filled, incompressible, shared, or kept of bases.",
+        );
         for (kind, pages) in [
             ("same_filled", same_pages),
             ("incompressible", huge_pages),

@@ -65,7 +65,7 @@ pub(crate) struct Listened {
 
 /// The state that is needed to hand the server over to another process.
 pub(crate) struct Giving {
-    /// Whether that has begun.
+    /// Whether a handover has begun.
     pub(crate) begun: AtomicBool,
     /// The control socket, once it is served.
     pub(crate) control: OnceLock<ControlSocket>,
