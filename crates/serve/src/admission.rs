@@ -76,7 +76,7 @@ impl fmt::Debug for WhenRefused {
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     pub(crate) certificates: Arc<Certificates>,
-    /// Whether clients on the network may do without.
+    /// Whether clients on the network may connect without TLS.
     pub(crate) is_optional: bool,
 }
 

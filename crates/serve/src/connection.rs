@@ -109,7 +109,7 @@ pub(crate) struct Connection<T, G> {
 #[derive(Default)]
 struct Unsent {
     bytes: Vec<u8>,
-    /// Their memory, at least.
+    /// Reserved memory, at least as much as the bytes take.
     taken: Vec<Taken>,
 }
 
