@@ -190,7 +190,7 @@ impl Sources<'_> {
         let content = Signature::of(&kept, 0).within(shown)?;
         if let Some(found) = content.filter(|found| found.kind() == Kind::Foreign) {
             let first = compressed.advice(source);
-            refuse!("{}: {first}; then it is {}", shown(), found.described(&path));
+            refuse!("{}: {first}; its content is {}", shown(), found.described(&path));
         }
         let inside = || format!("{}, decompressed", shown());
         match Contents::of(&path, content, false).within(inside)? {
