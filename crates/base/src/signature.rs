@@ -227,7 +227,7 @@ impl Signature {
                 matches!(signature.kind, Kind::Compressed(Compression::Lz4 | Compression::Zstd))
                     && signature.marks.iter().any(|mark| matches!(mark, At(0, bytes) if magic == *bytes))
             });
-            // The decoder refuses what is neither.
+            // The decoder refuses data that are neither.
             return Ok(found.or_else(|| Self::of_kind(Kind::Compressed(Compression::Zstd))));
         }
         for signature in SIGNATURES {
@@ -333,7 +333,7 @@ fn extension(path: &Path) -> Option<&OsStr> {
     }
 }
 
-/// Bytes from a start on.
+/// A source, read from a start offset on.
 struct Source<'a> {
     source: &'a dyn ReadAt,
     start: u64,
@@ -501,7 +501,7 @@ mod tests {
             (&b"\x28\xb5\x2f\xfd"[..], "Zstandard data"),
             (b"\x04\x22\x4d\x18", "LZ4 data"),
             (b"\x02\x21\x4c\x18", "LZ4 data"),
-            // The decoder refuses what is neither.
+            // The decoder refuses data that are neither.
             (b"plain", "Zstandard data"),
             (b"", "Zstandard data"),
         ] {
