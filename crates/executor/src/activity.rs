@@ -196,7 +196,7 @@ pub(crate) struct Activities {
 }
 
 impl Activities {
-    /// Adds a client's.
+    /// Adds a client's counts.
     pub(crate) fn begin(&mut self, latencies: Option<Arc<Latencies>>) -> Arc<Activity> {
         self.fold();
         let activity = Arc::new(Activity::new(latencies));
