@@ -27,7 +27,7 @@ pub struct New {
     pub tag: u64,
 }
 
-/// What a device is.
+/// The properties of a new device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
     /// Its size, a multiple of 512.
