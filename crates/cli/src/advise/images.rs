@@ -212,8 +212,8 @@ pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions>
     Ok(BuildOptions { codec, pcluster_bytes, threads: 1, ..BuildOptions::default() })
 }
 
-/// Main loop of a thread. Repeatedly packs a batch of one choice: among those whose batch would end
-/// in time, the one that has used the smallest part of its time.
+/// Main loop of a thread. Repeatedly packs a batch for one choice. Of the choices whose next batch
+/// would end in time, takes the one that has used the smallest part of its time.
 fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> anyhow::Result<()> {
     let choices = || choices.lock().unwrap_or_else(PoisonError::into_inner);
     loop {

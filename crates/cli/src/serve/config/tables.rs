@@ -60,7 +60,8 @@ impl Tables {
         let mut names = HashMap::new();
         for entry in document.top().iter().filter(|entry| Self::KINDS.contains(&entry.key)) {
             let tables = entry.item.as_array_of_tables();
-            let tables = tables.ok_or_else(|| entry.wrong(format!("write [[{}]], once for each", entry.key)))?;
+            let tables =
+                tables.ok_or_else(|| entry.wrong(format!("write [[{0}]], and repeat it for each {0}", entry.key)))?;
             for table in tables {
                 let place = document.place(table.span());
                 let read = Reader::new(document, table, entry.key, sockets)?;
