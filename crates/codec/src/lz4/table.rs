@@ -17,8 +17,8 @@ pub(crate) trait Table {
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
-    /// If a match continues for fewer bytes than this after its first four, a longer one that
-    /// begins a byte later replaces it.
+    /// A match that continues for fewer bytes than this after its first four is replaced by a
+    /// longer one that begins a byte later.
     const TWICE: usize = 0;
 
     /// After this many misses the step between positions grows by one byte, the first time after
