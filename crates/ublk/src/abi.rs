@@ -157,7 +157,7 @@ impl Device {
     /// it shares.
     ///
     /// # Errors
-    /// The caller may not, or another process has it open.
+    /// The caller lacks permission, or another process has the device open.
     pub fn open(&self) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{}", self.number))
     }
