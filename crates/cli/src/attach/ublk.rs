@@ -70,7 +70,7 @@ pub(super) fn attach(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     let why = match guarded(second, GUARD).context("cannot start the process that creates the device")? {
         Ended::Done(output) if output.status.success() => {
             let number = String::from_utf8_lossy(&output.stdout);
-            return number.trim().parse().context("the process that creates the device does not say which");
+            return number.trim().parse().context("the process that creates the device did not report its number");
         }
         Ended::Done(output) if output.status.code().is_some() => {
             let message = String::from_utf8_lossy(&output.stderr);
