@@ -240,7 +240,7 @@ fn damaged_or_hostile_images_are_refused() {
         nested = layout.document(&json!({ "manifests": [nested] }));
     }
     layout.index(&[nested]);
-    layout.refused(&[&oci], "refers to an index");
+    layout.refused(&[&oci], "indexes are nested");
     layout.index(&[]);
     layout.refused(&[&oci], "no image");
     fs::write(layout.at("oci/index.json"), "{").expect("an index");
