@@ -213,7 +213,7 @@ impl Memory {
         Some(Self { start: NonNull::from(&mut mapping[before..]).cast(), mapping, before })
     }
 
-    /// Faults bytes in, if the system does that.
+    /// Faults bytes in, if the system can do that on request.
     fn populate(&self, start: usize, len: usize) {
         #[cfg(target_os = "linux")]
         let _ = self.mapping.advise_range(memmap2::Advice::PopulateWrite, self.before + start, len);

@@ -44,7 +44,7 @@ const BLOCK_BYTES: u64 = 512;
 /// The longest identifier that the kernel takes and shows in one page of `/sys`.
 pub const MAX_IDENTIFIER_BYTES: usize = 4000;
 
-/// What a device is made of.
+/// The options with which a device is connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection<'a> {
     /// Connections to one export, negotiated up to transmission with simple replies. The kernel keeps
@@ -56,7 +56,7 @@ pub struct Connection<'a> {
     pub flags: u16,
     /// Seconds after which an unanswered request and its connection fail; 0 means never.
     pub timeout_seconds: u64,
-    /// Says what the device is made of; see [`devices`].
+    /// Text by which the device can be found again; see [`devices`].
     pub identifier: &'a str,
 }
 

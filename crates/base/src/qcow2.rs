@@ -315,7 +315,7 @@ impl Content for Qcow2 {
                     part.fill(0);
                     part.len()
                 }
-                // From an incomplete last cluster, only the bytes that the file has.
+                // Of an incomplete last cluster, only the bytes in the file are read.
                 Some(Place::File(place)) => self.storage.try_read_at(part, place + in_cluster),
                 None => 0,
             };

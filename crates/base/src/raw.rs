@@ -56,7 +56,7 @@ impl Content for Raw {
         if self.reads.read_all_at(&mut parts).is_ok() {
             return;
         }
-        // Only some of them may fail.
+        // One by one, because only some of the reads may fail.
         for read in reads {
             read.result = self.read(read.offset, read.buf);
         }

@@ -9,7 +9,7 @@ use pagefold_storage::{Location, ReadAt};
 
 use crate::Format;
 
-/// What a format is for this program.
+/// What this program can do with a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The bytes of a raw disk: a partition table or a file system.
@@ -227,7 +227,7 @@ impl Signature {
                 matches!(signature.kind, Kind::Compressed(Compression::Lz4 | Compression::Zstd))
                     && signature.marks.iter().any(|mark| matches!(mark, At(0, bytes) if magic == *bytes))
             });
-            // The decoder refuses what is neither.
+            // The decoder refuses data that are neither.
             return Ok(found.or_else(|| Self::of_kind(Kind::Compressed(Compression::Zstd))));
         }
         for signature in SIGNATURES {
@@ -251,7 +251,7 @@ impl Signature {
     /// Returns the format that a file name extension stands for.
     pub fn of_extension(extension: impl AsRef<OsStr>) -> Option<&'static Self> {
         let extension = extension.as_ref();
-        // In lower case, Z stands for nothing.
+        // Lower-case `z` is not an extension of compressed data.
         let is = |known: &str| if known == "Z" { extension == "Z" } else { extension.eq_ignore_ascii_case(known) };
         SIGNATURES.iter().find(|signature| signature.extensions.iter().any(|known| is(known)))
     }
@@ -333,7 +333,7 @@ fn extension(path: &Path) -> Option<&OsStr> {
     }
 }
 
-/// Bytes from a start on.
+/// A source, read from a start offset on.
 struct Source<'a> {
     source: &'a dyn ReadAt,
     start: u64,
@@ -464,7 +464,7 @@ mod tests {
                 assert_eq!(found.name, signature.name);
                 let shifted = [vec![7; 1000], bytes.clone()].concat();
                 assert_eq!(Signature::of(&shifted, 1000).expect("memory"), Some(signature));
-                // Without its last byte, it is not there.
+                // Without its last byte, the magic number is not found.
                 assert_ne!(name_of(&bytes[..at + magic.len() - 1]), Some(signature.name), "{mark:?}");
             }
         }
@@ -501,7 +501,7 @@ mod tests {
             (&b"\x28\xb5\x2f\xfd"[..], "Zstandard data"),
             (b"\x04\x22\x4d\x18", "LZ4 data"),
             (b"\x02\x21\x4c\x18", "LZ4 data"),
-            // The decoder refuses what is neither.
+            // The decoder refuses data that are neither.
             (b"plain", "Zstandard data"),
             (b"", "Zstandard data"),
         ] {

@@ -278,7 +278,7 @@ fn parse_fragments(text: &str) -> Result<Fragments, String> {
     match text {
         "tails" => Ok(Fragments::Tails),
         "all" => Ok(Fragments::All),
-        _ => Err(format!("not tails or all; before the source, write --fragments=tails {text}")),
+        _ => Err(format!("not tails or all; if {text} is the source, write --fragments=tails {text}")),
     }
 }
 

@@ -258,7 +258,7 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
         (0, _) => writeln!(out, "    trained {}, which did not help these pages", times(useless))?,
         _ => writeln!(
             out,
-            "    trained {}: {} it helped, {} not",
+            "    trained {}, which helped {} and did not help {}",
             times(trained + useless),
             times(trained),
             times(useless)
@@ -266,7 +266,8 @@ fn write_tables(out: &mut dyn Write, codec: &str, figures: &Figures) -> io::Resu
     }
     match get(figures, "codec_tables").saturating_sub(1) {
         0 => Ok(()),
-        kept => writeln!(out, "    {} for {kept} of them in memory", size::show(bytes)),
+        1 => writeln!(out, "    {} of memory for the trained tables", size::show(bytes)),
+        kept => writeln!(out, "    {} of memory for {kept} sets of trained tables", size::show(bytes)),
     }
 }
 
@@ -341,8 +342,8 @@ mod tests {
         );
         let line = "dictionary    abcdef12   64 KiB, trained 2 hours ago on pages written, 12.3 % off such pages";
         assert!(text.contains(line), "{text}");
-        assert!(text.contains("trained 3 times: 2 times it helped, once not"), "{text}");
-        assert!(text.contains("128 KiB for 2 of them in memory"), "{text}");
+        assert!(text.contains("trained 3 times, which helped 2 times and did not help once"), "{text}");
+        assert!(text.contains("128 KiB of memory for 2 sets of trained tables"), "{text}");
         assert_eq!([0, 119, 120, 7200, 172_800].map(age), ["0 s", "119 s", "2 minutes", "2 hours", "2 days"]);
     }
 }

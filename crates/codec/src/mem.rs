@@ -207,7 +207,7 @@ pub(crate) unsafe fn common_prefix_wide(a: *const u8, b: *const u8, a_end: *cons
 }
 
 /// Does the same as [`common_prefix_wide`] with a first step of `FIRST` bytes, 32 or 64: one branch
-/// less that depends on where the two differ.
+/// fewer depends on where the two differ.
 ///
 /// # Safety
 /// As for [`common_prefix`], and at least `FIRST` bytes are before `a_end`.

@@ -10,7 +10,7 @@ pub const MAX_FORKS: usize = 512;
 /// A disk's size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Smallest rate of a disk: at less, a single large request would take more than a client waits.
+/// Smallest rate of a disk: below it, a single large request would take longer than clients wait.
 pub const MIN_RATE_BYTES: u64 = 64 << 10;
 
 /// Smallest memory limit of a disk: a page that does not compress, and the table that refers to it.

@@ -332,7 +332,7 @@ fn perform(command: Command, disks: &dyn Manage, holding: &mut Holding<'_>) -> R
         }
         Command::Freeze { name } => {
             if !(holding.may_hold)() {
-                let what = "other clients read as many frozen disks as is possible: retry later";
+                let what = "other clients already read the maximum number of frozen disks: retry later";
                 return Err(Failure::new(Code::Busy, what));
             }
             let (instant, hold) = disks.freeze(&name)?;

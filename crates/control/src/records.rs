@@ -348,7 +348,7 @@ pub struct BusyDisk {
     pub name: String,
     /// Kind of disk.
     pub kind: DiskKind,
-    /// The file of the base that it is, or that is below it.
+    /// The file of the base: of this disk, or of the base below it.
     pub path: Option<String>,
     /// Number of requests.
     pub requests: u64,

@@ -40,8 +40,8 @@ const MOST_UNIT_BYTES: u64 = 256 << 10;
 /// If the cache is full, one in this many missed units is kept.
 const SELDOM: u32 = 8;
 
-/// Below this fraction of the pool's limit nothing is kept any more, and below twice as much only
-/// units that are missed again.
+/// If less than this fraction of the pool's limit is free, nothing is kept any more; if less than
+/// twice this fraction is free, only units that are missed again.
 const RESERVE_PART: u64 = 16;
 
 /// The number of pages discarded when the pool asks for room.
@@ -258,7 +258,7 @@ impl KeptPages {
     }
 
     /// Returns how many of `len` bytes from `offset` on to read together: those before the next
-    /// kept unit. The first byte is not in one.
+    /// kept unit. The byte at `offset` is not in a kept unit.
     pub(crate) fn missing(&self, offset: u64, len: usize) -> usize {
         let end = offset + len as u64;
         let mut at = self.unit_end(offset);
@@ -284,8 +284,8 @@ impl KeptPages {
             return None;
         }
         let again = before & SEEN != 0;
-        // A reader of many bytes is likely to be sequential, and so is one that comes from the unit
-        // before this one.
+        // A read of many bytes is likely to be sequential, and so is one that continues from the
+        // preceding unit.
         let is_seen = |state: &AtomicU8| state.load(Relaxed) & SEEN != 0;
         let comes_from_before = read.start <= number * self.unit_bytes
             && number.checked_sub(1).and_then(|before| self.units.get(before)).is_some_and(is_seen);

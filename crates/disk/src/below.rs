@@ -4,7 +4,7 @@
 //! the base for each. So a 15-bit digest is kept of each page of the base that was read whole
 //! through a disk, two bytes per page, and a page is compared only if its digest matches. If no
 //! digest is known, only large requests are compared with the base, since one read of it serves
-//! many pages. If a few of these have found no equal page, only some are compared.
+//! many pages. After a few large requests without an equal page, only some of them are compared.
 
 use std::{
     mem,
@@ -136,7 +136,7 @@ impl Below {
         let mut at = offset;
         while at < end {
             at += self.try_read_held(at, &mut buf[(at - offset) as usize..])? as u64;
-            // From here to `at`, the base is still to be read.
+            // The range from here to `at` has yet to be read from the base.
             let mut from = at;
             let missing_end = if at < end { at + kept.missing(at, (end - at) as usize) as u64 } else { end };
             while at < missing_end {
@@ -159,7 +159,7 @@ impl Below {
         let (start, len) = filling.range();
         let mut unit = vec![0; len];
         if self.device.read(start, &mut unit).is_err() {
-            // Another part of the unit may be at fault.
+            // The error may be in another part of the unit.
             return self.read_device(offset, part);
         }
         let from = (offset - start) as usize;
@@ -248,7 +248,7 @@ impl Below {
             results.extend(numbers.into_iter().zip(found.split_off(now.len())));
             for (((filling, parts), buf), result) in now.into_iter().zip(bufs).zip(found) {
                 if result.is_err() {
-                    // Another part of the unit may be at fault.
+                    // The error may be in another part of the unit.
                     plain.extend(parts);
                     continue;
                 }

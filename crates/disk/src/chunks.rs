@@ -9,7 +9,7 @@ use pagefold_store::{PAGE_SIZE, Pool};
 
 const CHUNK_BYTES: u64 = PAGE_SIZE as u64;
 
-/// The most chunks: there are no values beyond.
+/// Maximum number of chunks; values beyond them do not exist.
 const CHUNKS_MAX: u64 = 1 << 16;
 
 /// Values by number, in chunks of a page that count against the pool's limit.

@@ -84,7 +84,7 @@ fn with_notes<T>(disks: &[&RamDisk], export: impl FnOnce(&[ExportedDisk<'_>]) ->
     export(&exported)
 }
 
-/// Returns the notes of disks, which consist of these parts.
+/// Returns the notes of disks.
 fn notes(disks: &[&RamDisk], kept: &[Kept<'_>]) -> Vec<Vec<u8>> {
     let places: HashMap<*const RamDisk, u32> = disks.iter().map(|&disk| ptr::from_ref(disk)).zip(1..).collect();
     // The first disk over each base.

@@ -24,7 +24,7 @@ impl Drop for SignalOnDrop {
 }
 
 impl<D: BlockDevice> Patient<D> {
-    /// Makes the changes of `device` wait with `waits`.
+    /// Makes changes of `device` that find no room wait for it with `waits`.
     pub fn new(device: D, waits: Arc<Waits>) -> Self {
         Self { device, signal: SignalOnDrop(waits) }
     }

@@ -345,7 +345,8 @@ impl RamDisk {
     }
 
     /// Fills `buf`; `fill` reads what is below the disk, and returns how many bytes it filled. If
-    /// these are not all, the rest is not read. Returns how many bytes of `buf` are filled.
+    /// it filled less than it was asked for, the rest is not read. Returns how many bytes of `buf`
+    /// are filled.
     fn read_with(
         &self,
         offset: u64,
@@ -466,7 +467,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Makes a range read as zeros; `whole` does that for slots that are wholly within it.
+    /// Makes a range read as zeros; `whole` clears the slots that are wholly within it.
     fn clear(
         &self,
         offset: u64,

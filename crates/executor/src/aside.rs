@@ -32,8 +32,8 @@ use crate::{
 /// within this time.
 pub(crate) const RECHECK: Duration = Duration::from_millis(500);
 
-/// Pause between two attempts if the first gained nothing: each discard of another client triggers
-/// an attempt.
+/// Pause after an attempt that gained nothing. Without it, each discard of another client would
+/// trigger an attempt.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Something that was set aside.
@@ -44,13 +44,13 @@ pub(crate) trait Aside: Send {
     /// Returns whether this request has not been tried since [`Waits::seen`] returned `seen`.
     fn is_due(&self, seen: u64) -> bool;
 
-    /// Tries it once; `seen` is what [`Waits::seen`] returned before.
+    /// Tries the request once; `seen` is what [`Waits::seen`] returned before.
     fn retry(self: Box<Self>, seen: u64) -> Retried;
 }
 
 /// The result of a retry.
 pub(crate) enum Retried {
-    /// It is done, or a thread of the executor has it.
+    /// The request is done, or a thread of the executor has taken it over.
     Gone,
     NoRoom(Box<dyn Aside>),
     /// No thread of the executor is free for a change that may take long.
@@ -64,7 +64,7 @@ pub(crate) struct SetAside(Mutex<Vec<Queue>>);
 /// Requests that wait for the same room and that its thread has not seen yet. When nothing is left,
 /// the thread removes this and ends.
 struct Queue {
-    /// Of any device with this room.
+    /// The signals of any device with this room.
     waits: Arc<Waits>,
     new: VecDeque<Box<dyn Aside>>,
 }

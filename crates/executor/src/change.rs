@@ -30,7 +30,7 @@ pub enum Attempt {
 /// Whether an attempt may wait for storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// It waits as long as it takes.
+    /// It waits for as long as necessary.
     Wait,
     /// It stops instead.
     DoNotWait,

@@ -25,10 +25,10 @@ pub enum OpenError {
     /// The export was removed.
     #[error("the export was removed")]
     Removed,
-    /// It has as many clients as it may have.
+    /// The export has its maximum number of clients.
     #[error("all {0} connections that the export may have are in use")]
     Full(usize),
-    /// The server has as many clients as it may have.
+    /// The server has its maximum number of clients.
     #[error("all {0} connections that the server allows are in use, or kept for other exports")]
     ServerFull(usize),
     /// The server's account has no room for another client.

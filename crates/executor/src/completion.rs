@@ -52,6 +52,6 @@ pub trait Completion: Send + 'static {
 pub(crate) enum Called<C> {
     Own(C),
     Boxed(Box<dyn Completion>),
-    /// It will be called later.
+    /// The completion will be called later.
     Not,
 }

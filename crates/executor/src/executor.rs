@@ -5,15 +5,15 @@
 //! - A [`Task`] may wait for storage, or is a large piece of work. A thread that is free runs it; if
 //!   all are busy, and no more may be started, the transport's thread runs it itself.
 //! - A [`Batch`] is many small parts. The transport's thread takes part after part, and so do
-//!   threads for which a CPU would otherwise be idle. If none of them comes in time, the
+//!   threads for which a CPU would otherwise be idle. If no other thread comes in time, the
 //!   transport's thread has lost only the time to wake one.
 //!
 //! ```text
 //! spare CPUs = CPUs - 2 × transports' threads that work - threads that help
 //! ```
 //!
-//! A transport's thread counts twice, because a client on the same machine needs a CPU too. A single
-//! one may have one helper on any machine that has two CPUs.
+//! A transport's thread counts as two busy CPUs, because a client on the same machine needs one
+//! too. If only one such thread is working, it may have a helper on any machine with two CPUs.
 
 use std::{
     collections::VecDeque,
@@ -45,7 +45,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const IDLE_IF_SHORT: Duration = Duration::from_millis(1);
 
 /// If half of the CPUs are spare, a thread that has helped looks for more work for this time before
-/// it sleeps. Waking it takes as long.
+/// it sleeps. Waking a thread takes about as long.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// CPUs below which threads never spin.
@@ -198,7 +198,7 @@ impl Executor {
         2 * working.load(Relaxed) + helping.load(Relaxed) <= *cpus
     }
 
-    /// Returns whether a thread looks for work, so that handing some on costs little and is likely to
+    /// Returns whether a thread is looking for work, so that handing some on is cheap and likely to
     /// help.
     pub fn is_alert(&self) -> bool {
         self.shared.spinning.load(Relaxed) > 0
@@ -295,7 +295,7 @@ impl Shared {
             }
             state.threads += 1;
             drop(state);
-            // No caller may count on the thread before it certainly exists.
+            // No caller may rely on the thread before it exists.
             Self::start(Thread { shared: Arc::clone(shared), is_free: false })?;
             state = shared.lock();
             state.free += 1;
@@ -362,7 +362,8 @@ impl Thread {
             state.free += 1;
         }
         if helped && state.queue.is_empty() && shared.may_spin() {
-            // Changed under the lock, so that a thread that adds work wakes another if it is missed.
+            // Changed under the lock: a thread that adds work either finds this one or wakes
+            // another.
             shared.spinning.fetch_add(1, Relaxed);
             drop(state);
             let start = Instant::now();
@@ -476,7 +477,7 @@ mod tests {
         assert!(executor.reserve().is_some());
     }
 
-    /// No caller may count on a thread that another has not managed to start.
+    /// No caller may rely on a thread that another caller failed to start.
     #[test]
     fn a_thread_that_cannot_be_started_gets_no_work() {
         let executor = executor(4, THREAD_BYTES);

@@ -25,7 +25,7 @@ pub struct Export {
     pub(crate) hidden: bool,
     private: bool,
     rate: Arc<RateLimit>,
-    /// Of the set that the export was added to.
+    /// The histograms of the set that the export was added to.
     pub(crate) latencies: Option<Arc<Latencies>>,
     state: Mutex<ExportState>,
 }
@@ -181,8 +181,8 @@ impl Export {
         lock(&self.state).quota
     }
 
-    /// Sets what its clients may take; returns what they might before. Connections above a smaller
-    /// number stay.
+    /// Sets what its clients may take; returns the previous quota. If more connections exist than a
+    /// smaller number permits, they stay.
     pub fn set_quota(&self, quota: Quota) -> Quota {
         let mut state = lock(&self.state);
         if quota.bytes_per_second != state.quota.bytes_per_second {

@@ -119,13 +119,13 @@ impl Exports {
         self.table.read().unwrap_or_else(PoisonError::into_inner).next_number
     }
 
-    /// Leaves out the numbers below `number`.
+    /// Gives later exports numbers from `number` on.
     pub fn skip_numbers(&self, number: u64) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.next_number = table.next_number.max(number);
     }
 
-    /// Returns the export that this set is, if it is always just [one](Self::only).
+    /// Returns the set's export, if the set always has [only](Self::only) one.
     pub fn only_one(&self) -> Option<&Arc<Export>> {
         self.only.as_ref()
     }

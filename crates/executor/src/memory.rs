@@ -297,9 +297,9 @@ impl Growing {
         true
     }
 
-    /// Returns the large buffer and continues with another large one or, without memory, with the small
-    /// one, to whose front it copies the range `keep`. Returns `None`, and changes nothing, if the
-    /// buffer is small or the range too long.
+    /// Returns the large buffer, and replaces it with another large one or, without memory, with
+    /// the small one. Copies the range `keep` to the front of the new one. Returns `None`, and
+    /// changes nothing, if the buffer is small or the range too long.
     pub fn replace(&mut self, share: &Arc<Share>, keep: Range<usize>) -> Option<Lent> {
         let old = self.large.as_ref()?;
         let from = old.as_ref().get(keep)?;

@@ -24,7 +24,7 @@ pub struct Polling {
     time: Duration,
     /// Sleeps that are not followed by looking.
     pause: u32,
-    /// How many these were at the last time.
+    /// The value of `pause` when it was last set.
     last_pause: u32,
     /// How often the thread has looked since, with the CPU for itself.
     looks: u32,
@@ -36,7 +36,7 @@ impl Polling {
         self.time
     }
 
-    /// Takes how long a sleep lasted.
+    /// Records how long a sleep lasted.
     pub fn slept(&mut self, time: Duration) {
         if self.pause > 0 {
             self.pause -= 1;

@@ -40,7 +40,8 @@ pub struct RateLimit {
 #[derive(Debug, Default)]
 struct RateLimitState {
     bytes_per_second: Option<u64>,
-    /// When the requests so far are paid for; `None` if there were none.
+    /// When the bytes of all requests so far have been paid for at the rate; `None` if there were
+    /// none.
     paid: Option<Instant>,
 }
 
@@ -88,9 +89,10 @@ impl RateLimit {
     }
 }
 
-/// Returns whether an export with `own` connections may have one more, if `serving` of `limit` are in
-/// use and there are `exports`. The last quarter is kept for exports with less than an equal part, so
-/// that the clients of one export do not shut out those of others.
+/// Returns whether an export with `own` connections may have one more, if `serving` of the server's
+/// `limit` connections are in use, and its number of exports is `exports`. The last quarter is kept
+/// for exports with less than an equal part, so that the clients of one export do not shut out
+/// those of others.
 pub fn has_part(own: usize, exports: usize, serving: usize, limit: usize) -> bool {
     serving < limit - limit / 4 || own < (limit / exports.max(1)).max(1)
 }

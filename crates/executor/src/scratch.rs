@@ -64,7 +64,7 @@ impl Scratch {
         self.long.as_mut()?.map.get_mut(..len_bytes)
     }
 
-    /// To be called after each work.
+    /// To be called after each piece of work.
     pub(crate) fn done(&mut self) {
         self.unused += 1;
         if self.unused > MOST_UNUSED {

@@ -91,7 +91,7 @@ impl Faulty {
         self.until_failure.store(number, Relaxed);
     }
 
-    /// Sets whether reads wait until this is set to `false`.
+    /// With `true`, makes reads wait until this is called with `false`.
     pub fn set_stall(&self, stalls: bool) {
         self.stall().stalls = stalls;
         self.changed.notify_all();

@@ -19,7 +19,7 @@ pub type Guard<'a> = &'a dyn Fn() -> io::Result<WhenNamed>;
 /// See [`Guard`].
 pub type WhenNamed = Box<dyn FnOnce(&Path)>;
 
-/// Does nothing about such a file.
+/// A guard that does nothing.
 pub(crate) const UNGUARDED: Guard<'static> = &|| Ok(Box::new(|_| {}));
 
 /// An output that is not complete.
@@ -69,9 +69,9 @@ impl Draft {
 
 /// The place at which a draft was named.
 pub(crate) enum Linked {
-    /// Where it was asked for.
+    /// At the requested path.
     There,
-    /// Elsewhere in the same directory.
+    /// At a temporary path in the same directory.
     Apart(TempPath),
 }
 

@@ -15,7 +15,8 @@ use crate::{
     error::{During, refuse},
 };
 
-/// What a program writes. An existing file that holds such data is replaced unless forced.
+/// Kinds of data that outputs hold. Without `--force`, only an existing file of the same kind is
+/// replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// An image of this format.

@@ -137,7 +137,7 @@ impl Inputs {
         self.check(&name, &metadata)?;
         match self.directory_around(&name) {
             Some(around) if metadata.len() > 0 => {
-                refuse!("{} is in {around}, which would lose it: write to another file", name.display())
+                refuse!("{} is in {around}, so that input would be lost: write to another file", name.display())
             }
             _ => Ok(()),
         }

@@ -74,7 +74,7 @@ impl NewFile {
             let file = File::open(&new.path).during(shown)?;
             ensure!(
                 written.may_replace(&file).during(shown)?,
-                "{}, and is in {around}, which would lose it: write to another file",
+                "{}, and is in {around}, so that input would be lost: write to another file",
                 written.refusal(path, &file).during(shown)?
             );
         }

@@ -19,7 +19,7 @@ use crate::{
     new_file::NewFile,
 };
 
-/// How often, and with which pause, the directory's lock is tried.
+/// The number of attempts to lock the directory, and the pause between two of them.
 const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 

@@ -34,7 +34,7 @@ pub(crate) trait Access: Send + Sync {
         None
     }
 
-    /// Takes from a reply that refuses the authorization `used` how to authorize requests. Returns
+    /// Learns how to authorize requests from a reply that refuses the authorization `used`. Returns
     /// whether the request may be repeated.
     fn challenged(
         &self,

@@ -38,14 +38,14 @@ const MOST_AHEAD_BYTES: u64 = 512 << 10;
 /// The most requests for one blob at a time.
 const MOST_REQUESTS: usize = 8;
 
-/// The most of them for chunks that no reader waits for.
+/// Maximum number of concurrent requests for chunks that no reader waits for.
 const MOST_AHEAD: usize = 6;
 
-/// About the most bytes of a read's chunks that are in memory together.
+/// Approximate maximum of the bytes of a read's chunks that are in memory together.
 const MOST_TOGETHER_BYTES: u64 = 16 << 20;
 
-/// How often in a row a chunk may differ from its sum, until the server's file counts as a
-/// different one.
+/// Number of times in a row that a chunk may differ from its sum before the server's file counts as
+/// a different one.
 const MOST_WRONG_SUMS: u32 = 3;
 
 /// An image in a blob on a server. Reads fetch missing chunks. Each chunk, also one from the cache,
@@ -312,7 +312,7 @@ impl Blob {
                 None => {
                     lock(&self.coming).missed();
                     self.leave(chunk, &flight);
-                    failed.push((chunk, "it does not arrive".to_owned()));
+                    failed.push((chunk, "it did not arrive in time".to_owned()));
                 }
             }
         }
@@ -416,7 +416,7 @@ impl Blob {
         Ok(fetched)
     }
 
-    /// Requests adjacent chunks, once on each way. Adds those with right sums to `fetched`.
+    /// Requests adjacent chunks, once from each way. Adds those with right sums to `fetched`.
     fn stream(
         &self,
         ranges: &Ranges,
@@ -472,7 +472,7 @@ impl Blob {
     fn fetch_chunks(&self, mut wanted: Vec<usize>, need: Need) {
         {
             let (coming, now) = (lock(&self.coming), Instant::now());
-            // The reader is at the first of them, or before it.
+            // The reader is at or before the first of these chunks.
             let is_known =
                 wanted.first().is_some_and(|first| (first.saturating_sub(1)..=*first).any(|at| coming.knows(at)));
             wanted.retain(|chunk| !coming.has(*chunk, now) && (!is_known || coming.knows(*chunk)));

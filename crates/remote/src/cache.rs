@@ -44,8 +44,8 @@ use crate::{
     verity::Tree,
 };
 
-/// The limit is checked each time a process has stored this many bytes; the cache may exceed it by
-/// as many.
+/// A process checks the limit each time it has stored this many bytes, so the cache may exceed the
+/// limit by as many.
 const CHECKED_BYTES: u64 = 4 << 20;
 
 /// The prefix of the names of directories that are being removed.
@@ -54,7 +54,8 @@ const REMOVED: &str = ".removed-";
 /// The most attempts to open a blob's files while another process removes them.
 const MOST_TRIES: u32 = 20;
 
-/// Up to this many unmarked bytes of a blob are not freed: they are parts of blocks.
+/// A blob with no more than this many unmarked bytes is left alone: these are parts of blocks,
+/// which cannot be freed.
 const MOST_UNMARKED_BYTES: u64 = 64 << 10;
 
 /// Maximum bytes of marks: four for each chunk of the longest index.
@@ -512,7 +513,7 @@ impl Chunks {
 
     /// Stores a chunk. A full or read-only disk is not an error.
     pub(crate) fn write(&self, chunk: usize, bytes: &[u8]) {
-        // If the files were removed nevertheless, nothing is written to them.
+        // If another process removed the files all the same, nothing is written to them.
         let is_writable = self.is_writable && self.is_there();
         if is_writable && self.data.write_all_at(bytes, self.index.stored(chunk).start).is_ok() {
             self.mark(chunk, minute());

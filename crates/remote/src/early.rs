@@ -68,7 +68,7 @@ impl Early {
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 let body = ranges.open(range, Instant::now() + LONGEST);
                 if body.and_then(|mut body| body.fill(&mut bytes, LONGEST)).is_ok() {
-                    // Nothing waits for it if it is late.
+                    // If the part is late, no thread waits for it any more.
                     let _ = give.send(bytes);
                 }
             };
@@ -77,7 +77,7 @@ impl Early {
         };
         Some(Self::Here { coming: parts.iter().filter_map(begin).collect(), _right: right })
     }
-    /// Returns the requests of another process that has stored the index, and not yet the parts.
+    /// Returns the requests of another process that has stored the index but not the parts yet.
     pub(crate) fn elsewhere(cache: Option<&Cache>, of: Sum) -> Option<Self> {
         let right = cache?.right_to_open(of)?;
         (!right.try_take()).then_some(Self::Elsewhere(right))

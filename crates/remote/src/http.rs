@@ -228,8 +228,8 @@ impl Reply {
         }
     }
 
-    /// Reads the whole body, of at most `most_bytes`. The time until `until` is also the limit for
-    /// each piece and for falling below the minimum rate.
+    /// Reads the whole body, of at most `most_bytes`. Each piece may take as long as the time from
+    /// now to `until`; a body below the minimum rate fails after that time.
     pub(crate) fn read_all(self, most_bytes: u64, until: Instant) -> Result<Vec<u8>, Failure> {
         let limit = until.saturating_duration_since(Instant::now());
         let url = self.url.clone();
@@ -294,8 +294,8 @@ impl TimedBody {
         server(url, &format!("the response arrives with less than {} KiB per second", LEAST_RATE >> 10)).into()
     }
 
-    /// Fills `buf`. Each piece of it may take as long as `limit`. Adds the time in which pieces
-    /// arrived to `moved`.
+    /// Fills `buf`. Each piece may take up to `limit`. Adds the time during which pieces arrived to
+    /// `moved`.
     pub(crate) fn fill(&mut self, buf: &mut [u8], limit: Duration, moved: &mut Duration) -> io::Result<()> {
         for piece in buf.chunks_mut(PIECE_BYTES) {
             let start = Instant::now();

@@ -38,7 +38,7 @@ pub(crate) struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) index: Option<IndexPlace>,
     pub(crate) tree: Option<TreePlace>,
-    /// What opening the image reads. Nothing depends on it but when it is requested.
+    /// What opening the image reads. It only determines when these ranges are requested.
     pub(crate) opening: Vec<Range<u64>>,
 }
 
@@ -54,8 +54,8 @@ impl Layer {
 /// Where an index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IndexPlace {
-    /// In the blob of the image. The sum may be missing: then that of the blob says nothing about it
-    /// either, and it is not used.
+    /// The index is in the blob of the image. Its sum may be missing. The blob's sum does not
+    /// verify it then either, so the index is not used.
     Inside(Range<u64>, Sum),
     /// A blob of its own.
     Apart(Sum, u64),
@@ -133,9 +133,9 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
     for (number, descriptor) in descriptors.iter().enumerate() {
         let note = |key: &str| descriptor.annotations.get(key).map(String::as_str);
         if descriptor.media_type == INDEX {
-            let (layer, _) = found.last_mut().ok_or("a chunk index follows no layer")?;
+            let (layer, _) = found.last_mut().ok_or("no layer precedes a chunk index")?;
             if note(INDEX_TARGET).is_some_and(|target| target != layer.blob.to_string()) {
-                return Err("a chunk index follows another layer than it names".to_owned());
+                return Err("a chunk index does not follow the layer that it names".to_owned());
             }
             if descriptor.size > MOST_INDEX_BYTES {
                 return Err("the chunk index exceeds 64 MiB".to_owned());
@@ -154,7 +154,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
             || (descriptor.media_type.starts_with("application/vnd.erofs.layer")
                 && !descriptor.media_type.contains('+'));
         if descriptor.media_type.ends_with("+zstd") {
-            return Err(format!("layer {number} is compressed as a whole, which cannot be read in parts"));
+            return Err(format!("layer {number} is compressed as a whole, so it cannot be read in parts"));
         }
         if !is_erofs && !is_device {
             return Err(format!(
@@ -184,7 +184,7 @@ fn layers(descriptors: &[Descriptor]) -> Result<Layers, String> {
         return Err("the last layer is a device, which nothing refers to".to_owned());
     }
     if found.iter().any(|(_, is_device)| !is_device) {
-        return Err("the image has several layers to stack, which only a container runtime does".to_owned());
+        return Err("the image has several layers, which only a container runtime can stack".to_owned());
     }
     if found.len() > MOST_DEVICES {
         return Err(format!("the image has more than {MOST_DEVICES} devices"));
@@ -265,7 +265,7 @@ mod tests {
         let none = json!({});
         for (layers, what) in [
             (vec![], "no layers"),
-            (vec![layer(INDEX, 1, &none)], "follows no layer"),
+            (vec![layer(INDEX, 1, &none)], "no layer precedes"),
             (vec![layer("application/vnd.oci.image.layer.v1.tar+gzip", 1, &none)], "not an EROFS image"),
             (vec![layer("application/vnd.erofs+zstd", 1, &none)], "compressed as a whole"),
             (vec![layer(LAYER, 1, &json!({ROLE: "device"}))], "device"),
@@ -276,7 +276,7 @@ mod tests {
                 "64 devices",
             ),
             (vec![layer(LAYER, 1, &json!({ROLE: "x"}))], "role"),
-            (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "another layer"),
+            (vec![layer(LAYER, 1, &none), layer(INDEX, 2, &json!({INDEX_TARGET: "sha256:1"}))], "does not follow"),
             (vec![layer(LAYER, 1, &json!({INDEX_RANGE: "50:101", INDEX_DIGEST: Sum::of(b"").to_string()}))], "range"),
             (vec![layer(LAYER, 1, &json!({TREE_ROOT: "x", TREE_OFFSET: "50"}))], "root digest"),
             (vec![layer(LAYER, 1, &json!({TREE_ROOT: "0".repeat(64), TREE_OFFSET: "100"}))], "offset"),

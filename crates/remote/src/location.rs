@@ -95,7 +95,7 @@ impl Location {
         }
         let url = Url::parse(name).map_err(|error| wrong(&error.to_string()))?;
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong("a URL with a user name or password is refused: it would be in lists of processes"));
+            return Err(wrong("a URL with a user name or password is refused: it would be visible in process lists"));
         }
         if url.query().is_some() {
             return Err(wrong("a URL with '?' is refused: the index has no name next to it"));

@@ -27,7 +27,7 @@ pub struct Part {
 
 /// Where the bytes of a part are.
 pub(crate) enum Content {
-    /// In this file or blob, and in its encoded index.
+    /// This file or blob, and its encoded index.
     Here {
         bytes: Arc<dyn ReadAt>,
         index: Vec<u8>,
@@ -108,8 +108,8 @@ impl Part {
         Ok(Some(Self { layer, content }))
     }
 
-    /// Returns the layer that an opened image is in a registry, without its devices. `None` if the
-    /// image is not in a registry. Reads nothing.
+    /// Returns an opened image's layer in its registry, without its devices. `None` if the image is
+    /// not in a registry. Reads nothing.
     pub fn of_remote(remote: &Remote) -> Option<Self> {
         let (reference, layer) = remote.origin()?;
         Some(Self { layer: layer.clone(), content: Content::There(reference.clone()) })

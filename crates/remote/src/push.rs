@@ -42,7 +42,8 @@ pub struct PushOptions {
     pub media_types: MediaTypes,
     /// How long failures of a server are waited out.
     pub patience: Duration,
-    /// Mirrors of registries: where something else replaces one, that is meant.
+    /// Mirrors of registries. Where one of them replaces a registry, images are stored in the
+    /// replacement.
     pub mirrors: Arc<Mirrors>,
 }
 
@@ -108,12 +109,12 @@ pub fn check(image: Option<&Part>, devices: &[Part], location: &Location) -> Res
         Location::Web { .. } => return Err(no_push(location)),
         Location::S3 { index: None, .. } | Location::Oci(Reference { manifest: None, .. }) => {}
         Location::S3 { .. } | Location::Oci(_) => {
-            return wrong("a sum names what exists: push to a tag or a key alone".to_owned());
+            return wrong("a push needs a tag or a key without a sum: the sum follows from the image".to_owned());
         }
     }
     if devices.len() > MOST_DEVICES {
         return wrong(format!(
-            "the image has {} devices, of which {MOST_DEVICES} can be read: 'pagefold freeze' without --backing \
+            "the image has {} devices, and at most {MOST_DEVICES} can be read: 'pagefold freeze' without --backing \
             writes an image that has none",
             devices.len()
         ));
@@ -245,7 +246,7 @@ impl Storing<'_> {
     }
 }
 
-/// Returns the layers of a manifest that a part becomes.
+/// Returns the descriptors of a part's layers for a manifest.
 fn descriptors(part: &Part, is_device: bool, media_types: MediaTypes) -> Vec<Descriptor> {
     let media_type = match media_types {
         MediaTypes::Spec => LAYER,

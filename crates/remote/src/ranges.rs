@@ -18,7 +18,7 @@ use crate::{
     rest::Turn,
 };
 
-/// How long a way to an object is not tried after the server there lacked it.
+/// How long a way to an object is skipped after its server lacked the object.
 const LACK: Duration = Duration::from_secs(60);
 
 /// Maximum time for each piece of a body if there is another way.
@@ -272,7 +272,7 @@ impl RangeBody {
         if self.left == 0 {
             self.using.iter_mut().for_each(Turn::succeeded);
             if self.is_exact {
-                // At its end, the connection becomes free for the next request.
+                // Reading up to the end of the body frees the connection for the next request.
                 let _ = self.body.read(&mut [0]);
             }
         }

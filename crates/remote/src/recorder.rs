@@ -63,7 +63,7 @@ impl Recorder {
         let (blobs, touches) = used(mem::take(&mut *lock(&self.blobs)), &touches);
         let trace = Trace { blobs: blobs.iter().map(|(sum, _)| *sum).collect(), touches };
         if trace.blobs.len() > MOST_BLOBS {
-            return Err(io::Error::other("a trace is of one image with its devices"));
+            return Err(io::Error::other("a trace covers a single image and its devices"));
         }
         to.write_all(&trace.encode())?;
         let mut bytes = 0;

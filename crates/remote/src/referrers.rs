@@ -137,7 +137,7 @@ impl Registry {
         let none = || json!({ "schemaVersion": 2, "mediaType": MANIFEST_LIST, "manifests": [] });
         let mut list = self.page(&place, MOST_LIST_BYTES, until)?.map_or_else(none, |page| page.list);
         let Some(all) = list.get_mut("manifests").and_then(Value::as_array_mut) else {
-            let what = "the tag of what refers to the image stands for something else, which stays";
+            let what = "the tag for the list of referrers names something else; it is left unchanged";
             return Err(server(&place.url(&Method::GET), what).into());
         };
         all.retain(|one| one.get("artifactType").and_then(Value::as_str) != Some(new.kind));

@@ -38,7 +38,7 @@ use crate::{
 /// What the name of a file's chunk index ends with.
 pub const INDEX_SUFFIX: &str = ".chunk-index";
 
-/// Failures are waited out for so long.
+/// The default time for which failures are waited out.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Chunks of a file without an index.
@@ -59,7 +59,7 @@ pub struct Options {
     pub mirrors: Arc<Mirrors>,
     /// How long failures of a server are waited out until a read fails.
     pub patience: Duration,
-    /// What notes which chunks are read first. It is for one image.
+    /// Records which chunks are read first. A recorder is for one image.
     pub recorder: Option<Arc<Recorder>>,
     /// Whether a thread fetches along the newest trace of the image, if it has one.
     pub follows_traces: bool,
@@ -218,8 +218,8 @@ impl Opener<'_> {
         Patience::opening(self.options.patience)
     }
 
-    /// Returns what a location without a sum led to when it was opened last: what was accepted
-    /// without verification only if that is accepted now.
+    /// Returns what a location without a sum led to when it was opened last. A result that was
+    /// accepted without verification is returned only if unverified ones are accepted now.
     fn remembered(&self, key: &str) -> Option<Sum> {
         let cache = self.cache()?;
         let unverified = || cache.name(&unverified(key)).filter(|_| self.options.may_be_unverified);
@@ -368,10 +368,10 @@ impl Opener<'_> {
         blob
     }
 
-    /// Starts a thread that follows the trace that `find` returns the ways to, once it gets the blobs. If
-    /// the image was opened before, that begins when a chunk of it is missing: what is in the cache needs
-    /// no trace. `None` if traces are not wanted, or this one was followed before. `of` is a sum of the
-    /// image.
+    /// Starts a thread that follows a trace once it gets the blobs; `find` returns the ways to the
+    /// trace. If the image was opened before, following begins when a chunk is missing, because
+    /// what is in the cache needs no trace. `None` if traces are not wanted, or this one was
+    /// followed before. `of` is a sum of the image.
     fn following(
         &self,
         of: Sum,
@@ -446,8 +446,9 @@ impl Opener<'_> {
             let sum = is_vouched.then_some(layer.blob);
             Result::Ok(Remote { origin: Some((reference.clone(), layer)), sum, ..remote })
         };
-        // A manifest binds an index to the sum of a layer. That of a tag is the server's alone: the image
-        // that a layer is a device of must have the same one, or the user names it.
+        // A manifest binds an index to the sum of a layer. If the manifest was found by a tag, only
+        // the server vouches for that sum. Therefore the image whose device the layer is must
+        // contain the same sum, or the user must name it.
         let image = opened(image, reference.manifest.is_some())?;
         let devices = devices.into_iter().map(|device| opened(device, true).map(Arc::new));
         let devices: Vec<_> = devices.collect::<Result<_>>()?;
@@ -485,7 +486,7 @@ impl Opener<'_> {
         let tag = reference.last();
         let is_sure = |is_authentic| is_authentic || self.options.may_be_unverified;
         let before = self.remembered(&self.name()).and_then(|sum| self.cached_manifest(sum));
-        // Registries that do not say it send the manifest.
+        // If the registry does not send the sum alone, the manifest is requested.
         if let Some(before) = before
             && let Ok(Some((now, is_authentic))) = registry.meaning(&tag, self.patience().until())
             && now == before.sum
@@ -537,7 +538,7 @@ impl Opener<'_> {
                 (index, early)
             }
         };
-        // What is in the cache may be longer than the manifest says.
+        // The index in the cache may be longer than the manifest says.
         *room = room.checked_sub(index.encoded_bytes()).ok_or_else(too_long)?;
         if index.stored_end() > layer.size_bytes {
             let what = "invalid chunk index: it exceeds the blob".to_owned();
@@ -563,7 +564,7 @@ impl Opener<'_> {
             let Err(failure) = read else { return read };
             ranges.failed(&mut body, failure)?;
         }
-        Err(Failure::passing(server(&ranges.url(), "the server and its mirrors fail in turn")))
+        Err(Failure::passing(server(&ranges.url(), "the server and all its mirrors failed")))
     }
 
     fn read_index(&self, bytes: &[u8], layer: &Layer) -> Result<Index, Failure> {

@@ -71,7 +71,7 @@ impl Trace {
         from.read_exact(&mut sums)?;
         let sums: Vec<_> = sums.as_chunks::<32>().0.iter().map(|sum| Sum(*sum)).collect();
         if sums.iter().collect::<HashSet<_>>().len() < blobs {
-            return Err(wrong("invalid trace: a blob twice"));
+            return Err(wrong("invalid trace: it names a blob twice"));
         }
         let mut entries = vec![0; chunks * 8];
         from.read_exact(&mut entries)?;

@@ -288,7 +288,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-        /// A changed byte of the image, the superblock or the tree is detected, or has no meaning.
+        /// A changed byte of the image, the superblock or the tree is detected, unless the byte is
+        /// unused.
         #[test]
         fn changed_bytes(blocks in 1_usize..400, salt in proptest::collection::vec(any::<u8>(), 0..40),
                          at in any::<prop::sample::Index>(), change in 1_u8..) {

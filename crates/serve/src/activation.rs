@@ -19,7 +19,8 @@ use rustix::{
 
 use crate::{Error, listen::Listener};
 
-/// More descriptors than any service has; a larger number is treated as an error in the environment.
+/// An upper bound on the number of descriptors that any service has. A larger number is treated as
+/// an error in the environment.
 const MAX_DESCRIPTORS: u32 = 1 << 16;
 
 /// Descriptors that a service manager passed to this process, in their order.
@@ -29,8 +30,8 @@ pub struct Passed {
     stored: Vec<(String, OwnedFd)>,
 }
 
-/// Returns whether a name is that of a stored descriptor, `pagefold-PROCESS-WHAT`, and not that of a
-/// socket unit, which systemd passes unless the unit has another.
+/// Returns whether a name is that of a stored descriptor, `pagefold-PROCESS-WHAT`. By default,
+/// systemd names a passed socket after its unit.
 fn is_stored(name: &str) -> bool {
     Passed::parts_of(name).is_some()
 }
@@ -114,8 +115,8 @@ fn take_stored(passed: &mut ListenFd, index: usize) -> io::Result<OwnedFd> {
     let number = passed.take_raw_fd(index)?.ok_or(io::ErrorKind::NotFound)?;
     // SAFETY: it is used for this call only, which fails if nothing is open under this number.
     fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
-    // SAFETY: it is open. The service manager has opened it for this process before that began, and
-    // `passed` returns it once, so nothing else in the process owns it.
+    // SAFETY: it is open. The service manager opened it for this process before the process
+    // started, and `passed` returns it once, so nothing else in the process owns it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
     Ok(descriptor)

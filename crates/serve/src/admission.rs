@@ -76,7 +76,7 @@ impl fmt::Debug for WhenRefused {
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     pub(crate) certificates: Arc<Certificates>,
-    /// Whether clients on the network may do without.
+    /// Whether clients on the network may connect without TLS.
     pub(crate) is_optional: bool,
 }
 
@@ -230,10 +230,10 @@ impl Control {
         }
     }
 
-    /// Ends every wait for connections, now and from now on.
+    /// Ends every wait for connections, current and future.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
-        // A thread that has not seen the flag is not waiting yet, or waits now.
+        // Once the lock was taken, every thread has seen the flag or is waiting, and is notified.
         drop(self.lock());
         self.ended.notify_all();
     }
@@ -259,9 +259,9 @@ impl Control {
         std::mem::replace(&mut self.lock().limit, limit)
     }
 
-    /// Gives a connection that has chosen `export`, which counts it already, a place unless the
-    /// export has its share. `exports` is the number of exports. `idle` is the connection's memory,
-    /// if there was some when it arrived.
+    /// Gives a place to a connection that has chosen `export`, unless the export has its share. The
+    /// export already counts the connection. `exports` is the number of exports. `idle` is the
+    /// connection's memory, if there was some when it arrived.
     pub(crate) fn seat(
         self: &Arc<Self>,
         number: u64,
@@ -270,7 +270,7 @@ impl Control {
         exports: usize,
         idle: Option<Taken>,
     ) -> Result<Seat, (NoPlace, Option<Taken>)> {
-        // Not under the lock, which others need to end their connections.
+        // Read before the lock is taken, which others need to end their connections.
         let own = export.connections().saturating_sub(1);
         let mut connections = self.lock();
         let private = export.is_private() && connections.private < self.common.limits.private;
@@ -292,8 +292,8 @@ impl Control {
         Ok(Seat { control: Arc::clone(self), number, idle: Some(idle), presence })
     }
 
-    /// Continues with a client of another server, which rests until the server runs. It gets a
-    /// place even above the limit.
+    /// Continues with a client of another server. The client rests until this server runs, and gets
+    /// a place even above the limit.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         number: u64,
@@ -332,10 +332,11 @@ impl Control {
         (connections.all.len(), tls)
     }
 
-    /// Gives a client of another transport a place unless `export`, which does not count it yet,
-    /// has its share. `exports` is the number of exports. Fails with the number of places.
+    /// Gives a place to a client of another transport, unless `export` has its share. The export
+    /// does not count the client yet. `exports` is the number of exports. Fails with the number of
+    /// places.
     pub(crate) fn seat_other(self: &Arc<Self>, export: &Export, exports: usize) -> Result<OtherSeat, usize> {
-        // Not under the lock, which others need to end their connections.
+        // Read before the lock is taken, which others need to end their connections.
         let own = export.connections();
         let mut connections = self.lock();
         let limit = connections.limit;
@@ -378,7 +379,7 @@ impl Control {
         }
     }
 
-    /// Lets all connections receive no more than what has arrived.
+    /// Stops all connections from receiving data that has not arrived yet.
     pub(crate) fn shutdown_recv(&self) {
         self.lock().all.values().for_each(|admitted| admitted.stream.shutdown_recv());
     }
@@ -441,7 +442,7 @@ pub(crate) fn wake(fd: &OwnedFd) {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Before the server may end.
+        // Dropped first: once this seat is gone, the server may end.
         self.presence = None;
         self.idle = None;
         let mut connections = self.control.lock();

@@ -26,8 +26,8 @@
 //! `docs/targets.md` has the figures.
 //!
 //! A connection without requests rests: it gives up its thread and buffers, and its [`Keeper`]
-//! resumes it when data arrive. While other connections wait for memory to work, it rests after
-//! `TURN` at the latest, between two requests.
+//! resumes it when data arrive. If other connections wait for memory, a busy connection rests after
+//! at most `TURN`, between two requests.
 //!
 //! While the server pauses, no further request begins. The leader stops between two requests or two
 //! pieces of a write, and keeps received bytes that it has not used, and replies for which the
@@ -109,7 +109,7 @@ pub(crate) struct Connection<T, G> {
 #[derive(Default)]
 struct Unsent {
     bytes: Vec<u8>,
-    /// Their memory, at least.
+    /// Reserved memory, at least as much as the bytes take.
     taken: Vec<Taken>,
 }
 

@@ -173,7 +173,7 @@ impl Events {
             let _ = rustix::io::read(&*self.control.wake, &mut [0; 8]);
             self.retry = None;
             for Done { number, newcomer, result } in self.handshakes.take_done() {
-                // Those that were closed in between are closed now.
+                // A newcomer that was closed while the thread computed is dropped here.
                 if let Some(entry) = self.newcomers.get_mut(&number) {
                     entry.negotiator = Negotiator::Here(newcomer);
                     self.proceed(number, result);
@@ -296,7 +296,7 @@ impl Events {
         };
         let number = self.next;
         self.next += 1;
-        // Watched from now on, though for nothing yet.
+        // Registered from now on, but without events yet.
         let added = epoll::add(&self.control.resting.epoll, &*stream, EventData::new_u64(number), EventFlags::ONESHOT);
         if let Err(error) = added {
             return self.control.report(Refused::Accept(error.into()));
@@ -368,7 +368,8 @@ impl Events {
         self.proceed(number, result);
     }
 
-    /// Lets a thread compute a newcomer's part of its handshake. Without one, this thread does.
+    /// Lets a thread compute a newcomer's part of its handshake. If there is no thread for it, this
+    /// one does it.
     fn shake_hands(&mut self, number: u64) {
         let Some(entry) = self.newcomers.get_mut(&number) else { return };
         let has_memory = entry.has_memory();
@@ -383,7 +384,7 @@ impl Events {
         }
     }
 
-    /// Does what the progress of a newcomer requires.
+    /// Acts on the progress of a newcomer.
     fn proceed(&mut self, number: u64, result: Result<Progress, Ended>) {
         let Some(Entry { negotiator: Negotiator::Here(newcomer), .. }) = self.newcomers.get(&number) else { return };
         match result {
@@ -416,7 +417,7 @@ impl Events {
                 {
                     self.control.report(Refused::Tls { peer: newcomer.stream.peer(), error });
                 }
-                // Everything else concerns only the peer.
+                // All other outcomes concern only the peer.
                 self.newcomers.remove(&number);
             }
         }

@@ -83,7 +83,7 @@ pub struct ClientState {
 pub(crate) struct UnfinishedState {
     pub(crate) request: Request,
     pub(crate) left_bytes: u64,
-    /// Why it fails, as the protocol has it.
+    /// Why it fails: the protocol's error number and a message.
     pub(crate) failure: Option<(u32, String)>,
 }
 
@@ -109,7 +109,7 @@ pub struct NewcomerState {
     pub(crate) output: Vec<u8>,
 }
 
-/// Whether a client uses TLS, which it has not begun.
+/// Whether a client that has not begun TLS may or must use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TlsState {

@@ -1,7 +1,7 @@
 //! Threads that compute TLS handshakes.
 //!
 //! The server's thread watches all newcomers and resting connections. A part of a handshake takes
-//! up to some milliseconds (a signature, a client's chain of certificates), and a hostile client
+//! up to a few milliseconds (a signature, a client's chain of certificates), and a hostile client
 //! can cause one with each connection. So the server's thread hands a newcomer whose handshake has
 //! data to one of a few threads, which returns it with the result. Newcomers take turns in the
 //! order in which their data arrived.
@@ -98,7 +98,8 @@ impl Handshakes {
     /// Starts a thread. Returns whether there is any.
     fn start(self: &Arc<Self>, state: &mut State) -> bool {
         let taken = self.control.common.executor.memory().lend(THREAD_BYTES);
-        // One thread is like the server's own, and always there if it is needed.
+        // The first thread needs no loan: like the server's own thread, it must be available
+        // whenever it is needed.
         if taken.is_some() || state.threads == 0 {
             let handshakes = Arc::clone(self);
             let started = spawn("tls-handshake", move || handshakes.work(taken));
@@ -121,7 +122,8 @@ impl Handshakes {
         mem::take(&mut self.lock().done)
     }
 
-    /// Closes all newcomers, now or when a thread has done with one.
+    /// Closes all newcomers. One that a thread is computing for is closed when that thread has
+    /// finished.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;

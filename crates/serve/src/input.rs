@@ -42,7 +42,8 @@ struct Source<T> {
     /// The transport's current receive timeout. Setting it costs a system call, so a timeout
     /// shorter than needed stays in place until it expires.
     armed: Option<Duration>,
-    /// Whether the client seems to wait for each reply, so that its next request is worth looking for.
+    /// Whether the client seems to wait for each reply. If so, polling briefly for its next request
+    /// is worthwhile.
     is_expected: bool,
     polling: Polling,
 }
@@ -180,7 +181,7 @@ impl<T: Transport> Input<T> {
         let received = self.source.receive(timeout, room)?;
         self.end += received;
         if self.end == self.buffer.as_ref().len() {
-            // More than this may arrive together.
+            // The buffer was filled, so more data may arrive together next time.
             self.grow(share);
         }
         Ok(received)

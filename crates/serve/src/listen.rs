@@ -104,7 +104,7 @@ impl OwnFile {
     /// Removes the file.
     pub fn remove(&self) {
         let file = self.lock().take();
-        // That may take time.
+        // Removing a file may take time, so the lock is released first.
         drop(file);
     }
 }

@@ -64,11 +64,11 @@ pub(crate) enum Ended {
 /// Whether a client uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Security {
-    /// It cannot: the server has no certificates.
+    /// It cannot use TLS: the server has no certificates.
     Plain,
     /// It may.
     Offered,
-    /// It must, before any other option.
+    /// It must begin TLS before any other option.
     Required,
     /// TLS begins once the replies have been sent: all bytes that follow are TLS records.
     Starts,
@@ -81,7 +81,7 @@ pub(crate) enum Security {
 pub(crate) enum NoPlace {
     /// All connections that this limit allows are in use, or kept for other exports.
     Full(usize),
-    /// The export has this many connections, as many as it may.
+    /// The export already has this many connections, its maximum.
     Quota(usize),
     /// There is no memory for a further connection.
     Memory,
@@ -263,7 +263,7 @@ impl Negotiation {
         };
         let room = negotiation.room();
         if received.len() >= room.len() {
-            return Err(AdoptError::Invalid("more of a message was received than can be unanswered"));
+            return Err(AdoptError::Invalid("the received part of a message is longer than possible"));
         }
         if let Some(start) = room.get_mut(..received.len()) {
             start.copy_from_slice(&received);

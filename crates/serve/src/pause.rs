@@ -1,4 +1,4 @@
-//! Pauses of a server, between which it continues or ends.
+//! Pauses of a server, after which it continues or ends.
 //!
 //! ```text
 //! running → asked: no request begins → paused: nothing is in progress → running
@@ -17,16 +17,16 @@ use crate::handover::Handed;
 /// How long the server's thread may take to notice that it is to pause.
 const NOTICE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to end after it was disconnected because its requests did not end. A
-/// read of a remote image may take less.
+/// How long a client's requests may take to end once it was disconnected because they did not end
+/// in time. It is longer than a read of a remote image may take.
 pub(crate) const LAST: Duration = Duration::from_secs(75);
 
 /// Why a server cannot pause, or cannot hand its clients over. It continues to serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
-    /// It does not run, or stops.
-    #[error("the server does not run, or stops")]
+    /// It is not running, or it is stopping.
+    #[error("the server is not running, or is stopping")]
     NotRunning,
     /// Another thread has paused it.
     #[error("the server is paused already")]

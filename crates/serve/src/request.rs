@@ -260,7 +260,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Replies<B> {
                 added.map_err(|error| Refusal::of(&error, request))
             }
             kind => {
-                // CACHE has nothing to do: pages in memory cannot be brought closer.
+                // CACHE does nothing: the pages are in memory already.
                 let flushed =
                     if kind == command::FLUSH { flush(request, device) } else { flush_if_asked(request, Some(device)) };
                 flushed.map(|()| self.finish(request, session, Ok(())))

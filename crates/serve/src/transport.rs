@@ -297,8 +297,8 @@ impl Deadline {
     }
 }
 
-/// The time of a long message, part by part. A peer that sends less than
-/// [`LEAST_BYTES_PER_SECOND`] on average is given up after the time that it may be silent, however
+/// The time limit of a long message that is exchanged in parts. A peer may be silent for the usual
+/// time; after that, one whose average rate is below [`LEAST_BYTES_PER_SECOND`] is dropped, however
 /// long the message is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {

@@ -50,7 +50,8 @@ impl Address {
         Self::Tcp { address, reachable, tls }
     }
 
-    /// Returns the NBD URI of an export. On TCP and vsock, it is for clients that use TLS if they can.
+    /// Returns the NBD URI of an export. On TCP and vsock, the URI asks for TLS if clients can use
+    /// it.
     pub fn uri(&self, export: &str) -> String {
         match self {
             Self::Unix(path) => unix_uri(path, export),

@@ -77,7 +77,7 @@ impl Backing {
         Ok(Self(Kind::Ram(Arc::new(ram))))
     }
 
-    /// Makes a disk of a base in `file`.
+    /// Creates a disk that serves `base`, which is in `file`.
     pub(crate) fn of_file(pool: &Pool, caches: &BaseCaches, base: Base, file: &BaseFile) -> Result<Self, Failure> {
         let made = |device| RamDisk::over_cached(pool, device, &caches.pages).map(Arc::new).map_err(not_made);
         Self::of_open_file(pool, Arc::new(base), file, made)
@@ -110,7 +110,8 @@ impl Backing {
         file: Option<OpenFile>,
         record_bytes: u64,
     ) -> Result<Self, Failure> {
-        // Forks of the base keep it longer than the server's lists do.
+        // The record lives as long as forks of the base, even after the base has left the server's
+        // lists.
         let record = Counted::record(pool, "", record_bytes)?;
         Ok(Self(Kind::Base(Arc::new(BaseDisk { device, pristine, file, _record: record }))))
     }
@@ -135,7 +136,7 @@ impl Backing {
         Self::of_open_file(pool, base, file, |_| Ok(pristine))
     }
 
-    /// Returns the disk in memory that it is.
+    /// Returns the disk in memory; `None` for a base.
     pub(crate) fn stored(&self) -> Option<&Arc<RamDisk>> {
         match &self.0 {
             Kind::Ram(ram) | Kind::Snapshot(ram) => Some(ram),
@@ -173,7 +174,7 @@ impl Backing {
         Some(self.as_base()?.file.as_ref()?.base.decoded_clusters())
     }
 
-    /// Returns the base that it is.
+    /// Returns the base; `None` for a disk in memory.
     pub(crate) fn as_base(&self) -> Option<&Arc<BaseDisk>> {
         match &self.0 {
             Kind::Base(base) => Some(base),

@@ -12,8 +12,8 @@ use crate::{counted::Counted, error::message, machine::Memory};
 /// Maximum memory of the cache of decoded clusters.
 const CLUSTERS_BYTES: u64 = 64 << 20;
 
-/// That cache may use at most this fraction (1/16) of the memory limit and, if the size of both
-/// caches is given, this fraction (1/8) of it.
+/// The cache of decoded clusters may use at most 1/16 of the memory limit and, if a size for both
+/// caches is given, at most 1/8 of that size.
 const CLUSTERS_PART_OF_LIMIT: u64 = 16;
 const CLUSTERS_PART: u64 = 8;
 
@@ -68,13 +68,13 @@ impl fmt::Display for BaseFile {
     }
 }
 
-/// What a server keeps of its bases.
+/// The caches of a server's bases.
 pub(crate) struct BaseCaches {
     /// Decoded clusters. They count against the limit while there are any bases.
     clusters: Cache,
     /// Compressed pages, which disks displace.
     pub(crate) pages: BaseCache,
-    /// The maximum size of both; `None` means a part of the limit.
+    /// The maximum size of both; `None` means a quarter of the limit.
     given_bytes: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl BaseCaches {
     }
 }
 
-/// Returns the most bytes that both caches use.
+/// Returns the most bytes that both caches together use.
 fn all_bytes(pool: &Pool, given_bytes: Option<u64>) -> u64 {
     given_bytes.unwrap_or_else(|| {
         let limit_bytes = pool.stats().mem_limit;

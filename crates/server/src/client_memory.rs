@@ -5,13 +5,14 @@
 //!                                       │ connections │ connections that work │ loans            │
 //! ```
 //!
-//! Connections may take up to half of the reserve and the overdraft together, and working
-//! connections up to three quarters of the rest, if all permitted connections need that much. Loans
-//! get what is left, and nothing of the overdraft, so that long-lived loans keep no other client
+//! If all permitted connections need that much, half of the reserve and the overdraft together is
+//! kept for connections, and three quarters of the rest for those that work. Loans get what is left
+//! of the reserve. They get nothing of the overdraft, so long-lived loans never keep other clients
 //! out.
 //!
 //! Without an overdraft, disks would refuse pages, or the whole limit would be reserved for clients
-//! that may never connect. When it is spent, connections are refused, and requests take turns.
+//! that may never connect. When the overdraft is spent, connections are refused, and requests take
+//! turns.
 //!
 //! Without a limit, nothing is reserved, and the memory of clients is only counted.
 
@@ -30,8 +31,8 @@ const SMALL_LIMIT_BYTES: u64 = 4 << 20;
 /// connected.
 const OVERDRAFT_BYTES: u64 = 4 << 20;
 
-/// Connections that have not chosen an export yet and have memory reserved. Any more of them that
-/// are silent are closed if memory is short.
+/// Number of connections without a chosen export for which memory is reserved. If memory is short,
+/// silent connections above this number are closed.
 const NEWCOMERS: u64 = 64;
 
 /// The memory of clients, counted in a pool.
@@ -60,7 +61,7 @@ struct ClientMemoryState {
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     idle_bytes: u64,
-    /// In addition, while it works.
+    /// Additional memory while the connection works.
     work_bytes: u64,
 }
 
@@ -68,7 +69,7 @@ impl Cost {
     const PLAIN: Self = Self { idle_bytes: IDLE_BYTES, work_bytes: WORK_BYTES };
 }
 
-/// Bytes by what they are for.
+/// Bytes of each purpose.
 #[derive(Clone, Copy, Default)]
 struct Claims {
     connections: u64,
@@ -89,8 +90,9 @@ impl Claims {
         }
     }
 
-    /// Returns the sum of these bytes, the last of which are for `claim`, and of the reserves that
-    /// `claim` must leave unused: those of other claims, and those beyond its own.
+    /// Returns the sum of these bytes, which include a new `claim`, and of the reserves that the
+    /// claim must leave unused. These are the reserves of other purposes, and all reserves once the
+    /// claim exceeds its own.
     fn with_reserves(self, claim: Claim, reserved: Self) -> u64 {
         let connections = self.connections.max(reserved.connections);
         let work = self.work.max(reserved.work);
@@ -168,7 +170,7 @@ fn kept_bytes(limit_bytes: u64, limits: Limits, cost: Cost) -> u64 {
 /// Returns a limit with which all permitted connections can work, to a whole MiB.
 fn enough_bytes(limits: Limits, cost: Cost) -> u64 {
     const MIB: u64 = 1 << 20;
-    // Both reserves are then granted whole.
+    // With a limit of this size, both reserves are granted in full.
     let Claims { connections, work, .. } = need(limits, cost);
     let most_bytes = connections.saturating_mul(2).max(connections.saturating_add(work.div_ceil(3).saturating_mul(4)));
     let kept_bytes = most_bytes.saturating_sub(OVERDRAFT_BYTES);
@@ -208,8 +210,7 @@ impl ClientMemory {
         self.reserve(&mut state);
     }
 
-    /// Reserves memory for connections that take more than plain ones. Not all have to use what makes them
-    /// so, but all may.
+    /// Reserves memory for connections that may cost more than plain ones, such as those with TLS.
     #[cfg(any(feature = "tls", test))]
     pub(crate) fn add_cost(&self, idle_bytes: u64, work_bytes: u64) {
         let mut state = self.lock();
@@ -233,9 +234,9 @@ impl ClientMemory {
         self.lock().warning()
     }
 
-    /// Counts the reserve in the pool if there is room, and what clients use in addition beyond the
-    /// limit. If the reserve was larger before, the part that is in use stays. Without a limit,
-    /// counts what clients use.
+    /// Counts the reserve in the pool if there is room. What clients use in addition is counted
+    /// beyond the limit. When the reserve shrinks, its part in use stays counted. Without a limit,
+    /// counts only what clients use.
     fn settle(&self, state: &mut ClientMemoryState) {
         let taken_bytes = state.taken.sum();
         let in_use_bytes = taken_bytes.min(state.counted_bytes);

@@ -8,7 +8,7 @@ use std::{
 use pagefold_control::{Code, Compacted, Failure};
 use pagefold_disk::Pool;
 
-/// The length of a step. Between two steps, the end of the server is noticed.
+/// The length of a step. Between two steps, compaction checks whether the server is stopping.
 const COMPACT_STEP: Duration = Duration::from_millis(500);
 
 /// Compacts a pool for one client at a time.

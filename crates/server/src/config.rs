@@ -25,16 +25,16 @@ pub struct Config {
     /// Whether the disks' memory outlives the process in its [store](crate::Sockets::store), for a process
     /// that continues if this one is killed. Fresh memory then takes longer to fault in.
     pub keep_memory: bool,
-    /// What happens to writes beyond it, and beyond the limit of a disk.
+    /// What happens to writes that would exceed this limit or a disk's own.
     pub when_full: WhenFull,
     /// Bounds on the resources of clients.
     pub clients: Limits,
     /// Whether clients will be able to use TLS. If not, a server whose clients can use it is not
     /// taken over.
     pub has_certificates: bool,
-    /// Receives a line about each thing that the server does.
+    /// Receives a log line about each event of the server.
     pub observer: Observer,
-    /// Opens what bases are read from. The default opens files.
+    /// Opens the storage that bases are read from. The default opens files.
     pub open: Arc<Open>,
     /// Called before the maximum number of connections changes, for example to let the process open
     /// more files. Returns a warning.

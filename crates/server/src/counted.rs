@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pagefold_control::{Code, Failure};
 use pagefold_disk::Pool;
 
-/// How often the name of a disk is stored.
+/// Number of copies of a disk's name in the server's lists.
 const NAMES: u64 = 3;
 
 /// Bytes that count against the limit until this is dropped.

@@ -20,7 +20,7 @@ pub trait DescriptorStore: Send + Sync {
     /// The store cannot be reached.
     fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Returns when everything is kept, so that this process may end.
+    /// Waits until everything is kept; then this process may end.
     ///
     /// # Errors
     /// The store does not answer.

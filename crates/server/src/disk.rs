@@ -59,7 +59,7 @@ pub(crate) struct FoundDisk {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) read_only: bool,
     pub(crate) kind: DiskKind,
-    /// The file of the base that it is, or that is below it.
+    /// The file of the base: of this disk, or of the base below it.
     pub(crate) path: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
@@ -115,7 +115,7 @@ impl Disk {
         self.backing.device(self.waits.as_ref())
     }
 
-    /// Returns the base that it is, or that is below it.
+    /// Returns this disk's base: itself, or the base below it.
     pub(crate) fn base(&self) -> Option<&Arc<BaseDisk>> {
         self.backing.as_base().or_else(|| self.origin.as_ref()?.base.as_ref())
     }

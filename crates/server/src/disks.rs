@@ -45,9 +45,9 @@ pub(crate) struct DisksConfig {
     pub(crate) dedupe: bool,
     /// Maximum memory of the disks and their clients.
     pub(crate) limit_bytes: Option<u64>,
-    /// The file in memory that has the disks; `None` means private memory.
+    /// The file in memory that holds the disks; `None` means private memory.
     pub(crate) file: Option<File>,
-    /// Maximum memory for the content of bases; `None` means a part of the limit.
+    /// Maximum memory for the content of bases; `None` means a quarter of the limit.
     pub(crate) base_cache_bytes: Option<u64>,
     pub(crate) clients: Limits,
     pub(crate) when_full: WhenFull,
@@ -58,7 +58,7 @@ pub(crate) struct DisksConfig {
 /// The configuration of disks that another server has had.
 pub(crate) struct TakenConfig {
     pub(crate) pool: Pool,
-    /// The number by which their identities begin.
+    /// The number that their identities begin with.
     pub(crate) id: u64,
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) base_caches: BaseCaches,
@@ -75,7 +75,8 @@ pub(crate) struct Disks {
     open: Arc<Open>,
     instants: Arc<Instants>,
     compaction: Compaction,
-    /// Clusters that were decoded for bases which were removed; changed with the list of disks.
+    /// Number of clusters decoded for bases that have been removed. It changes only together with
+    /// the list of disks.
     decoded_before: AtomicU64,
     /// The limit of all disks together; held while it is set.
     limit_bytes: Mutex<Option<u64>>,
@@ -477,7 +478,7 @@ impl Disks {
         self.table.pool.stats()
     }
 
-    /// Returns what is kept of bases.
+    /// Returns the caches of bases.
     pub(crate) fn base_caches(&self) -> &BaseCaches {
         &self.base_caches
     }
@@ -588,7 +589,8 @@ mod tests {
         Disks::new(config).expect("a pool")
     }
 
-    /// A page that is cut needs more memory than one word that is repeated.
+    /// Resizing to 512 bytes cuts the disk's page: it is no longer one repeated word, so it needs
+    /// memory.
     #[test]
     fn a_resize_without_memory_is_not_a_wrong_size() {
         let disks = disks();

@@ -32,7 +32,7 @@ pub enum Error {
     /// The server cannot listen for clients that ask for metrics.
     #[error("cannot serve metrics on {address}")]
     Metrics {
-        /// Where it cannot.
+        /// The address that cannot be used.
         address: SocketAddr,
         /// The cause.
         source: io::Error,
@@ -51,7 +51,7 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeOverError {
-    /// The server cannot be asked, or refuses.
+    /// The server cannot be reached, or refuses.
     #[error(transparent)]
     Asking(#[from] ClientError),
     /// The server has found that something cannot be handed over.
@@ -63,17 +63,17 @@ pub enum TakeOverError {
     /// The other server has sent an invalid record.
     #[error("what the server hands over is not valid: {0}")]
     Invalid(String),
-    /// This program cannot continue with something.
+    /// This program cannot continue something that was handed over.
     #[error("this program cannot continue: {0}")]
     Cannot(String),
     /// Its clients can use TLS, and this program has no certificates.
     #[error("clients of the running server may use TLS, which needs certificates")]
     NoCertificates,
     /// The previous server has ended and could not leave its disks.
-    #[error("the disks of the server before are lost: {0}")]
+    #[error("the disks of the previous server are lost: {0}")]
     Lost(String),
     /// The server has not announced its end, and its process still exists.
-    #[error("the server has not given its disks away")]
+    #[error("the previous server has not handed over its disks")]
     NotGiven,
 }
 

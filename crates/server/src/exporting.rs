@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The pause between two attempts to open sockets that are in use.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Where metrics are asked for.
+/// The socket on which clients request metrics.
 pub(crate) enum MetricsSocket {
     Unix(PathBuf, Permissions),
     Tcp(SocketAddr),

@@ -58,7 +58,7 @@ impl Instants {
         disk: &Disk,
     ) -> Result<(Instant, HeldInstant), Failure> {
         let content = disk.backing.frozen(name)?;
-        // No disk's name begins like this, and only the control socket's users know the rest.
+        // No disk's name has this prefix, and only users of the control socket learn the rest.
         let secret = secret()
             .map_err(|error| Failure::new(Code::Failed, format!("the system provides no random numbers: {error}")))?;
         let export = format!("@@{}-{secret:016x}", self.next.fetch_add(1, Relaxed));

@@ -5,12 +5,12 @@
 #![doc = include_str!("../examples/fork.rs")]
 //! ```
 //!
-//! - [`Config`] says what a server is made with, [`Sockets`] where it listens.
+//! - [`Config`] is the configuration of a server, [`Sockets`] says where it listens.
 //! - [`Manage`] has the methods that change disks. Clients of the control socket call the same ones;
 //!   `docs/control.md` describes them.
 //! - [`Frozen`] is a disk at one instant, of a server in this process or in another.
 //! - A [`Transport`] is a way to the disks in addition to NBD.
-//! - An [`Observer`] receives a line about each thing that the server does.
+//! - An [`Observer`] receives a log line about each event of the server.
 //!
 //! A process can have any number of servers. They share nothing, and dropping one ends its threads.
 //! The library changes nothing of the process: a program that serves many clients raises the limit

@@ -214,7 +214,7 @@ impl Sockets {
         self
     }
 
-    /// Hands these over with the server.
+    /// Hands these files and texts over with the server.
     #[must_use]
     pub fn belongings(mut self, belongings: Belongings) -> Self {
         self.belongings = belongings;
@@ -235,7 +235,7 @@ impl fmt::Debug for Sockets {
 pub struct Listening {
     server: Server,
     ending: Ending,
-    /// Until it runs.
+    /// The NBD server, until it runs.
     nbd: Option<Nbd>,
     /// Whether it has ended without being asked to.
     has_failed: bool,
@@ -257,7 +257,7 @@ enum Nbd {
 }
 
 impl Nbd {
-    /// Returns when it has ended, and runs it if it is not running yet.
+    /// Waits until the server has ended. Runs it if it is not running yet.
     fn run(self) -> Result<(), NbdError> {
         match self {
             Self::Here(server) => server.run(),
@@ -381,7 +381,8 @@ impl Server {
         let ending = Ending::new(nbd.handle(), self.0.observer.clone(), when_stopping);
         let (addresses, server, start) = (Address::all(&nbd, tls), nbd.handle(), Instant::now());
         let start_time = SystemTime::now();
-        // Another process has these.
+        // A server that continues another one opens its metrics' sockets later: the other process
+        // still has them.
         let is_new = incoming.is_none();
         let opened_metrics = if is_new { Some(OpenMetrics::open(&metrics)?) } else { None };
         let control = match incoming.as_mut().map(Incoming::take_control).transpose()?.flatten() {
@@ -403,7 +404,7 @@ impl Server {
             obstacles: Arc::new(obstacles),
         };
         let started = Arc::<Started>::default();
-        // Until the other process ends, it serves what these continue.
+        // Until the other process ends, it serves the clients of these transports.
         let taken = started.start_taken(taken_transports, &host)?;
         let mut later = transports;
         if incoming.is_none() {
@@ -457,15 +458,15 @@ impl Server {
             let _ = begin.send(());
             taken.begin();
             let ms = began.elapsed().as_secs_f64() * 1e3;
-            self.0.observer.debug(&format!("serves {ms:.1} ms after it has received what the disks are"));
+            self.0.observer.debug(&format!("began to serve {ms:.1} ms after it received the list of disks"));
             if let Some(before) = before {
                 replace(self, before);
             }
-            // Their clients change the disks, with which the other process could continue until
-            // now.
+            // Started only now, because their clients change the disks: until here, the other
+            // process could have continued with them.
             for transport in later {
                 if let Err(error) = started.start(transport, &host) {
-                    self.0.observer.error(&format!("the disks are served without it: {error}"));
+                    self.0.observer.error(&format!("the disks are served without this transport: {error}"));
                 }
             }
             Nbd::Thread(thread)
@@ -575,8 +576,8 @@ impl Listening {
         self.server.0.listened.get().is_some_and(|listened| listened.server.was_given())
     }
 
-    /// Removes the disks' memory from the store, unless another process continues with it, or could: this server
-    /// was not asked to end.
+    /// Removes the disks' memory from the store. Keeps it if another process continues with it, or
+    /// may do so because this server was not asked to end.
     fn discard(&self) {
         let is_left = |listened: &Listened| listened.giving.leaving.get().is_some();
         if !self.has_failed && !self.was_given() && !self.server.0.listened.get().is_some_and(is_left) {
@@ -670,7 +671,7 @@ fn refusal(why: &Refused) -> String {
             "a client was refused: all {limit} connections that the server allows are in use; raise the number with \
              'pagefold limit --connections N'"
         ),
-        Refused::Accept(error) => format!("cannot accept clients, which wait until others disconnect: {error}"),
+        Refused::Accept(error) => format!("cannot accept clients; they wait until others disconnect: {error}"),
         Refused::Thread(error) => format!("requests wait: cannot start a thread: {error}"),
         Refused::Memory => {
             "a client was refused: the memory limit leaves no room for it; raise it with 'pagefold limit SIZE'"

@@ -91,7 +91,8 @@ fn used_bytes(root: &Path, limit_file: &Path) -> u64 {
     let used = used.and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
     let stat = read("memory.stat").unwrap_or_default();
     let line = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-    // Those of the groups inside have the prefix in version 1, and are included in version 2.
+    // In version 1, the lines that include nested groups begin with `total_`; in version 2, all
+    // lines include them.
     let cached = ["inactive_file", "active_file"].map(|name| line(&format!("total_{name}")).or_else(|| line(name)));
     cached.into_iter().flatten().fold(used, u64::saturating_sub)
 }

@@ -18,7 +18,8 @@ impl Server {
     /// Returns what a command has changed, after noting it in the pool's file.
     fn noted<T>(&self, changed: T) -> Result<T, Failure> {
         handover::note(self).map(|()| changed).map_err(|why| {
-            let what = format!("it is done, but if the server is killed, the next one does not know it: {why}");
+            let what =
+                format!("the command is done, but if the server is killed, the next one will not know of it: {why}");
             self.0.observer.warn(&what);
             failed(what)
         })
@@ -195,7 +196,7 @@ impl Manage for Server {
         for address in self.addresses() {
             match address {
                 Address::Unix(path) => instant.sockets.extend(path.to_str().map(str::to_owned)),
-                // Those who read instants do not use TLS.
+                // Readers of instants do not use TLS.
                 Address::Tcp { address, tls: false, .. } => instant.addresses.push(address.to_string()),
                 Address::Tcp { .. } | Address::Vsock { .. } => {}
             }
@@ -252,7 +253,7 @@ impl Manage for Server {
     }
 
     fn stop(&self, force: bool) -> Stopping {
-        let why = "asked to by a client";
+        let why = "a client asked for it";
         match self.0.listened.get() {
             Some(Listened { ending, .. }) if force => ending.force(why),
             Some(Listened { ending, .. }) => ending.begin(why),

@@ -1,8 +1,7 @@
 //! A server's metrics. `docs/metrics.md` describes each.
 //!
-//! Values are read as they are. Only the list of disks is walked, in parts, so that a server with
-//! many disks is not delayed for long. All samples of a family stand together, as the formats
-//! demand.
+//! The list of disks is read in parts, so that a server with many disks is not delayed for long;
+//! all other values are read directly. All samples of a family are adjacent, as the formats demand.
 
 use std::time::UNIX_EPOCH;
 
@@ -105,7 +104,7 @@ impl Server {
             ("pagefold_rollbacks", "Disks that were rolled back.", &events.rollbacks),
             ("pagefold_freezes", "Instants of disks that were held for 'freeze'.", &events.freezes),
             ("pagefold_compactions", "Compactions that clients asked for.", &events.compactions),
-            ("pagefold_compacted_bytes", "Memory that these have freed.", &events.compacted_bytes),
+            ("pagefold_compacted_bytes", "Memory that such compactions have freed.", &events.compacted_bytes),
         ] {
             counter(text, name, help, count.get());
         }
@@ -135,7 +134,11 @@ impl Server {
         } = disks.pool_stats();
         gauge(text, "pagefold_stored_bytes", "Bytes of the pages stored, before compression.", orig_data_size);
         gauge(text, "pagefold_compressed_bytes", "Bytes of the same pages, compressed.", compr_data_size);
-        let mut family = text.family("pagefold_pages", Kind::Gauge, "Pages that are stored in a special way.");
+        let mut family = text.family(
+            "pagefold_pages",
+            Kind::Gauge,
+            "Pages that are same-filled, incompressible, shared, or kept of bases.",
+        );
         for (kind, pages) in [
             ("same_filled", same_pages),
             ("incompressible", huge_pages),
@@ -160,8 +163,8 @@ impl Server {
             family.value(&[("kind", kind)], bytes);
         }
         gauge(text, "pagefold_memory_spent_bytes", "All memory that counts against the limit.", spent_bytes);
-        gauge(text, "pagefold_memory_peak_bytes", "The most that this has been.", mem_used_max);
-        let help = "The part of it that pages of bases take, which make room for disks.";
+        gauge(text, "pagefold_memory_peak_bytes", "The maximum that this memory has reached.", mem_used_max);
+        let help = "The part of this memory that pages of bases take until disks need it.";
         gauge(text, "pagefold_memory_reclaimable_bytes", help, clean_bytes);
         if let Some(limit_bytes) = disks.limit_bytes() {
             gauge(text, "pagefold_memory_limit_bytes", "The memory limit.", limit_bytes);
@@ -178,13 +181,13 @@ impl Server {
 
     fn write_bases(&self, text: &mut Text) {
         let caches = self.0.disks.base_caches();
-        let help = "Memory for what is kept of bases.";
+        let help = "Memory of the caches of bases.";
         let mut family = text.family("pagefold_base_cache_bytes", Kind::Gauge, help);
         let (clusters_bytes, clusters_limit_bytes) = caches.clusters_bytes();
         family.value(&[("cache", "clusters")], clusters_bytes);
         family.value(&[("cache", "pages")], caches.pages.used_bytes());
-        let help = "The most that this may be: clusters have it reserved while a base needs it, pages if disks \
-                    leave room.";
+        let help = "The maximum size of each cache. It is reserved for clusters while a base needs them; pages \
+                    get it only if disks leave room.";
         let mut family = text.family("pagefold_base_cache_limit_bytes", Kind::Gauge, help);
         family.value(&[("cache", "clusters")], clusters_limit_bytes);
         family.value(&[("cache", "pages")], caches.pages.limit_bytes());

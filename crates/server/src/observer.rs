@@ -17,8 +17,8 @@ pub enum Level {
 
 type Log = dyn Fn(Level, &str) + Send + Sync;
 
-/// Receives a line about each thing that a server does. It is called by the thread that does it,
-/// which waits.
+/// Receives a log line about each event of a server. The thread that causes the event calls it and
+/// waits for it to return.
 #[derive(Clone)]
 pub struct Observer(Arc<Log>);
 

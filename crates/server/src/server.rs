@@ -58,14 +58,14 @@ pub(crate) struct Listened {
     pub(crate) devices: Arc<DeviceServer>,
     /// When it began to listen.
     pub(crate) start: Instant,
-    /// The same by the clock of the system, which may be set.
+    /// The same by the system's clock, which may be changed.
     pub(crate) start_time: SystemTime,
     pub(crate) giving: Giving,
 }
 
 /// The state that is needed to hand the server over to another process.
 pub(crate) struct Giving {
-    /// Whether that has begun.
+    /// Whether a handover has begun.
     pub(crate) begun: AtomicBool,
     /// The control socket, once it is served.
     pub(crate) control: OnceLock<ControlSocket>,

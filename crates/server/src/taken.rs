@@ -25,8 +25,8 @@ impl Taken {
     }
 
     /// Continues the server that has [left](Server::leave) these files in `store`, with their
-    /// names. The same fields of `config` have no effect. Clients whose connections are missing are
-    /// disconnected.
+    /// names. As for [`from_server`](Self::from_server), the fields of `config` that the other
+    /// server determines have no effect. Clients whose connections are missing are disconnected.
     ///
     /// # Errors
     /// See [`TakeOverError`]. If the disks are [lost](TakeOverError::Lost), nothing stays in the store.

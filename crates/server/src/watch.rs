@@ -50,7 +50,7 @@ impl Watch {
                 waits.look(disks.waiting(), Instant::now()).iter().for_each(|line| observer.warn(line));
                 let busy = if ending.is_slow() { disks.busy() } else { Vec::new() };
                 if !busy.is_empty() && busy != waited_for {
-                    let way_out = "a second signal, or 'pagefold stop --force', ends the server without";
+                    let way_out = "a second signal, or 'pagefold stop --force', ends it without waiting";
                     observer.warn(&format!("{}; {way_out}", waits_for(&busy)));
                     waited_for = busy;
                 }

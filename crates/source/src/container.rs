@@ -316,14 +316,14 @@ impl Files<'_> {
             ensure!(images.len() < MOST_IMAGES, "it contains more than {MOST_IMAGES} images");
             let document: Document = self.document(&blob)?;
             if document.manifests.is_some() {
-                ensure!(depth > 0, "an index refers to an index more than {MOST_INDEXES} times");
+                ensure!(depth > 0, "indexes are nested more than {MOST_INDEXES} levels deep");
                 self.of_index(document, depth - 1, images)?;
                 continue;
             }
             let Some(config) = &document.config else { refuse!("{} is not a manifest", blob.path) };
             let mut config: Config = self
                 .document(&Blob::of(config)?)
-                .within(|| "it contains something else than an image of a container".to_owned())?;
+                .within(|| "it contains something other than a container image".to_owned())?;
             if let Some(platform) = descriptor.platform {
                 config.platform = platform;
             }

@@ -284,7 +284,7 @@ mod tests {
             } else {
                 assert!(read(&both).expect("two streams") == text, "{format}");
             }
-            // Other data are never dropped.
+            // Data other than another compressed stream cause an error.
             for other in [&b"other"[..], b"\0\0\0other", b"\x01"] {
                 assert!(read(&[&whole[..], other].concat()).is_err(), "{format} {other:?}");
             }
@@ -316,7 +316,7 @@ mod tests {
         assert!(read(&[skippable(3), compressed("gzip", &text)].concat()).is_err());
     }
 
-    /// Also for two streams: a complete one in front must not hide that the second is truncated.
+    /// The same with two streams: a complete first one must not hide that the second is truncated.
     #[test]
     fn no_part_of_a_stream_is_taken_for_the_whole() {
         let text = text();

@@ -101,7 +101,7 @@ fn only_name(path: &Path, storage: &Arc<dyn Storage>) -> Result<Vec<u8>> {
             Ok(entry.name.to_vec())
         }
         _ => refuse!(
-            "{0} is an EROFS image already, and not of a single disk: 'pagefold extract {0} -C DIRECTORY' extracts its \
+            "{0} is an EROFS image already, and does not contain a single disk: 'pagefold extract {0} -C DIRECTORY' extracts its \
              files, and --format raw packs the image itself",
             shown()
         ),

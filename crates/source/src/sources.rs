@@ -24,8 +24,8 @@ const STANDARD_INPUT: &str = "standard input";
 pub struct Options {
     /// Which files of a directory or an archive are taken, with which owners and times.
     pub scan: ScanOptions,
-    /// The only source is a disk of this format, whatever its content and name; with
-    /// [`Format::Raw`], a directory is its files.
+    /// Treats the only source as a disk of this format, whatever its content and name say. With
+    /// [`Format::Raw`], a directory is still taken as its files.
     pub format: Option<Format>,
     /// The platform of the image to take from a container archive or layout that holds several; by
     /// default, that of this machine.
@@ -67,7 +67,9 @@ impl Sources<'_> {
         if let Some(format) = self.options.format {
             return match sources {
                 [source] if from_input == 0 => of_format(source, format, options, self.warn),
-                _ => Err(Error::Options("--format is for a single disk, which has a name".to_owned())),
+                _ => Err(Error::Options(
+                    "--format is for a single disk in a file, not for standard input (-)".to_owned(),
+                )),
             };
         }
         let (mut layers, mut of_container) = (Vec::new(), false);
@@ -190,7 +192,7 @@ impl Sources<'_> {
         let content = Signature::of(&kept, 0).within(shown)?;
         if let Some(found) = content.filter(|found| found.kind() == Kind::Foreign) {
             let first = compressed.advice(source);
-            refuse!("{}: {first}; then it is {}", shown(), found.described(&path));
+            refuse!("{}: {first}; its content is {}", shown(), found.described(&path));
         }
         let inside = || format!("{}, decompressed", shown());
         match Contents::of(&path, content, false).within(inside)? {

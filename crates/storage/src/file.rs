@@ -150,7 +150,7 @@ impl ReadAt for StoredFile {
 }
 
 impl StoredFile {
-    /// Looks at the file if that has not been done in this second.
+    /// Checks the file, unless that was done in this second already.
     fn is_changed_at(&self, now_s: i64) -> bool {
         if self.looked_s.load(Relaxed) == now_s || self.looked_s.swap(now_s, Relaxed) == now_s {
             return self.changed.load(Relaxed);

@@ -39,7 +39,7 @@ impl<'a> Location<'a> {
     }
 }
 
-/// As RFC 3986 has it.
+/// As RFC 3986 defines it.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))

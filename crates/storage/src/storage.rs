@@ -38,7 +38,7 @@ pub trait Storage: ReadAt + Any {
     }
 
     /// Returns what else holds data of the EROFS image in this storage, in the order of the image's
-    /// device table. Empty if nothing does, or if the user has to name it.
+    /// device table. Empty if there is none, or if the user has to name it.
     ///
     /// # Errors
     /// It cannot be opened.

@@ -118,8 +118,8 @@ impl Background {
         self.left.load(Relaxed) > 0
     }
 
-    /// Lets `free_some` free a batch of what dropped disks left; it returns whether some of its
-    /// argument is left. Returns whether anything is left at all.
+    /// Calls `free_some` to free a batch of what one dropped disk left; it returns whether any of
+    /// that is left. Returns whether anything of any disk is left.
     pub(crate) fn free_left(&self, _turn: &Turn<'_>, free_some: impl FnOnce(&mut Unused) -> bool) -> bool {
         let unused = lock(&self.leftovers).pop();
         if let Some(mut unused) = unused {
@@ -179,7 +179,7 @@ impl Drop for Background {
             return;
         }
         worker.signal.change(|state| state.ended = true);
-        // The thread itself may have had the pool's last reference.
+        // This may be the thread itself, if it held the pool's last reference.
         if worker.thread.thread().id() != thread::current().id() {
             // A panic of the thread has already been reported.
             let _ = worker.thread.join();
@@ -193,7 +193,7 @@ impl Worker {
         let (own, pool) = (Arc::clone(&signal), Arc::downgrade(pool));
         let run = move || {
             while own.wait() {
-                // Between two turns, nothing here keeps the pool.
+                // Between two turns, this thread holds no reference to the pool.
                 while pool.upgrade().is_some_and(|pool| pool.turn()) {}
             }
         };

@@ -51,8 +51,8 @@ pub(crate) struct Core {
     pub(crate) background: Background,
 }
 
-/// Entries compared with a written page. Two different pages with one hash are so rare that further
-/// candidates are never equal.
+/// Maximum number of entries compared with a written page. Different pages rarely have the same
+/// hash, so comparing more candidates finds nothing.
 const EQUALS_MAX: usize = 2;
 
 /// An object that cannot be decoded, with the reason.
@@ -471,7 +471,7 @@ impl Core {
         shared.map(Equal::Shared)
     }
 
-    /// EntryCounter that `new` replaced `old` in a layer.
+    /// Counts that `new` replaced `old` in a layer.
     pub(crate) fn count(&self, layer: LayerId, hint: usize, old: Entry, new: Entry) {
         self.layers.replaced(layer, hint, old, new);
         self.count_tables(old, new);

@@ -661,10 +661,10 @@ impl Disk {
         made.map_err(|full| self.check_slot(slot).err().unwrap_or(full.into()))
     }
 
-    /// Retries an attempt that failed for lack of room that others are about to free: dropped
-    /// disks, a training and, if the slot has an object, writers that have just replaced theirs.
-    /// Neither the caller nor, after it has returned, `attempt` may hold a stream or an entry. If
-    /// all attempts fail, the empty leaf that they created is removed.
+    /// Retries an attempt that failed for lack of room while room is about to become free: from
+    /// dropped disks, from a training and, if the slot has an object, from writers that have just
+    /// replaced theirs. Neither the caller nor, after it has returned, `attempt` may hold a stream
+    /// or an entry. If all attempts fail, the empty leaf that they created is removed.
     fn when_there_is_room<T>(&self, slot: Slot, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         match attempt() {
             Err(error @ (Error::Full | Error::DiskFull)) => self.wait_for_room(slot, error, attempt),

@@ -18,7 +18,7 @@ pub(crate) const MAX_DISCARD_BYTES: u64 = 1 << 30;
 
 /// Length of the argument of commands to the driver, which their numbers contain.
 const CONTROL_BYTES: u32 = 32;
-/// The same of commands to a device.
+/// The same for commands to a device.
 pub(crate) const IO_BYTES: usize = 16;
 
 /// Returns a command's number, as ioctls have them.
@@ -68,7 +68,7 @@ pub struct Layout {
     pub depth: u16,
 }
 
-/// What a device does.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
@@ -94,7 +94,7 @@ pub struct Device {
     pub layout: Layout,
     /// The operation.
     pub state: State,
-    /// The creator's word.
+    /// A number of the creator's choice.
     pub tag: u64,
     pub(crate) features: u64,
     pub(crate) max_data_bytes: u32,
@@ -157,7 +157,7 @@ impl Device {
     /// it shares.
     ///
     /// # Errors
-    /// The caller may not, or another process has it open.
+    /// The caller lacks permission, or another process has the device open.
     pub fn open(&self) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{}", self.number))
     }

@@ -39,10 +39,10 @@ const MOST_INLINE_BYTES: u64 = 64 << 10;
 /// Answers wait at most this long for a thread that waits until a request may begin.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Serves a queue in this thread until the driver has no more requests, or it is ended: then returns what
-/// has to stay open. Calls `report` when it has all that it needs, and, if `may_fetch` then says that all
-/// queues have, once requests can come: a device of which only some queues are served can neither start
-/// nor be served again.
+/// Serves a queue in this thread until the driver has no more requests, or until the queue is
+/// ended; then returns what has to stay open. Calls `report` when the queue has all that it needs.
+/// `may_fetch` then says whether all queues have that. If so, calls `report` again once requests
+/// can arrive: a device with only some queues served can neither start nor be served again.
 pub(crate) fn serve(
     queue: Arc<Queue>,
     layout: Layout,
@@ -63,7 +63,7 @@ pub(crate) fn serve(
     let fetched = worker.ring.fetch();
     let is_fetched = fetched.is_ok();
     report(fetched);
-    // If the ring fails, the driver takes the queue for abandoned.
+    // If the ring fails, the driver treats the queue as abandoned.
     (is_fetched && worker.work().is_ok()).then(|| Left { ring: worker.ring, tags: worker.tags })
 }
 
@@ -89,7 +89,7 @@ struct Worker {
     ring: Ring,
     buf: MmapMut,
     _taken: Taken,
-    /// Tags with which requests may still come.
+    /// Number of tags with which requests may still arrive.
     tags: usize,
     /// Requests that have begun and have no answer.
     running: usize,

@@ -20,14 +20,14 @@ use crate::abi::{self, Device, INFO_BYTES, Layout, command, feature};
 pub struct New {
     /// Its queues. The kernel makes at most one for each processor.
     pub layout: Layout,
-    /// Whether another server can recover it when its own has ended. Its requests then wait for one.
-    /// Only what the next server has too should be recovered.
+    /// Whether another server can recover it when its own has ended. Its requests then wait for
+    /// one. Set this only for an export that the next server has too.
     pub recovers: bool,
     /// A word by which the creator finds it.
     pub tag: u64,
 }
 
-/// What a device is.
+/// The properties of a new device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
     /// Its size, a multiple of 512.

@@ -72,7 +72,7 @@ impl Queue {
         }
     }
 
-    /// Lets the queue's thread look around.
+    /// Wakes the queue's thread, which then checks for answers and its end.
     pub(crate) fn wake(&self) {
         // The counter cannot be full: no thread is woken 2^64 times.
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());

@@ -43,7 +43,7 @@ impl Request {
         let kind = match kind_and_flags & request::KIND {
             request::READ => Kind::Read,
             request::WRITE => Kind::Write { through: has(request::FUA) },
-            // Its position says nothing.
+            // The position of a flush has no meaning.
             request::FLUSH => return Ok(Self { kind: Kind::Flush, offset: 0, len_bytes: 0 }),
             request::DISCARD => Kind::Discard,
             request::WRITE_ZEROES if has(request::NO_UNMAP) => Kind::WriteZeroes(Zeroes::Allocated),

@@ -41,8 +41,8 @@ pub(crate) struct Descriptor {
     pub(crate) first_sector: u64,
 }
 
-/// A queue. Only the thread that creates it may use it, which the driver checks. When it is dropped,
-/// the driver takes the queue for abandoned.
+/// A queue. Only the thread that creates it may use it, which the driver checks. When it is
+/// dropped, the driver treats the queue as abandoned.
 pub(crate) struct Ring {
     ring: IoUring,
     descriptors: MmapRaw,

@@ -25,7 +25,7 @@ use crate::{
 /// When this is dropped, they end after the requests that run. Further requests wait until the process
 /// ends; the device then waits for a server that recovers it, or fails.
 pub struct Served {
-    /// Their threads own them, so that the client is gone when these end.
+    /// The threads own the queues, so that the client is gone when the threads end.
     queues: Vec<Weak<Queue>>,
     ended: Arc<AtomicBool>,
     threads: Arc<Threads>,
@@ -119,7 +119,7 @@ impl Served {
         *self.threads.lock() == 0
     }
 
-    /// Lets no request wait for room: those that do, and those that would, fail. A driver that stops the
+    /// Makes current and later requests fail instead of waiting for room: a driver that stops the
     /// device waits for its requests.
     pub fn refuse_waiting(&self) {
         // All queues have the same client.
@@ -128,8 +128,8 @@ impl Served {
         }
     }
 
-    /// Ends the threads after the requests that run, of which none waits for room any longer. Returns
-    /// whether all had ended after `grace`.
+    /// Ends the threads once their current requests are done; none of these waits for room any
+    /// longer. Returns whether all threads ended within `grace`.
     pub fn end(&self, grace: Duration) -> bool {
         self.ended.store(true, SeqCst);
         self.refuse_waiting();

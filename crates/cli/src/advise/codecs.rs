@@ -50,8 +50,8 @@ pub(super) struct Figures {
     pub(super) trained: bool,
     /// Total size of all objects.
     pub(super) bytes: Estimate,
-    /// The fraction of the first codec's bytes. Both are measured on the same pages, so it is better
-    /// known than the bytes.
+    /// The ratio of these bytes to the first codec's. Both are measured on the same pages, so the
+    /// ratio is more accurate than the bytes.
     pub(super) of_first: Estimate,
     pub(super) compression: Option<Times>,
     pub(super) decompression: Option<Times>,
@@ -228,7 +228,8 @@ impl Objects {
         let left = (1.0 - both.len() as f64 / pages.objects().max(1.0)).max(0.0);
         let limits = Limits { least: 0.0, most: 1.0 };
         let first = pages.compressed_bytes;
-        // If the first is hardly known, neither is what the pages are like.
+        // If even the first codec's size is uncertain, too few pages were seen to extrapolate from
+        // it.
         let is_known = first.high() - first.low() <= first.value;
         let (bytes, of_first) = if name == FIRST {
             (first, Estimate::exact(1.0))

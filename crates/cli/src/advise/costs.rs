@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::advise::images::{CHOICES, options};
 
-    /// Returns an image's size of one file.
+    /// Returns the size of an image that holds one file.
     fn image_bytes(content: Content, size: u64, options: &BuildOptions) -> u64 {
         let mut tree = empty_tree();
         tree.add(tree.root(), b"0", node(NodeKind::Regular { content, size })).expect("a file");

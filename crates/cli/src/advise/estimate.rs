@@ -19,8 +19,8 @@
 
 use std::iter::Sum;
 
-/// Probability that more was missed than the interval allows for; in that case, its other end
-/// holds.
+/// Probability that more was missed than the interval allows for. Then the figure is beyond one end
+/// of the interval, never beyond both.
 const TAIL: f64 = 0.05;
 
 /// Minimum number of measurements from which to judge those not taken.
@@ -34,7 +34,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Of counts: each counted item has the property or not.
+    /// The limits of counts: each counted item has the property or not.
     pub(super) const COUNT: Self = Self { least: 0.0, most: 1.0 };
 }
 

@@ -1,10 +1,10 @@
 //! Size and speed of images of the input. The image writer packs each batch of samples into a small
 //! image, and the first of these images are read at random offsets.
 //!
-//! All choices are tried on the same batches, and the fastest get the most. The size for the first
-//! choice is derived from the objects of the pages. The size for a slow choice is derived from that
-//! for a faster one, by the batches that both have packed. These ratios vary less between batches
-//! than the sizes themselves.
+//! All choices pack the same batches, faster choices more of them. The size for the first choice is
+//! derived from the objects of the pages. The size for a slow choice is derived from that for a
+//! faster one, by the batches that both have packed. These ratios vary less between batches than
+//! the sizes themselves.
 
 use std::{
     collections::HashMap,
@@ -212,8 +212,8 @@ pub(super) fn options(name: &str, cluster: &str) -> anyhow::Result<BuildOptions>
     Ok(BuildOptions { codec, pcluster_bytes, threads: 1, ..BuildOptions::default() })
 }
 
-/// Main loop of a thread. Repeatedly packs a batch of one choice: among those whose batch would end
-/// in time, the one that has used the smallest part of its time.
+/// Main loop of a thread. Repeatedly packs a batch for one choice. Of the choices whose next batch
+/// would end in time, takes the one that has used the smallest part of its time.
 fn work(input: &Input, choices: &Mutex<Vec<Choice<'_>>>, end: Deadline<'_>) -> anyhow::Result<()> {
     let choices = || choices.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
@@ -389,7 +389,8 @@ fn compared(
         let own: Vec<_> = own.collect();
         let triples = triples(number);
         let left = 1.0 - own.iter().map(|(bytes, _)| bytes).sum::<f64>() / total.max(1.0);
-        // Without most of its batches in common with the base, a choice stands alone.
+        // If most of a choice's batches are not among those of the base, its size is estimated
+        // without the base.
         if left <= 0.0 || 2 * triples.len() < own.len() {
             return Estimate::of_whole(total, &own, limits);
         }

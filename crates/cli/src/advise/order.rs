@@ -1,4 +1,5 @@
-//! Orders of numbers, each beginning of which is a sample: random or even.
+//! Orders of numbers, random or evenly spread. The first numbers of an order, however many, are a
+//! sample.
 //!
 //! The random order is that of a Feistel network over the next even number of bits. Results beyond the
 //! count are mapped again until they are below it, so that it stays a permutation (J. Black and P.

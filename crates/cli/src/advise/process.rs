@@ -97,7 +97,7 @@ fn explain(pid: u32, error: io::Error) -> anyhow::Error {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let scope = match scope.trim() {
         "" | "0" => String::new(),
-        scope => format!(" (kernel.yama.ptrace_scope is {scope}, which forbids it to other users than root)"),
+        scope => format!(" (kernel.yama.ptrace_scope is {scope}, which allows it only to root)"),
     };
     anyhow!("reading the memory of process {pid}: permission denied{scope}; run this as root, or with CAP_SYS_PTRACE")
 }

@@ -19,7 +19,7 @@ use super::{
     stratum::{Data, PAGE_BYTES, Stratum},
 };
 
-/// Once this much data was found, scanning continues only until the first of both ends.
+/// Once this much data was found, scanning ends at the earlier of its two deadlines.
 const ENOUGH_BYTES: u64 = 256 << 20;
 
 /// Scans until `soon`, or until `late` while little data was found, or until `most_bytes`.
@@ -28,7 +28,7 @@ pub(super) fn scan(input: &mut Input, most_bytes: u64, [soon, late]: [Deadline<'
     let bytes: u64 = strata.iter().map(|stratum| stratum.bytes).fold(0, u64::saturating_add);
     for stratum in &mut strata {
         if stratum.has_pieces {
-            // Its part of the sample.
+            // The stratum's share of the sample.
             let most = (u128::from(most_bytes) * u128::from(stratum.bytes) / u128::from(bytes.max(1))) as u64;
             let found = of_stratum(input, stratum, most, [soon, late], threads);
             stratum.restrict(&found);

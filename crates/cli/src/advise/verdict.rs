@@ -12,11 +12,11 @@ use super::{
 };
 use crate::size;
 
-/// Minimum fraction of the bytes that another codec must save,
+/// Minimum fraction of the bytes that another codec must save to be recommended.
 const GAIN: f64 = 0.1;
 
-/// provided that 99 of 100 reads are faster than this. It is 100 times the duration of a 4 KiB read
-/// over NBD, which users would notice.
+/// A codec is recommended only if 99 of 100 reads are faster than this. A read of 4 KiB over NBD
+/// takes a hundredth of it; users would notice longer reads.
 const MOST_READ_NS: u64 = 1_000_000;
 
 /// Minimum fraction of duplicate pages for deduplication to be worth it.

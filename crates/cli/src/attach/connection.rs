@@ -31,7 +31,8 @@ pub(super) fn open_nbd() -> anyhow::Result<Nbd> {
 /// Returns the server's Unix socket, the disk's name there, and the URI of both.
 pub(super) fn address(disk: &DiskRecord) -> anyhow::Result<(PathBuf, String, &str)> {
     let found = disk.uris.iter().find_map(|uri| Some((of_unix_uri(uri)?, uri)));
-    let ((socket, export), uri) = found.context("the server has no Unix socket, which a device is connected to")?;
+    let ((socket, export), uri) =
+        found.context("the server has no Unix socket, to which the kernel could connect a device")?;
     Ok((socket, export, uri))
 }
 

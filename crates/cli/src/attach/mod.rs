@@ -292,7 +292,8 @@ fn attach_nbd(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
 }
 
 fn attach_loop(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<Device> {
-    let file = disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes one of each")?;
+    let file =
+        disk.file.as_deref().context("the disk has no file: 'pagefold serve --files DIR' makes a file of each disk")?;
     // A server of another user may name any file.
     let user = args.peer.connect()?.server_user()?;
     let owner = (!user.is_root()).then_some(user.as_raw());

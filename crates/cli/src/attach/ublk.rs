@@ -8,8 +8,8 @@
 //! start the device
 //! ```
 //!
-//! So only this process needs root. It creates devices in a second process, because some kernels
-//! hang or fault then. The first process gives up in that case.
+//! So only this process needs root. Some kernels hang or fault when a device is created, so a
+//! second process creates it, and the first one gives up if the second does not end.
 
 use std::{
     ffi::OsString,
@@ -70,7 +70,7 @@ pub(super) fn attach(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     let why = match guarded(second, GUARD).context("cannot start the process that creates the device")? {
         Ended::Done(output) if output.status.success() => {
             let number = String::from_utf8_lossy(&output.stdout);
-            return number.trim().parse().context("the process that creates the device does not say which");
+            return number.trim().parse().context("the process that creates the device did not report its number");
         }
         Ended::Done(output) if output.status.code().is_some() => {
             let message = String::from_utf8_lossy(&output.stderr);
@@ -119,7 +119,8 @@ pub(super) fn create(args: &AttachArgs, disk: &DiskRecord) -> anyhow::Result<u32
     for number in devices()? {
         let Some(device) = ended(&mut control, number, tag)? else { continue };
         match device.state {
-            // Another command may have removed it, an older driver would wait for its users.
+            // Another command may have removed it already. It is removed without waiting for its
+            // users, which an older driver cannot do.
             State::Dead => drop(control.delete_later(number)),
             State::Quiesced if recovers && device.tag == tag && size_bytes(number)? == disk.size_bytes => {
                 left = Some(device);

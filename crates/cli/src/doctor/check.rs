@@ -7,7 +7,7 @@ use crate::{record::Record, text::show};
 /// Used by every server.
 pub(super) const ALWAYS: &str = "serve";
 
-/// How much of something works.
+/// Whether something works fully, partly or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Works,

@@ -185,7 +185,7 @@ fn locked_memory(machine: &Machine) -> Check {
         return check(Limited, "memory can be locked, but the out-of-memory killer may end the server".to_owned())
             .advice("AmbientCapabilities=CAP_SYS_RESOURCE, or run it as root");
     }
-    check(Works, "memory can be locked, and the server can be kept from the out-of-memory killer".to_owned())
+    check(Works, "memory can be locked, and the server can be protected from the out-of-memory killer".to_owned())
 }
 
 fn huge_pages(machine: &Machine) -> Check {

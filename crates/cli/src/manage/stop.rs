@@ -42,7 +42,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Stopping { .. } = client.call(&Command::Stop { force: args.force })?;
     let waited_for = wait(&mut client, &left)?;
     if left().is_zero() || claim.is_some_and(|claim| !claim.wait_until_free(left())) {
-        let why = waited_for.map_or_else(String::new, |what| format!(": it is {what}; --force ends it without"));
+        let why =
+            waited_for.map_or_else(String::new, |what| format!(": it is {what}; --force ends it without waiting"));
         bail!("the server did not stop within {} s{why}", TIME.as_secs());
     }
     let mut out = output();
@@ -65,7 +66,7 @@ fn wait(client: &mut Client, left: &dyn Fn() -> Duration) -> anyhow::Result<Opti
         };
         let what = Some(stopping.waits_for).filter(|busy| !busy.is_empty()).map(|busy| waits_for(&busy));
         if let Some(what) = what.as_ref().filter(|what| reported.as_ref() != Some(*what)) {
-            log::line(&format!("{what}; 'pagefold stop --force' ends the server without"));
+            log::line(&format!("{what}; 'pagefold stop --force' ends it without waiting"));
         }
         reported = what;
     }

@@ -34,7 +34,7 @@ pub(crate) struct RemoteArgs {
     #[arg(long)]
     unverified: bool,
 
-    /// What notes which chunks are read first.
+    /// Records which chunks are read first.
     #[arg(skip)]
     recorder: Option<Arc<Recorder>>,
 
@@ -83,7 +83,7 @@ impl CacheArgs {
 }
 
 impl RemoteArgs {
-    /// Checks that requests are allowed, which `what` consists of.
+    /// Checks that requests are allowed: `what` cannot do without them.
     pub(crate) fn must_send(&self, what: &str) -> anyhow::Result<()> {
         ensure!(!self.offline, misuse(anyhow!("{what} sends to a server, but --offline allows no requests")));
         Ok(())

@@ -16,7 +16,7 @@ use pagefold_remote::Recorder;
 use super::RemoteArgs;
 use crate::{log::Log, report::misuse, size};
 
-/// How often the recorder is looked at.
+/// Interval at which the recorder is checked.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Which reads are recorded.
@@ -37,7 +37,7 @@ pub(crate) struct Recording {
 }
 
 impl RecordArgs {
-    /// Returns how files are opened, and what is recorded then, if anything.
+    /// Returns the arguments with which files are opened, and the recording, if one was requested.
     pub(crate) fn begin(
         &self,
         remote: &RemoteArgs,
@@ -55,7 +55,7 @@ impl RecordArgs {
         if !matches!(files, [file] if is_url(file)) {
             return Err(misuse(anyhow!("--record is for a single FILE, which must be a URL")));
         }
-        // Also after the process has left its directory.
+        // The path must stay valid after the process has changed its directory.
         let path = std::path::absolute(path)?;
         let file = NewFile::at(&path, Written::Trace, false, &Inputs::default())?;
         let recorder = Arc::new(Recorder::default());

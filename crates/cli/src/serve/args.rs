@@ -355,7 +355,7 @@ impl Args {
     /// Reads the certificates.
     pub(super) fn certificates(&self, log: Log) -> anyhow::Result<Option<Arc<Certificates>>> {
         let Some(directory) = &self.tls_certificates else { return Ok(None) };
-        // Also after the process has left its directory.
+        // The path must stay valid after the process has changed its directory.
         let certificates = Certificates::read(absolute(directory), self.tls_verify_peer)?;
         if let Some(key) = certificates.readable_key() {
             log.warn(&format!("every user of this machine can read {0}: chmod 600 {0}", key.display()));

@@ -24,13 +24,13 @@ pub(crate) fn parse_disk(text: &str) -> Result<Add, String> {
     for part in text.split(',') {
         let (key, value) = part.split_once('=').map_or((part, None), |(key, value)| (key, Some(value)));
         if key == "codec" {
-            return Err("all disks have the server's codec: give --codec".to_owned());
+            return Err("the codec applies to all disks of a server: give --codec".to_owned());
         }
         let index = KNOWN.iter().position(|known| *known == key);
         let index = index.ok_or_else(|| format!("unknown key '{key}'; known keys: {}", KNOWN.join(", ")))?;
         let value = match (key, value) {
             ("read-only", None) => "",
-            ("read-only", Some(_)) => return Err("'read-only' takes no value; leave it out for a disk to write".into()),
+            ("read-only", Some(_)) => return Err("'read-only' takes no value; leave it out for a writable disk".into()),
             (_, value) => value.ok_or_else(|| format!("'{key}' needs a value: {key}=…"))?,
         };
         if values[index].replace(value).is_some() {
@@ -63,7 +63,9 @@ pub(crate) fn parse_base(text: OsString, format: Option<Format>) -> Result<BaseF
             file.file_stem().and_then(OsStr::to_str).map(str::to_owned)
         }
     };
-    let name = name.ok_or_else(|| format!("'{0}' gives the disk no name: write NAME={0}", shown(Path::new(&text))))?;
+    let name = name.ok_or_else(|| {
+        format!("'{0}' does not contain a name for the disk: write NAME={0}", shown(Path::new(&text)))
+    })?;
     let path = pagefold_storage::absolute(&image).map_err(|error| format!("'{}': {error}", shown(&image)))?;
     Ok(BaseFile { name, path, inside, devices: Vec::new(), format })
 }

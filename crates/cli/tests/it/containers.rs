@@ -230,7 +230,7 @@ fn damaged_or_hostile_images_are_refused() {
     // no image.
     let config = layout.document(&json!({ "values": 1 }));
     layout.index(&[layout.document(&json!({ "config": config, "layers": [] }))]);
-    layout.refused(&[&oci], "something else than an image");
+    layout.refused(&[&oci], "something other than a container image");
     let config = layout.document(&json!({ "os": "linux", "architecture": "amd64", "rootfs": { "diff_ids": [] } }));
     let layers = [layout.blob(&good[0].0)];
     layout.index(&[layout.document(&json!({ "config": config, "layers": layers }))]);
@@ -240,7 +240,7 @@ fn damaged_or_hostile_images_are_refused() {
         nested = layout.document(&json!({ "manifests": [nested] }));
     }
     layout.index(&[nested]);
-    layout.refused(&[&oci], "refers to an index");
+    layout.refused(&[&oci], "indexes are nested");
     layout.index(&[]);
     layout.refused(&[&oci], "no image");
     fs::write(layout.at("oci/index.json"), "{").expect("an index");

@@ -56,7 +56,7 @@ fn a_detached_server_is_ready_when_the_command_returns() {
     assert_eq!(ask(&["stop"]), "the server has ended\n");
     until("the process lives", || test_kill_process(pid).is_err());
     let log = fs::read_to_string(at("log")).expect("a log");
-    for words in ["listening on", "disk 'a'", "asked to by a client, stopping"] {
+    for words in ["listening on", "disk 'a'", "a client asked for it, stopping"] {
         assert!(log.contains(words), "{log}");
     }
     assert!(["more", "pid", "place/nbd.sock"].iter().all(|name| !at(name).exists()), "a file was left behind");

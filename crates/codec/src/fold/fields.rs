@@ -62,7 +62,7 @@ const CHUNK: usize = 64;
 /// Literals whose samples are looked up together.
 const BATCH: usize = 512;
 
-/// Places that are always put for a chunk: twice as many as there are in most.
+/// Number of places that are always written for a chunk: twice as many as most chunks have.
 const PUT: usize = 8;
 
 /// A repeat of this many bytes counts twice: it is a match that the first search stepped over or

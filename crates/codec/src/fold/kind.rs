@@ -115,7 +115,7 @@ fn has_records(page: &Page) -> bool {
                 *equal = _mm_sub_epi8(*equal, _mm_cmpeq_epi8(bytes, before));
             }
         }
-        // The lowest four bytes: the sums of each residue, at most 64.
+        // The lowest four bytes hold the sums of the four residues, at most 64 each.
         let [a, b, c, d] = equal.map(|equal| {
             let pairs = _mm_add_epi8(equal, _mm_srli_si128::<8>(equal));
             _mm_add_epi8(pairs, _mm_srli_si128::<4>(pairs))

@@ -30,9 +30,9 @@
 //! 8. Everything that can be computed for sixteen tokens together is in a column, including offsets
 //!    that repeat: 21 of 43 instructions per token remain (+9 % if another thread shares the core,
 //!    ±0 if none does).
-//! 9. The window after a long match is loaded from the match's source, and a long match up to the
-//!    page's end is written by whole stores but for its last bytes (on Zen 4 half-random pages +9 to
-//!    +11 %, file system blocks up to 2.3 times as fast).
+//! 9. The window after a long match is loaded from the match's source. A long match that reaches
+//!    the page's end is written by whole stores, except for its last bytes (on Zen 4 half-random
+//!    pages +9 to +11 %, file system blocks up to 2.3 times as fast).
 #![allow(unsafe_code)] // All sums are checked before a byte is written.
 
 use core::arch::x86_64::*;

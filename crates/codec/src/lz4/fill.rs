@@ -244,7 +244,7 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
     /// Returns how many bytes between `literal` and `at` equal those before `seen`.
     ///
     /// # Safety
-    /// `literal` is not after `at`; both positions count from `s`, `self.base` bytes into the
+    /// `literal` is not after the byte at `at`, an offset from `s`. `s` is `self.base` bytes into the
     /// input.
     #[inline(always)]
     unsafe fn back(&self, s: *const u8, literal: *const u8, at: usize, seen: usize) -> usize {
@@ -308,7 +308,7 @@ impl<const HASHED: u32, const TWICE: bool, const BITS: u32> Search<HASHED, TWICE
 /// Returns how many bytes before `at`, at most `most`, equal those before `seen`.
 ///
 /// # Safety
-/// `most` bytes are before `at`; both count from `s`.
+/// `at` is an offset from `s`, and the `most` bytes before it can be read.
 #[cold]
 #[inline(never)]
 unsafe fn far_back(s: *const u8, most: usize, at: usize, seen: usize) -> usize {

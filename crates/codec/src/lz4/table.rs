@@ -17,8 +17,8 @@ pub(crate) trait Table {
     /// Which positions inside a match are remembered.
     const INSIDE: Inside;
 
-    /// If a match continues for fewer bytes than this after its first four, a longer one that
-    /// begins a byte later replaces it.
+    /// A match that continues for fewer bytes than this after its first four is replaced by a
+    /// longer one that begins a byte later.
     const TWICE: usize = 0;
 
     /// After this many misses the step between positions grows by one byte, the first time after
@@ -74,8 +74,9 @@ impl Positions {
 }
 
 /// A table for blocks of up to 64 KiB: positions count from 0. The hash covers the next `BITS`
-/// bits, 32 to 56. With 32, every match of four bytes is a candidate. With 40, none that ends after
-/// four bytes is; each of those would save a byte. With 33, half of those are.
+/// bits, 32 to 56. With 32, every match of four bytes is a candidate. With 40, matches that end
+/// after four bytes are no candidates, although each would save a byte. With 33, half of them are
+/// candidates.
 pub(crate) struct Narrow<
     'a,
     const BITS: u32,

@@ -16,7 +16,7 @@ use crate::PAGE_SIZE;
 /// The code length of each literal; 0 if it does not occur.
 pub(super) type Lengths = [u8; 256];
 
-/// By the next [`LITERAL_MAX`] bits.
+/// Look-ups by the next [`LITERAL_MAX`] bits.
 pub(super) type Lookups = super::tables::Lookups<{ 1 << LITERAL_MAX }>;
 
 /// Length of the longest code, as an index of lengths.

@@ -11,7 +11,8 @@
 //!
 //! Speed:
 //!
-//! 1. The position directly after a match has separate code: the last offset does not match there.
+//! 1. The position directly after a match is handled by separate code, because the last offset
+//!    cannot match there.
 //! 2. The bytes at the last two offsets are read through separate pointers.
 //! 3. Beyond the first 8 bytes, matches are compared 32 bytes at a time.
 //! 4. Whether the next position's match is better is one branch, rarely taken: only a match that is

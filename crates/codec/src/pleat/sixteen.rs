@@ -1,5 +1,5 @@
-//! Decodes sixteen lanes of literals in parallel, with AVX-512: eight lanes that are read upwards and
-//! eight that are read downwards, each a number of a register.
+//! Decodes sixteen lanes of literals in parallel, with AVX-512: eight lanes that are read upwards
+//! and eight that are read downwards. Each lane is one 64-bit element of a register.
 //!
 //! ```text
 //! step, until all lanes are at their ends:

@@ -360,8 +360,8 @@ impl Writer<'_> {
         file.chunks.last().is_some_and(|last| self.devices.is_mistaken(*last, file.chunk_blocks, address))
     }
 
-    /// Appends a chunk at an address that may follow the file's last chunk, and preferably not at the
-    /// next one, which could have the same trouble with the chunk that comes next.
+    /// Appends a chunk where Linux does not mistake it for the continuation of the file's last
+    /// chunk. Unless that would cause the same mistake, leaves a block free before it.
     fn append_apart(&mut self, file: &OpenFile, bytes: &[u8]) -> Result<u32> {
         let is_next = self.is_mistaken(file, self.blocks.next() + 1);
         self.blocks.append_padded(bytes, !is_next)

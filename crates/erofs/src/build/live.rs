@@ -39,7 +39,7 @@ struct Seen {
 pub(crate) enum State {
     Unread,
     Read,
-    /// It could not be opened before any of it was read.
+    /// It could not be opened any more, and none of it was read.
     Gone,
     /// It ended early, and was padded with zeros.
     Shorter,

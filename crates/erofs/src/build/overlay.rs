@@ -173,7 +173,7 @@ impl Overlay {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Returns whether the base has zeros in a range that it has bytes for.
+    /// Returns whether the bytes of the base in a range are all zeros.
     pub(super) fn is_zeros_below(&self, range: Range<u64>) -> io::Result<bool> {
         let Some(base) = &self.base else { return Ok(false) };
         let mut bytes = vec![0; (range.end - range.start) as usize];

@@ -34,16 +34,16 @@ use crate::zeros::is_zeros;
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
 /// The size of a segment for LZ4, in bytes. LZ4 is so fast that with longer segments, the writer
-/// would wait for the last thread. Costs 0.1 % of the size, which is what its clusters gain over
-/// liblz4's.
+/// would wait for the last thread. Shorter segments cost 0.1 % of the size, as much as these
+/// clusters gain over those of liblz4.
 pub(crate) const FAST_SEGMENT_BYTES: u64 = 4 << 20;
 
 /// The maximum content of a cluster of zeros, as in `mkfs.erofs`. Linux accepts up to 12 MiB.
 pub(super) const MAX_ZEROS: usize = 8 << 20;
 
 /// The maximum content of a cluster with data, of which a random read decodes half. Longer ones
-/// save 0.1 %. LZ4 and DEFLATE use this limit for zeros too, which already take them several
-/// blocks: a higher limit saves none.
+/// save 0.1 %. LZ4 and DEFLATE use this limit for zeros too: their clusters of zeros already have
+/// several blocks, so a higher limit saves none.
 const MAX_CONTENT: usize = 4 << 20;
 
 /// At the end of a run, recompression with more effort is tried if a block can be saved by

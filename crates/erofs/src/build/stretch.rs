@@ -16,6 +16,7 @@ pub(crate) enum Held {
     Unread,
     /// In the base of an overlay, unchanged.
     Below,
-    /// In the source or nowhere, over bytes that the base of an overlay has.
+    /// Changed: in the source, or zeros that are not stored, in place of bytes of an overlay's
+    /// base.
     Changed,
 }

@@ -44,7 +44,7 @@ impl Content {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Returns whether the base of an overlay has zeros in a range, in which it has stored bytes.
+    /// Returns whether the bytes that an overlay's base stores for a range are all zeros.
     pub(crate) fn is_zeros_below(&self, range: Range<u64>) -> io::Result<bool> {
         match self {
             Self::Overlay(overlay) => overlay.is_zeros_below(range),

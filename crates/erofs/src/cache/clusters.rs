@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 /// Bits of a key for the content's length; the longest extent needs 24.
 const LEN_BITS: u32 = 32;
 
-/// The position of the image's number above the address in the id under which visits are counted.
+/// Visits are counted under an id that has the cluster's address in the lower bits and, from this
+/// bit on, the image's number.
 const NUMBER_SHIFT: u32 = 36;
 
 /// A bounded cache of decoded clusters that any number of open images share, with the threads that

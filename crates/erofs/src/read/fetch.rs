@@ -6,7 +6,7 @@
 //!                         one wait                           one wait
 //! ```
 //!
-//! Nothing depends on it: reads fetch what this does not.
+//! This only saves time: reads fetch what is still missing.
 
 use std::ops::Range;
 

@@ -28,7 +28,7 @@ use crate::format::{
     MAX_PCLUSTER_BYTES, Place, advise, align,
 };
 
-/// The error of a cursor that does not wait, if it would have to: never shown.
+/// The error of a cursor that would have to wait but must not. It is never shown to users.
 pub(super) const NOT_LOADED: Error = Error::NotA("loaded index");
 
 /// The number of extents that are decoded and cached together.
@@ -149,7 +149,7 @@ impl Extents {
         Some(self.start + first * WINDOW * self.record_bytes..self.start + end * self.record_bytes)
     }
 
-    /// Returns the length of all extents, if they have one.
+    /// Returns the length that all extents share, if they share one.
     pub(crate) fn equal_bytes(&self) -> Option<u64> {
         self.bits.map(|bits| 1 << bits)
     }

@@ -222,12 +222,12 @@ impl CompressedMap {
         })
     }
 
-    /// Returns the length of all extents, if the map says that they have one.
+    /// Returns the length that all extents share, if the map states one.
     pub(crate) fn equal_extent_bytes(&self) -> Option<u64> {
         self.extents.as_ref()?.equal_bytes()
     }
 
-    /// Returns the length of the part of the file that indexes describe which are read together.
+    /// Returns the length of the part of the file whose indexes are read together.
     pub(crate) fn window_span_bytes(&self) -> u64 {
         WINDOW << self.bits
     }

@@ -142,7 +142,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Returns what to fetch ahead of a reader at `end`, if it is time for that.
+    /// Returns the range to fetch ahead of a reader at `end`; `None` if enough is fetched already.
     fn next_fetch(&mut self, end: u64, size_bytes: u64) -> Option<Range<u64>> {
         let distance = self.far_distance();
         let (start, until) = (self.fetched.max(end), end.saturating_add(distance).min(size_bytes));
@@ -153,7 +153,7 @@ impl Stream {
         })
     }
 
-    /// Returns how far ahead of the reader of a source that is far anything is read.
+    /// Returns how far ahead of its reader a distant source is fetched.
     fn far_distance(&self) -> u64 {
         (self.in_order / 2).clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end())
     }

@@ -122,7 +122,7 @@ proptest! {
                 let is_new = content[..new.len()] == new;
                 let first = FIRST.iter().any(|(at, magic)| has(&content, *at, magic));
                 prop_assert!(is_new || content == old || !first, "after {fails_at} operations");
-                // btrfs does not use what is before its superblock.
+                // btrfs ignores the bytes before its superblock.
                 let front = (FRONT_BYTES as usize).min(old.len());
                 let untouched = content[front..] == old[front..];
                 prop_assert!(is_new || untouched || !has(&content, BTRFS.0, BTRFS.1), "after {fails_at} operations");

@@ -395,7 +395,7 @@ fn blobs_stay_as_they_are() {
     let many: Vec<_> = (0..65).map(|_| device()).collect();
     let location = Location::parse(&registry.url("x/y:2")).expect("a location");
     let error = push(&image, &many, &location, &options).expect_err("too many").to_string();
-    assert!(error.contains("65 devices, of which 64 can be read"), "{error}");
+    assert!(error.contains("65 devices, and at most 64 can be read"), "{error}");
     assert_eq!(check(None, &many, &location).expect_err("too many").to_string(), error);
     check(None, &many[1..], &location).expect("as many as can be read");
 }

@@ -442,7 +442,7 @@ fn a_trace_is_found_in_pages_and_by_tag() {
         };
         put(r#"{"schemaVersion": 2, "layers": []}"#);
         let error = push().expect_err("refused");
-        assert!(error.to_string().contains("stands for something else"), "{error}");
+        assert!(error.to_string().contains("names something else"), "{error}");
         let others = serde_json::json!({"digest": "sha512:x", "size": 7, "artifactType": "y", "data": "eA=="});
         put(&serde_json::json!({"schemaVersion": 2, "manifests": [others], "annotations": {"a": "b"}}).to_string());
         // The newer one replaces the older one.

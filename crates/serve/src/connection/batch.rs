@@ -21,7 +21,8 @@ use crate::{
 pub(super) struct Batch<T: Transport, G: Keeper<T>> {
     /// Each request, and where in `input` its payload is.
     requests: Vec<(Arrived, Range<usize>)>,
-    /// The number of requests that were taken, or more once all were.
+    /// The number of requests that were taken. It may exceed the number of requests once all were
+    /// taken.
     taken: AtomicUsize,
     input: Option<Lent>,
     /// Whether a thread has helped, which `_in_progress` counts.
@@ -89,8 +90,9 @@ impl<T: Transport, G: Keeper<T>> Batch<T, G> {
 impl<T: Transport, G: Keeper<T>> executor::Batch for Batch<T, G> {
     fn help(&self, scratch: &mut Scratch) {
         let connection = &self.connection.0;
-        // The first one must help: no other thread may run the requests. Of the others, several may have
-        // been on their way.
+        // The first helper must run requests even if the connection has its maximum of threads,
+        // because perhaps no other thread will. Several further helpers may have started in the
+        // meantime.
         let is_first = !self.has_helper.swap(true, Relaxed);
         let in_progress = if is_first { None } else { connection.client.try_begin_task() };
         if !is_first && in_progress.is_none() {

@@ -34,10 +34,10 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Size of a write's pieces while CPUs are spare: handing one on costs a tenth of the time that lz4
 /// takes for it.
 const SPREAD_PIECE_BYTES: usize = 64 << 10;
-/// A reply in one piece is read completely before it is sent, so that an error can be reported, up
-/// to this size and if there is memory.
+/// Up to this size, and if there is memory, a reply in one piece is read completely before it is
+/// sent, so that an error can still be reported.
 const WHOLE_READ_BYTES: usize = 4 << 20;
-/// The least bytes of requests that are worth sharing; those of a write count twice.
+/// Minimum bytes of requests that are worth sharing between threads; bytes of writes count twice.
 const SHARED_BYTES: u64 = 16 << 10;
 /// The same for a single request.
 const DISPATCHED_BYTES: u64 = 8 << 10;
@@ -66,7 +66,7 @@ pub(super) struct Leader<T> {
     unfinished: Option<Unfinished>,
     /// Deadline of the request at the front, once part of it has been received.
     deadline: Option<Deadline>,
-    /// When the connection ends after its export was removed.
+    /// When the connection is to end because its export was removed.
     farewell: Option<Deadline>,
     /// The server is stopping, and everything that had arrived before has been received.
     drained: bool,
@@ -74,7 +74,7 @@ pub(super) struct Leader<T> {
     since: Instant,
     /// Whether the request at the front has got its turn.
     is_paced: bool,
-    /// When that is, until it has come.
+    /// When its turn comes; `None` once it has come.
     turn: Option<Instant>,
     /// The request at the front, once it was seen. Receiving the rest of it counts as part of its
     /// time.
@@ -283,11 +283,11 @@ impl<T: Transport> Leader<T> {
         }
         let Some(start) = self.turn else { return Ok(()) };
         self.send(connection)?;
-        // Nothing that ends the connection waits for this.
+        // The wait stops early if the connection is to end.
         access
             .rate
             .wait_until(start, &|| access.is_closed() || connection.is_ending() || connection.common.is_pausing());
-        // After a pause it waits for the rest.
+        // If the server pauses, the request waits for the rest of the time afterwards.
         check_pause(connection)?;
         self.turn = None;
         // The peer had to wait, so its time starts again.
@@ -508,7 +508,8 @@ impl<T: Transport> Leader<T> {
         let turn_is_over =
             || G::RESTS && connection.common.executor.memory().is_short() && self.since.elapsed() >= TURN;
         if self.input.len() != 0 {
-            // A connection with many requests in flight can rest only where one of them ends.
+            // A connection can rest only between two requests, so once its turn is over it receives
+            // no more than the rest of the current one.
             let most_bytes = if turn_is_over() { self.missing_bytes(connection)? } else { usize::MAX };
             // Allow the time for the longest request that runs from the input buffer.
             let whole = || connection.deadline(EXTENDED_REQUEST_BYTES + INLINE_BYTES as usize);

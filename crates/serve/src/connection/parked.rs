@@ -6,7 +6,8 @@ use crate::{pieces::Pieces, request::Arrived};
 
 /// A request of which only a part of the payload was received.
 pub(crate) struct Unfinished {
-    /// Held once until the payload is complete. If the write has failed, the rest is dropped.
+    /// The leader is one holder until the payload is complete. If the write has failed, the rest is
+    /// dropped.
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) left_bytes: u64,
 }

@@ -11,7 +11,7 @@ use crate::{
     transport::Transport,
 };
 
-/// A piece of a change, or a whole one. Replies if it is the last.
+/// A piece of a change, or a whole change, that is running. The last piece sends the reply.
 pub(super) struct Piece<T: Transport, G: Keeper<T>> {
     connection: Arc<Connection<T, G>>,
     pieces: Arc<Pieces>,
@@ -19,7 +19,7 @@ pub(super) struct Piece<T: Transport, G: Keeper<T>> {
 }
 
 impl<T: Transport, G: Keeper<T>> Piece<T, G> {
-    /// Creates the end of a piece, which is a holder of `pieces`.
+    /// Creates a piece that is counted as one of the holders of `pieces`.
     pub(super) fn new(connection: &Arc<Connection<T, G>>, pieces: Arc<Pieces>) -> Self {
         Self { connection: Arc::clone(connection), pieces, is_done: false }
     }

@@ -105,7 +105,7 @@ impl<T: Transport, G: Keeper<T>> Connection<T, G> {
         }
     }
 
-    /// Answers reads that have something in common.
+    /// Answers reads that share data.
     fn read_together(
         &self,
         readings: Vec<Reading>,

@@ -103,7 +103,7 @@ impl Records {
             (self.start, self.end) = (0, len_bytes);
         }
         if self.is_filled || self.end == buffer.as_ref().len() {
-            // More than this may arrive together.
+            // The buffer was filled, so more data may arrive together next time.
             buffer.grow(share, large_bytes, 0..len_bytes);
             self.is_filled = false;
         }

@@ -35,7 +35,7 @@ impl<'a> BackingFile<'a> {
         );
         ensure!(
             !Location::of(path.as_ref()).is_url(),
-            "the base {path} is not a file, which a backing file must be: leave out --backing to write all of the disk"
+            "the base {path} is not a local file, as a backing file must be: leave out --backing to write all of the disk"
         );
         let backing = Self { path, format, identity };
         backing.check_unchanged()?;

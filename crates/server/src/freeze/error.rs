@@ -21,7 +21,7 @@ pub enum FreezeError {
     /// The base below the disk cannot be read.
     #[error(transparent)]
     Base(#[from] OpenError),
-    /// The server cannot be asked.
+    /// The server cannot be reached.
     #[error(transparent)]
     Control(#[from] ClientError),
     /// The server refused.

@@ -32,8 +32,8 @@ pub struct Qcow2Options {
     pub level: Option<u32>,
     /// Number of threads; 0 means one per processor.
     pub threads: usize,
-    /// Whether only the changes since the base are written, a qcow2 or raw file, which becomes the
-    /// backing file of the image.
+    /// Whether to write only the changes since the base. The base must be a qcow2 or raw file; it
+    /// becomes the image's backing file.
     pub backing: bool,
 }
 
@@ -114,8 +114,8 @@ impl Frozen {
             .transpose()
     }
 
-    /// Writes the disk to `out`, an empty file, as the only file of an EROFS image, `disk.img`. Copies
-    /// unchanged clusters of `base`, if the `options` are like its own, or refers to them.
+    /// Writes the disk to `out`, an empty file, as the only file of an EROFS image, `disk.img`. If
+    /// the `options` match those of `base`, copies its unchanged clusters or refers to them.
     ///
     /// # Errors
     /// The disk cannot be read, the file cannot be written, or the base was changed.

@@ -37,8 +37,8 @@ impl Way {
     }
 }
 
-/// Connections of a reader. Other freezes and clients need places too, and a few connections are
-/// faster than the compression of what they deliver.
+/// Maximum number of connections of a reader. A few deliver data faster than it can be compressed,
+/// and other freezes and clients need connections too.
 const MOST_CLIENTS: usize = 4;
 
 /// Reads with several connections, each used by one thread at a time.
@@ -111,7 +111,7 @@ impl InstantReader {
         Ok(client)
     }
 
-    /// Returns a connection, or `None` for one that has failed.
+    /// Takes a connection back; `None` stands for one that has failed.
     fn give(&self, client: Option<Client>) {
         let mut clients = self.lock();
         match client {

@@ -39,7 +39,7 @@ fn what_the_next_process_would_not_know_fails() {
     server.add(&Add::new("before", 1 << 20)).expect("a disk");
     seal_pools();
     let failed = server.add(&Add::new("after", 1 << 20)).expect_err("no note").to_string();
-    assert!(failed.contains("the next one does not know it"), "{failed}");
+    assert!(failed.contains("the next one will not know of it"), "{failed}");
     let resize = Resize { name: "before".to_owned(), size_bytes: 2 << 20, shrink: false, force: false };
     server.resize(&resize).expect_err("no note");
     assert_eq!(server.device("before").expect("a disk").size_bytes(), 1 << 20);

@@ -36,7 +36,7 @@ fn a_client_of_the_control_socket_ends_the_server() {
     let _: Stopping = client.call(&Command::Stop { force: false }).expect("an answer");
     running.wait().expect("an end");
     assert!(!socket.exists() && !control.exists());
-    assert_eq!(lines.count(Level::Info, "asked to by a client, stopping"), 1);
+    assert_eq!(lines.count(Level::Info, "a client asked for it, stopping"), 1);
 }
 
 #[test]

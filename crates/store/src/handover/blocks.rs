@@ -7,7 +7,7 @@ use super::{ExportError, HEADER, HINTS, ImportError, MAGIC, MAY_SKIP};
 /// Bytes of a block's header.
 const HEADER_BYTES: usize = 12;
 
-/// With this many bytes, a block is written.
+/// A block is written once it has this many bytes.
 const ENOUGH_BYTES: usize = 512 << 10;
 
 /// The maximum size of a block in bytes: a disk's record may name all layers of a pool.

@@ -7,9 +7,9 @@
 //! write the nodes, the disks
 //! ```
 //!
-//! Of a leaf in a tree, every entry is written; of other leaves, the entries that others refer to,
-//! which nothing frees. Further entries of a leaf that was written before (`precopy.rs`) are
-//! written later.
+//! Every entry of a leaf in a tree is written. Of other leaves, only entries that others refer to
+//! are written; nothing frees these. Further entries of a leaf that was written before
+//! (`precopy.rs`) are written later.
 //!
 //! An entry is locked while it is copied, so threads that use the disks despite the contract cause
 //! at worst an error or a stream that cannot be imported.

@@ -119,8 +119,8 @@ impl Pool {
         import(config, input, &mut |_| Ok(()))
     }
 
-    /// As [`import`](Self::import), and calls `made` with the pool before any of its content is read. If that
-    /// fails, so does this.
+    /// As [`import`](Self::import), but calls `made` with the pool before any of its content is
+    /// read. If `made` fails, so does the import.
     ///
     /// # Errors
     /// See [`ImportError`].

@@ -29,9 +29,9 @@ use crate::{core::Core, disk::Disk, pool::Pool};
 ///
 /// Until this is dropped, the pool keeps what was written, so replacing a page takes additional
 /// memory. That never causes [`Error::Full`](crate::Error::Full) or
-/// [`Error::DiskFull`](crate::Error::DiskFull): a write without room ends the stream instead, whose
-/// next call returns [`ExportError::Ended`]. Afterwards, at most 768 bytes stay in use for each 256
-/// KiB that a disk has changed in the meantime.
+/// [`Error::DiskFull`](crate::Error::DiskFull): a write without room ends the stream instead, and
+/// the next call on the stream returns [`ExportError::Ended`]. Afterwards, at most 768 bytes stay
+/// in use for each 256 KiB that a disk has changed in the meantime.
 ///
 /// ```
 /// use pagefold_store::{ExportedDisk, PAGE_SIZE, Pool, PoolConfig, Precopy};

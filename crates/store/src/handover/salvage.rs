@@ -47,8 +47,8 @@ use crate::{
 /// All entries of a leaf, a bit for each.
 const ALL: u64 = u64::MAX >> (u64::BITS as usize - LEAF_SLOTS);
 
-/// Bytes of what is noted of a leaf, and of a node, when they are found. While a list or a map grows, there is
-/// also one of twice its length.
+/// Bytes that are recorded for each leaf and for each node found. While a list or a map grows, a
+/// second one of twice its length exists too.
 const LEAF_WORK_BYTES: u64 = 3 * (size_of::<FoundLeaf>() + size_of::<[u32; 2]>() + 1) as u64;
 const NODE_WORK_BYTES: u64 = 3 * (size_of::<FoundNode>() + size_of::<[u32; 2]>() + 1) as u64;
 

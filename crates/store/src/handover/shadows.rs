@@ -40,8 +40,8 @@ impl Core {
         have_ended
     }
 
-    /// Returns whether an attempt that has failed for lack of room may succeed now, because shadows have
-    /// ended: by this call, or by another thread at any time.
+    /// Returns whether an attempt that failed for lack of room may succeed now because shadows were
+    /// dropped: by this call, or earlier by another thread.
     pub(crate) fn without_shadows(self: &Arc<Self>) -> bool {
         let have_ended = self.drop_shadows(None) || self.shadows.stream() > 0;
         while have_ended && self.has_freed() {}

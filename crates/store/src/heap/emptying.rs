@@ -26,8 +26,8 @@ const WORTH_DENSEST: u32 = SEGMENT / 256;
 const WORTH_LIMIT: u32 = SEGMENT / 64;
 const WORTH_ROOM: u32 = SEGMENT / 512;
 
-/// How often a writer without room empties a segment, and how often it checks if none is worth
-/// emptying: memory that other threads hold briefly may become free.
+/// How many segments a writer without room empties, and how many times it checks again if none is
+/// worth emptying: memory that other threads hold briefly may become free.
 const ROOM_TURNS: u32 = 64;
 const LEAST_TURNS: u32 = 4;
 

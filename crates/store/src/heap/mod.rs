@@ -339,7 +339,8 @@ impl Heap {
         self.budget.report_free(padded.free_bytes.swap(now, Relaxed), now);
     }
 
-    /// Frees all objects that wait for that, and publishes the free bytes of each shard exactly.
+    /// Frees all objects that wait to be freed, and publishes the exact number of free bytes of
+    /// each shard.
     #[cold]
     pub(crate) fn publish_all_free(&self) {
         for (_, padded) in self.padded_shards() {

@@ -73,7 +73,8 @@ pub(crate) enum Purpose {
     Keep,
     /// An object.
     Store,
-    /// Moving objects, which then frees at least as much; and memory that a pool cannot do without.
+    /// Memory that a pool cannot do without, or memory for moving objects: a move then frees at
+    /// least as much.
     Move,
 }
 

@@ -246,8 +246,8 @@ impl Training {
         numbers.filter_map(|number| Some((number, sets.of[usize::from(number)].clone()?))).collect()
     }
 
-    /// Sets whether the tables and their numbers stay as they are: the reader of a stream in rounds
-    /// has those of its start. Tables trained in the meantime are lost.
+    /// Sets whether the tables and their numbers are frozen: the reader of a stream in rounds has
+    /// the tables from its start. Tables trained while they are frozen are lost.
     pub(crate) fn keep(&self, is_kept: bool) {
         lock(&self.sets).is_kept = is_kept;
     }

@@ -350,7 +350,7 @@ impl Row {
         self.key
     }
 
-    /// Says what the root is about to be.
+    /// Records what the root is about to be.
     pub(super) fn set_root(&self, root: u64) {
         self.word(ROOT).store(root, Release);
     }

@@ -57,7 +57,8 @@ pub(crate) trait EntryCounter {
     /// Counts that `new` replaced `old` in a layer.
     fn replaced(&self, layer: LayerId, old: Entry, new: Entry);
 
-    /// Counts the same for the tables of their objects. Others may get the number of tables that no entry has.
+    /// Counts the same for the tables of their objects. Once no entry has a number of tables, other
+    /// tables may get that number.
     fn tables_replaced(&self, old: Entry, new: Entry);
 }
 
@@ -399,7 +400,8 @@ mod tests {
         }
     }
 
-    /// The number of tables may be another's once it is not counted, so no entry has it by then.
+    /// Once a number of tables is no longer counted, other tables may get it, so no entry may have
+    /// it by then.
     #[test]
     fn tables_are_given_up_after_the_entry() {
         let (leaves, budget) = (PartStorage::new(None).expect("address space"), Budget::new(u64::MAX, 1));

@@ -20,7 +20,7 @@ use super::Tree;
 pub(crate) struct Shadows {
     /// `None` if no stream needs any.
     trees: Mutex<Option<Vec<Tree>>>,
-    /// How many streams had shadows that are dropped.
+    /// Number of streams whose shadows were dropped.
     ended: AtomicU64,
 }
 

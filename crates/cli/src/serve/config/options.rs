@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, Args as _, Command, error::ErrorKind};
 use super::{super::args::Args, document::Entry, tables::Tables};
 use crate::report::complaint;
 
-/// Options that say what to do with a file, and are not in one.
+/// Options that say what to do with a configuration file, and so cannot be in one.
 const NOT_IN_FILE: [&str; 4] = ["config", "check-config", "record", "take-over"];
 
 /// The options of `serve` alone.

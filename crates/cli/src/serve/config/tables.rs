@@ -60,7 +60,8 @@ impl Tables {
         let mut names = HashMap::new();
         for entry in document.top().iter().filter(|entry| Self::KINDS.contains(&entry.key)) {
             let tables = entry.item.as_array_of_tables();
-            let tables = tables.ok_or_else(|| entry.wrong(format!("write [[{}]], once for each", entry.key)))?;
+            let tables =
+                tables.ok_or_else(|| entry.wrong(format!("write [[{0}]], and repeat it for each {0}", entry.key)))?;
             for table in tables {
                 let place = document.place(table.span());
                 let read = Reader::new(document, table, entry.key, sockets)?;
@@ -118,7 +119,7 @@ impl Tables {
 }
 
 impl AtStart {
-    /// Returns the same disks without sockets of their own, which a server that runs may have.
+    /// Returns the same disks without sockets of their own: a running server may have these open.
     pub(super) fn without_sockets(&self) -> Self {
         let Tables { disks, bases, forks } = &self.0;
         let disks = disks.iter().map(|disk| disk.with(Add { socket: None, ..disk.what.clone() }));
@@ -178,7 +179,7 @@ impl<'a> Reader<'a> {
         let entries = document.entries(table, kind_word(kind));
         let known: Vec<_> = own.iter().copied().chain(COMMON).collect();
         if let Some(entry) = entries.iter().find(|entry| !known.contains(&entry.key)) {
-            let codec = if entry.key == "codec" { "all disks have the server's codec; " } else { "" };
+            let codec = if entry.key == "codec" { "the codec applies to all disks of a server; " } else { "" };
             return Err(entry.wrong(format!("unknown key; {codec}known keys of [[{kind}]]: {}", known.join(", "))));
         }
         Ok(Self { document, table, kind, entries, sockets })

@@ -246,7 +246,7 @@ fn errors_name_the_line_and_the_key() {
         ("\n[[disk]]\nname = \"a\"\n", 2, "this disk has no 'size'"),
         ("[[disk]]\nsize = 512\n", 1, "this disk has no 'name'"),
         ("[[disk]]\nname = \"a\"\nsize = \"1Q\"", 3, "disk: 'size': "),
-        ("[[disk]]\nname = \"a\"\nsize = 512\ncodec = \"lz4\"", 4, "all disks have the server's codec"),
+        ("[[disk]]\nname = \"a\"\nsize = 512\ncodec = \"lz4\"", 4, "the codec applies to all disks of a server"),
         ("[[disk]]\nname = \"a\"\nsize = 512\nmode = \"0660\"", 4, "give 'socket' too"),
         ("[[disk]]\nname = \"a\"\nsize = 512\nsocket = \"/x\"\nmode = \"9\"", 5, "disk: 'mode': '9' is not a mode"),
         ("[[disk]]\nname = \"a\"\nsize = 512\nrate = \"1K\"", 4, "disk: 'rate': less than 64 KiB"),
