@@ -270,22 +270,25 @@ impl Drop for PausedTransports<'_> {
 }
 
 /// Transports that continue those of another process, and wait. They are given away when this is dropped.
-pub(crate) struct WaitingTransports<'a>(Option<&'a Started>);
+pub(crate) struct WaitingTransports<'a> {
+    started: &'a Started,
+    waiting: Vec<Box<dyn Transport>>,
+}
 
 impl WaitingTransports<'_> {
     /// Lets them serve.
     pub(crate) fn begin(mut self) {
-        if let Some(started) = self.0.take() {
-            started.go_on();
-        }
+        let mut started = self.started.lock();
+        started.extend(self.waiting.drain(..).map(|mut transport| {
+            transport.go_on();
+            transport
+        }));
     }
 }
 
 impl Drop for WaitingTransports<'_> {
     fn drop(&mut self) {
-        if let Some(started) = self.0 {
-            started.give_away();
-        }
+        self.waiting.drain(..).for_each(|mut transport| transport.give_away());
     }
 }
 
@@ -296,9 +299,12 @@ impl Started {
         transports: Vec<Box<dyn Transport>>,
         host: &Host,
     ) -> Result<WaitingTransports<'_>, TransportError> {
-        let waiting = WaitingTransports(Some(self));
-        transports.into_iter().try_for_each(|transport| self.start(transport, host))?;
-        Ok(waiting)
+        let mut taken = WaitingTransports { started: self, waiting: Vec::new() };
+        for mut transport in transports {
+            transport.start(host)?;
+            taken.waiting.push(transport);
+        }
+        Ok(taken)
     }
 
     /// Starts a transport.
