@@ -172,8 +172,8 @@ impl Sockets {
     /// [`Taken::take_transports`](crate::Taken::take_transports) has returned. It is started before
     /// the other server ends, and [goes on](Transport::go_on) afterwards.
     #[must_use]
-    pub fn taken_transport(mut self, transport: impl Transport + 'static) -> Self {
-        self.taken_transports.push(Box::new(transport));
+    pub fn taken_transport(mut self, transport: Box<dyn Transport>) -> Self {
+        self.taken_transports.push(transport);
         self
     }
 

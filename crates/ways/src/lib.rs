@@ -21,7 +21,9 @@ mod devices;
 mod directory;
 mod sockets;
 mod spares;
+mod taken;
 
 pub use devices::BlockDevices;
 pub use directory::Directory;
 pub use sockets::SocketDirectory;
+pub use taken::{directory_of, taken};

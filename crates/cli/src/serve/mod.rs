@@ -21,7 +21,7 @@ use anyhow::{Context, anyhow};
 use pagefold_output::PidFile;
 use pagefold_serve::Passed;
 use pagefold_server::{Address, Ending, Server, ServiceManager};
-use pagefold_ways::{BlockDevices, Directory, SocketDirectory};
+use pagefold_ways::{BlockDevices, Directory, SocketDirectory, directory_of};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 pub(crate) use self::args::Args;
@@ -120,9 +120,18 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         // Between the two processes, no server would serve pages of swap that the system may need.
         sockets = sockets.store(manager.store());
     }
-    if let Some(directory) = &args.vhost_user {
+    let transports = taken.as_mut().map(|taken| taken.take_transports()).unwrap_or_default();
+    let vhost_user = args.vhost_user.as_deref().map(absolute);
+    if vhost_user.is_some() || !transports.is_empty() {
         descriptors::allow_most();
-        sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
+    }
+    let continued: Vec<_> = transports.iter().filter_map(|taken| directory_of(taken).map(Path::to_owned)).collect();
+    for transport in transports {
+        let transport = pagefold_ways::taken(transport).map_err(|error| anyhow!(error));
+        sockets = sockets.taken_transport(transport.context("cannot continue a way to the disks")?);
+    }
+    if let Some(directory) = vhost_user.filter(|directory| !continued.contains(directory)) {
+        sockets = sockets.transport(SocketDirectory::new(directory, args.permissions()));
     }
     if let Some(path) = &args.files_in {
         sockets = sockets.transport(Directory::new(absolute(path), args.permissions()));
