@@ -31,6 +31,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use crate::{
     config::{MAX_QUEUE_SIZE, MAX_QUEUES},
     memory::is_sealed,
+    state::LogsState,
     truncated::Listed,
 };
 
@@ -125,6 +126,19 @@ impl Logs {
         Ok(Self { memory: Arc::new(Mapped { _listed: listed, region }), queues, queue_size })
     }
 
+    /// Returns what describes the logs, and their file.
+    pub(crate) fn state(&self) -> Option<(LogsState, &File)> {
+        let file = self.memory.region.file_offset()?;
+        let (offset, queues, queue_size) = (file.start(), self.queues, self.queue_size);
+        Some((LogsState { offset, queues, queue_size }, file.file()))
+    }
+
+    /// Maps the logs that another process has handed over.
+    pub(crate) fn of_state(state: &LogsState, file: OwnedFd) -> Result<Self, LogError> {
+        let LogsState { offset, queues, queue_size } = *state;
+        Self::map(file, offset, logs_bytes(queues, queue_size)?, queues, queue_size)
+    }
+
     /// Returns the log of one queue; `None` if it has none.
     pub(crate) fn of_queue(&self, queue: u16) -> Option<Log> {
         let start = usize::from(queue) * log_bytes(self.queue_size);
@@ -158,6 +172,16 @@ impl Log {
 
     fn record(head: u16) -> usize {
         HEADER_BYTES + RECORD_BYTES * usize::from(head)
+    }
+
+    /// Returns the number of the next request.
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter
+    }
+
+    /// Continues with this number, after another process.
+    pub(crate) fn set_counter(&mut self, counter: u64) {
+        self.counter = counter;
     }
 
     /// Returns whether the log has a record for each descriptor of a queue of this size.

@@ -31,14 +31,17 @@ pub mod client;
 mod config;
 #[cfg(feature = "drive")]
 pub mod drive;
+mod gate;
 mod inflight;
 mod memory;
 mod request;
 mod server;
 mod session;
+mod state;
 mod truncated;
 mod vring;
 mod wire;
 mod worker;
 
 pub use server::{Config, Event, Listening, Notify, Open, Server};
+pub use state::SocketState;

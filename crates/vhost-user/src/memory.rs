@@ -3,7 +3,8 @@
 use std::{fs::File, io, ops::Deref, os::fd::OwnedFd, sync::Arc};
 
 use rustix::fs::{FsWord, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use serde::{Deserialize, Serialize};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 use crate::truncated::Listed;
 
@@ -61,7 +62,7 @@ pub(crate) enum MemoryError {
 }
 
 /// A region as a frontend describes it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Description {
     /// Where the guest sees it.
     pub(crate) guest: u64,
@@ -132,6 +133,11 @@ impl Regions {
         let listed = self.0.iter().filter_map(|region| region.listed.clone()).collect();
         let mapped = GuestMemoryMmap::from_arc_regions(mapped).ok()?;
         Some(Arc::new(GuestMemory { listed, mapped }))
+    }
+
+    /// Returns the regions and their files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (Description, &File)> {
+        self.0.iter().filter_map(|region| Some((region.description, region.mapped.file_offset()?.file())))
     }
 
     /// Returns the guest's address of what the frontend sees at `user`.

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fmt, io,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     sync::{
@@ -19,10 +19,14 @@ use std::{
 };
 
 use pagefold_executor::{Client, Export, OpenError};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll, eventfd},
+    net::sockopt,
+};
 
 use crate::{
-    session::{Handle, Session},
+    session::{Handle, Left, Session, SessionError, late},
+    state::{Handed, SocketState},
     worker::Context,
 };
 
@@ -87,8 +91,8 @@ struct Shared {
     wake: OwnedFd,
     stopping: AtomicBool,
     state: Mutex<State>,
-    /// Notified when a frontend has left.
-    left: Condvar,
+    /// Notified when a frontend has left, and when a pause begins or ends.
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -96,6 +100,14 @@ struct State {
     sockets: HashMap<u64, Socket>,
     sessions: HashMap<u64, Arc<Handle>>,
     last_number: u64,
+    /// Whether no frontend is accepted, and none is served further.
+    pauses: bool,
+    /// Whether the thread that accepts frontends has seen this.
+    is_parked: bool,
+    /// Whether this continues another process, which may still serve the frontends.
+    waits_for_another: bool,
+    /// Of the frontends that pause, by the numbers of their sockets.
+    handed: HashMap<u64, Handed>,
 }
 
 /// A socket on which a disk is served.
@@ -153,12 +165,43 @@ impl Drop for Listening {
     }
 }
 
+impl Listening {
+    /// Returns what another process needs to continue the socket and its frontend, while the server
+    /// [pauses](Server::pause), and the descriptors that belong to it.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn hand_over(&self) -> io::Result<(SocketState, Vec<OwnedFd>)> {
+        let mut state = self.shared.lock();
+        let socket = state.sockets.get(&self.number).ok_or(io::ErrorKind::NotFound)?;
+        let mut descriptors = vec![socket.listener.as_fd().try_clone_to_owned()?];
+        let frontend = state.handed.remove(&self.number).map(|handed| {
+            descriptors.extend(handed.descriptors);
+            handed.state
+        });
+        Ok((SocketState { frontend }, descriptors))
+    }
+}
+
 impl Server {
     /// Starts a server without sockets.
     ///
     /// # Errors
     /// The system failed.
     pub fn start(config: Config, open: Open, notify: Notify) -> io::Result<Self> {
+        Self::start_with(config, open, notify, State::default())
+    }
+
+    /// Starts a server that continues one of another process. It serves once it may
+    /// [go on](Self::go_on). If it is dropped before, it leaves the frontends to the other process.
+    ///
+    /// # Errors
+    /// The system failed.
+    pub fn start_paused(config: Config, open: Open, notify: Notify) -> io::Result<Self> {
+        Self::start_with(config, open, notify, State { pauses: true, waits_for_another: true, ..State::default() })
+    }
+
+    fn start_with(config: Config, open: Open, notify: Notify, state: State) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
@@ -169,8 +212,8 @@ impl Server {
             epoll,
             wake,
             stopping: AtomicBool::new(false),
-            state: Mutex::default(),
-            left: Condvar::new(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("vhost-user".to_owned()).spawn(move || accept_all(&of_thread))?;
@@ -182,11 +225,44 @@ impl Server {
     /// # Errors
     /// The system failed.
     pub fn listen(&self, listener: UnixListener, export: Arc<Export>) -> io::Result<Listening> {
+        self.watch(listener, export, epoll::EventFlags::IN)
+    }
+
+    /// Continues a socket of another process, and its frontend.
+    ///
+    /// # Errors
+    /// What was handed over is incomplete or invalid, or the system failed; says why.
+    pub fn listen_taken(
+        &self,
+        export: Arc<Export>,
+        state: &SocketState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Listening, String> {
+        let mut descriptors = descriptors.into_iter();
+        let incomplete = || "a descriptor is missing".to_owned();
+        let listener = descriptors.next().ok_or_else(incomplete)?;
+        if !sockopt::socket_acceptconn(&listener).unwrap_or(false) {
+            return Err("a socket does not listen".to_owned());
+        }
+        let has_frontend = state.frontend.is_some();
+        let flags = if has_frontend { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+        let listening = self.watch(listener.into(), Arc::clone(&export), flags).map_err(|error| error.to_string())?;
+        if let Some(frontend) = &state.frontend {
+            let socket = descriptors.next().ok_or_else(incomplete)?;
+            let connecting = Connecting::open(&self.shared, listening.number, socket.into(), &export)?;
+            let restore = |session: &mut Session| session.restore(frontend, &mut descriptors);
+            let prepared = connecting.prepare(restore).map_err(|error| error.to_string())?;
+            prepared.spawn(Session::serve_later)?;
+        }
+        if descriptors.next().is_some() { Err("there are too many descriptors".to_owned()) } else { Ok(listening) }
+    }
+
+    fn watch(&self, listener: UnixListener, export: Arc<Export>, flags: epoll::EventFlags) -> io::Result<Listening> {
         listener.set_nonblocking(true)?;
         let mut state = self.shared.lock();
         state.last_number += 1;
         let number = state.last_number;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        let flags = flags | epoll::EventFlags::ONESHOT;
         epoll::add(&self.shared.epoll, &listener, epoll::EventData::new_u64(number), flags)?;
         state.sockets.insert(number, Socket { listener, export, reports: Reports::default() });
         Ok(Listening { shared: Arc::clone(&self.shared), number })
@@ -197,12 +273,82 @@ impl Server {
         self.shared.lock().sessions.len()
     }
 
+    /// Lets requests end, and begins no other, until [`go_on`](Self::go_on) or
+    /// [`give_away`](Self::give_away). Frontends that connect wait.
+    ///
+    /// # Errors
+    /// Requests have not ended after `patience`, or a frontend cannot be handed over; says why. The server
+    /// serves.
+    pub fn pause(&self, patience: Duration) -> Result<(), String> {
+        let paused = self.try_pause(Instant::now() + patience);
+        if paused.is_err() {
+            self.go_on();
+        }
+        paused
+    }
+
+    fn try_pause(&self, deadline: Instant) -> Result<(), String> {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.pauses = true;
+        shared.wake();
+        while !state.is_parked {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err("a virtual machine is connecting".to_owned());
+            }
+            state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let sessions: Vec<_> = state.sessions.iter().map(|(number, handle)| (*number, Arc::clone(handle))).collect();
+        let exports = sessions.iter().map(|(number, _)| {
+            let socket = state.sockets.get(number).ok_or("a virtual machine uses a disk that was removed")?;
+            Ok(socket.export.name())
+        });
+        let names: Vec<_> = exports.collect::<Result<_, String>>()?;
+        drop(state);
+        sessions.iter().for_each(|(_, handle)| handle.gate.ask(deadline));
+        for ((number, handle), name) in sessions.iter().zip(names) {
+            if let Some(handed) = handle.gate.wait_until_paused(deadline, &late(&name))? {
+                shared.lock().handed.insert(*number, handed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a pause, or begins to serve what it has taken over.
+    pub fn go_on(&self) {
+        let mut state = self.shared.lock();
+        (state.pauses, state.waits_for_another) = (false, false);
+        state.handed.clear();
+        state.sessions.values().for_each(|handle| handle.gate.go_on());
+        self.shared.changed.notify_all();
+    }
+
+    /// Ends the server, which pauses, but leaves its frontends to another process.
+    pub fn give_away(&self) {
+        self.shared.stopping.store(true, Release);
+        let mut state = self.shared.lock();
+        state.pauses = false;
+        state.handed.clear();
+        state.sockets.clear();
+        state.sessions.values().for_each(|handle| handle.gate.give_away());
+        self.shared.wake();
+        self.shared.changed.notify_all();
+        while !state.sessions.is_empty() {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Disconnects all frontends, after the requests that run. Returns whether all had left after
     /// `grace`.
     pub fn stop(&self, grace: Duration) -> bool {
+        if self.shared.lock().waits_for_another {
+            self.give_away();
+            return true;
+        }
+        self.go_on();
         self.shared.stopping.store(true, Release);
-        // The counter cannot be full.
-        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
+        self.shared.wake();
         let deadline = Instant::now().checked_add(grace);
         let mut state = self.shared.lock();
         state.sockets.clear();
@@ -212,7 +358,7 @@ impl Server {
             if left.is_zero() {
                 return false;
             }
-            state = self.shared.left.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
@@ -231,6 +377,23 @@ impl Drop for Server {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the thread that accepts frontends look whether it is to do something else.
+    fn wake(&self) {
+        // The counter cannot be full.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits while the server pauses.
+    fn park(&self) {
+        let mut state = self.lock();
+        while state.pauses {
+            state.is_parked = true;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.is_parked = false;
     }
 
     /// Reports what a frontend has caused, unless there were many such reports of its socket recently.
@@ -256,7 +419,11 @@ impl Shared {
 /// Accepts frontends until the server stops.
 fn accept_all(shared: &Arc<Shared>) {
     let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
-    while !shared.stopping.load(Acquire) {
+    loop {
+        shared.park();
+        if shared.stopping.load(Acquire) {
+            return;
+        }
         let handles: Vec<_> = shared.lock().sessions.values().cloned().collect();
         handles.iter().for_each(|handle| handle.check_size());
         let timeout = (!handles.is_empty()).then_some(&SIZE_PAUSE);
@@ -265,7 +432,10 @@ fn accept_all(shared: &Arc<Shared>) {
         let Ok(count) = epoll::wait(&shared.epoll, &mut events[..], timeout) else { continue };
         for event in &events[..count] {
             let number = event.data.u64();
-            if number != WAKE && !accept(shared, number) {
+            if number == WAKE {
+                // It is not blocking, and the loop looks why it was written.
+                let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+            } else if !accept(shared, number) {
                 shared.accept_next(number);
             }
         }
@@ -291,64 +461,107 @@ fn accept(shared: &Arc<Shared>, number: u64) -> bool {
     begun.map_err(|why| shared.report(number, &export, Event::Refused(why))).is_ok()
 }
 
-/// A frontend that is connected, until its thread ends.
-struct Connected {
-    shared: Arc<Shared>,
-    number: u64,
-    export: Arc<Export>,
-    /// `None` once the session has it, which ends before this.
-    client: Option<Arc<Client>>,
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        // The next frontend may be the only one that the export may have.
-        self.client = None;
-        self.shared.lock().sessions.remove(&self.number);
-        self.shared.left.notify_all();
-        self.shared.accept_next(self.number);
-    }
-}
-
 /// Serves a frontend in a thread.
 fn begin(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Export>) -> Result<(), String> {
-    let system = |error: io::Error| error.to_string();
-    socket.set_nonblocking(false).map_err(system)?;
-    let client = (shared.open)(export).map_err(|error| error.to_string())?;
-    let handle = Arc::new(Handle::new(&client, &socket).map_err(system)?);
-    let mut state = shared.lock();
-    if shared.stopping.load(Acquire) {
-        return Err("the server stops".to_owned());
-    }
-    state.sessions.insert(number, Arc::clone(&handle));
-    drop(state);
-    let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export), client: Some(client) };
-    let serve = move || connected.serve(handle, &socket);
-    thread::Builder::new().name("vhost frontend".to_owned()).spawn(serve).map(drop).map_err(system)
+    let connecting = Connecting::open(shared, number, socket, export)?;
+    let prepared = connecting.prepare(|_| Ok(())).map_err(|error| error.to_string())?;
+    (shared.notify)(&export.name(), Event::Connected);
+    prepared.spawn(Session::serve)
 }
 
-impl Connected {
-    fn serve(mut self, handle: Arc<Handle>, socket: &UnixStream) {
-        let Some(client) = self.client.take() else { return };
-        let Shared { config, notify, .. } = &*self.shared;
-        let (shared, export, number) = (Arc::clone(&self.shared), Arc::clone(&self.export), self.number);
+/// A frontend that is to be served.
+struct Connecting {
+    connected: Connected,
+    handle: Arc<Handle>,
+    socket: UnixStream,
+    client: Arc<Client>,
+}
+
+/// A frontend that a thread can serve.
+struct Prepared {
+    /// Dropped first: when the next frontend connects, no request of this one runs any longer.
+    session: Session,
+    socket: UnixStream,
+    connected: Connected,
+}
+
+impl Connecting {
+    fn open(shared: &Arc<Shared>, number: u64, socket: UnixStream, export: &Arc<Export>) -> Result<Self, String> {
+        let system = |error: io::Error| error.to_string();
+        socket.set_nonblocking(false).map_err(system)?;
+        let client = (shared.open)(export).map_err(|error| error.to_string())?;
+        let handle = Arc::new(Handle::new(&client, &socket).map_err(system)?);
+        let mut state = shared.lock();
+        if shared.stopping.load(Acquire) {
+            return Err("the server stops".to_owned());
+        }
+        state.sessions.insert(number, Arc::clone(&handle));
+        drop(state);
+        let connected = Connected { shared: Arc::clone(shared), number, export: Arc::clone(export) };
+        Ok(Self { connected, handle, socket, client })
+    }
+
+    fn prepare(self, restore: impl FnOnce(&mut Session) -> Result<(), SessionError>) -> Result<Prepared, SessionError> {
+        let Self { connected, handle, socket, client } = self;
+        let (shared, export, number) = (Arc::clone(&connected.shared), Arc::clone(&connected.export), connected.number);
+        let Config { threads, queues } = shared.config;
         let context = Arc::new(Context {
-            export: Arc::clone(&self.export),
+            export: Arc::clone(&export),
             client,
             write_back: AtomicBool::new(true),
             report_broken: Box::new(move |queue, why| {
                 shared.report(number, &export, Event::QueueBroken(queue, why.to_string()));
             }),
         });
-        notify(&self.export.name(), Event::Connected);
-        let mut session = Session::new(context, handle, config.threads, config.queues);
-        let served = session.serve(socket);
-        // When the next frontend connects, no request of this one runs any longer.
-        drop(session);
-        if let Err(error) = served {
-            self.shared.report(self.number, &self.export, Event::Refused(error.to_string()));
+        let mut prepared = Prepared { session: Session::new(context, handle, threads, queues), socket, connected };
+        restore(&mut prepared.session)?;
+        Ok(prepared)
+    }
+}
+
+impl Prepared {
+    /// Serves it in a thread.
+    fn spawn(self, serve: impl FnOnce(&mut Session, &UnixStream) -> Served + Send + 'static) -> Result<(), String> {
+        let serve = move || {
+            let Self { mut session, socket, connected } = self;
+            let served = serve(&mut session, &socket);
+            drop(session);
+            connected.report(served);
+        };
+        let spawned = thread::Builder::new().name("vhost frontend".to_owned()).spawn(serve);
+        spawned.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+/// How serving a frontend has ended.
+type Served = Result<Left, SessionError>;
+
+/// A frontend that is connected, until its thread ends.
+struct Connected {
+    shared: Arc<Shared>,
+    number: u64,
+    export: Arc<Export>,
+}
+
+impl Connected {
+    fn report(&self, served: Served) {
+        match served {
+            Ok(Left::Given) => return,
+            Ok(Left::Closed) => {}
+            Err(error) => self.shared.report(self.number, &self.export, Event::Refused(error.to_string())),
         }
-        notify(&self.export.name(), Event::Disconnected);
+        (self.shared.notify)(&self.export.name(), Event::Disconnected);
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        // The next frontend may be the only one that the export may have: this is the last use of the client.
+        let left = self.shared.lock().sessions.remove(&self.number);
+        left.iter().for_each(|handle| handle.gate.end());
+        drop(left);
+        self.shared.changed.notify_all();
+        self.shared.accept_next(self.number);
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use pagefold_disk::BlockDevice;
@@ -18,12 +19,23 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::{
     config::{MAX_QUEUES, Space, WRITE_BACK_AT, feature, features, protocol},
+    gate::{Gate, Turn},
     inflight::{LogError, Logs},
     memory::{Description, MAX_REGIONS, MemoryError, Regions},
+    state::{FrontendState, Handed, QueueState},
     vring::{Broken, Vring},
     wire::{Message, WireError, request, send_config_changed},
     worker::{Context, Worker},
 };
+
+/// How serving a frontend has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The frontend has closed its connection.
+    Closed,
+    /// Another process serves it.
+    Given,
+}
 
 /// Why a frontend is not served any longer.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +64,8 @@ pub(crate) enum SessionError {
     Rings(u16),
     #[error("queue {0} needs an eventfd: polling is not supported")]
     Eventfd(u16),
+    #[error("what was handed over of it is incomplete")]
+    Incomplete,
     #[error("only the byte of the configuration that chooses between write-back and write-through can be written")]
     Config,
 }
@@ -65,13 +79,14 @@ pub(crate) struct Handle {
     size_bytes: AtomicU64,
     /// Where the frontend takes requests of the device.
     channel: Mutex<Option<OwnedFd>>,
+    pub(crate) gate: Gate,
 }
 
 impl Handle {
     pub(crate) fn new(client: &Arc<Client>, socket: &UnixStream) -> io::Result<Self> {
         let (client, socket) = (Arc::clone(client), socket.try_clone()?);
         let size_bytes = AtomicU64::new(client.device().map_or(0, |device| device.size_bytes()));
-        Ok(Self { client, socket, size_bytes, channel: Mutex::new(None) })
+        Ok(Self { client, socket, size_bytes, channel: Mutex::new(None), gate: Gate::new()? })
     }
 
     /// Ends the frontend's connection.
@@ -102,6 +117,7 @@ pub(crate) struct Session {
     features: u64,
     acked_protocol: u64,
     regions: Regions,
+    logs: Option<Logs>,
     vrings: Vec<Arc<Vring>>,
     kicks: Vec<Option<OwnedFd>>,
     /// Queue `n` is served by thread `n` modulo the number of threads. Threads start with their queues.
@@ -125,6 +141,7 @@ impl Session {
             features: 0,
             acked_protocol: 0,
             regions: Regions::default(),
+            logs: None,
             vrings: (0..MAX_QUEUES).map(|number| Arc::new(Vring::new(number))).collect(),
             kicks: (0..MAX_QUEUES).map(|_| None).collect(),
             workers: (0..threads.max(1)).map(|_| None).collect(),
@@ -135,8 +152,19 @@ impl Session {
     ///
     /// # Errors
     /// It sent what it must not, or the system failed.
-    pub(crate) fn serve(&mut self, socket: &UnixStream) -> Result<(), SessionError> {
-        while let Some(mut message) = Message::receive(socket)? {
+    pub(crate) fn serve(&mut self, socket: &UnixStream) -> Result<Left, SessionError> {
+        let handle = Arc::clone(&self.handle);
+        loop {
+            if let Turn::Pause(deadline) = handle.gate.wait(socket)? {
+                let handed = self.pause(socket, deadline);
+                handle.gate.pause(handed);
+                if !handle.gate.wait_for_end() {
+                    return Ok(Left::Given);
+                }
+                self.go_on();
+                continue;
+            }
+            let Some(mut message) = Message::receive(socket)? else { return Ok(Left::Closed) };
             let wants_answer = message.needs_reply && self.acked_protocol & protocol::REPLY_ACK != 0;
             match self.handle_message(&mut message) {
                 Ok(Answer::Reply(body)) => message.reply(socket, &body, None)?,
@@ -149,6 +177,119 @@ impl Session {
                     }
                     return Err(error);
                 }
+            }
+        }
+    }
+
+    /// Serves a frontend that was [restored](Self::restore), once it may.
+    ///
+    /// # Errors
+    /// As those of [`serve`](Self::serve).
+    pub(crate) fn serve_later(&mut self, socket: &UnixStream) -> Result<Left, SessionError> {
+        let handle = Arc::clone(&self.handle);
+        if !handle.gate.wait_for_end() {
+            return Ok(Left::Given);
+        }
+        self.go_on();
+        self.serve(socket)
+    }
+
+    /// Takes no more requests, and returns what another process needs once the last has ended.
+    fn pause(&self, socket: &UnixStream, deadline: Instant) -> Result<Handed, String> {
+        self.vrings.iter().for_each(|vring| vring.pause());
+        if !self.vrings.iter().all(|vring| vring.is_drained_until(deadline)) {
+            return Err(late(&self.context.export.name()));
+        }
+        let handed = self.hand_over(socket);
+        handed.map_err(|error| format!("a virtual machine's files cannot be duplicated: {error}"))
+    }
+
+    fn go_on(&self) {
+        self.vrings.iter().for_each(|vring| vring.go_on());
+        self.workers.iter().flatten().for_each(Worker::wake);
+    }
+
+    fn hand_over(&self, socket: &UnixStream) -> io::Result<Handed> {
+        let mut descriptors = vec![socket.as_fd().try_clone_to_owned()?];
+        let mut regions = Vec::new();
+        for (description, file) in self.regions.files() {
+            regions.push(description);
+            descriptors.push(file.as_fd().try_clone_to_owned()?);
+        }
+        let channel = self.handle.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_channel = channel.is_some();
+        let channel = channel.as_ref().map(OwnedFd::try_clone).transpose()?;
+        descriptors.extend(channel);
+        let mut logs = None;
+        if let Some((state, file)) = self.logs.as_ref().and_then(Logs::state) {
+            logs = Some(state);
+            descriptors.push(file.as_fd().try_clone_to_owned()?);
+        }
+        let mut queues = Vec::new();
+        for (vring, kick) in self.vrings.iter().zip(&self.kicks) {
+            let (state, eventfds) = vring.state()?;
+            if kick.is_none() && state == Vring::new(vring.number).state()?.0 {
+                continue;
+            }
+            descriptors.extend(kick.as_ref().map(OwnedFd::try_clone).transpose()?);
+            descriptors.extend(eventfds);
+            queues.push(QueueState { is_started: kick.is_some(), ..state });
+        }
+        let state = FrontendState {
+            features: self.features,
+            protocol: self.acked_protocol,
+            write_back: self.context.write_back.load(Relaxed),
+            size_bytes: self.handle.size_bytes.load(Relaxed),
+            regions,
+            has_channel,
+            logs,
+            queues,
+        };
+        Ok(Handed { state, descriptors })
+    }
+
+    /// Makes this the session that another process has handed over. It pauses.
+    ///
+    /// # Errors
+    /// What was handed over is not what a frontend may ask for, or the system failed.
+    pub(crate) fn restore(
+        &mut self,
+        state: &FrontendState,
+        mut descriptors: impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), SessionError> {
+        let mut next = || descriptors.next().ok_or(SessionError::Incomplete);
+        self.handle.gate.begin_paused();
+        self.vrings.iter().for_each(|vring| vring.pause());
+        self.accept_features(state.features)?;
+        self.accept_protocol(state.protocol)?;
+        self.context.write_back.store(state.write_back, Relaxed);
+        self.handle.size_bytes.store(state.size_bytes, Relaxed);
+        let regions = state.regions.iter().map(|description| Ok((*description, next()?)));
+        self.regions.replace(regions.collect::<Result<_, SessionError>>()?)?;
+        self.share_memory();
+        if state.has_channel {
+            *self.handle.channel.lock().unwrap_or_else(PoisonError::into_inner) = Some(next()?);
+        }
+        if let Some(logs) = &state.logs {
+            self.keep_logs(Logs::of_state(logs, next()?)?);
+        }
+        for queue in &state.queues {
+            let vring = Arc::clone(self.vring(queue.number.into())?);
+            if !vring.set_size(queue.size.into()) {
+                return Err(SessionError::Size(vring.number, queue.size.into()));
+            }
+            if !vring.set_addresses(queue.descriptors, queue.available, queue.used) {
+                return Err(SessionError::Rings(vring.number));
+            }
+            let mut take = |has: bool| {
+                let file = if has { Some(next()?) } else { None };
+                let check = |file| eventfd(file).ok_or(SessionError::Eventfd(queue.number));
+                file.map(check).transpose()
+            };
+            let (kick, call, error) = (take(queue.is_started)?, take(queue.has_call)?, take(queue.has_error)?);
+            vring.restore(queue, call, error).map_err(|why| SessionError::Queue(queue.number, why))?;
+            if let Some(kick) = kick {
+                self.attend(&vring, kick)?;
             }
         }
         Ok(())
@@ -164,11 +305,7 @@ impl Session {
             request::SET_OWNER => {}
             request::GET_PROTOCOL_FEATURES => return Ok(reply(protocol::ALL)),
             request::SET_PROTOCOL_FEATURES => {
-                let acked = word(0)?;
-                if acked & !protocol::ALL != 0 {
-                    return Err(SessionError::Features(acked & !protocol::ALL));
-                }
-                self.acked_protocol = acked;
+                self.accept_protocol(word(0)?)?;
             }
             request::GET_QUEUE_NUM => return Ok(reply(u64::from(MAX_QUEUES))),
             request::GET_MAX_MEM_SLOTS => return Ok(reply(MAX_REGIONS as u64)),
@@ -263,20 +400,31 @@ impl Session {
     }
 
     fn set_features(&mut self, acked: u64) -> Result<(), SessionError> {
+        self.accept_features(acked)?;
+        if acked & feature::PROTOCOL_FEATURES == 0 {
+            self.vrings.iter().for_each(|vring| vring.set_enabled(true));
+        }
+        // A driver without these features expects that the disk has no write cache.
+        let knows_caches = acked & (feature::FLUSH | feature::CONFIG_WCE) != 0;
+        self.context.write_back.store(knows_caches, Relaxed);
+        Ok(())
+    }
+
+    fn accept_features(&mut self, acked: u64) -> Result<(), SessionError> {
         let offered = features(self.context.export.is_read_only());
         if acked & !offered != 0 {
             return Err(SessionError::Features(acked & !offered));
         }
         self.features = acked;
-        for vring in &self.vrings {
-            vring.set_event_idx(acked & feature::RING_EVENT_IDX != 0);
-            if acked & feature::PROTOCOL_FEATURES == 0 {
-                vring.set_enabled(true);
-            }
+        self.vrings.iter().for_each(|vring| vring.set_event_idx(acked & feature::RING_EVENT_IDX != 0));
+        Ok(())
+    }
+
+    fn accept_protocol(&mut self, acked: u64) -> Result<(), SessionError> {
+        if acked & !protocol::ALL != 0 {
+            return Err(SessionError::Features(acked & !protocol::ALL));
         }
-        // A driver without these features expects that the disk has no write cache.
-        let knows_caches = acked & (feature::FLUSH | feature::CONFIG_WCE) != 0;
-        self.context.write_back.store(knows_caches, Relaxed);
+        self.acked_protocol = acked;
         Ok(())
     }
 
@@ -331,8 +479,13 @@ impl Session {
         let (queues, queue_size) = shape(message).ok_or(SessionError::Short(message.request))?;
         let (len_bytes, offset) = (message.u64(0).unwrap_or_default(), message.u64(8).unwrap_or_default());
         let logs = Logs::map(file, offset, len_bytes, queues, queue_size)?;
-        self.vrings.iter().for_each(|vring| vring.set_log(logs.of_queue(vring.number)));
+        self.keep_logs(logs);
         Ok(())
+    }
+
+    fn keep_logs(&mut self, logs: Logs) {
+        self.vrings.iter().for_each(|vring| vring.set_log(logs.of_queue(vring.number)));
+        self.logs = Some(logs);
     }
 
     fn set_eventfd(&mut self, message: &mut Message) -> Result<(), SessionError> {
@@ -356,8 +509,16 @@ impl Session {
 
     /// Starts a queue, which the driver notifies through `kick`.
     fn start(&mut self, number: u16, kick: OwnedFd) -> Result<(), SessionError> {
-        let (at, vring) = (usize::from(number), Arc::clone(self.vring(number.into())?));
-        let count = self.workers.len();
+        let vring = Arc::clone(self.vring(number.into())?);
+        self.attend(&vring, kick)?;
+        vring.start().map_err(|why| SessionError::Queue(number, why))?;
+        self.wake(number);
+        Ok(())
+    }
+
+    /// Lets a thread serve a queue once it has started.
+    fn attend(&mut self, vring: &Arc<Vring>, kick: OwnedFd) -> Result<(), SessionError> {
+        let (at, count) = (usize::from(vring.number), self.workers.len());
         let Some(slot) = self.workers.get_mut(at % count) else { return Ok(()) };
         if slot.is_none() {
             *slot = Some(Worker::start(Arc::clone(&self.context))?);
@@ -367,9 +528,7 @@ impl Session {
         if let Some(old) = self.kicks.get_mut(at).and_then(|slot| slot.replace(kick)) {
             worker.forget(&old);
         }
-        worker.serve(&vring);
-        vring.start().map_err(|why| SessionError::Queue(number, why))?;
-        worker.wake();
+        worker.serve(vring);
         Ok(())
     }
 
@@ -394,6 +553,11 @@ impl Drop for Session {
         self.vrings.iter().for_each(|vring| vring.abandon());
         self.workers.clear();
     }
+}
+
+/// Says that a disk's requests run longer than a pause may take.
+pub(crate) fn late(name: &str) -> String {
+    format!("requests of disk '{name}' have not ended in time; they may wait for memory or for storage")
 }
 
 fn reply(value: u64) -> Answer {

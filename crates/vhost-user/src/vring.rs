@@ -7,12 +7,13 @@
 
 use std::{
     collections::VecDeque,
+    io,
     os::fd::OwnedFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::Ordering::{Acquire, Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pagefold_disk::{Waiting, Waits};
@@ -24,6 +25,7 @@ use crate::{
     inflight::Log,
     memory::GuestMemory,
     request::{Malformed, Progress, Request, Status, Table},
+    state::QueueState,
 };
 
 /// The interval at which a queue that stops checks for requests in flight.
@@ -48,6 +50,8 @@ struct State {
     is_started: bool,
     is_enabled: bool,
     is_broken: bool,
+    /// Whether only requests that were taken before are run.
+    is_paused: bool,
     call: Option<OwnedFd>,
     error: Option<OwnedFd>,
     log: Option<Log>,
@@ -148,6 +152,7 @@ impl Vring {
             is_started: false,
             is_enabled: false,
             is_broken: false,
+            is_paused: false,
             call: None,
             error: None,
             log: None,
@@ -269,7 +274,7 @@ impl Vring {
             heads.extend(state.again.pop_front());
             state.waiting -= 1;
         }
-        let available = most.saturating_sub(heads.len());
+        let available = if state.is_paused { 0 } else { most.saturating_sub(heads.len()) };
         let first = heads.len();
         if available == 0 {
             return Ok(Some(Heads { table, again: first }));
@@ -380,6 +385,9 @@ impl Vring {
             return false;
         }
         let Some(memory) = state.memory.clone() else { return false };
+        if state.is_paused {
+            return state.again.len() > state.waiting;
+        }
         state.is_notified = true;
         state.again.len() > state.waiting || state.queue.enable_notification(&**memory).unwrap_or(false)
     }
@@ -388,9 +396,81 @@ impl Vring {
     pub(crate) fn has_requests(&self) -> bool {
         let state = self.lock();
         let Some(memory) = state.memory.as_ref().filter(|_| state.runs()) else { return false };
-        let available =
-            state.queue.avail_idx(&***memory, Relaxed).is_ok_and(|index| index.0 != state.queue.next_avail());
+        let available = !state.is_paused
+            && state.queue.avail_idx(&***memory, Relaxed).is_ok_and(|index| index.0 != state.queue.next_avail());
         available || state.again.len() > state.waiting
+    }
+
+    /// Takes no more requests from the ring.
+    pub(crate) fn pause(&self) {
+        self.lock().is_paused = true;
+    }
+
+    /// Returns whether nothing is in flight, once that is so or at this time.
+    pub(crate) fn is_drained_until(&self, deadline: Instant) -> bool {
+        let mut state = self.lock();
+        while state.in_flight > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.drained.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Ends a pause.
+    pub(crate) fn go_on(&self) {
+        self.lock().is_paused = false;
+    }
+
+    /// Returns what another process needs to continue the queue, which pauses, and its eventfds.
+    pub(crate) fn state(&self) -> io::Result<(QueueState, Vec<OwnedFd>)> {
+        let state = self.lock();
+        let State { queue, call, error, log, .. } = &*state;
+        let eventfds = call.iter().chain(error).map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        let described = QueueState {
+            number: self.number,
+            size: queue.size(),
+            descriptors: queue.desc_table(),
+            available: queue.avail_ring(),
+            used: queue.used_ring(),
+            next_available: queue.next_avail(),
+            next_used: queue.next_used(),
+            is_started: state.is_started,
+            is_enabled: state.is_enabled,
+            is_broken: state.is_broken,
+            has_call: call.is_some(),
+            has_error: error.is_some(),
+            log_counter: log.as_ref().map_or(0, Log::counter),
+        };
+        Ok((described, eventfds))
+    }
+
+    /// Continues a queue of another process, whose rings, size and log are set. It pauses.
+    ///
+    /// # Errors
+    /// Its log is shorter than the queue.
+    pub(crate) fn restore(
+        &self,
+        described: &QueueState,
+        call: Option<OwnedFd>,
+        error: Option<OwnedFd>,
+    ) -> Result<(), Broken> {
+        let mut state = self.lock();
+        let size = state.queue.size();
+        if let Some(log) = &mut state.log {
+            if described.is_started && !described.is_broken && !log.fits(size) {
+                return Err(Broken::Log);
+            }
+            log.set_counter(described.log_counter);
+        }
+        state.queue.set_next_avail(described.next_available);
+        state.queue.set_next_used(described.next_used);
+        (state.call, state.error) = (call, error);
+        (state.is_started, state.is_enabled, state.is_broken) =
+            (described.is_started, described.is_enabled, described.is_broken);
+        Ok(())
     }
 
     /// Stops the queue when all that is in flight has been answered. Requests that wait for room

@@ -12,9 +12,6 @@ use pagefold_files::{Files, Handed, Log, Options, Paths};
 use pagefold_serve::Permissions;
 use pagefold_server::{DiskFiles, HandedTransport, Host, Level, TakenTransport, Transport, TransportError};
 
-/// By this, another process knows that it continues files.
-pub(crate) const NAME: &str = "files";
-
 /// Shows each disk as a file in a directory, through FUSE.
 pub struct Directory {
     path: PathBuf,
@@ -25,6 +22,9 @@ pub struct Directory {
 }
 
 impl Directory {
+    /// By this, another process knows that it continues files.
+    pub const NAME: &str = "files";
+
     /// Shows the disks in the directory `path`, which is created if it does not exist, and must be
     /// empty.
     /// `permissions` are those of the files.
@@ -91,7 +91,7 @@ impl Transport for Directory {
             files.go_on();
             error.to_string()
         })?;
-        Ok(Some(HandedTransport { name: NAME, state, descriptors: vec![Arc::new(device)] }))
+        Ok(Some(HandedTransport { name: Self::NAME, state, descriptors: vec![Arc::new(device)] }))
     }
 
     fn go_on(&mut self) {

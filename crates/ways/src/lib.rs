@@ -26,4 +26,4 @@ mod taken;
 pub use devices::BlockDevices;
 pub use directory::Directory;
 pub use sockets::SocketDirectory;
-pub use taken::{is_files, taken};
+pub use taken::taken;

@@ -7,18 +7,19 @@ use std::{
     collections::HashMap,
     fmt,
     fs::DirBuilder,
-    os::unix::fs::DirBuilderExt,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use pagefold_executor::{Event as ExportEvent, Export, Stopper};
 use pagefold_files::file_name;
-use pagefold_serve::{Permissions, SocketFile, listen_with};
-use pagefold_server::{Ending, Host, Level, Observer, Transport, TransportError};
-use pagefold_vhost_user::{Config, Event, Listening, Server};
+use pagefold_serve::{Permissions, Shared, SocketFile, listen_with};
+use pagefold_server::{Ending, HandedTransport, Host, Level, Observer, TakenTransport, Transport, TransportError};
+use pagefold_vhost_user::{Config, Event, Listening, Server, SocketState};
+use serde::{Deserialize, Serialize};
 
 /// Interval between two looks whether a server that ends still waits for requests.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -28,21 +29,84 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct SocketDirectory {
     path: PathBuf,
     permissions: Permissions,
+    /// What another process has handed over, until this starts.
+    taken: Option<TakenSockets>,
     serving: Option<Serving>,
 }
 
 struct Serving {
     server: Arc<Server>,
+    sockets: Arc<Mutex<Sockets>>,
     stopper: Stopper,
+    /// Lets the thread begin.
+    begin: Option<mpsc::Sender<()>>,
     thread: JoinHandle<()>,
     ending: Ending,
 }
 
+impl Serving {
+    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&mut self) {
+        if let Some(begin) = self.begin.take() {
+            // The thread waits for it.
+            let _ = begin.send(());
+        }
+    }
+
+    fn end_thread(&mut self) {
+        self.stopper.stop();
+        self.begin = None;
+    }
+}
+
+/// Everything but descriptors. A field that a later version adds needs a default.
+#[derive(Debug, Serialize, Deserialize)]
+struct DirectoryState {
+    directory: String,
+    mode: u32,
+    group: Option<u32>,
+    sockets: Vec<NamedSocket>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct NamedSocket {
+    /// The number of its export.
+    number: u64,
+    /// The name of its file, unless that is gone.
+    file: Option<String>,
+    descriptors: usize,
+    state: SocketState,
+}
+
+/// What another process has handed over.
+struct TakenSockets {
+    state: DirectoryState,
+    descriptors: Vec<OwnedFd>,
+}
+
 impl SocketDirectory {
+    /// By this, another process knows that it continues sockets of disks.
+    pub const NAME: &str = "vhost-user";
+
     /// Serves the disks in the directory `path`, which is created if it does not exist. `permissions` are
     /// those of the sockets.
     pub fn new(path: impl Into<PathBuf>, permissions: Permissions) -> Self {
-        Self { path: path.into(), permissions, serving: None }
+        Self { path: path.into(), permissions, taken: None, serving: None }
+    }
+
+    /// Continues the sockets of another process, and their frontends.
+    ///
+    /// # Errors
+    /// The state is not that of such a directory.
+    pub fn taken(transport: TakenTransport) -> Result<Self, TransportError> {
+        let TakenTransport { state, descriptors, .. } = transport;
+        let state: DirectoryState = serde_json::from_value(state)?;
+        let permissions = Permissions { mode: state.mode, group: state.group };
+        let path = PathBuf::from(&state.directory);
+        Ok(Self { path, permissions, taken: Some(TakenSockets { state, descriptors }), serving: None })
     }
 }
 
@@ -56,13 +120,10 @@ impl Transport for SocketDirectory {
     fn start(&mut self, host: &Host) -> Result<(), TransportError> {
         let directory = self.path.clone();
         DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(|error| failed(&directory, &error))?;
-        let shown = directory.display().to_string();
-        host.announce_obstacle(move || {
-            Some(format!("'{shown}' has sockets for vhost-user, which cannot be handed over"))
-        });
         let (opener, observer) = (host.clone(), host.observer().clone());
-        let open = move |export: &Export| opener.open(export);
-        let server = Server::start(Config::default(), Box::new(open), log_events(observer));
+        let open = Box::new(move |export: &Export| opener.open(export));
+        let start = if self.taken.is_some() { Server::start_paused } else { Server::start };
+        let server = start(Config::default(), open, log_events(observer));
         let server = Arc::new(server.map_err(|error| failed(&directory, &error))?);
         let mut sockets = Sockets {
             directory,
@@ -73,25 +134,66 @@ impl Transport for SocketDirectory {
         };
         let mut watch = host.exports().watch();
         let stopper = watch.stopper();
-        // When this function returns, the sockets of all existing disks are open.
-        while let Some(event) = watch.take() {
-            sockets.follow(event);
+        let mut events: Vec<_> = std::iter::from_fn(|| watch.take()).collect();
+        let is_taken = self.taken.is_some();
+        if let Some(taken) = self.taken.take() {
+            events = sockets.adopt(taken, events)?;
+        } else {
+            // When this function returns, the sockets of all existing disks are open.
+            events.drain(..).for_each(|event| sockets.follow(event));
         }
+        let sockets = Arc::new(Mutex::new(sockets));
+        let (begin, begins) = mpsc::channel();
+        let of_thread = Arc::clone(&sockets);
         let follow = move || {
+            if begins.recv().is_err() {
+                return;
+            }
+            let follow = |event| of_thread.lock().unwrap_or_else(PoisonError::into_inner).follow(event);
+            events.into_iter().for_each(follow);
             while let Some(event) = watch.wait() {
-                sockets.follow(event);
+                follow(event);
             }
         };
         let thread = thread::Builder::new().name("vhost sockets".to_owned()).spawn(follow)?;
-        self.serving = Some(Serving { server, stopper, thread, ending: host.ending().clone() });
+        let ending = host.ending().clone();
+        let mut serving = Serving { server, sockets, stopper, begin: Some(begin), thread, ending };
+        if !is_taken {
+            serving.begin();
+        }
+        self.serving = Some(serving);
         Ok(())
     }
 
+    fn pause(&mut self, patience: Duration) -> Result<Option<HandedTransport>, String> {
+        let Some(serving) = &self.serving else { return Ok(None) };
+        serving.server.pause(patience)?;
+        serving.sockets().hand_over().map(Some)
+    }
+
+    fn go_on(&mut self) {
+        let Some(serving) = &mut self.serving else { return };
+        serving.sockets().own();
+        serving.server.go_on();
+        serving.begin();
+    }
+
+    fn give_away(&mut self) {
+        let Some(mut serving) = self.serving.take() else { return };
+        serving.sockets().leave();
+        serving.end_thread();
+        // A panic has been reported.
+        let _ = serving.thread.join();
+        serving.server.give_away();
+    }
+
     fn stop(&mut self) {
-        let Some(Serving { server, stopper, thread, ending }) = self.serving.take() else { return };
-        stopper.stop();
+        let Some(mut serving) = self.serving.take() else { return };
+        serving.end_thread();
+        let Serving { server, sockets, thread, ending, .. } = serving;
         // A panic has been reported.
         let _ = thread.join();
+        drop(sockets);
         while !server.stop(PAUSE) {
             if ending.is_forced() {
                 // Its threads are stuck in requests, and end with the process.
@@ -133,9 +235,9 @@ struct Sockets {
 }
 
 struct Socket {
-    _listening: Listening,
-    /// Dropped last: a frontend that finds the file can connect.
-    file: SocketFile,
+    listening: Listening,
+    /// Dropped last: a frontend that finds the file can connect. `None` if it is gone.
+    file: Option<SocketFile>,
 }
 
 impl Sockets {
@@ -147,10 +249,10 @@ impl Sockets {
             },
             ExportEvent::Renamed { number, name, .. } => {
                 let path = self.path(&name);
-                if let Some(socket) = self.open.get_mut(&number)
-                    && let Err(why) = path.and_then(|path| socket.file.rename(&path).map_err(|error| error.to_string()))
+                if let Some(Socket { file: Some(file), .. }) = self.open.get_mut(&number)
+                    && let Err(why) = path.and_then(|path| file.rename(&path).map_err(|error| error.to_string()))
                 {
-                    let why = format!("it keeps '{}': {why}", socket.file.path().display());
+                    let why = format!("it keeps '{}': {why}", file.path().display());
                     self.warn(&name, &why);
                 }
             }
@@ -158,12 +260,68 @@ impl Sockets {
         }
     }
 
+    /// Returns what another process needs to continue the sockets, while the server pauses.
+    fn hand_over(&self) -> Result<HandedTransport, String> {
+        let directory = self.directory.to_str().ok_or("the directory of sockets for vhost-user is not UTF-8")?;
+        let (mut sockets, mut descriptors) = (Vec::new(), Vec::<Shared>::new());
+        for (&number, Socket { listening, file }) in &self.open {
+            let handed = listening.hand_over();
+            let (state, own) =
+                handed.map_err(|error| format!("a socket for vhost-user cannot be handed over: {error}"))?;
+            let file = file.as_ref().filter(|file| file.is_there());
+            let file = file.and_then(|file| file.path().file_name()?.to_str()).map(str::to_owned);
+            sockets.push(NamedSocket { number, file, descriptors: own.len(), state });
+            descriptors.extend(own.into_iter().map(|fd| Arc::new(fd) as Shared));
+        }
+        let Permissions { mode, group } = self.permissions;
+        let state = DirectoryState { directory: directory.to_owned(), mode, group, sockets };
+        let state = serde_json::to_value(state).map_err(|error| error.to_string())?;
+        Ok(HandedTransport { name: SocketDirectory::NAME, state, descriptors })
+    }
+
+    /// Continues the sockets of another process. Returns the events of exports that have none.
+    fn adopt(&mut self, taken: TakenSockets, events: Vec<ExportEvent>) -> Result<Vec<ExportEvent>, TransportError> {
+        let TakenSockets { state, descriptors } = taken;
+        let (mut descriptors, mut others) = (descriptors.into_iter(), Vec::new());
+        let mut exports = HashMap::new();
+        for event in events {
+            match event {
+                ExportEvent::Added { number, name, export } => _ = exports.insert(number, (name, export)),
+                other => others.push(other),
+            }
+        }
+        for NamedSocket { number, file, descriptors: count, state } in state.sockets {
+            let own = descriptors.by_ref().take(count).collect();
+            let (name, export) = exports.remove(&number).ok_or("a socket for vhost-user belongs to no disk")?;
+            let failed = |why| format!("the vhost-user socket of disk '{name}' cannot be continued: {why}");
+            let listening = self.server.listen_taken(export, &state, own).map_err(failed)?;
+            let is_name = |file: &String| Path::new(file).file_name().is_some_and(|name| name == file.as_str());
+            let path = file.filter(is_name).map(|file| self.directory.join(file));
+            // A file that is gone, or is none of a socket, stays as it is.
+            let file = path.and_then(|path| SocketFile::of_another(&path).ok());
+            self.open.insert(number, Socket { listening, file });
+        }
+        let left = exports.into_iter().map(|(number, (name, export))| ExportEvent::Added { number, name, export });
+        others.extend(left);
+        Ok(others)
+    }
+
+    /// Takes the files over from another process.
+    fn own(&mut self) {
+        self.open.values_mut().filter_map(|socket| socket.file.as_mut()).for_each(SocketFile::own);
+    }
+
+    /// Leaves the files to another process.
+    fn leave(&mut self) {
+        self.open.values_mut().filter_map(|socket| socket.file.as_mut()).for_each(SocketFile::leave);
+    }
+
     fn listen(&self, name: &str, export: Arc<Export>) -> Result<Socket, String> {
         let path = self.path(name)?;
         let (listener, file) = listen_with(&path, self.permissions).map_err(|error| error.to_string())?;
         let listening = self.server.listen(listener, export).map_err(|error| error.to_string())?;
         self.observer.log(Level::Info, &format!("disk '{name}' for virtual machines: {}", path.display()));
-        Ok(Socket { _listening: listening, file })
+        Ok(Socket { listening, file: Some(file) })
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, String> {

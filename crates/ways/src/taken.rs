@@ -2,7 +2,7 @@
 
 use pagefold_server::{TakenTransport, Transport, TransportError};
 
-use crate::directory::{self, Directory};
+use crate::{Directory, SocketDirectory};
 
 /// Continues a transport of this crate, by its name.
 ///
@@ -10,14 +10,10 @@ use crate::directory::{self, Directory};
 /// There is none of this name, as if a later version has handed it over, or its state is not sound.
 pub fn taken(taken: TakenTransport) -> Result<Box<dyn Transport>, TransportError> {
     match &*taken.name {
-        directory::NAME => Ok(Box::new(Directory::taken(taken)?)),
+        Directory::NAME => Ok(Box::new(Directory::taken(taken)?)),
+        SocketDirectory::NAME => Ok(Box::new(SocketDirectory::taken(taken)?)),
         other => Err(format!("this program cannot continue '{other}'").into()),
     }
-}
-
-/// Returns whether these are files.
-pub fn is_files(taken: &TakenTransport) -> bool {
-    taken.name == directory::NAME
 }
 
 #[cfg(test)]

@@ -236,7 +236,7 @@ pub(crate) struct Args {
 
     /// Take over from the running server, which then exits: its disks, clients, sockets and limits.
     /// Options that describe these have no effect
-    #[arg(long, conflicts_with_all = ["run", "vhost_user"])]
+    #[arg(long, conflicts_with = "run")]
     pub(super) take_over: bool,
 
     /// Go on in the background once clients can connect. Further messages go to the system log, or to

@@ -21,7 +21,7 @@ use anyhow::{Context, anyhow};
 use pagefold_output::PidFile;
 use pagefold_serve::Passed;
 use pagefold_server::{Address, Ending, Server, ServiceManager, Taken};
-use pagefold_ways::{BlockDevices, Directory, SocketDirectory, is_files, taken as continue_transport};
+use pagefold_ways::{BlockDevices, Directory, SocketDirectory, taken as continue_transport};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 pub(crate) use self::args::Args;
@@ -83,6 +83,10 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
     let (remote, recording) = args.record.begin(&args.remote, &args.files, log)?;
     let mut passed = Passed::take()?;
     let stored = passed.as_mut().map(Passed::take_stored).unwrap_or_default();
+    if args.take_over {
+        // As many as the other server has.
+        descriptors::allow_most();
+    }
     let mut taken = match args.take_over {
         true => Some(Place::take_over(args, args.config(log, remote.clone()))?),
         false if stored.is_empty() => None,
@@ -121,11 +125,12 @@ pub(crate) fn run(args: &Args, at_start: &AtStart) -> anyhow::Result<ExitCode> {
         sockets = sockets.store(manager.store());
     }
     let transports = taken.as_mut().map(Taken::take_transports).unwrap_or_default();
-    let continues_files = transports.iter().any(is_files);
+    let has = |name: &str| transports.iter().any(|transport| transport.name == name);
+    let (continues_files, continues_sockets) = (has(Directory::NAME), has(SocketDirectory::NAME));
     for transport in transports {
         sockets = sockets.taken_transport(continue_transport(transport).map_err(|error| anyhow!("{error}"))?);
     }
-    if let Some(directory) = &args.vhost_user {
+    if let Some(directory) = args.vhost_user.as_ref().filter(|_| !continues_sockets) {
         descriptors::allow_most();
         sockets = sockets.transport(SocketDirectory::new(absolute(directory), args.permissions()));
     }

@@ -307,14 +307,13 @@ fn a_new_process_serves_whatever_fails_afterwards() {
 
 #[test]
 fn state_that_cannot_be_handed_over_is_named() {
-    let vhost = tempfile::tempdir().expect("a folder");
-    let server = Server::start(&["--size", "1M", "--vhost-user", vhost.path().to_str().expect("a plain path")]);
+    let server = Server::start(&["--size", "1M", "--run", "sleep 600"]);
     let refusal = |server: &Server, args: &[&str]| {
         let mut command = pagefold();
         run_to_fail(command.args(["serve", "--take-over"]).args(args).arg("--dir").arg(server.folder()))
     };
     let line = refusal(&server, &[]);
-    assert!(line.contains("vhost-user") && line.contains("cannot be handed over"), "{line}");
+    assert!(line.contains("--run") && line.contains("cannot be handed over"), "{line}");
     run(&mut server.ask(&["stat"]));
     let none = tempfile::tempdir().expect("a folder");
     let mut command = pagefold();

@@ -4,6 +4,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
@@ -74,6 +75,49 @@ fn each_disk_has_a_socket_that_follows_it() {
     run(&mut server.ask(&["drop", "z", "--snapshots", "--force"]));
     wait_for("the socket's end", || !socket("z").exists() && !socket("z@s").exists());
     assert!(first.queues[0].read(0, 512).is_err(), "the disk was dropped");
+    let (status, messages) = server.end(rustix::process::Signal::TERM);
+    assert!(status.success(), "{messages}");
+    assert_eq!(std::fs::read_dir(&sockets).expect("the directory").count(), 0, "sockets are left");
+}
+
+/// Frontends see only a pause in each of three take-overs, while requests of two queues are in flight.
+#[test]
+fn frontends_survive_take_overs() {
+    let (mut server, sockets, _folder) = start(&["--export", "name=a,size=8M", "--export", "name=b,size=1M"]);
+    let path = sockets.join("a.sock");
+    let mut frontend = client_with(&path, Options { queues: 2, ..Options::default() });
+    for round in 0..3_u8 {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let done = &done;
+            for (number, queue) in frontend.queues.iter_mut().enumerate() {
+                scope.spawn(move || {
+                    let mut count = 0_u64;
+                    while !done.load(SeqCst) {
+                        let at = ((number as u64) << 22) + count % 1024 * 4096;
+                        let data = [round ^ (count % 251) as u8; 4096];
+                        queue.write(at, &data).expect("a write");
+                        assert!(queue.read(at, 4096).expect("a read") == data, "round {round}");
+                        count += 1;
+                    }
+                    assert!(count > 0);
+                });
+            }
+            let said = server.take_over(&[]);
+            println!("{}", said.lines().find(|line| line.contains("clients paused for")).expect("the line"));
+            done.store(true, SeqCst);
+        });
+        run(&mut server.ask(&["resize", "a", &format!("{}M", 9 + round)]));
+        frontend.wait_for_change().expect("a message");
+        assert_eq!(frontend.size_bytes().expect("a size"), u64::from(9 + round) << 20);
+    }
+    // The sockets are continued, and belong to the last server.
+    client(&sockets.join("b.sock")).queues[0].write(0, &[1; 512]).expect("a write");
+    run(&mut server.ask(&["rename", "a", "z"]));
+    wait_for("the new name", || sockets.join("z.sock").exists() && !path.exists());
+    run(&mut server.ask(&["fork", "z", "c"]));
+    let first = frontend.queues[0].read(0, 4096).expect("a read");
+    assert_eq!(client(&sockets.join("c.sock")).queues[0].read(0, 4096).expect("a read"), first);
     let (status, messages) = server.end(rustix::process::Signal::TERM);
     assert!(status.success(), "{messages}");
     assert_eq!(std::fs::read_dir(&sockets).expect("the directory").count(), 0, "sockets are left");

@@ -54,12 +54,13 @@ proptest! {
         steps in vec(step(3), 1..120),
         event_idx in any::<bool>(),
         together in 1..STRIPES,
+        take_overs in vec(any::<bool>(), 4),
     ) {
         let disk = ram_disk(MIB);
-        let world = World::new(disk.clone());
+        let mut world = World::new(disk.clone());
         let mut client = world.client(Options { queues: 3, event_idx, most_bytes: STRIPE_BYTES, ..Options::default() });
         let mut model = vec![0; MIB as usize];
-        for batch in steps.chunks(together) {
+        for (number, batch) in steps.chunks(together).enumerate() {
             let mut asked = Vec::new();
             for (stripe, step) in batch.iter().enumerate() {
                 let offset = stripe as u64 * STRIPE_BYTES + step.start * 512;
@@ -86,6 +87,9 @@ proptest! {
                 if !matches!(step.action, Action::Read | Action::Flush) {
                     model[range].copy_from_slice(&bytes);
                 }
+            }
+            if take_overs.get(number) == Some(&true) {
+                world.take_over();
             }
             for _ in 0..asked.len() {
                 let number = (0..3).find(|number| client.queues[*number].in_flight() > 0).expect("an answer to come");

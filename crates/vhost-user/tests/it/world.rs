@@ -1,7 +1,7 @@
 //! A server with one disk.
 
 use std::{
-    os::unix::net::UnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex,
@@ -14,7 +14,7 @@ use std::{
 use pagefold_disk::{BlockDevice, Error, Extent, Pool, PoolConfig, RamDisk, Waits, Zeroes};
 use pagefold_executor::{Client, ClientLimits, Executor, Export, Exports, Memory};
 use pagefold_vhost_user::{
-    Config, Event, Listening, Server,
+    Config, Event, Listening, Notify, Open, Server, SocketState,
     client::{Client as Frontend, Options},
 };
 use tempfile::TempDir;
@@ -56,17 +56,49 @@ impl World {
 
     /// Starts a server, as one that takes the place of another does.
     pub(crate) fn start(&mut self) {
-        let executor = Arc::new(Executor::new(8, Memory::new(64 << 20, None)));
-        let limits = ClientLimits { threads: 8, memory_bytes: 8 << 20 };
-        let open = Box::new(move |export: &Export| Client::open(&executor, export, limits));
-        let events = Arc::clone(&self.events);
-        let notify = Box::new(move |_: &str, event| events.lock().expect("no panic").push(event));
+        let (open, notify) = self.callbacks();
         let server = Server::start(CONFIG, open, notify).expect("a server");
         let _ = std::fs::remove_file(self.path());
         let listener = UnixListener::bind(self.path()).expect("a socket");
         let export = self.exports.list().pop().expect("an export");
         self.listening = Some(server.listen(listener, export).expect("listening"));
         self.server = Some(server);
+    }
+
+    fn callbacks(&self) -> (Open, Notify) {
+        let executor = Arc::new(Executor::new(8, Memory::new(64 << 20, None)));
+        let limits = ClientLimits { threads: 8, memory_bytes: 8 << 20 };
+        let open = Box::new(move |export: &Export| Client::open(&executor, export, limits));
+        let events = Arc::clone(&self.events);
+        let notify = Box::new(move |_: &str, event| events.lock().expect("no panic").push(event));
+        (open, notify)
+    }
+
+    /// Pauses, and returns what another process would get.
+    pub(crate) fn pause(&self) -> (String, Vec<OwnedFd>) {
+        self.server().pause(Duration::from_secs(60)).expect("requests end");
+        let (state, descriptors) = self.listening.as_ref().expect("a socket").hand_over().expect("descriptors");
+        (serde_json::to_string(&state).expect("JSON"), descriptors)
+    }
+
+    /// Makes a server of what another process would get. It serves once it goes on.
+    pub(crate) fn taken(&self, state: &str, descriptors: Vec<OwnedFd>) -> Result<(Server, Listening), String> {
+        let state: SocketState = serde_json::from_str(state).map_err(|error| error.to_string())?;
+        let (open, notify) = self.callbacks();
+        let server = Server::start_paused(CONFIG, open, notify).expect("a server");
+        let export = self.exports.list().pop().expect("an export");
+        let listening = server.listen_taken(export, &state, descriptors)?;
+        Ok((server, listening))
+    }
+
+    /// Replaces the server by another one, which continues it.
+    pub(crate) fn take_over(&mut self) {
+        let (state, descriptors) = self.pause();
+        let (server, listening) = self.taken(&state, descriptors).expect("a server");
+        self.server().give_away();
+        self.end();
+        server.go_on();
+        (self.server, self.listening) = (Some(server), Some(listening));
     }
 
     /// Ends the server and all connections.

@@ -1,0 +1,204 @@
+//! Servers that continue another one.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use pagefold_disk::{Room, Waits};
+use pagefold_vhost_user::{
+    Event,
+    client::{Layout, Operation, Options},
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::world::{Fickle, MIB, World, ram_disk, wait_for};
+
+const TWO_QUEUES: Options = Options {
+    queues: 2,
+    queue_size: 128,
+    depth: 16,
+    most_bytes: 64 << 10,
+    event_idx: true,
+    without: 0,
+    sealable: true,
+};
+
+/// Requests come all the time, and each server continues the one before.
+#[test]
+fn frontends_survive_three_take_overs() {
+    let mut world = World::new(ram_disk(8 * MIB));
+    let mut client = world.client(TWO_QUEUES);
+    for round in 1..=3 {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (done, queues) = (&done, &mut client.queues);
+            let threads: Vec<_> = queues
+                .iter_mut()
+                .enumerate()
+                .map(|(number, queue)| {
+                    scope.spawn(move || {
+                        let start = 4 * MIB * number as u64;
+                        let mut count = 0_u64;
+                        while !done.load(SeqCst) || count < 100 {
+                            let (at, data) = (start + count % 512 * 4096, [(count % 251) as u8; 4096]);
+                            queue.write(at, &data).expect("a write");
+                            assert!(queue.read(at, 4096).expect("a read") == data, "round {round}");
+                            count += 1;
+                        }
+                    })
+                })
+                .collect();
+            world.take_over();
+            done.store(true, SeqCst);
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        });
+    }
+    let events = world.events.lock().expect("no panic").clone();
+    assert_eq!(events, [Event::Connected]);
+    drop(client);
+    world.wait_for_event(|event| *event == Event::Disconnected);
+    // The socket is continued, too.
+    world.client(TWO_QUEUES).queues[0].read(0, 512).expect("a read");
+}
+
+/// A frontend does not notice that a server which should continue another one fails.
+#[test]
+fn a_server_that_cannot_continue_leaves_frontends_alone() {
+    let world = World::new(ram_disk(MIB));
+    let mut client = world.client(TWO_QUEUES);
+    client.queues[0].write(0, &[7; 512]).expect("a write");
+    let (state, descriptors) = world.pause();
+    let copies: Vec<OwnedFd> = descriptors.iter().map(|fd| fd.try_clone().expect("a copy")).collect();
+    drop(world.taken(&state, copies).expect("a server"));
+    let less = descriptors.into_iter().take(3).collect();
+    assert!(world.taken(&state, less).is_err());
+    let queue = &mut client.queues[0];
+    queue.submit(Operation::Read(0, 512), Layout::default()).expect("memory").expect("room");
+    queue.kick().expect("a kick");
+    assert!(queue.wait_for(Duration::from_millis(50)).is_err(), "it is answered in the pause");
+    world.server().go_on();
+    assert_eq!(queue.wait().expect("an answer").status, 0);
+    assert_eq!(client.size_bytes().expect("a size"), MIB);
+}
+
+/// The size and the cache's mode stay; a size that changes afterwards is announced.
+#[test]
+fn a_disk_that_grows_after_a_take_over_is_announced() {
+    let device = Fickle::new(MIB, None);
+    let mut world = World::new(device.clone());
+    let mut client = world.client(TWO_QUEUES);
+    client.set_config(32, &[0]).expect("write-through");
+    world.take_over();
+    assert_eq!(client.config(32, 1).expect("a byte"), [0]);
+    device.size_bytes.store(2 * MIB, SeqCst);
+    client.wait_for_change().expect("an announcement");
+    assert_eq!(client.size_bytes().expect("a size"), 2 * MIB);
+    let flushes = device.flushes.load(SeqCst);
+    client.queues[1].write(0, &[1; 512]).expect("a write");
+    assert_eq!(device.flushes.load(SeqCst), flushes + 1);
+}
+
+/// A frontend that leaves during the pause is gone for the next server, which accepts another.
+#[test]
+fn a_frontend_that_leaves_during_the_pause_makes_room() {
+    let world = World::new(ram_disk(MIB));
+    let client = world.client(TWO_QUEUES);
+    let (state, descriptors) = world.pause();
+    drop(client);
+    let (server, _listening) = world.taken(&state, descriptors).expect("a server");
+    world.server().give_away();
+    server.go_on();
+    world.wait_for_event(|event| *event == Event::Disconnected);
+    world.client(TWO_QUEUES).queues[0].write(0, &[1; 512]).expect("a write");
+}
+
+/// A request that waits for room, or for storage, is named, and the server goes on.
+#[test]
+fn requests_that_wait_prevent_a_pause() {
+    let device = Fickle::new(MIB, Some(Arc::new(Waits::new(&Arc::new(Room::default())))));
+    let world = World::new(device.clone());
+    let mut client = world.client(TWO_QUEUES);
+    let queue = &mut client.queues[0];
+    device.is_full.store(true, SeqCst);
+    queue.submit(Operation::Write(0, &[1; 512]), Layout::default()).expect("memory").expect("room");
+    queue.kick().expect("a kick");
+    wait_for("the write to wait", || device.waits.as_ref().is_some_and(|waits| waits.count() > 0));
+    let why = world.server().pause(Duration::from_millis(50)).expect_err("a request waits");
+    assert!(why.contains("'a disk'") && why.contains("have not ended"), "{why}");
+    queue.read(4096, 512).expect("a read");
+    device.is_full.store(false, SeqCst);
+    assert_eq!(queue.wait().expect("an answer").status, 0);
+    let (state, _) = world.pause();
+    assert!(state.contains("queues"), "{state}");
+}
+
+/// A queue that its driver has broken stays so until the frontend starts it again.
+#[test]
+fn a_broken_queue_stays_broken() {
+    let mut world = World::new(ram_disk(MIB));
+    let mut client = world.client(TWO_QUEUES);
+    client.queues[0].write(0, &[1; 512]).expect("a write");
+    let [_, available, _] = client.queues[0].rings();
+    vm_memory::Bytes::write_obj(&**client.memory(), 5000_u16, vm_memory::GuestAddress(available + 2)).expect("memory");
+    client.queues[0].force_kick().expect("a kick");
+    world.wait_for_event(|event| matches!(event, Event::QueueBroken(0, _)));
+    let count = world.events.lock().expect("no panic").len();
+    world.take_over();
+    client.queues[0].force_kick().expect("a kick");
+    client.queues[1].write(4096, &[1; 512]).expect("a write");
+    let events = world.events.lock().expect("no panic").clone();
+    assert_eq!(events.len(), count, "{events:?}");
+}
+
+/// Puts `value` in the place of the `number`th value in a state.
+fn replace(state: &mut Value, number: &mut usize, value: &Value) {
+    match state {
+        Value::Array(parts) => parts.iter_mut().for_each(|part| replace(part, number, value)),
+        Value::Object(parts) => parts.values_mut().for_each(|part| replace(part, number, value)),
+        _ if *number == 0 => {
+            *number = usize::MAX;
+            *state = value.clone();
+        }
+        _ => *number -= 1,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 50, ..ProptestConfig::default() })]
+
+    /// Whatever another process sends, the server refuses it or serves, and does not end.
+    #[test]
+    fn a_state_that_is_wrong_harms_only_its_frontend(
+        number in 0..60_usize,
+        value in prop_oneof![
+            Just(json!(null)), any::<bool>().prop_map(Value::from), any::<u64>().prop_map(Value::from),
+            (0..70_u64).prop_map(Value::from), (0..64_u32).prop_map(|bit| Value::from(1_u64 << bit)),
+        ],
+        swapped in (0..12_usize, 0..12_usize),
+    ) {
+        let world = World::new(ram_disk(MIB));
+        let mut client = world.client(TWO_QUEUES);
+        client.queues[0].write(0, &[1; 512]).expect("a write");
+        let (state, mut descriptors) = world.pause();
+        let mut state: Value = serde_json::from_str(&state).expect("JSON");
+        replace(&mut state, &mut { number }, &value);
+        let last = descriptors.len() - 1;
+        descriptors.swap(swapped.0.min(last), swapped.1.min(last));
+        let taken = world.taken(&state.to_string(), descriptors);
+        // It may serve before the other server, which is only paused: what it has taken is the frontend's.
+        if let Ok((server, _listening)) = taken {
+            world.server().give_away();
+            server.go_on();
+            let queue = &mut client.queues[1];
+            queue.submit(Operation::Read(0, 512), Layout::default()).expect("memory").expect("room");
+            queue.force_kick().expect("a kick");
+            let _ = queue.wait_for(Duration::from_millis(20));
+        } else {
+            world.server().go_on();
+            prop_assert!(client.queues[1].read(0, 512).is_ok());
+        }
+    }
+}
