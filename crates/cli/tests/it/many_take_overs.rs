@@ -6,6 +6,8 @@
 //! | fio on files of nbdfuse | 2 or more | the same |
 //! | qemu-io | 4 | patterns |
 //! | nbdcopy, again and again | 2 or more | the bytes of a fork that nothing changes |
+//! | fio on a file of `--files` | 1 | checksums in what it writes |
+//! | a vhost-user frontend | two queues | what it has written; each disk has such a socket |
 //! | one that only measures: a page each millisecond | 1 | |
 
 use std::{
@@ -20,8 +22,11 @@ use std::{
 };
 
 use pagefold_testing::{programs, skip, skip_for_good};
+use pagefold_vhost_user::client::{Client as Frontend, Options};
+use tempfile::tempdir;
 
 use crate::{
+    files::Place,
     fio::{load, succeeds},
     memory::{Client, READ, WRITE},
     server::{Ended, Server, make_image, run, wait},
@@ -75,20 +80,14 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
     };
     let busy = |name: &str| format!("name={name},size={BUSY_BYTES}");
     // Its output exceeds the capacity of a pipe that is not read.
-    let logs = tempfile::tempdir().expect("a folder");
-    let log = logs.path().join("log");
-    let mut server = Server::start(&[
-        "--log-file",
-        text(&log),
-        "--memory-limit",
-        limit,
-        "--export",
-        &busy("busy"),
-        "--export",
-        &busy("qemu"),
-        "--export",
-        "name=stored,size=16G",
-    ]);
+    let (logs, place) = (tempdir().expect("a folder"), Place::new(test));
+    let (log, sockets) = (logs.path().join("log"), logs.path().join("sockets"));
+    let mut args = vec!["--log-file", text(&log), "--memory-limit", limit, "--vhost-user", text(&sockets)];
+    args.extend(place.iter().flat_map(|place| ["--files", place.text()]));
+    let disks = ["busy", "qemu", "file", "frontend"].map(busy);
+    args.extend(disks.iter().flat_map(|disk| ["--export", disk]));
+    args.extend(["--export", "name=stored,size=16G"]);
+    let mut server = Server::start(&args);
     let image = server.folder().join("image");
     make_image(&image, 8);
     run(&mut server.ask(&["add", "base", "--base", text(&image)]));
@@ -112,6 +111,8 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
     let (busy_uri, fork_uri) = (uri("busy"), uri(&of_busy[1]));
     let qemus: Vec<_> = (0..4_u64).map(|number| (uri("qemu"), number)).collect();
     let copied = uri(&of_base[0]);
+    let options = Options { queues: 2, ..Options::default() };
+    let mut frontend = Frontend::connect(&sockets.join("frontend.sock"), options).expect("a frontend");
     let ended = &ended;
     let lines = thread::scope(|scope| {
         for uri in [&busy_uri, &fork_uri] {
@@ -121,6 +122,22 @@ fn clients_notice_nothing(test: &str, limit: &str, forks: usize, steps: &[Step])
         for mount in &mounts {
             let (fio, folder) = (&fio, &folder);
             scope.spawn(move || while_on(ended, || succeeds(load_file(fio, folder, &mount.file))));
+        }
+        if let Some(place) = &place {
+            let (fio, folder) = (&fio, &folder);
+            scope.spawn(move || while_on(ended, || succeeds(load_file(fio, folder, &place.path("file")))));
+        }
+        for (queue, start) in frontend.queues.iter_mut().zip([0, BUSY_BYTES / 2]) {
+            let mut number = 0_u64;
+            scope.spawn(move || {
+                while_on(ended, || {
+                    let (at, data) = (start + number * 7 % 1000 * 4096, [number as u8; 4096]);
+                    queue.write(at, &data).expect("a write");
+                    assert!(queue.read(at, 4096).expect("a read") == data, "page at {at}");
+                    number += 1;
+                    thread::sleep(Duration::from_millis(1));
+                });
+            });
         }
         for (uri, number) in &qemus {
             let (qemu_io, said) = (&qemu_io, folder.join(format!("qemu-{number}")));
