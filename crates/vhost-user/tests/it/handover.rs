@@ -16,21 +16,15 @@ use serde_json::{Value, json};
 
 use crate::world::{Fickle, MIB, World, ram_disk, wait_for};
 
-const TWO_QUEUES: Options = Options {
-    queues: 2,
-    queue_size: 128,
-    depth: 16,
-    most_bytes: 64 << 10,
-    event_idx: true,
-    without: 0,
-    sealable: true,
-};
+fn two_queues() -> Options {
+    Options { queues: 2, ..Options::default() }
+}
 
 /// Requests come all the time, and each server continues the one before.
 #[test]
 fn frontends_survive_three_take_overs() {
     let mut world = World::new(ram_disk(8 * MIB));
-    let mut client = world.client(TWO_QUEUES);
+    let mut client = world.client(two_queues());
     for round in 1..=3 {
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -61,14 +55,14 @@ fn frontends_survive_three_take_overs() {
     drop(client);
     world.wait_for_event(|event| *event == Event::Disconnected);
     // The socket is continued, too.
-    world.client(TWO_QUEUES).queues[0].read(0, 512).expect("a read");
+    world.client(two_queues()).queues[0].read(0, 512).expect("a read");
 }
 
 /// A frontend does not notice that a server which should continue another one fails.
 #[test]
 fn a_server_that_cannot_continue_leaves_frontends_alone() {
     let world = World::new(ram_disk(MIB));
-    let mut client = world.client(TWO_QUEUES);
+    let mut client = world.client(two_queues());
     client.queues[0].write(0, &[7; 512]).expect("a write");
     let (state, descriptors) = world.pause();
     let copies: Vec<OwnedFd> = descriptors.iter().map(|fd| fd.try_clone().expect("a copy")).collect();
@@ -89,7 +83,7 @@ fn a_server_that_cannot_continue_leaves_frontends_alone() {
 fn a_disk_that_grows_after_a_take_over_is_announced() {
     let device = Fickle::new(MIB, None);
     let mut world = World::new(device.clone());
-    let mut client = world.client(TWO_QUEUES);
+    let mut client = world.client(two_queues());
     client.set_config(32, &[0]).expect("write-through");
     world.take_over();
     assert_eq!(client.config(32, 1).expect("a byte"), [0]);
@@ -105,14 +99,14 @@ fn a_disk_that_grows_after_a_take_over_is_announced() {
 #[test]
 fn a_frontend_that_leaves_during_the_pause_makes_room() {
     let world = World::new(ram_disk(MIB));
-    let client = world.client(TWO_QUEUES);
+    let client = world.client(two_queues());
     let (state, descriptors) = world.pause();
     drop(client);
     let (server, _listening) = world.taken(&state, descriptors).expect("a server");
     world.server().give_away();
     server.go_on();
     world.wait_for_event(|event| *event == Event::Disconnected);
-    world.client(TWO_QUEUES).queues[0].write(0, &[1; 512]).expect("a write");
+    world.client(two_queues()).queues[0].write(0, &[1; 512]).expect("a write");
 }
 
 /// A request that waits for room, or for storage, is named, and the server goes on.
@@ -120,7 +114,7 @@ fn a_frontend_that_leaves_during_the_pause_makes_room() {
 fn requests_that_wait_prevent_a_pause() {
     let device = Fickle::new(MIB, Some(Arc::new(Waits::new(&Arc::new(Room::default())))));
     let world = World::new(device.clone());
-    let mut client = world.client(TWO_QUEUES);
+    let mut client = world.client(two_queues());
     let queue = &mut client.queues[0];
     device.is_full.store(true, SeqCst);
     queue.submit(Operation::Write(0, &[1; 512]), Layout::default()).expect("memory").expect("room");
@@ -139,7 +133,7 @@ fn requests_that_wait_prevent_a_pause() {
 #[test]
 fn a_broken_queue_stays_broken() {
     let mut world = World::new(ram_disk(MIB));
-    let mut client = world.client(TWO_QUEUES);
+    let mut client = world.client(two_queues());
     client.queues[0].write(0, &[1; 512]).expect("a write");
     let [_, available, _] = client.queues[0].rings();
     vm_memory::Bytes::write_obj(&**client.memory(), 5000_u16, vm_memory::GuestAddress(available + 2)).expect("memory");
@@ -180,7 +174,7 @@ proptest! {
         swapped in (0..12_usize, 0..12_usize),
     ) {
         let world = World::new(ram_disk(MIB));
-        let mut client = world.client(TWO_QUEUES);
+        let mut client = world.client(two_queues());
         client.queues[0].write(0, &[1; 512]).expect("a write");
         let (state, mut descriptors) = world.pause();
         let mut state: Value = serde_json::from_str(&state).expect("JSON");
