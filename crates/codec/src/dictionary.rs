@@ -78,7 +78,7 @@ pub(crate) fn candidates(training: &[&Page], sizes: &[usize]) -> Vec<Vec<u8>> {
 
 /// Returns whether reducing the same pages from `before` to `bytes` justifies new tables or a
 /// longer dictionary: 2 % does.
-pub(crate) fn worth_it(bytes: usize, before: usize) -> bool {
+pub(crate) fn worth_it(bytes: u64, before: u64) -> bool {
     bytes * 50 <= before * 49
 }
 

@@ -37,6 +37,7 @@
 mod bounds_tests;
 #[cfg(any(test, fuzzing))]
 mod builds;
+mod candidates;
 pub mod cluster;
 mod codec;
 #[cfg(feature = "deflate")]
@@ -69,6 +70,7 @@ mod zstd;
 
 #[cfg(any(test, fuzzing))]
 pub use builds::streams_of_every_build;
+pub use candidates::Candidates;
 pub use codec::{Codec, Stream};
 #[cfg(feature = "deflate")]
 pub use deflate::Deflate;

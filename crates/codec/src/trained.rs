@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    BadTables, Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, PAGE_SIZE, Page, Pleat,
-    PleatTables, Tables,
-    dictionary::{self, SIZES, candidates, held_out, worth_it},
+    BadTables, Candidates, Codec, CodecId, Dictionary, FoldDict, FoldTables, Lz4Dict, Lz4Tables, PAGE_SIZE, Page,
+    Pleat, PleatTables, Tables,
+    dictionary::{self, SIZES, candidates, held_out},
 };
 #[cfg(feature = "zstd")]
 use crate::{Zstd, ZstdTables};
@@ -58,42 +58,55 @@ impl Tables {
     /// Returns `None` if training does not help. Every eighth page of the sample is held out to
     /// judge that: the new tables must make those pages at least 2 % smaller than `self` does.
     pub fn train_further(&self, sample: &[&Page]) -> Option<Self> {
+        let (held_out, _) = held_out(sample)?;
+        let candidates = self.train_candidates(sample)?;
+        let bytes: Option<Vec<u64>> = candidates.tables().iter().map(|tables| tables.total(&held_out)).collect();
+        let chosen = candidates.choose(self.total(&held_out)?, &bytes?)?;
+        Some(candidates.into_one(chosen))
+    }
+
+    /// Trains as [`train_further`](Self::train_further) does, but returns all tables from which it
+    /// chooses: to forecast how a store will choose, by other pages of the same kind.
+    ///
+    /// Returns `None` if the sample is too small or memory runs out.
+    pub fn train_candidates(&self, sample: &[&Page]) -> Option<Candidates<Self>> {
+        let (held_out, training) = held_out(sample)?;
         match self {
-            Self::Pleat(current) => {
-                PleatTables::train_further(current, sample).map(|tables| Self::Pleat(Arc::new(tables)))
+            Self::Pleat(_) => {
+                Some(PleatTables::train(&training, &held_out)?.map(|tables| Self::Pleat(Arc::new(tables))))
             }
-            Self::Fold(current) => {
-                FoldTables::train_further(current, sample).map(|tables| Self::Fold(Arc::new(tables)))
-            }
+            Self::Fold(_) => Some(FoldTables::train(&training, &held_out).map(Self::Fold)),
             Self::Lz4(_) => {
-                self.with_dictionary(sample, |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary)))))
+                let with = |dictionary| Some(Self::Lz4(Arc::new(Lz4Tables::new(dictionary))));
+                with_dictionary(&training, &held_out, with)
             }
             #[cfg(feature = "zstd")]
-            Self::Zstd(current) => self.with_dictionary(sample, |dictionary| {
+            Self::Zstd(current) => with_dictionary(&training, &held_out, |dictionary| {
                 ZstdTables::new(current.level(), dictionary).map(|tables| Self::Zstd(Arc::new(tables)))
             }),
         }
     }
 
-    /// Returns the tables, built by `with` from a dictionary, that make pages like those of
-    /// `sample` smallest. Returns `None` if no dictionary helps or memory runs out.
-    ///
-    /// The candidates of several sizes are built from seven eighths of the sample and judged on the
-    /// rest: a dictionary helps if it makes those pages at least 2 % smaller than `self` does.
-    fn with_dictionary(&self, sample: &[&Page], with: impl Fn(Dictionary) -> Option<Self>) -> Option<Self> {
-        let (held_out, training) = held_out(sample)?;
-        let bytes_of = |tables: &Self| {
-            let mut stream = tables.codec().stream().ok()?;
-            let mut out = [0; PAGE_SIZE];
-            Some(held_out.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE)).sum::<usize>())
-        };
-        let (bytes, tables) = candidates(&training, &SIZES)
-            .into_iter()
-            .filter_map(|bytes| {
-                let tables = with(Dictionary::new(bytes))?;
-                Some((bytes_of(&tables)?, tables))
-            })
-            .min_by_key(|(bytes, _)| *bytes)?;
-        worth_it(bytes, bytes_of(self)?).then_some(tables)
+    /// Returns the size of the objects of `pages`; `None` if memory runs out.
+    fn total(&self, pages: &[&Page]) -> Option<u64> {
+        let mut stream = self.codec().stream().ok()?;
+        let mut out = [0; PAGE_SIZE];
+        Some(pages.iter().map(|page| stream.compress(page, &mut out).unwrap_or(PAGE_SIZE) as u64).sum())
     }
+}
+
+/// Returns the tables, built by `with` from a dictionary, that make the pages of `held_out` smallest.
+fn with_dictionary(
+    training: &[&Page],
+    held_out: &[&Page],
+    with: impl Fn(Dictionary) -> Option<Tables>,
+) -> Option<Candidates<Tables>> {
+    let dictionaries = candidates(training, &SIZES).into_iter();
+    let (_, tables) = dictionaries
+        .filter_map(|bytes| {
+            let tables = with(Dictionary::new(bytes))?;
+            Some((tables.total(held_out)?, tables))
+        })
+        .min_by_key(|(bytes, _)| *bytes)?;
+    Some(Candidates::new(vec![tables], [1; 2]))
 }

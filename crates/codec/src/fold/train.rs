@@ -8,7 +8,7 @@
 //!     judge all three by the size of held-out pages
 //! ```
 
-use std::{array, collections::HashMap, sync::Arc};
+use std::{array, collections::HashMap, iter, sync::Arc};
 
 use super::{
     Isa,
@@ -20,10 +20,7 @@ use super::{
         RUN_BASES, RUN_CODES, RUN_MAX, SLOTS_MAX, Slot, Slots, codes, length_min_new,
     },
 };
-use crate::{
-    Dictionary, PAGE_SIZE, Page, Stream,
-    dictionary::{candidates, held_out, worth_it},
-};
+use crate::{Candidates, Dictionary, PAGE_SIZE, Page, Stream, dictionary::candidates};
 
 /// Dictionary sizes to try, in bytes. The last is the maximum that a page can reach.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 32 << 10, REACH];
@@ -33,34 +30,25 @@ const FITTED_PAGES: usize = 1024;
 
 /// A search takes a sixth longer with a dictionary, on average, so the first one must save one byte
 /// in this many.
-const FIRST_SAVES: usize = 14;
+const FIRST_SAVES: u64 = 14;
 
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
-const LONGER_SAVES: usize = 200;
+const LONGER_SAVES: u64 = 200;
 
 impl FoldTables {
-    /// See [`Tables::train_further`](crate::Tables::train_further).
-    pub(crate) fn train_further(current: &Arc<Self>, sample: &[&Page]) -> Option<Self> {
-        let (held_out, training) = held_out(sample)?;
-        let step = training.len().div_ceil(FITTED_PAGES);
+    /// Trains tables without and with a dictionary; of those with one length, those that make
+    /// `held_out` smallest.
+    pub(crate) fn train(training: &[&Page], held_out: &[&Page]) -> Candidates<Arc<Self>> {
+        let step = training.len().div_ceil(FITTED_PAGES).max(1);
         let fitted: Vec<&Page> = training.iter().copied().step_by(step).collect();
-        let judged = |dictionary: &[u8]| {
-            let tables = Arc::new(fit(dictionary, &fitted));
-            (bytes_of(&tables, &held_out), tables)
+        let fitted = |dictionary: &[u8]| Arc::new(fit(dictionary, &fitted));
+        let of_size = |size| {
+            let all = candidates(training, &[size]).into_iter().map(|candidate| fitted(&candidate));
+            all.min_by_key(|tables| bytes_of(tables, held_out))
         };
-        let mut best = judged(&[]);
-        for size in SIZES {
-            let here = candidates(&training, &[size]).into_iter().map(|candidate| judged(&candidate));
-            let Some(here) = here.min_by_key(|(bytes, _)| *bytes) else { continue };
-            let saves = if best.1.dictionary().is_none() { FIRST_SAVES } else { LONGER_SAVES };
-            if here.0 + best.0 / saves < best.0 {
-                best = here;
-            }
-        }
-        let (bytes, tables) = best;
-        let tables = Arc::into_inner(tables)?;
-        worth_it(bytes, bytes_of(current, &held_out)).then_some(tables)
+        let all = iter::once(fitted(&[])).chain(SIZES.into_iter().filter_map(of_size));
+        Candidates::new(all.collect(), [FIRST_SAVES, LONGER_SAVES])
     }
 
     /// Returns tables with the last 60 KiB of `dictionary`, which may be empty, and with tokens and

@@ -131,15 +131,3 @@ impl Stream for PleatStream {
         size_of::<Self>() + size_of::<encode::Scratch>() + size_of::<decode::Scratch>() + window::SIZE
     }
 }
-
-/// Returns the bytes of the objects of `pages` under `tables`.
-fn total(tables: &PleatTables, pages: &[&Page]) -> usize {
-    let mut window = tables.window.clone();
-    let mut scratch = Box::new(encode::Scratch::new());
-    let mut out = [0; crate::PAGE_SIZE];
-    let mut bytes = |page: &&Page| {
-        window.set_page(page);
-        encode::encode::<isa::Generic>(tables, &window, &mut scratch, &mut out).unwrap_or(out.len())
-    };
-    pages.iter().map(&mut bytes).sum()
-}

@@ -1,5 +1,7 @@
 //! Trains tables on sample pages.
 
+use std::iter;
+
 use super::{
     PleatTables,
     format::{COARSE, Classes, Sequence, TRIPLES, coarse_symbol, meaning, of_any_alignment},
@@ -10,8 +12,8 @@ use super::{
     window::{MAX_DICTIONARY, Window},
 };
 use crate::{
-    Page,
-    dictionary::{candidates, worth_it},
+    Candidates, Page,
+    dictionary::candidates,
     pieces,
     reuse::{best_places, product, slot},
 };
@@ -273,10 +275,10 @@ fn literal_code(pairs: &[u32], costs: [u8; 256]) -> LiteralCode {
 const DICTIONARIES: [usize; 2] = [16 << 10, MAX_DICTIONARY];
 /// A search takes up to a sixth longer with a dictionary, so a dictionary must save one byte in this
 /// many.
-const FIRST_SAVES: usize = 25;
+const FIRST_SAVES: u64 = 25;
 /// A longer dictionary uses more of the caches, so it must save one byte in this many over a
 /// shorter one.
-const LONGER_SAVES: usize = 100;
+const LONGER_SAVES: u64 = 100;
 /// Maximum number of pages by which training selects among dictionaries of one length.
 const TRIED: usize = 256;
 
@@ -310,46 +312,19 @@ fn estimate(pages: &[&Page], dictionary: &[u8], starts: &[u16]) -> u64 {
 }
 
 impl PleatTables {
-    /// Trains tables on `samples`, of which it examines at most 4096, evenly spread. The caller
-    /// should leave out same-filled pages. Takes two or three seconds for 16 MiB; the same samples
-    /// give the same tables.
-    ///
-    /// Returns `None` if trained tables do not help. Every eighth sample is held out to judge that:
-    /// the trained tables must make those samples at least 2 % smaller than the built-in tables do.
-    pub fn train(samples: &[&Page]) -> Option<Self> {
-        Self::train_further(&Self::builtin(), samples)
-    }
-
-    /// Does the same as [`PleatTables::train`] for pages that already have `current` tables: the
-    /// new ones must be 2 % better than these.
-    pub fn train_further(current: &Self, samples: &[&Page]) -> Option<Self> {
+    /// Trains tables without and with a dictionary on `samples`, of which it examines at most 4096,
+    /// evenly spread. Takes two or three seconds for 16 MiB; the same samples give the same tables.
+    pub(crate) fn train(samples: &[&Page], judged: &[&Page]) -> Option<Candidates<Self>> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
-        let (mut kept, mut judged) = (Vec::new(), Vec::new());
-        for (at, page) in samples.iter().enumerate() {
-            if at % 8 == 7 { judged.push(*page) } else { kept.push(*page) }
-        }
-        if judged.is_empty() {
-            return None;
-        }
-        let bytes_of = |tables: &Self| super::total(tables, &judged);
-        let tables_of = |dictionary| Self::new(model(&kept, dictionary)).ok();
+        let tables_of = |dictionary| Self::new(model(&samples, dictionary)).ok();
         let none = tables_of(Vec::new())?;
-        let mut best = (bytes_of(&none), none);
-        for len in DICTIONARIES {
-            let Some(tables) = tables_of(dictionary(&kept, &judged, len)) else { continue };
-            let bytes = bytes_of(&tables);
-            let saves = if best.1.dictionary_bytes() == 0 { FIRST_SAVES } else { LONGER_SAVES };
-            if bytes + best.0 / saves <= best.0 {
-                best = (bytes, tables);
-            }
-        }
-        let (bytes, tables) = best;
-        worth_it(bytes, bytes_of(current)).then_some(tables)
+        let with = DICTIONARIES.into_iter().filter_map(|len| tables_of(dictionary(&samples, judged, len)));
+        Some(Candidates::new(iter::once(none).chain(with).collect(), [FIRST_SAVES, LONGER_SAVES]))
     }
 
-    /// Trains tables on `samples` as [`PleatTables::train`] does, but returns them in any case: for
-    /// the built-in tables, and for measurements.
+    /// Trains tables on `samples` with a dictionary of at most this length: for the built-in tables,
+    /// and for measurements.
     pub fn train_unjudged(samples: &[&Page], dictionary_len: usize) -> Result<Self, crate::BadTables> {
         let step = samples.len().div_ceil(MAX_SAMPLES).max(1);
         let samples: Vec<&Page> = samples.iter().step_by(step).copied().collect();
