@@ -2,6 +2,7 @@
 //! tables.
 
 use std::{
+    iter,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -11,13 +12,13 @@ use std::{
 };
 
 use anyhow::Context;
-use pagefold_codec::{PAGE_SIZE, Page, Tables, by_name};
+use pagefold_codec::{Candidates, PAGE_SIZE, Page, Tables, by_name};
 
 use super::{
     clock::Deadline,
     estimate::{Estimate, Limits},
     order::spread,
-    pages::Pages,
+    pages::{Pages, Random},
     times::{p99, processor_time},
 };
 
@@ -33,6 +34,15 @@ pub(super) const NAMES: [&str; 7] = [FIRST, "fold-dict", "lz4", "lz4-dict", "ple
 /// Number of pages that tables are trained on; a pool uses the same number.
 const TRAINING_PAGES: usize = 1024;
 
+/// How many of them a training holds out, to choose its tables by their sizes.
+const HELD_OUT_PAGES: usize = TRAINING_PAGES / 8;
+
+/// Samples of that many pages by which the choice is tried.
+const CHOICES: usize = 1000;
+
+/// Choices that are left out because they are unlikely, together at most this many.
+const UNLIKELY: usize = CHOICES / 100;
+
 /// A pool trains its tables after this many pages were written. With fewer, it uses the built-in
 /// tables.
 const PAGES_BEFORE_TRAINING: f64 = 4096.0;
@@ -47,8 +57,9 @@ const TOGETHER: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Figures {
     pub(super) name: &'static str,
+    /// Whether a pool is likely to use trained tables.
     pub(super) trained: bool,
-    /// Total size of all objects.
+    /// Total size of all objects. The interval covers all tables that a pool may use.
     pub(super) bytes: Estimate,
     /// The ratio of these bytes to the first codec's. Both are measured on the same pages, so the
     /// ratio is more accurate than the bytes.
@@ -99,8 +110,8 @@ impl<'a> Bench<'a> {
         Ok(Some(Self { pages, learnt: trains.then_some(learnt), judged, base, page_time, found }))
     }
 
-    /// Measures these codecs, each for up to `time` after its training, until `end`. Codecs for which
-    /// no time is left are missing.
+    /// Measures these codecs, each for up to `time` with each of its tables after its training, until
+    /// `end`. Codecs for which no time is left are missing.
     pub(super) fn run(
         &self,
         names: &[&'static str],
@@ -112,16 +123,21 @@ impl<'a> Bench<'a> {
         let work = || -> anyhow::Result<()> {
             while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let codec = by_name(name)?;
-                let tables = match (&self.learnt, codec.tables()) {
+                let candidates = match (&self.learnt, codec.tables()) {
                     // Training cannot be interrupted.
                     (Some(_), Some(_)) if !end.leaves(self.page_time * training_work(name)) => continue,
-                    (Some(learnt), Some(tables)) => tables.train_further(learnt),
+                    (Some(learnt), Some(tables)) => tables.train_candidates(learnt),
                     _ => None,
                 };
-                let Some(measured) = objects(name, tables.as_ref(), &self.judged, end.or_after(time))? else {
-                    continue;
-                };
-                let figures = measured.figures(name, self.pages, &self.base);
+                let tables = candidates.as_ref().map_or(&[][..], Candidates::tables);
+                let all = iter::once(None).chain(tables.iter().map(Some));
+                let measured = all.map(|tables| objects(name, tables, &self.judged, end.or_after(time)));
+                let Some(measured) = measured.collect::<anyhow::Result<Option<Vec<_>>>>()? else { continue };
+                let chosen = candidates.map_or_else(|| vec![0], |candidates| choices(&candidates, &measured));
+                let mut figures =
+                    chosen.into_iter().map(|number| measured[number].figures(name, self.pages, &self.base));
+                let Some(likely) = figures.next() else { continue };
+                let figures = figures.fold(likely, Figures::covering);
                 self.found.lock().unwrap_or_else(PoisonError::into_inner).push(figures);
             }
             Ok(())
@@ -142,6 +158,43 @@ impl<'a> Bench<'a> {
         let mut found = self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
         found.sort_by_key(|figures| NAMES.iter().position(|name| *name == figures.name));
         found
+    }
+}
+
+/// Returns which tables a pool with other pages of the same kind may use, the most likely first:
+/// 0 for its present ones, otherwise a candidate's index + 1. `measured` has the objects of the
+/// same pages with each of them.
+///
+/// A training chooses by few pages. Where the sizes are close, another sample changes its choice.
+fn choices(candidates: &Candidates<Tables>, measured: &[Objects]) -> Vec<usize> {
+    let count = measured.iter().map(|objects| objects.lens.len()).min().unwrap_or(0) as u64;
+    let mut random = Random::new(1);
+    let mut times: Vec<_> = (0..measured.len()).map(|number| (0, number)).collect();
+    for _ in 0..CHOICES {
+        let mut bytes = vec![0; measured.len()];
+        for _ in 0..HELD_OUT_PAGES {
+            let page = random.below(count) as usize;
+            bytes.iter_mut().zip(measured).for_each(|(bytes, objects)| *bytes += u64::from(objects.lens[page]));
+        }
+        let chosen = candidates.choose(bytes[0], &bytes[1..]).map_or(0, |candidate| candidate + 1);
+        times[chosen].0 += 1;
+    }
+    times.sort_unstable_by(|one, other| other.cmp(one));
+    let mut left = CHOICES;
+    let is_likely = |(times, number): (usize, usize)| {
+        let is_likely = left > UNLIKELY;
+        left -= times;
+        is_likely.then_some(number)
+    };
+    times.into_iter().map_while(is_likely).collect()
+}
+
+impl Figures {
+    /// Returns these figures with intervals that contain the other's.
+    fn covering(self, other: Self) -> Self {
+        let [bytes, of_first] =
+            [(self.bytes, other.bytes), (self.of_first, other.of_first)].map(|(one, other)| one.covering(other));
+        Self { bytes, of_first, ..self }
     }
 }
 
@@ -255,14 +308,24 @@ impl Objects {
 mod tests {
     use super::{super::clock::Clock, *};
 
+    /// Returns an endless sequence of random numbers.
+    fn numbers(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        }
+    }
+
+    /// Returns a page of random digits.
+    fn digits(next: &mut impl FnMut() -> u64) -> Page {
+        std::array::from_fn(|_| b'0' + (next() >> 27) as u8)
+    }
+
     /// Returns pages of random digits.
     fn pages(count: usize) -> Vec<Page> {
-        let mut state = 1u64;
-        let mut digit = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            b'0' + (state >> 60) as u8
-        };
-        (0..count).map(|_| std::array::from_fn(|_| digit())).collect()
+        let mut next = numbers(1);
+        (0..count).map(|_| digits(&mut next)).collect()
     }
 
     #[test]
@@ -274,6 +337,41 @@ mod tests {
             let found = objects("lz4", None, &pages, clock.until(Duration::from_secs(end))).expect("a codec");
             assert_eq!(found.map_or(0, |objects| objects.lens.len()), chunks * TOGETHER, "{end}");
         }
+    }
+
+    /// Returns the figures of `lz4-dict` for pages of which this fraction has equal content, and how
+    /// many bytes the others take.
+    fn with_equal_pages(fraction: f64, seed: u64) -> (Figures, f64) {
+        let mut next = numbers(seed);
+        let equal = digits(&mut numbers(1));
+        let is_equal = |number: u64| (number as f64) < fraction * (1u64 << 31) as f64;
+        let all: Vec<_> = (0..4096).map(|_| if is_equal(next()) { equal } else { digits(&mut next) }).collect();
+        let others = all.iter().filter(|page| **page != equal).count();
+        let clock = Clock::counted(Duration::ZERO);
+        let whole = objects(FIRST, None, &all.iter().collect::<Vec<_>>(), clock.until(Duration::MAX));
+        let bytes: u32 = whole.expect("a codec").expect("time").lens.iter().sum();
+        let found = Pages { compressed_bytes: Estimate::exact(f64::from(bytes)), ..Pages::of_sample(all) };
+        let bench = Bench::new(&found, clock.until(Duration::MAX)).expect("a codec").expect("time");
+        bench.run(&["lz4-dict"], Duration::MAX, clock.until(Duration::MAX), 1).expect("a codec");
+        let figures = bench.into_figures().into_iter().find(|figures| figures.name == "lz4-dict");
+        (figures.expect("figures"), (others * PAGE_SIZE) as f64)
+    }
+
+    #[test]
+    fn a_training_that_may_help_or_not_widens_the_interval() {
+        let all = (4096 * PAGE_SIZE) as f64;
+        // Dictionaries save the fraction of equal pages. That is seen in 128 of them.
+        for seed in 1..=4 {
+            let (figures, others) = with_equal_pages(0.025, seed);
+            let bytes = figures.bytes;
+            assert!(bytes.low() <= 1.01 * others && bytes.high() >= 0.999 * all, "{seed}: {figures:?}");
+            let ratio = figures.of_first;
+            assert!(ratio.high() / ratio.low() > 1.02, "{seed}: {figures:?}");
+        }
+        let (figures, others) = with_equal_pages(0.2, 5);
+        assert!(figures.trained && figures.bytes.high() < (all + others) / 2.0, "{figures:?}");
+        let (figures, _) = with_equal_pages(0.001, 6);
+        assert!(!figures.trained && figures.bytes.low() > 0.99 * all, "{figures:?}");
     }
 
     #[test]

@@ -182,6 +182,13 @@ impl Estimate {
         Self { limits: [limits[0].min(self.limits[0]), limits[1].max(self.limits[1])], ..self + sizes }
     }
 
+    /// Returns this figure with an interval that contains the other's as well.
+    pub(super) fn covering(self, other: Self) -> Self {
+        let [below, above] = [(self.low() - other.low()).max(0.0), (other.high() - self.high()).max(0.0)];
+        let limits = [self.limits[0].min(other.limits[0]), self.limits[1].max(other.limits[1])];
+        Self { open: [self.open[0] + below, self.open[1] + above], limits, ..self }
+    }
+
     /// Adds the error of the method itself, within which 95 % of the cases are: a fraction of the
     /// figure, and an absolute error.
     pub(super) fn within(self, fraction: f64, absolute: f64) -> Self {

@@ -256,7 +256,7 @@ impl Work<'_> {
         let disk = RamDisk::new(self.pool, DISK_BYTES).context("a disk in the pool")?;
         let hashes = FixedState::with_seed(0);
         let (mut bytes, mut at) = (Vec::new(), 0);
-        let mut random = Random(thread + 1);
+        let mut random = Random::new(thread + 1);
         while !self.end.is_over() {
             let Some(batch) = self.next() else { break };
             let (from, before) = (at, disk.stats());
@@ -336,10 +336,16 @@ impl Counted {
 }
 
 /// A pseudo-random generator good enough to choose pages (xorshift).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    /// `seed` is not 0.
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Returns a number less than `end`.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
