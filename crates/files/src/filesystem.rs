@@ -33,7 +33,7 @@ const NOT_KEPT: Duration = Duration::ZERO;
 /// How long it may keep the attributes of the directory, which never change.
 const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The maximum number of background requests (readahead, asynchronous direct I/O) in flight, of all
-/// files together. So many that a base that hangs rarely uses up all of them.
+/// files together. A base that hangs rarely uses up all of them.
 const MAX_BACKGROUND: u16 = 1024;
 /// A longer change runs in a thread of the executor. All writes are shorter.
 const INLINE_BYTES: u64 = 4 << 20;
