@@ -63,7 +63,7 @@ pub(crate) struct FoundDisk {
     pub(crate) path: Option<String>,
     pub(crate) from: Option<String>,
     pub(crate) age: Duration,
-    /// Bytes of the pages that it has written itself; the next field is the memory that they use.
+    /// Bytes of the disk's own pages; the next field is the memory that they use.
     pub(crate) changed_bytes: u64,
     pub(crate) own_bytes: u64,
     pub(crate) snapshots: u64,
