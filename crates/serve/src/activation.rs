@@ -1,5 +1,5 @@
-//! Descriptors passed by a service manager, using the protocol of `sd_listen_fds(3)`: sockets, and what an
-//! earlier process of the service has stored.
+//! Descriptors that a service manager passes as `sd_listen_fds(3)` describes: sockets, and those
+//! that an earlier process of the service has stored.
 #![allow(unsafe_code)] // descriptors that were open when the process began
 
 use std::{

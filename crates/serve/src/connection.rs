@@ -119,7 +119,7 @@ impl Unsent {
         self.taken.extend(taken);
     }
 
-    /// Removes what was sent: all but the last `left_bytes`.
+    /// Removes the bytes that were sent: all but the last `left_bytes`.
     fn sent(&mut self, left_bytes: usize) {
         if left_bytes == 0 {
             *self = Self::default();

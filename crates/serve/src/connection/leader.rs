@@ -60,7 +60,7 @@ pub(super) struct Leader<T> {
     output: Replies<Growing>,
     /// Reads that must wait for storage, until they are handed on.
     reads: Vec<Reading>,
-    /// Held while requests run one after another, but never while waiting for the peer.
+    /// The device, held while requests run one after another, but never while waiting for the peer.
     device: Option<Arc<Device>>,
     /// The request whose payload the next bytes belong to, while the server pauses.
     unfinished: Option<Unfinished>,
@@ -72,9 +72,9 @@ pub(super) struct Leader<T> {
     drained: bool,
     /// When the connection began to work.
     since: Instant,
-    /// Whether the request at the front has got its turn.
+    /// Whether the rate of the export has admitted the request at the front.
     is_paced: bool,
-    /// When its turn comes; `None` once it has come.
+    /// When the rate admits it; `None` once it has.
     turn: Option<Instant>,
     /// The request at the front, once it was seen. Receiving the rest of it counts as part of its
     /// time.
@@ -586,7 +586,7 @@ impl<T: Transport> Leader<T> {
     }
 }
 
-/// Fails with [`PAUSED`] if the server pauses.
+/// Returns [`PAUSED`] as an error if the server pauses.
 fn check_pause<T: Transport, G: Keeper<T>>(connection: &Connection<T, G>) -> Result<(), Ended> {
     if connection.common.is_pausing() { Err(Ended::Io(PAUSED.into())) } else { Ok(()) }
 }
