@@ -67,7 +67,7 @@ impl Base {
         Self::of(storage, path, options, cache, log)
     }
 
-    /// As [`open`](Self::open), for a storage that users call `name`: a path or a URL.
+    /// Like [`open`](Self::open), for a storage that users call `name`: a path or a URL.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -114,7 +114,7 @@ impl Client {
         self.call_with(command, None)
     }
 
-    /// As [`call`](Self::call), with a file that the command needs.
+    /// Like [`call`](Self::call), with a file that the command needs.
     pub fn call_with<T: DeserializeOwned>(
         &mut self,
         command: &Command,

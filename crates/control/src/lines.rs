@@ -131,7 +131,7 @@ pub(crate) fn send(stream: &UnixStream, line: &str, time: Duration) -> io::Resul
     sending.part("\n")
 }
 
-/// As [`send`], with a file.
+/// Like [`send`], with a file.
 pub(crate) fn send_with(stream: &UnixStream, line: &str, file: BorrowedFd<'_>, time: Duration) -> io::Result<()> {
     let sending = Sending::begin(stream, time);
     stream.set_write_timeout(Some(time))?;

@@ -52,7 +52,7 @@ pub fn precopy_disks(precopy: &mut Precopy, disks: &[&RamDisk], out: &mut dyn Wr
     precopy.round(&disks, out)
 }
 
-/// As [`export_disks`], after such rounds ([`Precopy::finish`]). Returns the number of bytes written.
+/// Like [`export_disks`], after such rounds ([`Precopy::finish`]). Returns the number of bytes written.
 ///
 /// # Errors
 /// See [`ExportError`].

@@ -139,7 +139,7 @@ impl RamDisk {
         Self::over_with(pool, base, None)
     }
 
-    /// As [`over`](Self::over), and keeps pages of the base in `cache`, the pool's, if reading one
+    /// Like [`over`](Self::over), and keeps pages of the base in `cache`, the pool's, if reading one
     /// costs much more than decoding a page.
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl RamDisk {
         Ok(())
     }
 
-    /// As [`change`](Self::change), without waiting for storage. Returns whether the page is changed.
+    /// Like [`change`](Self::change), without waiting for storage. Returns whether the page is changed.
     fn try_change(&self, slot: u64, mut change: impl FnMut(&mut [u8; PAGE_SIZE])) -> Result<bool, Error> {
         let Some(below) = &self.below else { return Ok(self.disk.update(slot, change).map(|()| true)?) };
         if !self.disk.update_held(slot, &mut change)? {
@@ -437,7 +437,7 @@ impl RamDisk {
         Ok(more)
     }
 
-    /// As [`extents`](BlockDevice::extents), and reports which extents are the disk's own. The
+    /// Like [`extents`](BlockDevice::extents), and reports which extents are the disk's own. The
     /// range must not be empty and must be within the disk.
     pub fn layered_extents(
         &self,

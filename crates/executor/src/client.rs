@@ -74,7 +74,7 @@ impl Client {
         Self::open_in(executor, export, limits, ())
     }
 
-    /// As `open`, for a client with a place among those of a server, which it holds while it exists.
+    /// Like `open`, for a client with a place among those of a server, which it holds while it exists.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -90,7 +90,7 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new((idle, place)))))
     }
 
-    /// As `open`, for a client that another process has served. It gets a place even above the quota.
+    /// Like `open`, for a client that another process has served. It gets a place even above the quota.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -164,7 +164,7 @@ impl Client {
         Some(Thread { reserved: self.executor.reserve()?, in_progress })
     }
 
-    /// As `reserve`, for a thread with a CPU that is spare.
+    /// Like `reserve`, for a thread with a CPU that is spare.
     pub fn reserve_spare(self: &Arc<Self>) -> Option<Thread> {
         let in_progress = self.try_begin_task()?;
         Some(Thread { reserved: self.executor.reserve_spare()?, in_progress })

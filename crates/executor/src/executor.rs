@@ -209,7 +209,7 @@ impl Executor {
         Shared::reserve(&self.shared, None)
     }
 
-    /// As `reserve`, for work that is worth handing on only if a CPU is spare.
+    /// Like `reserve`, for work that is worth handing on only if a CPU is spare.
     pub fn reserve_spare(&self) -> Option<Reserved> {
         let helping = Shared::help(&self.shared)?;
         Shared::reserve(&self.shared, Some(helping))

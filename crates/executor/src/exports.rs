@@ -83,7 +83,7 @@ impl Exports {
     /// numbers.
     ///
     /// # Errors
-    /// As [`add`](Self::add), and [`ExportError::Number`].
+    /// Those of [`add`](Self::add), and [`ExportError::Number`].
     pub fn add_numbered(&self, export: Export, number: u64) -> Result<(), ExportError> {
         let table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if number == u64::MAX || table.by_age.contains_key(&number) {

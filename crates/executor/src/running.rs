@@ -45,7 +45,7 @@ impl<B: Keep> Change<B> {
         drop(self.run(completion));
     }
 
-    /// As [`finish`](Self::finish). Returns the completion if it was called.
+    /// Like [`finish`](Self::finish). Returns the completion if it was called.
     pub(crate) fn run<C: Completion>(mut self, mut completion: C) -> Called<C> {
         loop {
             let attempt = self.attempt(completion.client().device().as_deref(), Storage::Wait);

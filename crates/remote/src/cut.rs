@@ -156,7 +156,7 @@ pub fn index(image: &dyn ReadAt, clusters: &Clusters) -> io::Result<Index> {
     index_with(image, clusters, &mut |_| {})
 }
 
-/// As [`index`]. Calls `each` with all bytes in order.
+/// Like [`index`]. Calls `each` with all bytes in order.
 pub(crate) fn index_with(image: &dyn ReadAt, clusters: &Clusters, each: &mut dyn FnMut(&[u8])) -> io::Result<Index> {
     let mut indexing = Indexing::new();
     let mut bytes = Vec::new();

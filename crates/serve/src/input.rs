@@ -163,7 +163,7 @@ impl<T: Transport> Input<T> {
         self.receive_most(usize::MAX, timeout, share)
     }
 
-    /// As `receive`, for at most `most_bytes`.
+    /// Like `receive`, for at most `most_bytes`.
     pub(crate) fn receive_most(
         &mut self,
         most_bytes: usize,

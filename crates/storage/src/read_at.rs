@@ -17,7 +17,7 @@ pub trait ReadAt: Send + Sync {
     /// Fills `buf` from `offset`. If the source ends earlier, that is an error.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// As [`read_exact_at`](Self::read_exact_at), but does not wait for storage. Fills `buf` from its
+    /// Like [`read_exact_at`](Self::read_exact_at), but does not wait for storage. Fills `buf` from its
     /// start, and returns how many bytes are filled. The rest of `buf` is then unspecified. An error
     /// counts as a wait.
     fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> usize {

@@ -19,7 +19,7 @@ pub trait Storage: ReadAt + Any {
         false
     }
 
-    /// As `is_changed`, but looks now.
+    /// Like `is_changed`, but looks now.
     fn is_changed_now(&self) -> bool {
         self.is_changed()
     }

@@ -237,7 +237,7 @@ impl Pool {
     /// disk holds nothing. A discarded slot holds a hole, which hides it.
     ///
     /// # Errors
-    /// As [`disk`](Self::disk).
+    /// Those of [`disk`](Self::disk).
     pub fn disk_over(&self, slots: u64) -> Result<Disk, Error> {
         self.0.reclaiming(|| Disk::new(Arc::clone(&self.0), slots, true))
     }
@@ -247,7 +247,7 @@ impl Pool {
     /// where that of another disk would first wait for room.
     ///
     /// # Errors
-    /// As [`disk`](Self::disk).
+    /// Those of [`disk`](Self::disk).
     pub fn clean_disk(&self, slots: u64) -> Result<Disk, Error> {
         Disk::clean(Arc::clone(&self.0), slots)
     }

@@ -189,7 +189,7 @@ impl Control {
         }
     }
 
-    /// As `delete`, but never waits.
+    /// Like `delete`, but never waits.
     ///
     /// # Errors
     /// There is no such device, or the driver cannot remove one without waiting.

@@ -82,7 +82,7 @@ impl Workers {
         self.decoders().0.submit(job);
     }
 
-    /// As `submit`, for a job that fetches, and may be dropped.
+    /// Like `submit`, for a job that fetches, and may be dropped.
     pub(crate) fn submit_fetch(&self, job: Job) {
         self.fetchers.get_or_init(|| Crew::start("pagefold-fetch", FETCHERS)).submit(job);
     }
