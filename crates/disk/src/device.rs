@@ -80,7 +80,7 @@ impl Error {
     }
 }
 
-/// One of several reads that a device gets together.
+/// One of several reads that a device receives together.
 #[derive(Debug)]
 pub struct Read<'a> {
     /// The first byte to be read.
@@ -133,7 +133,7 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
-    /// Returns where a change that fails with [`Error::NoSpace`] may wait for room and then be
+    /// Returns the queue in which a change that fails with [`Error::NoSpace`] waits for room to be
     /// retried, or `None` if it should fail.
     fn waits(&self) -> Option<&Arc<Waits>> {
         None

@@ -46,11 +46,11 @@ pub enum NewDiskError {
 pub struct RamDisk {
     disk: Disk,
     below: Option<Arc<Below>>,
-    /// Whether a slot that holds nothing is unchanged since the disk was created.
+    /// Whether slots that hold nothing are unchanged since the disk was created.
     began_empty: bool,
     pool: Pool,
     size_bytes: AtomicU64,
-    /// The largest size that the disk has during a change of its size; otherwise 0.
+    /// While the size changes, the larger of both sizes; otherwise 0.
     coming_bytes: AtomicU64,
     /// Held by the thread that changes the size.
     resizing: Mutex<()>,
@@ -58,7 +58,7 @@ pub struct RamDisk {
     snapshot_of: Option<Weak<RamDisk>>,
 }
 
-/// The state of a RAM disk besides its store's disk, for other processes.
+/// The state of a RAM disk for other processes, without its store's disk.
 pub(crate) struct Kept<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) below: Option<&'a Arc<Below>>,
@@ -68,7 +68,7 @@ pub(crate) struct Kept<'a> {
     pub(crate) snapshot_of: Option<*const RamDisk>,
 }
 
-/// Where a range of a disk is read from.
+/// The source of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// Pages written to the disk, or to the disk that it was forked from.
@@ -210,7 +210,7 @@ impl RamDisk {
         }
     }
 
-    /// Returns the disk's state, with the largest size that it has during a change.
+    /// Returns the disk's state; while its size changes, with the larger of both sizes.
     pub(crate) fn kept_at_least(&self) -> Kept<'_> {
         let kept = self.kept();
         Kept { size_bytes: kept.size_bytes.max(self.coming_bytes.load(Acquire)), ..kept }
@@ -226,7 +226,7 @@ impl RamDisk {
         changed
     }
 
-    /// Creates a disk from a store's disk that has content. For a snapshot, its disk is given.
+    /// Creates a disk from a store's disk with content. `snapshot_of` is the disk of a snapshot.
     pub(crate) fn restored(
         disk: Disk,
         below: Option<Arc<Below>>,
@@ -292,7 +292,7 @@ impl RamDisk {
         if let Some(base) = self.base() {
             let slots = self.disk.slots();
             let like = self.pool.disk_over(slots.max(base.size_bytes().div_ceil(PAGE_BYTES)))?;
-            // Content of the base beyond the disk's end does not come back when the disk grows.
+            // When the disk grows, content of the base beyond its old end stays hidden.
             like.resize(slots)?;
             return Ok(self.disk.become_as(like)?);
         }
