@@ -9,7 +9,7 @@ use pagefold_storage::{Location, ReadAt};
 
 use crate::Format;
 
-/// What this program can do with a format.
+/// The kinds of formats, by what this program can do with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The bytes of a raw disk: a partition table or a file system.
@@ -191,7 +191,7 @@ static SIGNATURES: &[Signature] = &[
     Signature { name: "a xar archive", kind: Kind::Foreign, extensions: &["xar"],
         marks: &[At(0, b"xar!")], advice: REPACK },
 
-    // Signatures at the start of raw disks. Other raw disks begin with anything.
+    // Signatures at the start of raw disks. Other raw disks may begin with any bytes.
     Signature { name: "an ext2, ext3 or ext4 file system", kind: Kind::Disk, extensions: &[],
         marks: &[At(1080, b"\x53\xef")], advice: "" },
     Signature { name: "an XFS file system", kind: Kind::Disk, extensions: &[],
@@ -206,7 +206,7 @@ static SIGNATURES: &[Signature] = &[
         marks: &[At(510, b"\x55\xaa")], advice: "" },
 ];
 
-/// What the names of raw disks end in.
+/// The extensions of raw disks' names.
 const RAW_EXTENSIONS: [&str; 4] = ["raw", "img", "dd", "iso"];
 
 impl Signature {
