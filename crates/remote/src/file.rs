@@ -1,4 +1,4 @@
-//! Reading files that should be short, and may be anything.
+//! Reads files that should be short, but are untrusted.
 
 use std::{
     fs::File,

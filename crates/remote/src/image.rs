@@ -1,4 +1,4 @@
-//! Which of a manifest's blobs are an image, as erofs-image-spec describes it.
+//! Finds the blobs of an image in a manifest, as erofs-image-spec describes it.
 
 use std::ops::Range;
 
@@ -84,7 +84,7 @@ pub(crate) struct Layers {
     pub(crate) image: Layer,
 }
 
-/// What a manifest is.
+/// The kinds of manifests.
 #[derive(Debug)]
 pub(crate) enum Contents {
     Layers(Layers),

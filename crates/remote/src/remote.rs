@@ -218,7 +218,7 @@ impl Opener<'_> {
         Patience::opening(self.options.patience)
     }
 
-    /// Returns what a location without a sum led to when it was opened last. A result that was
+    /// Returns the result of the last opening of a location without a sum. A result that was
     /// accepted without verification is returned only if unverified ones are accepted now.
     fn remembered(&self, key: &str) -> Option<Sum> {
         let cache = self.cache()?;
