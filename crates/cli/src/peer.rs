@@ -82,7 +82,7 @@ impl Peer {
         self.connect_within(NO_SIGN)
     }
 
-    /// The same, but without waiting for a server of which there is no sign.
+    /// Like `connect`, but without waiting for a server of which there is no sign.
     pub(crate) fn connect_now(&self) -> anyhow::Result<Client> {
         self.connect_within(Duration::ZERO)
     }
