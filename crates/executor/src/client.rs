@@ -45,7 +45,7 @@ pub struct ClientLimits {
     pub memory_bytes: usize,
 }
 
-/// A client's minimum memory and its place, released with it.
+/// A client's minimum memory and its place, both released when the client ends.
 type Kept = Box<dyn Send + Sync>;
 
 /// One client of an export: a connection, an open file, a queue. The export is in use while it
@@ -90,7 +90,8 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new((idle, place)))))
     }
 
-    /// Like `open`, for a client that another process has served. It gets a place even above the quota.
+    /// Like `open`, for a client taken over from another process. It gets a place even above the
+    /// quota.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -100,7 +101,7 @@ impl Client {
         Ok(Self::made(executor, access, limits, Some(Box::new(idle))))
     }
 
-    /// Creates a client of an export that is open, and whose minimum of memory the caller counts.
+    /// Creates a client of an open export. The caller counts its minimum memory.
     pub fn of_access(executor: &Arc<Executor>, access: Arc<Access>, limits: ClientLimits) -> Arc<Self> {
         Self::made(executor, access, limits, None)
     }
@@ -177,7 +178,7 @@ impl Client {
         Some(InProgress(Arc::clone(self)))
     }
 
-    /// Lets a free thread call `work`. See [`Thread::run`].
+    /// Makes a free thread call `work`. See [`Thread::run`].
     ///
     /// # Errors
     /// There is none; returns `work`.
@@ -224,7 +225,7 @@ impl Drop for InProgress {
     }
 }
 
-/// A thread of the executor that is free for a client's work. It counts as one of the client's until
+/// A thread of the executor that is reserved for a client's work, and counts as the client's until
 /// the work is done.
 pub struct Thread {
     reserved: Reserved,
@@ -232,12 +233,13 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Lets the thread call `work`, with its buffers. Its result is dropped once the thread no longer uses the client.
+    /// Makes the thread call `work`, with its buffers. Its result is dropped once the thread no
+    /// longer uses the client.
     pub fn run<R>(self, work: impl FnOnce(&mut Scratch) -> R + Send + 'static) {
         self.run_task(|in_progress| Box::new(Work { work, in_progress }));
     }
 
-    /// Lets the thread run the task that `make` returns. The task keeps the count.
+    /// Makes the thread run the task that `make` returns. The task keeps the count.
     pub fn run_task(self, make: impl FnOnce(InProgress) -> Box<dyn Task>) {
         self.reserved.run(make(self.in_progress));
     }

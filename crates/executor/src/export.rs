@@ -58,11 +58,11 @@ impl ExportState {
 /// so a removed device lives only as long as its last request.
 pub struct Access {
     device: Mutex<Option<Arc<Device>>>,
-    /// Whether a connection has chosen the export with it.
+    /// Whether a connection that uses this access has chosen the export.
     is_seated: AtomicBool,
     /// The rate of the export's clients.
     pub rate: Arc<RateLimit>,
-    /// What the connection does.
+    /// Counts the connection's requests.
     pub activity: Arc<Activity>,
 }
 
@@ -117,7 +117,7 @@ impl Export {
         self.hidden()
     }
 
-    /// Bounds what its clients may take from the start.
+    /// Sets the quota that its clients have from the start.
     #[must_use]
     pub fn with_quota(self, quota: Quota) -> Self {
         self.set_quota(quota);
@@ -244,7 +244,7 @@ impl Export {
         lock(&self.state).accesses.iter().any(|own| own.as_ptr() == Arc::as_ptr(access))
     }
 
-    /// Returns what its clients have done since it was added.
+    /// Returns the counts of its clients' requests since it was added.
     pub fn done(&self) -> AllDone {
         lock(&self.state).activities.done()
     }
@@ -259,7 +259,7 @@ impl Export {
         lock(&self.state).device.as_ref().is_some_and(|device| device.knows_changes())
     }
 
-    /// Keeps later clients from the export. Also returns what its clients do.
+    /// Keeps later clients from the export. Also returns its clients' activities.
     pub(crate) fn leave(&self) -> (Left, Activities) {
         let mut state = lock(&self.state);
         let left = Left { device: state.device.take(), accesses: std::mem::take(&mut state.accesses) };

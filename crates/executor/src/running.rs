@@ -21,7 +21,7 @@ impl Change<&[u8]> {
         }
     }
 
-    /// Lets a thread of the executor do the rest.
+    /// Hands the rest to a thread of the executor.
     ///
     /// # Errors
     /// There is no thread, or no memory for a copy of the payload. Nothing has happened.
@@ -51,7 +51,7 @@ impl<B: Keep> Change<B> {
             let attempt = self.attempt(completion.client().device().as_deref(), Storage::Wait);
             match attempt {
                 Attempt::Done(result) => {
-                    // Its memory is then free while the transport replies.
+                    // Dropped first, so that its memory is free while the transport replies.
                     drop(self);
                     completion.done(result);
                     return Called::Own(completion);
