@@ -45,7 +45,7 @@ pub enum ClientError {
         /// Program version of the server.
         version: String,
     },
-    /// The listening program is not a pagefold server.
+    /// The program that listens is not a pagefold server.
     #[error("not a pagefold server: {0}")]
     Foreign(String),
     /// The connection broke, or no answer arrived in time.

@@ -131,7 +131,7 @@ pub(crate) fn answer_in_parts(
     parts.end()
 }
 
-/// Returns the id, and the command if there is a valid one.
+/// Returns the id, and the command if it is valid.
 fn parse(line: &[u8]) -> (Value, Result<Command, Failure>) {
     match serde_json::from_slice::<Fields>(line) {
         Err(error) => (Value::Null, Err(Failure::new(Code::InvalidRequest, format!("not a JSON object: {error}")))),

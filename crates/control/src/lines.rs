@@ -53,9 +53,9 @@ pub(crate) struct Bounds {
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     bytes: Vec<u8>,
-    /// The last file that came with them.
+    /// The last file that arrived with the data.
     passed: Option<OwnedFd>,
-    /// The sender of the last bytes, if the socket asks the kernel for it.
+    /// The sender of the last bytes, if the socket requests it from the kernel.
     sender: Option<Uid>,
 }
 
@@ -103,7 +103,7 @@ impl Lines {
         self.passed.take()
     }
 
-    /// Returns the user who sent the last bytes, if the socket asks the kernel for it.
+    /// Returns the user who sent the last bytes, if the socket requests it from the kernel.
     pub(crate) fn sender(&self) -> Option<Uid> {
         self.sender
     }
