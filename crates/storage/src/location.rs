@@ -86,7 +86,7 @@ pub fn absolute(name: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Opens the file that `name` is the path of.
+/// Opens the file with the path `name`.
 ///
 /// # Errors
 /// The file cannot be opened, it is neither a file nor a block device
