@@ -29,7 +29,7 @@ pub(super) const PALETTES_OF_OTHERS: usize = 7;
 /// the next one marks a page of records.
 pub(super) const PALETTES_OF_WORDS: usize = 6;
 
-/// The palette, from 1, of the tokens of pages of words.
+/// The number of the palette, counted from 1, that codes the tokens of pages of words.
 pub(super) const PALETTE_OF_TOKENS: usize = 8;
 
 /// How many bytes past the literals of a page the functions here and the decoder's loop read and
