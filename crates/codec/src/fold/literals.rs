@@ -113,7 +113,7 @@ impl Palettes {
         }
     }
 
-    /// Returns the palette, from 1, of the first `count` that codes a sample of `literals` best, or
+    /// Returns the palette, numbered from 1, of the first `count` that codes a sample of `literals` best, or
     /// 0 if none saves enough to be worth its time.
     pub(super) fn choose(&self, literals: &[u8], count: usize) -> usize {
         /// The scores of this many literals fit in the bytes of a word.
@@ -139,7 +139,7 @@ impl Palettes {
         best
     }
 
-    /// Codes the first `count` of `literals`, at most a page, with `palette`, from 1. Returns the
+    /// Codes the first `count` of `literals`, at most a page, with `palette`, numbered from 1. Returns the
     /// section's length in bytes.
     ///
     /// # Panics
