@@ -142,7 +142,7 @@ impl Visitor for Extraction<'_> {
             return false;
         }
         if step.inode.kind == FileKind::Directory {
-            // Now, while it is open.
+            // Set now, while the directory is open.
             self.end_batch(paths);
             if let Some(within) = self.withins.remove(&step.path) {
                 self.within = within;

@@ -61,10 +61,10 @@ const SKIP_BYTES: u64 = 1 << 20;
 /// Reads of at least this length count as keeping a processor busy.
 const BUSY_BYTES: usize = 16 << 10;
 
-/// What a read may do that must not wait for storage.
+/// How much a read that must not wait for storage may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
-    /// Copy what is decoded already.
+    /// Copy content that is already decoded.
     Copying,
     /// Decode short clusters too.
     Decoding,
@@ -478,8 +478,8 @@ mod tests {
         (stream.id, forward)
     }
 
-    /// A reader that stops anywhere leaves less unused than it has used, and one that continues waits
-    /// seldom.
+    /// A reader that stops anywhere leaves fewer bytes unused than it has read, and one that
+    /// continues rarely waits.
     #[test]
     fn readahead_grows_with_sequential_reads() {
         const LEN: u64 = 128 << 10;
