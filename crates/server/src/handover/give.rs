@@ -79,7 +79,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
             // The other process may be gone.
             let _ = channel.send(Kind::Failed, why.as_bytes());
             listened.giving.begun.store(false, Ordering::SeqCst);
-            server.0.observer.warn(&format!("not handed over to process {pid}, and continues: {why}"));
+            server.0.observer.warn(&format!("the server was not handed over to process {pid}, and continues: {why}"));
         }
     };
     if let Err(error) = thread::Builder::new().name("hand-over".to_owned()).spawn(give) {
@@ -105,7 +105,7 @@ pub(super) fn lack(server: &Server) -> Option<String> {
     let disks = server.0.disks.table().batch(Batch { after: None, most: usize::MAX });
     let is_device = |disk: &Disk| disk.backing.as_base().is_some_and(|base| base.record().is_none());
     if let Some((name, ..)) = disks.iter().find(|(_, disk, _)| is_device(disk)) {
-        return Some(format!("base '{name}' is not a file with a name of UTF-8"));
+        return Some(format!("base '{name}' is not a file with a UTF-8 path"));
     }
     None
 }
@@ -399,7 +399,7 @@ pub(super) fn record(server: &Server, listened: &Listened, pause: &Pause<'_>, fo
     let Pause { sockets: handed, transports } = *pause;
     let (disks, giving) = (&server.0.disks, &listened.giving);
     let table = disks.table();
-    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a name of UTF-8"));
+    let bases = found.bases.iter().map(|base| base.record().ok_or("a base is not a file with a UTF-8 path"));
     let disk_states = found.disks.iter().map(|(name, disk)| {
         let (number, _) = table.exports.get_numbered(name).ok_or_else(|| format!("disk '{name}' is not served"))?;
         let exported = table.exported(name);

@@ -387,7 +387,7 @@ impl<'a> Import<'a> {
                 let len_bytes = usize::from(fields.u16()?) + 1;
                 let (leaf, index) = (leaf_number(fields.u32()?)?, usize::from(fields.u8()?));
                 if len_bytes > PAGE_SIZE || index >= LEAF_SLOTS {
-                    return invalid("a shared object that cannot exist");
+                    return invalid("an impossible shared object");
                 }
                 Entry::Shared { number: PartStorage::entry_number(leaf, index), len_bytes }
             }
@@ -521,10 +521,10 @@ impl<'a> Import<'a> {
     fn check_round(&self, fields: &mut Fields<'_>, others: &[usize]) -> Result<(), ImportError> {
         for count in [self.leaves.len(), self.nodes.len()].iter().chain(others) {
             if fields.u32()? as usize != *count {
-                return invalid("parts of it are missing");
+                return invalid("some of its parts are missing");
             }
         }
-        if fields.u64()? != self.objects { invalid("objects of it are missing") } else { Ok(()) }
+        if fields.u64()? != self.objects { invalid("some of its objects are missing") } else { Ok(()) }
     }
 
     /// Ends a round.
@@ -649,7 +649,7 @@ impl<'a> Import<'a> {
         let is_top = |layer: u32| self.layers[layer as usize].is_top;
         let is_others = |layer: u32, own: u32| layer != own && is_top(layer);
         if self.layers.iter().any(|layer| layer.is_top && layer.is_old) {
-            return invalid("a layer of a disk's own in a round");
+            return invalid("a round has parts of a disk's topmost layer");
         }
         for (leaf, _) in self.leaves[self.old_leaves..].iter().filter(|&&(_, layer)| is_top(layer)) {
             let counts = [storage.uses(leaf.number()), storage.lives(leaf.number())];

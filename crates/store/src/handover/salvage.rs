@@ -215,7 +215,7 @@ impl Salvage {
         let mut roots = Vec::with_capacity(disks.len());
         for disk in disks {
             if disk.note.len() > NOTE_MAX || disk.slots > SLOTS_MAX {
-                return invalid("a disk that cannot be");
+                return invalid("a disk is too large, or its note is too long");
             }
             let (name, level) = split(self.root(disk.key)?.unwrap_or(NOTHING));
             if names_part(name) {
@@ -270,7 +270,7 @@ impl Salvage {
         let start = self.head.heap_at + shard * span;
         let read = |at: u32, bytes: &mut [u8]| self.file.read_exact_at(bytes, start + u64::from(at));
         if shard >= self.head.shards || !read_object(&read, span, body as u32, len_bytes, out)? {
-            return invalid("an entry names an object that is not there");
+            return invalid("an entry names an object that does not exist");
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Walk<'_> {
     fn part(&self, name: u64) -> Result<u32, SalvageError> {
         match (name as u32).checked_sub(1) {
             Some(number) if u64::from(number) < self.salvage.head.parts => Ok(number),
-            _ => invalid("a place names a part that cannot be"),
+            _ => invalid("a place names a part that does not exist"),
         }
     }
 
@@ -322,7 +322,7 @@ impl Walk<'_> {
                 self.leaves.push(FoundLeaf { part, layer, wanted: 0, in_tree: false });
                 number
             }
-            None => return invalid("an entry leads to a leaf that cannot be"),
+            None => return invalid("an entry leads to a leaf that does not exist"),
         };
         Ok(&mut self.leaves[number as usize])
     }
@@ -417,7 +417,7 @@ impl Walk<'_> {
         let mut next = layers.len() as u32;
         for (&layer, &number) in layers.iter().filter(|&(_, &number)| number != 0) {
             if u64::from(layer) >= head.rows {
-                return invalid("a part has a layer that cannot be");
+                return invalid("a part has an impossible layer");
             }
             let row = self.salvage.word32(head.owners_at + u64::from(layer) * 4)?;
             owned.entry(row).or_default().push(number);

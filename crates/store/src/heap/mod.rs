@@ -477,7 +477,7 @@ impl Heap {
     /// Returns the shard of a location, and the offset of the object's body in it.
     fn find(&self, at: Location) -> (&PaddedShard, u32) {
         let number = (at.get() >> self.span_bits) as usize;
-        let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("locations come from shards that are"));
+        let padded = self.shards[number].get().unwrap_or_else(|| unreachable!("a location is in an existing shard"));
         (padded, (at.get() & ((1 << self.span_bits) - 1)) as u32)
     }
 

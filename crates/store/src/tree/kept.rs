@@ -147,7 +147,7 @@ impl Head {
         let name = usize::try_from(len).ok().and_then(|len| bytes.get(before..before.checked_add(len)?));
         let name = name.and_then(|name| str::from_utf8(name).ok()).ok_or("its codec has no name")?;
         if head.parts > 1 << 24 || head.rows > ROWS_MAX as u64 || head.span_bits > 32 {
-            return Err("its sizes cannot be");
+            return Err("its sizes are impossible");
         }
         if !head.is_within(len_bytes, numbers) || head.common_layer >= head.rows {
             return Err("its parts lie beyond its end");
