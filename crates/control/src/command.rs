@@ -116,7 +116,7 @@ pub enum Command {
     ServeDevice(NewDevice),
     /// Returns why no further devices of that driver should be made.
     DeviceFault {
-        /// What has gone wrong, to set the reason.
+        /// A new reason to record: what has gone wrong.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
     },
