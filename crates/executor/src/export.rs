@@ -191,8 +191,8 @@ impl Export {
         std::mem::replace(&mut state.quota, quota)
     }
 
-    /// Counts a connection that has chosen the export with `access`. Fails with the number of
-    /// connections that the export may have if it has as many.
+    /// Counts a connection that has chosen the export with `access`. If the export already has as
+    /// many connections as it may have, fails with that number.
     pub fn seat(&self, access: &Access) -> Result<(), usize> {
         let state = lock(&self.state);
         match state.quota.connections.filter(|&most| state.connections() >= most) {
