@@ -135,7 +135,7 @@ struct RootFs {
 
 /// An image in a directory or an archive.
 struct ListedImage {
-    /// Its name for users.
+    /// Its names for users.
     names: Vec<String>,
     config: Config,
     layers: Vec<Blob>,
