@@ -15,7 +15,7 @@ use crate::{line::Line, record::Record, targets::targets, words};
 pub enum Rounds {
     /// Figures are measured once: lines of JSON appear as they are measured.
     Once,
-    /// Its median counts, and ratios are of the same round.
+    /// The median counts. Ratios are of figures of the same round.
     Median,
     /// The best counts.
     Best,

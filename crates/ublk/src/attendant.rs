@@ -36,7 +36,7 @@ const _: () = assert!(MAX_DATA_BYTES <= SCRATCH_BYTES);
 /// A request that moves or clears more runs on another thread.
 const MOST_INLINE_BYTES: u64 = 64 << 10;
 
-/// Answers wait at most this long for a thread that waits until a request may begin.
+/// While a thread waits until a request may begin, it sends answers at least this often.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Serves a queue in this thread until the driver has no more requests, or until the queue is

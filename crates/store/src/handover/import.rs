@@ -664,7 +664,7 @@ impl<'a> Import<'a> {
             for place in storage.node(node.number()) {
                 let name = place.load(Relaxed);
                 if names_part(name) && is_others(self.layer_of(name, level - 1), layer) {
-                    return invalid("a part of a disk's own below one that is not");
+                    return invalid("a part of a disk's topmost layer below one of another layer");
                 }
             }
         }
