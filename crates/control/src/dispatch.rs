@@ -77,7 +77,7 @@ pub fn answer(line: &[u8], disks: &dyn Manage) -> String {
     answer
 }
 
-/// What a connection holds.
+/// The objects that a connection holds.
 pub(crate) struct Holding<'a> {
     /// Objects that live as long as the connection.
     pub(crate) held: &'a mut Vec<Held>,

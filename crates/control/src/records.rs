@@ -333,7 +333,7 @@ pub enum Stored {
     BaseZeros,
 }
 
-/// What a server that stops waits for.
+/// The requests that a stopping server waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopping {
     /// Disks that are working on requests.

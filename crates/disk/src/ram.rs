@@ -194,12 +194,12 @@ impl RamDisk {
         Ok(())
     }
 
-    /// Returns what is below the disk.
+    /// Returns the base below the disk.
     pub fn base(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.below.as_ref().map(|below| below.device())
     }
 
-    /// Returns what the disk consists of.
+    /// Returns the parts of which the disk consists.
     pub(crate) fn kept(&self) -> Kept<'_> {
         Kept {
             disk: &self.disk,

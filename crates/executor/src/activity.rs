@@ -23,7 +23,7 @@ use std::{
 /// 195 if every request were timed.
 pub const SAMPLED: u64 = 16;
 
-/// What a request asks for.
+/// The operation that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Data.

@@ -244,7 +244,7 @@ impl Thread {
         self.reserved.run(make(self.in_progress));
     }
 
-    /// Lets the thread, and others with a spare CPU, help with the batch that `make` returns. The
+    /// Makes the thread, and others with a spare CPU, help with the batch that `make` returns. The
     /// batch keeps the count of its first helper; others have their own.
     pub fn share<B: Batch + 'static>(self, make: impl FnOnce(InProgress) -> Arc<B>) -> Arc<B> {
         let batch = make(self.in_progress);

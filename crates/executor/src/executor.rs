@@ -228,7 +228,7 @@ impl Reserved {
         self.push(|helping| Entry { work: Work::Task(task), helping });
     }
 
-    /// Lets the thread, and others for which a CPU is spare, help with a batch.
+    /// Makes the thread, and others for which a CPU is spare, help with a batch.
     pub fn share(mut self, batch: Arc<dyn Batch>) {
         self.push(|helping| Entry { work: Work::Batch(batch), helping });
     }

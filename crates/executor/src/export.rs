@@ -176,13 +176,13 @@ impl Export {
         Some(device.size_bytes())
     }
 
-    /// Returns what its clients may take.
+    /// Returns the quota of its clients.
     pub fn quota(&self) -> Quota {
         lock(&self.state).quota
     }
 
-    /// Sets what its clients may take; returns the previous quota. If more connections exist than a
-    /// smaller number permits, they stay.
+    /// Sets the quota of its clients, and returns the previous one. If more connections exist than
+    /// a smaller number permits, they stay.
     pub fn set_quota(&self, quota: Quota) -> Quota {
         let mut state = lock(&self.state);
         if quota.bytes_per_second != state.quota.bytes_per_second {

@@ -97,7 +97,7 @@ impl Watch {
         self.0.lock().events.pop_front()
     }
 
-    /// Returns what ends [`wait`](Self::wait).
+    /// Returns a handle that ends [`wait`](Self::wait).
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.0))
     }

@@ -110,8 +110,8 @@ impl Reading {
         }
     }
 
-    /// Lets a thread of the executor read the rest after `start` or, without memory to keep
-    /// `start`, everything.
+    /// Hands the rest after `start` to a thread of the executor or, without memory to keep `start`,
+    /// everything.
     fn hand_on(self, start: &[u8]) {
         let begun = if start.is_empty() { None } else { self.file.client.share().lend(self.len) };
         let begun = begun.map(|mut buffer| {

@@ -15,7 +15,7 @@ pub enum ImageFormat {
     Qcow2,
 }
 
-/// What the ending of a name means.
+/// The meaning of a name's ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Format(ImageFormat),

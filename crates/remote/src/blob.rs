@@ -497,7 +497,7 @@ impl Blob {
         }
     }
 
-    /// Lets other threads fetch the chunk of a flight.
+    /// Removes a flight, so that other threads can fetch its chunk.
     fn leave(&self, chunk: usize, flight: &Arc<Flight>) {
         if let Entry::Occupied(entry) = lock(&self.flights).entry(chunk)
             && Arc::ptr_eq(entry.get(), flight)

@@ -71,7 +71,7 @@ pub struct Cache {
     stored_bytes: AtomicU64,
 }
 
-/// What the cache holds of a blob.
+/// A blob's part of the cache.
 #[derive(Clone, Debug)]
 pub struct Cached {
     /// The sum of its index.
@@ -222,7 +222,7 @@ impl Cache {
         Ok(Chunks { cache: Arc::clone(self), index: Arc::clone(index), data, used, is_writable })
     }
 
-    /// Returns what the cache holds, the most recently used blob last.
+    /// Returns the blobs in the cache, the most recently used last.
     ///
     /// # Errors
     /// [`Error::Io`].

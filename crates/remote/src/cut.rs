@@ -131,8 +131,9 @@ impl Clusters {
     }
 }
 
-/// Returns what opening an image reads, in order: its superblock, its root directory, and the
-/// metadata of the file in it, if there is only one. Ranges that cannot be found are left out.
+/// Returns the ranges that opening an image reads, in order: its superblock, its root directory,
+/// and the metadata of the file in it, if there is only one. Ranges that cannot be found are left
+/// out.
 fn opening(image: &Image) -> Vec<Range<u64>> {
     let Ok(root) = image.root() else { return Vec::new() };
     let superblock = 0..UNIT_BYTES;

@@ -190,7 +190,7 @@ pub(crate) fn put_object(client: &Client, object: &Object, body: &Outgoing<'_>, 
     })
 }
 
-/// What is being stored in a repository.
+/// An image that is being stored in a repository.
 pub(crate) struct Storing<'a> {
     pub(crate) client: Arc<Client>,
     pub(crate) registry: Arc<Registry>,

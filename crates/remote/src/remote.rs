@@ -35,7 +35,7 @@ use crate::{
     verity::Tree,
 };
 
-/// What the name of a file's chunk index ends with.
+/// The end of the name of a file's chunk index.
 pub const INDEX_SUFFIX: &str = ".chunk-index";
 
 /// The default time for which failures are waited out.

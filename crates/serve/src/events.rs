@@ -368,8 +368,8 @@ impl Events {
         self.proceed(number, result);
     }
 
-    /// Lets a thread compute a newcomer's part of its handshake. If there is no thread for it, this
-    /// one does it.
+    /// Makes a thread compute the server's part of a newcomer's handshake. If there is no thread
+    /// for it, this one does it.
     fn shake_hands(&mut self, number: u64) {
         let Some(entry) = self.newcomers.get_mut(&number) else { return };
         let has_memory = entry.has_memory();
@@ -423,7 +423,7 @@ impl Events {
         }
     }
 
-    /// Lets connections with data work, if memory and threads allow.
+    /// Starts work on connections with data, if memory and threads allow.
     fn start_ready(&mut self) {
         let memory = Arc::clone(self.control.common.executor.memory());
         if self.control.common.is_pausing() {

@@ -79,7 +79,7 @@ impl Handshakes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a thread continue a newcomer's negotiation. The server's thread is woken when
+    /// Hands a newcomer's negotiation to a thread. The server's thread is woken when
     /// [`take_done`](Self::take_done) can return it.
     ///
     /// # Errors

@@ -216,7 +216,7 @@ pub(crate) fn parse(bytes: &[u8], headers: Headers) -> Result<Option<Request>, M
 }
 
 impl<T: Transport> Source<T> {
-    /// Returns what is to be received again.
+    /// Returns the bytes that are to be received again.
     fn left(&self) -> &[u8] {
         self.replay.get(self.replayed_bytes..).unwrap_or_default()
     }

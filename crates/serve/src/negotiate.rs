@@ -456,7 +456,7 @@ impl Negotiation {
         if self.security == Security::Tls {
             return self.reply(option::STARTTLS, reply::ERR_INVALID, b"TLS is in use");
         }
-        // What was agreed on in plain text may come from an attacker.
+        // Whatever was agreed on in plain text may come from an attacker.
         (self.headers, self.selected) = (Headers::default(), None);
         self.reply(option::STARTTLS, reply::ACK, b"");
         self.security = Security::Starts;

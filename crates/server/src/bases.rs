@@ -99,7 +99,7 @@ impl BaseCaches {
         (self.clusters.kept_bytes() as u64, self.clusters.limit_bytes() as u64)
     }
 
-    /// Returns what clients of the control socket see.
+    /// Returns the description for clients of the control socket.
     pub(crate) fn figures(&self) -> Figures {
         let figures = [
             ("base_cache_bytes", self.clusters.kept_bytes() as u64),

@@ -106,7 +106,7 @@ impl Claims {
 }
 
 impl ClientMemoryState {
-    /// Returns what all clients together may take.
+    /// Returns the most bytes that all clients together may take.
     fn most_bytes(&self) -> u64 {
         self.limit_bytes.map_or(u64::MAX, |_| self.kept_bytes + OVERDRAFT_BYTES)
     }
@@ -150,7 +150,7 @@ impl ClientMemoryState {
     }
 }
 
-/// Returns what all permitted connections take without loans.
+/// Returns the bytes that all permitted connections take without loans.
 fn need(limits: Limits, cost: Cost) -> Claims {
     let served = (limits.connections as u64).saturating_add(limits.private as u64);
     let connections = served.saturating_add(NEWCOMERS.min(limits.negotiating as u64)).saturating_mul(cost.idle_bytes);

@@ -181,7 +181,7 @@ impl Disk {
     }
 }
 
-/// Returns what clients have done as figures, without those that are 0.
+/// Returns the counts of clients' requests as figures, without those that are 0.
 pub(crate) fn done_figures(done: &AllDone) -> impl Iterator<Item = (String, serde_json::Value)> {
     let figures = Operation::ALL.map(|operation| {
         let Done { requests, errors, bytes, timed, timed_ns } = done.of(operation);

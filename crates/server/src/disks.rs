@@ -454,7 +454,7 @@ impl Disks {
         kinds
     }
 
-    /// Returns what the clients of all disks have done, also of those that were removed.
+    /// Returns the counts of all clients' requests, including those to removed disks.
     pub(crate) fn done(&self) -> AllDone {
         self.table.exports.done()
     }

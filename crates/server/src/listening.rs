@@ -192,8 +192,7 @@ impl Sockets {
         self
     }
 
-    /// Allows handing the server over only while `obstacle` returns `None`, and not the reason
-    /// against it.
+    /// Prevents handing the server over while `obstacle` returns a reason.
     #[must_use]
     pub fn obstacle(self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.obstacles.add(obstacle);

@@ -175,7 +175,7 @@ mod tests {
         root
     }
 
-    /// Returns what is found, with the file if it is not the machine.
+    /// Returns the memory that is found, with its file if it is not the machine's.
     fn found(files: &[(&str, &str)]) -> Option<(u64, String)> {
         let all: Vec<_> = [("proc/meminfo", MEMINFO)].into_iter().chain(files.iter().copied()).collect();
         let memory = Memory::under(system(&all).path())?;

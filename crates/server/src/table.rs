@@ -157,7 +157,7 @@ impl Table {
         self.exports.get(name).map_or(0, |export| export.connections() as u64)
     }
 
-    /// Returns what the clients of a disk have done.
+    /// Returns the counts of the requests of a disk's clients.
     pub(crate) fn done(&self, name: &str) -> AllDone {
         self.exports.get(name).map_or_else(AllDone::default, |export| export.done())
     }

@@ -194,8 +194,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Adds a check: the server can be handed over only while `obstacle` returns `None`, and not
-    /// what prevents that.
+    /// Adds a check: the server cannot be handed over while `obstacle` returns a reason.
     pub fn announce_obstacle(&self, obstacle: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.obstacles.add(obstacle);
     }

@@ -23,7 +23,7 @@ pub enum Location<'a> {
 }
 
 impl<'a> Location<'a> {
-    /// Returns what a user means by `name`: a URL if it begins with `SCHEME://`. The path of a file
+    /// Interprets a name as users write it: a URL if it begins with `SCHEME://`. The path of a file
     /// in a directory of such a name can begin with `./`.
     pub fn of(name: &'a Path) -> Self {
         let split = name.to_str().and_then(|url| url.split_once("://").map(|(scheme, _)| (scheme, url)));

@@ -1,4 +1,4 @@
-//! What the threads that run a queue's requests share.
+//! A queue of requests, and the threads that run them.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use std::{
 use pagefold_executor::Client;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What the threads that run a queue's requests share.
+/// The state shared by the threads that run a queue's requests.
 pub(crate) struct Queue {
     client: Arc<Client>,
     file: Arc<File>,

@@ -124,7 +124,7 @@ impl Default for Options {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Reads this number of bytes at an offset.

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::state::Handed;
 
-/// What a frontend's thread does next.
+/// The next step of a frontend's thread.
 pub(crate) enum Turn {
     /// Receives a message.
     Message,

@@ -320,7 +320,7 @@ impl Request {
         self.progress
     }
 
-    /// Returns what is to be done, and keeps only the data's segments.
+    /// Returns the action to run, and keeps only the data's segments.
     fn decode_kind(&mut self, memory: &GuestMemory, readable: usize) -> Option<Kind> {
         let mut header = [0; HEADER_BYTES as usize];
         let (from_driver, to_driver) = self.data.split_at(readable);

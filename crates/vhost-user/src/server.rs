@@ -59,7 +59,7 @@ pub type Notify = Box<dyn Fn(&str, Event) + Send + Sync>;
 /// Opens an export for a frontend.
 pub type Open = Box<dyn Fn(&Export) -> Result<Arc<Client>, OpenError> + Send + Sync>;
 
-/// What a server may use for each frontend.
+/// The resources that a server may use for each frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Maximum number of threads for one frontend's queues.
@@ -406,7 +406,7 @@ impl Shared {
         }
     }
 
-    /// Lets the next frontend connect.
+    /// Accepts the next frontend of a socket when it connects.
     fn accept_next(&self, number: u64) {
         if let Some(socket) = self.lock().sockets.get(&number) {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;

@@ -55,7 +55,7 @@ struct InFlight {
     sent: Instant,
 }
 
-/// What a connection has in flight.
+/// The requests that a connection has in flight.
 pub(super) struct Places(Vec<Option<InFlight>>);
 
 impl Places {

@@ -34,7 +34,7 @@ pub(super) struct Distance {
     pub(super) bytes_a_second: f64,
 }
 
-/// What is behind a proxy.
+/// The server or the files behind a proxy.
 #[derive(Clone, Debug)]
 pub(super) enum Behind {
     Server(SocketAddr),

@@ -146,7 +146,7 @@ impl Segment {
     }
 }
 
-/// What follows the bytes to compress.
+/// The content that follows the bytes to compress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The end of the file.

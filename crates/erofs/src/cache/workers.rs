@@ -77,7 +77,7 @@ impl Workers {
         self.busy.load(Ordering::Relaxed) > self.decoders().1
     }
 
-    /// Lets a thread run a job, which must own everything that it uses.
+    /// Hands a job to a thread. It must own everything that it uses.
     pub(crate) fn submit(&self, job: Job) {
         self.decoders().0.submit(job);
     }

@@ -71,7 +71,7 @@ pub(crate) enum Ready {
 }
 
 impl Ready {
-    /// Returns what a read of `len` bytes may do.
+    /// Returns how much a read of `len` bytes may do.
     pub(crate) fn of(len: usize) -> Self {
         if len <= READY_BYTES { Self::Decoding } else { Self::Copying }
     }
@@ -291,7 +291,7 @@ impl Ahead {
         self.fill(&**data, id, room, offset, end)
     }
 
-    /// Lets workers decode ahead of a stream whose reader is at `end`.
+    /// Makes workers decode ahead of a stream whose reader is at `end`.
     fn spread<F: AheadFile>(self: &Arc<Self>, data: &Arc<F>, mut streams: MutexGuard<'_, Streams>, id: u64, end: u64) {
         let Some(stream) = streams.by_id(id) else { return };
         let workers = data.workers();

@@ -105,7 +105,7 @@ enum Received {
 }
 
 impl Received {
-    /// Returns what receiving `bytes` means.
+    /// Returns the result of receiving `bytes`.
     fn of(bytes: usize) -> Self {
         if bytes == 0 { Self::End } else { Self::Data }
     }
@@ -140,7 +140,7 @@ impl<T: Transport> Leader<T> {
         (self.unfinished, self.arrived, self.is_paced, self.turn) = (unfinished, arrived, is_paced, turn);
     }
 
-    /// Takes what is left after [`Led::Paused`].
+    /// Takes the state that is left after [`Led::Paused`].
     pub(super) fn park(&mut self) -> Parked {
         let (unfinished, arrived) = (self.unfinished.take(), self.arrived.take());
         let (is_paced, turn) = (self.is_paced, self.turn);

@@ -50,7 +50,7 @@ impl OpenedBases {
         Ok(opened)
     }
 
-    /// Takes what is kept of the bases.
+    /// Returns the caches of bases.
     pub(super) fn into_caches(self) -> Option<BaseCaches> {
         self.caches
     }

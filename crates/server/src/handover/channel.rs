@@ -42,7 +42,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Bytes of the pool's stream that are one message.
 const PART_BYTES: usize = 1 << 20;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {

@@ -89,7 +89,7 @@ pub(crate) fn begin(server: &Server, socket: OwnedFd, ahead: bool) -> Result<Han
     Ok(HandingOver { pid: std::process::id() })
 }
 
-/// Returns what keeps a server from being handed over.
+/// Returns the reason why a server cannot be handed over, if there is one.
 fn obstacle(server: &Server, listened: &Listened) -> Option<String> {
     if listened.ending.has_begun() {
         return Some("it is stopping".to_owned());

@@ -53,7 +53,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// process belongs to the service.
 const PAUSES: [Duration; 3] = [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
 
-/// What the pool's file says about the server.
+/// The note about the server in the pool's file.
 #[derive(Serialize, Deserialize)]
 struct Note {
     /// As in a handover, without sockets and clients.

@@ -580,7 +580,7 @@ impl Heap {
         (size_of_val(&*self.shards) + size_of_val(&*self.homes)) as u64 + self.cpus.bytes()
     }
 
-    /// Returns what the heap's memory is used for.
+    /// Returns the heap's memory by its use.
     pub(crate) fn account(&self) -> Account {
         let mut sum = Account { index_bytes: self.empty_bytes(), ..Account::default() };
         for (_, padded) in self.padded_shards() {

@@ -230,7 +230,7 @@ impl Training {
         stats.training_bytes = self.held_bytes.load(Relaxed);
     }
 
-    /// Returns what the training has done.
+    /// Returns the results of the training.
     pub(crate) fn history(&self) -> History {
         let trained = lock(&self.sets).trained;
         let (age_s, gain_permille) = trained.map_or((0, 0), |(time, gain)| (time.elapsed().as_secs(), gain));
